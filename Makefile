@@ -1,0 +1,35 @@
+# Needs Python 3.11 or later with pip, and nothing else: the first target that runs makes .venv.
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell $(name) -c 'print("$(name)")' 2>/dev/null)))
+ARGS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint format clean
+
+demo: $(READY)
+	$(BIN)/python -m eqsat_mem demo $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "eqsat_mem needs Python 3.11 or later; name one with: make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "making .venv with $(PYTHON); this happens once" >&2
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	@touch $@

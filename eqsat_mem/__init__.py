@@ -1,0 +1,39 @@
+"""Give a JAX function a memory limit: get back the fastest equivalent program that fits it.
+
+The public names load on first use, so that importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eqsat_mem.api import optimize
+    from eqsat_mem.errors import EqsatMemError, MemoryLimitError, OptionError, RuleError
+    from eqsat_mem.report import Plan
+
+__version__ = "0.1.0"
+
+__all__ = ["EqsatMemError", "MemoryLimitError", "OptionError", "Plan", "RuleError", "__version__", "optimize"]
+
+_HOMES = {
+    "EqsatMemError": "errors",
+    "MemoryLimitError": "errors",
+    "OptionError": "errors",
+    "Plan": "report",
+    "RuleError": "errors",
+    "optimize": "api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,91 @@
+"""The command line: ``eqsat-mem plan`` shows the plan of a function in a file, ``eqsat-mem demo`` the main job."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import get_args
+
+from eqsat_mem import __version__
+from eqsat_mem.config import Accuracy
+from eqsat_mem.errors import EqsatMemError
+
+USER_ERROR = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status is 0, 1 where the demonstration failed, or 2 for an error of the user's."""
+    options = _parser().parse_args(argv)
+    try:
+        return int(options.command(options))
+    except EqsatMemError as error:
+        print(f"eqsat-mem: {error}", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt:
+        print("eqsat-mem: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="eqsat-mem", description="Fit JAX programs into a memory limit.")
+    parser.add_argument("--version", action="version", version=f"eqsat-mem {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    plan = commands.add_parser(
+        "plan",
+        help="plan a function of a file and print the plan and its source",
+        description="Plan a function for the arguments that another function makes. The planned function is traced, not run.",
+    )
+    plan.add_argument("function", metavar="FILE.py:FUNCTION", help="the function to plan")
+    plan.add_argument(
+        "--args",
+        metavar="FILE.py:MAKE_ARGS",
+        required=True,
+        help="a function without parameters that returns the arguments, arrays or jax.ShapeDtypeStructs: a tuple of them, "
+        "a dict of keyword arguments, or the only one",
+    )
+    plan.add_argument(
+        "--limit", metavar="SIZE", help="such as 64MiB or \"1.5 GB\"; else the function's own, EQSAT_MEM_LIMIT, or the device's"
+    )
+    plan.add_argument("--accuracy", choices=get_args(Accuracy), help="which rules may apply (default: all)")
+    plan.add_argument("--json", action="store_true", help="print the plan as one JSON object")
+    plan.set_defaults(command=_plan)
+
+    demo = commands.add_parser("demo", help="a kernel product of 56 GiB in 64 MiB, checked")
+    demo.add_argument("--points", type=_count, default=122_880, metavar="N", help="points on both sides (default: %(default)s)")
+    demo.add_argument("--limit", default="64MiB", metavar="SIZE", help="the memory limit (default: %(default)s)")
+    demo.set_defaults(command=_demo)
+    return parser
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from eqsat_mem.api import Optimized, optimize
+    from eqsat_mem.userfile import call_arguments, check_call, load_function
+
+    function = load_function(options.function)
+    args, kwargs = call_arguments(options.args)
+    plain = function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
+    check_call(options.function, plain, args, kwargs)
+    if plain is function or options.limit or options.accuracy:
+        function = optimize(plain, memory_limit=options.limit, accuracy=options.accuracy or "all")
+    plan = function.plan(*args, **kwargs)  # type: ignore[attr-defined]
+    print(plan.to_json() if options.json else f"{plan}\n\n{plan.source}")
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from eqsat_mem import demo
+
+    return 0 if demo.run(options.points, options.limit) else 1
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""``optimize``: a JAX function in, a function of the same meaning that stays under a memory limit out."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import types
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr
+
+from eqsat_mem.config import Accuracy, Options, resolve_limit
+from eqsat_mem.primitive import Function, planned_p
+from eqsat_mem.report import Plan
+
+SMALL_CONSTANT_BYTES = 4096
+"""A closed-over array up to this size is a constant of the program, whose value rules may use; a larger one is an argument."""
+
+
+def optimize(
+    fun: Callable[..., Any] | None = None,
+    *,
+    memory_limit: int | str | None = None,
+    accuracy: Accuracy = "all",
+    rules: str | Iterable[str] = (),
+    tensor_size_threshold: int | str | None = None,
+    tensor_split_size: int | str | None = None,
+    max_rows: int = 50_000,
+    max_iterations: int = 30,
+    max_seconds: float = 2.0,
+    verify: bool = True,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+) -> Any:
+    """A function that computes what ``fun`` does within a memory limit. Used like ``jax.jit``, also as a decorator.
+
+    The program is planned on the first call for each combination of shapes, dtypes and static arguments. Under ``jax.grad``,
+    derivatives are planned under the same limit, and recompute what they need from the arguments. Called inside a larger
+    ``jax.jit``, the limit is that of this part.
+
+    Args:
+        fun: a function that ``jax.jit`` can trace.
+        memory_limit: bytes (an int, or text such as ``"1GiB"``) that the program may hold at its peak: arguments, outputs and
+            temporaries. None is ``EQSAT_MEM_LIMIT``, or else the capacity of the device.
+        accuracy: ``"bitwise"`` keeps every bit, ``"reassociate"`` may re-associate sums, ``"all"`` also applies algebra.
+        rules: rule files besides those that come with the package.
+        tensor_size_threshold: only tensors of more bytes than this are split (default: the planner decides).
+        tensor_split_size: bytes of a slice of a split tensor (default: the planner decides).
+        max_rows: rows of the e-graph at which saturation stops.
+        max_iterations: iterations after which saturation stops.
+        max_seconds: seconds after which saturation stops.
+        verify: compile the plan and compare what it holds with the limit.
+        static_argnums: as for ``jax.jit``.
+        static_argnames: as for ``jax.jit``.
+        donate_argnums: as for ``jax.jit``.
+        donate_argnames: as for ``jax.jit``.
+
+    Returns:
+        An :class:`Optimized` function, or a decorator where ``fun`` is left out.
+
+    Raises:
+        OptionError: if an option has a wrong value.
+        MemoryLimitError: from a call, if no plan fits.
+
+    >>> import jax.numpy as jnp
+    >>> @optimize(memory_limit="64MiB")
+    ... def twice(x):
+    ...     return 2 * x
+    >>> float(twice(jnp.float32(3.0)))
+    6.0
+    """
+    options = Options(
+        memory_limit=memory_limit,  # type: ignore[arg-type]  # Options parses sizes and paths
+        accuracy=accuracy,
+        rules=rules,  # type: ignore[arg-type]
+        tensor_size_threshold=tensor_size_threshold,  # type: ignore[arg-type]
+        tensor_split_size=tensor_split_size,  # type: ignore[arg-type]
+        max_rows=max_rows,
+        max_iterations=max_iterations,
+        max_seconds=max_seconds,
+        verify=verify,
+    )
+    jit_options = {
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+    }
+    if fun is None:
+        return lambda fun: Optimized(fun, options, jit_options)
+    return Optimized(fun, options, jit_options)
+
+
+class Optimized:
+    """A function with plans. Calls, ``lower``, ``trace`` and ``eval_shape`` are those of ``jax.jit``."""
+
+    def __init__(self, fun: Callable[..., Any], options: Options, jit_options: dict[str, Any]) -> None:
+        if not callable(fun):
+            raise TypeError(f"optimize expects a function, not {fun!r}; options are keywords, as in optimize(memory_limit=...).")
+        functools.update_wrapper(self, fun)
+        self._fun = fun
+        self._options = options
+        self._jit_options = jit_options
+        self._jitted: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        if options.memory_limit is not None:
+            self._under_limit()  # so that jax.jit checks its arguments now
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._under_limit()(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        limit = self._options.memory_limit
+        return f"<optimized {getattr(self, '__name__', repr(self._fun))}, memory limit {'default' if limit is None else f'{limit} bytes'}>"
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan for these arguments (arrays, or ``jax.ShapeDtypeStruct``), which a call with the like of them uses. Runs nothing.
+
+        Raises:
+            MemoryLimitError: if no plan fits the limit.
+        """
+        equations = self.trace(*args, **kwargs).jaxpr.eqns
+        return next(eqn.params["function"] for eqn in equations if eqn.primitive is planned_p).plan()
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``jax.jit(fun).trace``."""
+        return self._under_limit().trace(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``jax.jit(fun).lower``: plans for these arguments, and has a method ``compile``."""
+        return self._under_limit().lower(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``jax.jit(fun).eval_shape``."""
+        return self._under_limit().eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Forget all plans and compiled programs of this function."""
+        with self._lock:
+            jitted, self._jitted = self._jitted, {}
+        for function in jitted.values():
+            function.clear_cache()
+
+    def _under_limit(self) -> Any:
+        """The ``jax.jit`` function for the limit that holds now; its caches are those of plans too."""
+        limit = resolve_limit(self._options)
+        with self._lock:
+            if limit not in self._jitted:
+                options = replace(self._options, memory_limit=limit)
+                self._jitted[limit] = jax.jit(_binding(self._fun, options), **self._jit_options)
+            return self._jitted[limit]
+
+
+def _binding(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
+    """A function for ``jax.jit`` to trace, once per signature: it traces ``fun`` and binds the primitive with its plan."""
+
+    @functools.wraps(fun)
+    def bind(*args: Any, **kwargs: Any) -> Any:
+        if jax.config.jax_disable_jit:
+            return fun(*args, **kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        dynamic = [isinstance(leaf, Tracer) for leaf in leaves]  # jax.jit has made a tracer of all that is not static
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
+
+        def flat(*values: Any) -> Any:
+            given = iter(values)
+            args, kwargs = jax.tree.unflatten(tree, [next(given) if is_dynamic else leaf for leaf, is_dynamic in zip(leaves, dynamic, strict=True)])
+            return fun(*args, **kwargs)
+
+        name = getattr(fun, "__name__", "")
+        flat.__name__ = name = name if name.isidentifier() else "program"
+        jaxpr, shapes = jax.make_jaxpr(flat, return_shape=True)(*inputs)
+        jaxpr, captured = hoist_constants(jaxpr)
+        names = [f"captured_{k}" for k in range(len(captured))] + argument_names(fun, args, kwargs, inputs)
+        out = planned_p.bind(*captured, *inputs, function=Function(name, jaxpr, options, names))
+        return jax.tree.unflatten(jax.tree.structure(shapes), out)
+
+    return bind
+
+
+def hoist_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+    """Make leading arguments of closed-over tracers and large arrays: the former are not constant, the latter are held memory."""
+    hoisted = [isinstance(const, Tracer) or getattr(const, "nbytes", 0) > SMALL_CONSTANT_BYTES for const in closed.consts]
+    if not any(hoisted):
+        return closed, []
+    pairs = list(zip(closed.jaxpr.constvars, closed.consts, hoisted, strict=True))
+    moved = [var for var, _, is_hoisted in pairs if is_hoisted]
+    debug = closed.jaxpr.debug_info
+    jaxpr = closed.jaxpr.replace(
+        constvars=[var for var, _, is_hoisted in pairs if not is_hoisted],
+        invars=[*moved, *closed.jaxpr.invars],
+        debug_info=debug._replace(arg_names=None),
+    )
+    kept = [const for _, const, is_hoisted in pairs if not is_hoisted]
+    return ClosedJaxpr(jaxpr, kept), [const for _, const, is_hoisted in pairs if is_hoisted]
+
+
+def argument_names(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Any]) -> list[str]:
+    """A name for each input from the parameter and the path to it: ``x``, ``params['w'][0]``."""
+    try:
+        arguments: dict[Hashable, Any] = dict(inspect.signature(fun).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # built-in functions have no signature
+        arguments = {"args": args, **kwargs}
+    named = {}
+    for parameter, value in arguments.items():
+        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
+            named[id(leaf)] = f"{parameter}{jax.tree_util.keystr(path)}"
+    return [named.get(id(leaf), f"arg_{k}") for k, leaf in enumerate(inputs)]

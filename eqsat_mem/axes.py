@@ -1,0 +1,163 @@
+"""Which axes of which values are the same index: union-find over axes, with axes that split into products.
+
+A *variable* stands for an axis of some value; variables that are unified are one index. Two variables that both stand in
+one value never become one. A reshape splits a variable into factors, outermost first, and every value that has
+the variable has the factors from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Variables = list[int]
+
+
+class AxisTable:
+    """Variables with extents, unions and splits. All operations are amortised near-linear."""
+
+    def __init__(self) -> None:
+        self.extent: list[int] = []
+        self._parent: list[int] = []
+        self._parts: dict[int, tuple[int, int]] = {}
+        self._owners: list[set[int]] = []
+        self._apart: list[tuple[int, int]] = []
+
+    def fresh(self, extent: int) -> Variables:
+        """A new axis: no variable for extent one, else one."""
+        if extent == 1:
+            return []
+        self.extent.append(extent)
+        self._parent.append(len(self._parent))
+        self._owners.append(set())
+        return [len(self._parent) - 1]
+
+    def own(self, owner: int, axes: Iterable[Variables]) -> None:
+        """Declare that these axes stand together in one value, so that no two of them may become one."""
+        for axis in axes:
+            for leaf in self.leaves(axis):
+                self._owners[leaf].add(owner)
+
+    def leaves(self, axis: Iterable[int]) -> tuple[int, ...]:
+        """The indices of an axis, outermost first."""
+        out: list[int] = []
+        stack = list(axis)[::-1]
+        while stack:
+            root = self._find(stack.pop())
+            if root in self._parts:
+                stack.extend(self._parts[root][::-1])
+            else:
+                out.append(root)
+        return tuple(out)
+
+    def unify(self, a: Sequence[int], b: Sequence[int]) -> None:
+        """Make two lists of axes with equally many elements the same indices, as far as they may be."""
+        self._align(a, b, merge=True)
+
+    def settle(self) -> None:
+        """Give axes that were kept apart the same factors, so that reading one as the other is a renaming."""
+        changed = True
+        while changed:
+            before = len(self.extent)
+            for a, b in self._apart:
+                self._align([a], [b], merge=False)
+            changed = len(self.extent) != before
+
+    # unions and splits
+
+    def _find(self, v: int) -> int:
+        root = v
+        while self._parent[root] != root:
+            root = self._parent[root]
+        while self._parent[v] != root:
+            self._parent[v], v = root, self._parent[v]
+        return root
+
+    def _merge(self, a: int, b: int) -> None:
+        """One index from two, unless a value has both; the larger class keeps its name."""
+        a, b = self._find(a), self._find(b)
+        if a == b:
+            return
+        if len(self._owners[a]) < len(self._owners[b]):
+            a, b = b, a
+        if not self._owners[b].isdisjoint(self._owners[a]):
+            self._apart.append((a, b))
+            return
+        self._parent[b] = a
+        self._owners[a] |= self._owners[b]
+        self._owners[b] = set()
+
+    def _split(self, v: int, outer: int) -> tuple[int, int]:
+        """Make an index the product of two, the outer one with extent ``outer``."""
+        (first,), (second,) = self.fresh(outer), self.fresh(self.extent[v] // outer)
+        self._owners[first] = set(self._owners[v])
+        self._owners[second] = self._owners[v]
+        self._parts[v] = (first, second)
+        return first, second
+
+    def _align(self, a: Sequence[int], b: Sequence[int], merge: bool) -> None:
+        """Walk both products from the outermost factor, splitting the larger of each pair of factors."""
+        first, second = self.leaves(a), self.leaves(b)
+        if first == second:
+            return
+        left, right = list(first[::-1]), list(second[::-1])
+        for outer_left, outer_right in _segments([self.extent[v] for v in first], [self.extent[v] for v in second]):
+            part_left, part_right = left[-outer_left:], right[-outer_right:]
+            del left[-outer_left:], right[-outer_right:]
+            if _divisible([self.extent[v] for v in part_left], [self.extent[v] for v in part_right]):
+                self._align_segment(part_left, part_right, merge)
+
+    def _align_segment(self, left: list[int], right: list[int], merge: bool) -> None:
+        """Both are stacks, outermost factor on top, whose factors divide each other all the way."""
+        while left and right:
+            x, y = self._top(left), self._top(right)
+            p, q = self.extent[x], self.extent[y]
+            if p != q and p % q and q % p:  # a split made on the way changed the factors
+                return
+            if p > q:
+                left.extend(self._split(x, q)[::-1])
+            elif q > p:
+                right.extend(self._split(y, p)[::-1])
+            else:
+                left.pop(), right.pop()
+                if merge:
+                    self._merge(x, y)
+
+    def _top(self, stack: list[int]) -> int:
+        """The outermost index of a stack, which may have been split since it was put there."""
+        stack.extend(self.leaves([stack.pop()])[::-1])
+        return stack[-1]
+
+
+def _segments(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
+    """How many factors of each list make equal products, piece by piece, smallest pieces first."""
+    pieces, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        start_i, start_j, p, q = i, j, a[i], b[j]
+        i, j = i + 1, j + 1
+        while p != q:
+            if p < q and i < len(a):
+                p, i = p * a[i], i + 1
+            elif q < p and j < len(b):
+                q, j = q * b[j], j + 1
+            else:
+                return pieces
+        pieces.append((i - start_i, j - start_j))
+    return pieces
+
+
+def _divisible(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether two lists of factors with one product have a common refinement; both are stacks, outermost factor on top."""
+    if 0 in a or 0 in b:
+        return a == b
+    left, right = list(a), list(b)
+    while left and right:
+        p, q = left.pop(), right.pop()
+        if p > q:
+            if p % q:
+                return False
+            left.append(p // q)
+        elif q > p:
+            if q % p:
+                return False
+            right.append(q // p)
+    return not left and not right

@@ -1,0 +1,178 @@
+"""What users may choose: the options of a plan, their checks, and the memory limit that results."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal, get_args
+
+from eqsat_mem.errors import OptionError
+from eqsat_mem.sizes import UNITS, format_bytes
+
+__all__ = ["Accuracy", "Options", "device_capacity", "format_bytes", "parse_bytes", "resolve_limit"]
+
+Accuracy = Literal["bitwise", "reassociate", "all"]
+"""Which rules may apply: those that keep every bit, those that also re-associate sums, or all of them."""
+
+LIMIT_VARIABLE = "EQSAT_MEM_LIMIT"
+LARGEST_BYTES = 2**63 - 1
+
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)", re.ASCII)
+_FACTORS = {unit.lower(): factor for unit, factor in UNITS.items()} | {"": 1}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one plan, checked. Hashable, so that plans can be cached by them.
+
+    Sizes may be given in every form that :func:`parse_bytes` takes, and are kept as numbers of bytes.
+
+    Attributes:
+        memory_limit: bytes that the program may hold at its peak (arguments, outputs and temporaries); None is
+            ``EQSAT_MEM_LIMIT`` or the device's capacity, see :func:`resolve_limit`.
+        accuracy: ``"bitwise"``, ``"reassociate"`` or ``"all"``.
+        rules: rule files to load besides the shipped ones.
+        tensor_size_threshold: only tensors of more bytes than this are split; None leaves it to the planner.
+        tensor_split_size: bytes that a slice of a split tensor should have; None leaves it to the planner.
+        max_rows: rows of the e-graph at which saturation stops.
+        max_iterations: iterations after which saturation stops.
+        max_seconds: seconds after which saturation stops.
+        verify: whether the plan is compiled and its peak compared with the limit.
+
+    Raises:
+        OptionError: naming the option that has a wrong value, and the values it may have.
+    """
+
+    memory_limit: int | None = None
+    accuracy: Accuracy = "all"
+    rules: tuple[str, ...] = ()
+    tensor_size_threshold: int | None = None
+    tensor_split_size: int | None = None
+    max_rows: int = 50_000
+    max_iterations: int = 30
+    max_seconds: float = 2.0
+    verify: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("memory_limit", "tensor_size_threshold", "tensor_split_size"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
+        for name in ("max_rows", "max_iterations"):
+            object.__setattr__(self, name, _positive_int(getattr(self, name), name))
+        object.__setattr__(self, "max_seconds", _positive_seconds(self.max_seconds, "max_seconds"))
+        object.__setattr__(self, "rules", _paths(self.rules, "rules"))
+        if self.accuracy not in get_args(Accuracy):
+            raise OptionError(f'accuracy must be "bitwise", "reassociate" or "all", not {self.accuracy!r}.')
+        if not isinstance(self.verify, bool):
+            raise OptionError(f"verify must be True or False, not {self.verify!r}.")
+
+
+def parse_bytes(value: Any, argument: str = "memory_limit") -> int:
+    """A size in bytes from a whole number of bytes or from text such as ``"1GiB"``, ``"1.5 GB"`` or ``"512"``.
+
+    GB = 10^9 bytes, GiB = 2^30 bytes, and so on from k to P; the case of letters does not matter. A fraction of a byte
+    is dropped.
+
+    Raises:
+        OptionError: if the value is anything else, is below one byte, or does not fit 63 bits; it names ``argument``.
+
+    >>> parse_bytes("64MiB"), parse_bytes("1.5 GB"), parse_bytes(512)
+    (67108864, 1500000000, 512)
+    """
+    size = _parse_text(value, argument) if isinstance(value, str) else _whole(value)
+    if size is None:
+        raise _size_error(argument, value, f"is of type {type(value).__name__}")
+    if size < 1:
+        raise _size_error(argument, value, "is less than one byte")
+    if size > LARGEST_BYTES:
+        raise _size_error(argument, value, "is more than 2^63 - 1 bytes")
+    return size
+
+
+def resolve_limit(options: Options) -> int:
+    """The bytes that a program may hold: the option, else ``EQSAT_MEM_LIMIT``, else the default device's capacity.
+
+    Raises:
+        OptionError: if the variable holds no size, or the device does not tell its capacity.
+    """
+    if options.memory_limit is not None:
+        return options.memory_limit
+    from_environment = os.environ.get(LIMIT_VARIABLE, "").strip()
+    if from_environment:
+        return parse_bytes(from_environment, LIMIT_VARIABLE)
+    return device_capacity()
+
+
+def device_capacity() -> int:
+    """Bytes of the default device: what its allocator may use, or the machine's memory where the device is the CPU.
+
+    Raises:
+        OptionError: if the system does not tell.
+    """
+    import jax
+
+    device = jax.local_devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and stats.get("bytes_limit"):
+        return int(stats["bytes_limit"])
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        raise OptionError(f"the capacity of {device} is not known: pass memory_limit, or set {LIMIT_VARIABLE}.") from None
+
+
+def _parse_text(text: str, argument: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise _size_error(argument, text, "is not a number with a unit")
+    number, unit = match.groups()
+    factor = _FACTORS.get(unit.lower())
+    if factor is None:
+        raise _size_error(argument, text, f"has the unknown unit {unit!r}")
+    return int(Decimal(number) * factor)  # exact: 0.29 * 100 is 29 here
+
+
+def _whole(value: Any) -> int | None:
+    """A Python, numpy or JAX integer as an int; None for anything else. True and False are not sizes."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _size_error(argument: str, value: Any, problem: str) -> OptionError:
+    shown = repr(value) if len(repr(value)) <= 40 else repr(value)[:37] + "..."
+    return OptionError(
+        f"{argument} = {shown} {problem}. A size is a whole number of bytes (2**30) or text with a unit: "
+        '"64MiB", "1.5 GB" (kB MB GB TB PB are powers of 1000, KiB MiB GiB TiB PiB of 1024).'
+    )
+
+
+def _positive_int(value: Any, argument: str) -> int:
+    number = _whole(value)
+    if number is None or number < 1:
+        raise OptionError(f"{argument} must be a whole number above zero, not {value!r}.")
+    return number
+
+
+def _positive_seconds(value: Any, argument: str) -> float:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+        return float(value)
+    raise OptionError(f"{argument} must be a number of seconds above zero, not {value!r}.")
+
+
+def _paths(value: Any, argument: str) -> tuple[str, ...]:
+    """One path or several as a tuple of text."""
+    given = (value,) if isinstance(value, (str, os.PathLike)) else value
+    if isinstance(given, Iterable):
+        paths = tuple(given)
+        if all(isinstance(path, (str, os.PathLike)) for path in paths):
+            return tuple(str(os.fspath(path)) for path in paths)
+    raise OptionError(f"{argument} must be a path or a sequence of paths, not {value!r}.")

@@ -1,0 +1,152 @@
+"""Seconds: a roofline of contraction rate, elementwise rate, memory traffic by cache level and overheads.
+
+Every kernel takes the longer of its arithmetic and its memory traffic, plus a launch overhead; a loop takes its body as often as it runs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from eqsat_mem.ir import Block, Dot, Fold, Input, Const, Iota, Literal, Map, Program, Rename, bits, children, itemsize
+from eqsat_mem.ops import MAPS, block_weight
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a device does per second. Rates are for all cores together.
+
+    ``elements`` counts elementwise additions of 4-byte numbers; ``levels`` pairs a capacity in bytes with the bytes per second of data that
+    fits it, smallest first, ending with main memory.
+    """
+
+    name: str
+    flops: float
+    elements: float
+    levels: tuple[tuple[float, float], ...]
+    kernel_s: float
+    iteration_s: float
+    reduce_weight: float
+    short_reduce_weight: float
+
+    def bandwidth(self, working_set: float) -> float:
+        for capacity, rate in self.levels:
+            if working_set <= capacity:
+                return rate
+        return self.levels[-1][1]
+
+
+def _cache_bytes(level: int) -> int | None:
+    """Size of this machine's cache of a level, from Linux's description of its first core."""
+    for folder in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            if int((folder / "level").read_text()) == level and (folder / "type").read_text().strip() != "Instruction":
+                text = (folder / "size").read_text().strip()
+                return int(text[:-1]) * {"K": 2**10, "M": 2**20}[text[-1]]
+        except (OSError, ValueError, KeyError):
+            continue
+    return None
+
+
+def cpu() -> Device:
+    """The built-in profile of a CPU, from its number of cores and cache sizes."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    l2 = (_cache_bytes(2) or 2**20) * cores
+    l3 = _cache_bytes(3) or 16 * 2**20
+    return Device(
+        name=f"cpu ({cores} cores)",
+        flops=150e9 * cores,
+        elements=25e9 * cores,
+        levels=((l2 / 2, 100e9 * cores), (l2, 60e9 * cores), (l3 / 2, 20e9 * cores), (l3, 12e9 * cores), (math.inf, 4e9 * cores)),
+        kernel_s=2e-6,
+        iteration_s=4e-6,
+        reduce_weight=2.0,
+        short_reduce_weight=25.0,
+    )
+
+
+def gpu() -> Device:
+    """The built-in profile of a data-centre GPU."""
+    return Device(
+        name="gpu",
+        flops=60e12,
+        elements=15e12,
+        levels=((40 * 2**20, 6e12), (math.inf, 2e12)),
+        kernel_s=4e-6,
+        iteration_s=12e-6,
+        reduce_weight=1.0,
+        short_reduce_weight=2.0,
+    )
+
+
+def device_for(platform: str) -> Device:
+    return cpu() if platform == "cpu" else gpu()
+
+
+SHORT = 32
+"""A reduction over fewer elements than this does not fill vector registers along its axis."""
+
+
+def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Device, unrolled: bool = False) -> float:
+    """Seconds of arithmetic of one term at the given extents of its indices, its operands ready."""
+    term = program.terms[t]
+    out = _product(extents, program.free[t])
+    width = itemsize(term.dtype) / 4
+    match term:
+        case Map():
+            return out * width * MAPS[term.op].weight / device.elements
+        case Fold():
+            count = _product(extents, program.free[term.arg] & term.over)
+            weight = 1.0 if unrolled else device.short_reduce_weight if count < SHORT else device.reduce_weight
+            return out * count * width * weight / device.elements
+        case Dot():
+            return dot_s(program, term, extents, device)
+        case Block():
+            ins = [_shape(extents, axes) for axes in term.call.in_axes]
+            outs = [_shape(extents, axes) for axes in term.call.out_axes]
+            return block_weight(term.call, ins, outs) * width / device.elements
+    return 0.0
+
+
+def dot_s(program: Program, term: Dot, extents: Sequence[int], device: Device) -> float:
+    """A contraction at the matrix unit's rate, less where a side is too thin to fill it."""
+    left, right = program.free[term.lhs], program.free[term.rhs]
+    m, n = (_product(extents, side & ~other & ~term.over) for side, other in ((left, right), (right, left)))
+    k = _product(extents, (left | right) & term.over)
+    batch = _product(extents, left & right & ~term.over)
+    width = itemsize(term.dtype) / 4
+    fill = min(1.0, m / 16) * min(1.0, n / 16) * k / (k + 16)
+    work = 2.0 * batch * m * n * k * width
+    vector = work / 2 * device.reduce_weight / device.elements
+    return min(work / (device.flops * max(fill, 1e-3)), vector)
+
+
+def term_seconds(program: Program, t: int, device: Device | None = None) -> float:
+    """Seconds of one term at full extents as if its tiles stayed in cache: what extraction minimises.
+
+    Only terms that are computed cost anything; leaves and renames are reads.
+    """
+    term = program.terms[t]
+    if isinstance(term, (Input, Const, Iota, Literal, Rename)):
+        return 0.0
+    device = device or default_device()
+    seconds = arithmetic_s(program, t, [i.extent for i in program.indices], device)
+    touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, Block)) else 0
+    return seconds + touched / device.levels[1][1]
+
+
+@cache
+def default_device() -> Device:
+    return cpu()
+
+
+def _product(extents: Sequence[int], mask: int) -> int:
+    return math.prod(extents[i] for i in bits(mask))
+
+
+def _shape(extents: Sequence[int], axes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    return tuple(math.prod(extents[i] for i in axis) for axis in axes)

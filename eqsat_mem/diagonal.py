@@ -1,0 +1,131 @@
+"""Reads and writes of a diagonal, which arrive as gathers and scatters at positions made of iotas, as plain terms.
+
+``x[i, i]`` is ``sum_j where(i == j, x[i, j], 0)`` and ``x.at[i, i].add(u)`` is ``where(i == j, x + u, x)``: elementwise and a
+fold, which every rule about them knows how to handle and to split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+if TYPE_CHECKING:
+    from .flatten import Equation, Flat
+
+LARGEST = 1 << 22
+"""Elements up to which positions are evaluated while loading."""
+
+_WRITES: dict[str, Callable[[Any, Any], Any]] = {"scatter": lambda x, u: u, "scatter-add": lax.add, "scatter-mul": lax.mul}
+
+
+def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Any:
+    """A jaxpr of elementwise operations and folds that means the same as this equation, ``None`` if there is none."""
+    if name != "gather" and name not in _WRITES or jax.dtypes.issubdtype(flat.dtypes[ins[0]], jax.dtypes.extended):
+        return None
+    numbers = params["dimension_numbers"]
+    shape = flat.shapes[ins[0]]
+    dims = [int(d) for d in (numbers.start_index_map if name == "gather" else numbers.scatter_dims_to_operand_dims)]
+    taken = numbers.collapsed_slice_dims if name == "gather" else numbers.inserted_window_dims
+    if len(dims) != 2 or sorted(dims) != sorted(map(int, taken)) or numbers.operand_batching_dims or len(flat.shapes[ins[1]]) != 2:
+        return None
+    windows = [int(d) for d in (numbers.offset_dims if name == "gather" else numbers.update_window_dims)]
+    places = [flat.shapes[ins[2]][d] for d in windows] if name != "gather" else [params["slice_sizes"][d] for d in _rest(shape, dims)]
+    if places != [shape[d] for d in _rest(shape, dims)]:
+        return None
+    positions = _Known(flat, producer).array(ins[1])
+    if positions is None:
+        return None
+    columns = {d: positions[:, c] for c, d in enumerate(dims)}
+    kept = next((d for d in dims if np.array_equal(columns[d], np.arange(shape[d]))), None)
+    if kept is None:
+        return None
+    other = dims[1] if kept == dims[0] else dims[0]
+    offset = int(columns[other][0]) if len(positions) else 0
+    if not np.array_equal(columns[other], np.arange(len(positions)) + offset) or len(positions) + offset > shape[other] or offset < 0:
+        return None
+    read = _read(kept, other, offset, windows) if name == "gather" else _write(_WRITES[name], kept, other, offset, windows)
+    return jax.make_jaxpr(read)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in ins))
+
+
+def _rest(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
+    return [d for d in range(len(shape)) if d not in dims]
+
+
+def _mask(shape: Sequence[int], kept: int, other: int, offset: int) -> Any:
+    """Where the position along ``other`` is that along ``kept`` plus ``offset``."""
+    here = lax.broadcasted_iota(np.int32, shape, kept)
+    there = lax.broadcasted_iota(np.int32, shape, other)
+    return (here if offset == 0 else here + np.int32(offset)) == there
+
+
+def _read(kept: int, other: int, offset: int, windows: Sequence[int]) -> Callable[..., Any]:
+    def read(x: Any, _: Any) -> Any:
+        only = jnp.where(_mask(x.shape, kept, other, offset), x, lax.full_like(x, 0))
+        fold = lax.reduce_or if x.dtype == bool else lax.reduce_sum
+        folded = fold(only, (other,))
+        batch = next(a for a in range(len(windows) + 1) if a not in windows)
+        return jnp.moveaxis(folded, kept - (other < kept), batch)
+
+    return read
+
+
+def _write(combine: Callable[[Any, Any], Any], kept: int, other: int, offset: int, windows: Sequence[int]) -> Callable[..., Any]:
+    def write(x: Any, _: Any, updates: Any) -> Any:
+        batch = next(a for a in range(len(windows) + 1) if a not in windows)
+        aligned = jnp.expand_dims(jnp.moveaxis(updates, batch, kept - (other < kept)), other)
+        aligned = jnp.broadcast_to(aligned, x.shape)
+        return jnp.where(_mask(x.shape, kept, other, offset), combine(x, aligned), x)
+
+    return write
+
+
+class _Known:
+    """Values that depend on iotas and literals only, evaluated with numpy."""
+
+    def __init__(self, flat: Flat, producer: Mapping[int, Equation]):
+        self.flat, self.producer = flat, producer
+
+    def array(self, value: int) -> np.ndarray | None:
+        if value in self.flat.literals:
+            return np.asarray(self.flat.literals[value])
+        eqn = self.producer.get(value)
+        if eqn is None or eqn.prim.name not in _NUMPY or math.prod(self.flat.shapes[value]) > LARGEST:
+            return None
+        operands = [self.array(v) for v in eqn.ins]
+        if any(a is None for a in operands):
+            return None
+        return _NUMPY[eqn.prim.name](eqn.params, operands)
+
+
+def _numpy_iota(params: Any, operands: Sequence[Any]) -> np.ndarray:
+    shape, dimension = params["shape"], params["dimension"]
+    along = np.arange(shape[dimension], dtype=params["dtype"])
+    return np.broadcast_to(along.reshape([-1 if d == dimension else 1 for d in range(len(shape))]), shape)
+
+
+def _numpy_broadcast(params: Any, operands: Sequence[Any]) -> np.ndarray:
+    shape = [1] * len(params["shape"])
+    for axis, extent in zip(params["broadcast_dimensions"], operands[0].shape):
+        shape[axis] = extent
+    return np.broadcast_to(operands[0].reshape(shape), params["shape"])
+
+
+_NUMPY: dict[str, Callable[[Any, Sequence[Any]], np.ndarray]] = {
+    "iota": _numpy_iota,
+    "broadcast_in_dim": _numpy_broadcast,
+    "concatenate": lambda p, a: np.concatenate(a, p["dimension"]),
+    "reshape": lambda p, a: a[0].reshape(p["new_sizes"]),
+    "squeeze": lambda p, a: np.squeeze(a[0], tuple(p["dimensions"])),
+    "convert_element_type": lambda p, a: a[0].astype(p["new_dtype"]),
+    "select_n": lambda p, a: np.where(a[0], a[2], a[1]),
+    "lt": lambda p, a: a[0] < a[1],
+    "add": lambda p, a: a[0] + a[1],
+    "sub": lambda p, a: a[0] - a[1],
+    "mul": lambda p, a: a[0] * a[1],
+}

@@ -1,0 +1,64 @@
+"""What a recomputation must not do twice: side effects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+
+def without_resultless_effects(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same function without equations that only have an effect (``jax.debug.print``, callbacks that return nothing).
+
+    A derivative recomputes its function; the effects have happened when the function itself ran.
+
+    Raises:
+        NotImplementedError: if a callback with results remains, which a recomputation would call again.
+    """
+    if not closed.effects:
+        return closed
+    jaxpr = _without(closed.jaxpr)
+    repeated = [effect for effect in jaxpr.effects if not is_axis_name(effect)]
+    if repeated:
+        raise NotImplementedError(
+            f"an optimised function with the effect {type(repeated[0]).__name__} cannot be differentiated: its derivative recomputes it, "
+            "and would call the callback again. Use optimize(jax.grad(fun)) instead of jax.grad(optimize(fun))."
+        )
+    return ClosedJaxpr(jaxpr, closed.consts)
+
+
+def is_axis_name(effect: Any) -> bool:
+    """Whether the effect only says that a collective reduces over a named axis."""
+    return type(effect).__name__ == "NamedAxisEffect"
+
+
+def _without(jaxpr: Jaxpr) -> Jaxpr:
+    if not jaxpr.effects:
+        return jaxpr
+    eqns = [_inside(eqn) for eqn in jaxpr.eqns if eqn.outvars or not eqn.effects]
+    effects = set().union(*(eqn.effects for eqn in eqns))
+    return jaxpr.replace(eqns=eqns, effects=effects)
+
+
+def _inside(eqn: JaxprEqn) -> JaxprEqn:
+    """The equation with the functions among its parameters freed of such effects."""
+    if not eqn.effects:
+        return eqn
+    effects: set[Any] = set()
+    found = False
+
+    def clean(value: Any) -> Any:
+        nonlocal found
+        if isinstance(value, tuple | list):
+            return type(value)(map(clean, value))
+        if isinstance(value, ClosedJaxpr):
+            return ClosedJaxpr(clean(value.jaxpr), value.consts)
+        if isinstance(value, Jaxpr):
+            found = True
+            new = _without(value)
+            effects.update(new.effects)
+            return new
+        return value
+
+    params = {name: clean(value) for name, value in eqn.params.items()}
+    return eqn.replace(params=params, effects=effects) if found else eqn

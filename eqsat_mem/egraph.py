@@ -1,0 +1,186 @@
+"""A program in egglog, and the e-graph read back as classes and nodes: the only module that knows egglog."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from eqsat_mem import ir, vocabulary
+from eqsat_mem.encode import Encoder, Node
+from eqsat_mem.forms import read_forms
+from eqsat_mem.ir import Program
+
+
+@dataclass
+class View:
+    """The classes of a saturated e-graph, numbered from zero.
+
+    Attributes:
+        program: the program that was loaded.
+        nodes: the nodes of each class, in an order that depends on the program and the rules only.
+        class_of: the class of each reachable term of the program.
+        original: the node of each of these terms.
+        facts: for each of ``vocabulary.FACTS`` an index set per class, as rules stated it.
+        matches: how often each rule matched, in all.
+        rows: the size of the e-graph, which is what its time and memory grow with.
+        iterations: how often the rules that explore were applied.
+        stopped: why saturation ended.
+    """
+
+    program: Program
+    nodes: list[list[Node]]
+    class_of: dict[int, int]
+    original: dict[int, Node]
+    facts: dict[str, dict[int, int]]
+    dtypes: dict[int, str]
+    encoder: Encoder = field(repr=False)
+    matches: dict[str, int] = field(default_factory=dict)
+    rows: int = 0
+    iterations: int = 0
+    stopped: str = ""
+
+    def term(self, home: int, node: Node, args: tuple[int, ...]) -> ir.Term:
+        """The term of a node of class ``home`` on operands ``args``."""
+        return self.encoder.decode(node, args, self.dtypes[home])
+
+    def empty_program(self) -> Program:
+        """No terms yet; the indices are the program's and those that swaps of names need besides."""
+        out = self.program.empty_like()
+        out.indices = list(self.encoder.indices())
+        return out
+
+
+class EGraph:
+    """One egglog e-graph that holds one program and the rules for it.
+
+    ``large_elements`` is the size of an index set above which it is `large`.
+    """
+
+    def __init__(self, program: Program, rules: Sequence[tuple[str, str]], maps: dict[str, int], large_elements: float) -> None:
+        self._egg = bindings()
+        self._span = self._egg.PanicSpan()
+        self._graph = self._egg.EGraph()
+        self._encoder = Encoder(program)
+        self._encoded = self._encoder.encode()
+        own = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in vocabulary.primitive_of()}
+        for name, text in (*vocabulary.language(maps | own), *rules):
+            self._run(text, name)
+        self._load(large_elements)
+
+    def step(self, ruleset: str, times: int = 1) -> tuple[bool, dict[str, int]]:
+        """Iterations of a ruleset until nothing changes: whether anything did, and the matches of each rule."""
+        report = self._run(f"(run {ruleset} {times})", "step")[0].report
+        return report.updated, report.num_matches_per_rule
+
+    def rows(self) -> int:
+        """Rows of all tables."""
+        return sum(count for _, count in self._run("(print-size)", "size")[0].sizes)
+
+    def read(self) -> View:
+        """Classes, nodes and facts. Rows that a rule subsumed are left out."""
+        graph = self._graph
+        tables = {name: (table.input_sorts, table.output_sort, table.rows) for name, table in graph.freeze().functions.items()}
+        number: dict[Any, int] = {}
+        keys = sorted((graph.value_to_i64(row.inputs[0]), row.output) for row in tables["Node"][2])
+        class_of = {t: number.setdefault(value, len(number)) for t, value in keys}
+        members: dict[int, list[Node]] = {}
+        for name in sorted(tables):
+            sorts, output_sort, rows = tables[name]
+            if output_sort == "T" and name not in vocabulary.UNREADABLE:
+                for row in rows:
+                    if not row.subsumed:
+                        home = number.setdefault(row.output, len(number))
+                        members.setdefault(home, []).append(Node(name, *self._inputs(sorts, row.inputs, number)))
+        facts = {
+            name: {number[r.inputs[0]]: self._encoder.indices_of(graph.value_to_i64(r.output)) for r in tables[name][2] if r.inputs[0] in number}
+            for name in vocabulary.FACTS
+        }
+        return View(
+            program=self._encoder.program,
+            nodes=[members.get(c, []) for c in range(len(number))],
+            class_of={t: c for t, c in class_of.items() if t >= 0},
+            original={
+                t: Node(e.node.constructor, e.node.payload, tuple(class_of[c] for c in e.node.children)) for t, e in self._encoded.items() if t >= 0
+            },
+            facts=facts,
+            dtypes={number[r.inputs[0]]: graph.value_to_string(r.output) for r in tables["dtype"][2] if r.inputs[0] in number},
+            encoder=self._encoder,
+        )
+
+    def _inputs(self, sorts: Sequence[str], values: Sequence[Any], number: dict[Any, int]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        """The literal arguments of a row and the classes of its operands."""
+        graph = self._graph
+        read = {"i64": graph.value_to_i64, "f64": graph.value_to_f64, "String": graph.value_to_string}
+        payload: list[Any] = []
+        children: list[int] = []
+        for sort, value in zip(sorts, values, strict=True):
+            if sort in read:
+                payload.append(read[sort](value))
+            else:
+                operands = graph.value_to_vec(value) if sort == "Ts" else [value]
+                children += [number.setdefault(v, len(number)) for v in operands]
+        return tuple(payload), tuple(children)
+
+    def _load(self, large_elements: float) -> None:
+        """Each term and what is known of it, as syntax trees: text would take several times as long."""
+        commands = [self._set("extent", [self._lit(bit)], self._lit(float(extent))) for bit, extent in self._encoder.extents()]
+        commands.append(self._set("threshold", [], self._lit(float(large_elements))))
+        for t, term in self._encoded.items():
+            read = self._call("Node", [self._lit(t)])
+            commands.append(self._set("Node", [self._lit(t)], self._expression(term.node)))
+            commands.append(self._set("free", [read], self._lit(term.free)))
+            commands.append(self._set("dtype", [read], self._lit(term.dtype)))
+            commands.append(self._set("pointwise", [read], self._lit(term.pointwise)))
+        self._graph.run_program(*commands)
+
+    def _expression(self, node: Node) -> Any:
+        payload = [self._lit(p) for p in node.payload]
+        children = [self._call("Node", [self._lit(c)]) for c in node.children]
+        if node.constructor == "Block":
+            children = [self._call("vec-of", children)]
+        return self._call(node.constructor, payload + children)
+
+    def _call(self, name: str, args: list[Any]) -> Any:
+        return self._egg.Call(self._span, name, args)
+
+    def _set(self, name: str, args: list[Any], value: Any) -> Any:
+        return self._egg.ActionCommand(self._egg.Set(self._span, name, args, value))
+
+    def _lit(self, value: float | str) -> Any:
+        kinds = {int: self._egg.Int, float: self._egg.Float, str: self._egg.String}
+        return self._egg.Lit(self._span, kinds[type(value)](value))
+
+    def _run(self, text: str, name: str) -> list[Any]:
+        return self._graph.run_program(*_parsed(text, name))
+
+
+@cache
+def bindings() -> Any:
+    """egglog's compiled bindings without the rest of its package, whose import takes several times as long."""
+    known = sys.modules.get("egglog.bindings")
+    if known is not None:
+        return known
+    package = importlib.util.find_spec("egglog")
+    if package is None or not package.submodule_search_locations:
+        raise ModuleNotFoundError("eqsat_mem needs the package egglog (>=13.2,<14)", name="egglog")
+    folder = Path(package.submodule_search_locations[0])
+    path = next(p for suffix in importlib.machinery.EXTENSION_SUFFIXES if (p := folder / f"bindings{suffix}").exists())
+    spec = importlib.util.spec_from_file_location("egglog.bindings", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def _parsed(text: str, name: str) -> list[Any]:
+    """The commands of a text, which any e-graph can run; egglog parses long texts in quadratic time, so each form apart."""
+    graph = bindings().EGraph()
+    return [command for form in read_forms(text, name) for command in graph.parse_program(form.text, name)]

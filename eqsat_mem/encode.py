@@ -1,0 +1,253 @@
+"""A program as e-graph nodes and back: bits for indices, constructors for operations, a table for what rules do not look into.
+
+Index sets are ``i64`` bitmasks in the e-graph, so it holds at most 63 indices. A program with more keeps those of its largest values; a
+term with an index that has no bit stands in the e-graph as an opaque `Block`, which no rule rewrites.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from eqsat_mem import ir, vocabulary
+from eqsat_mem.ir import Program, bits, mask_of
+
+MAX_BITS = 62
+SPARE_BITS = 4
+"""Bits kept for names that a swap of two names goes through: one per extent."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operation of a class: its constructor, its literal arguments and the classes of its operands."""
+
+    constructor: str
+    payload: tuple[Any, ...]
+    children: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A node whose operands are keys of other encoded terms, and what is known of its value."""
+
+    node: Node
+    free: int
+    dtype: str
+    pointwise: int
+
+
+class Encoder:
+    """What stands for what: bits for indices, table entries for the terms that rules do not look into."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._opaque_terms: list[ir.Term] = []
+        self._keys: dict[tuple[str, ir.Params], int] = {}
+        self._dtypes = {str(program.terms[t].dtype): program.terms[t].dtype for t in range(len(program.terms))}
+        self._converts: dict[str, ir.Params] = {}
+        self._precision = _common_precision(program)
+        self._bit = _choose_indices(program)
+        self._spares: list[ir.Index] = []
+        self._encoded: dict[int, Encoded] = {}
+
+    def encode(self) -> dict[int, Encoded]:
+        """Every reachable term by its id, operands first. A rename of several names at once takes further, negative, keys."""
+        for t in self.program.reachable():
+            term = self.program.terms[t]
+            known = all(i in self._bit for i in bits(_mentions(self.program, t)))
+            node = (self._transparent(t, term) if known else None) or self._opaque(term)
+            self._encoded[t] = Encoded(node, self.bits_of(self.program.free[t]), str(term.dtype), self.bits_of(pointwise(self.program, t)))
+        return self._encoded
+
+    def bits_of(self, mask: int) -> int:
+        """An index set of the program as bits of the e-graph, less what has no bit."""
+        return mask_of(self._bit[i] for i in bits(mask) if i in self._bit)
+
+    def indices_of(self, mask: int) -> int:
+        """Bits of the e-graph as an index set."""
+        index = {b: i for i, b in self._bit.items()}
+        return mask_of(index[b] for b in bits(mask))
+
+    def indices(self) -> list[ir.Index]:
+        """The program's indices and the spare ones."""
+        return self.program.indices + self._spares
+
+    def extents(self) -> Iterator[tuple[int, int]]:
+        indices = self.indices()
+        return ((1 << b, indices[i].extent) for i, b in self._bit.items())
+
+    # program -> nodes
+
+    def _transparent(self, t: int, term: ir.Term) -> Node | None:
+        """The node of a term that rules may look into; None for any other."""
+        match term:
+            case ir.Literal() if _is_plain_number(term):
+                return Node("Lit", (float(term.value), str(term.dtype)), ())
+            case ir.Iota():
+                return Node("Iota", (1 << self._bit[term.index], str(term.dtype)), ())
+            case ir.Map():
+                return self._map(term)
+            case ir.Fold() if term.dtype == self.program.terms[term.arg].dtype:
+                return Node("Fold", (term.monoid, self.bits_of(term.over)), (term.arg,))
+            case ir.Dot() if self._is_ordinary(term):
+                return Node("Dot", (self.bits_of(term.over),), (term.lhs, term.rhs))
+            case ir.Rename():
+                return self._rename(term)
+        return None
+
+    def _opaque(self, term: ir.Term) -> Node:
+        self._opaque_terms.append(term)
+        children = ir.children(term)
+        return Node("Block" if children else "Leaf", (len(self._opaque_terms) - 1,), children)
+
+    def _map(self, term: ir.Map) -> Node | None:
+        if term.op == "convert_element_type" and self._converts.setdefault(str(term.dtype), term.params) == term.params:
+            return Node("Convert", (str(term.dtype),), term.args)
+        if term.op == "integer_pow":
+            return Node("IntegerPow", (dict(term.params)["y"],), term.args)
+        constructor = vocabulary.constructor_of().get(term.op)
+        if not term.params and constructor is not None:
+            return Node(constructor, (), term.args)
+        if len(term.args) > 3:
+            return None
+        key = self._keys.setdefault((term.op, term.params), len(self._keys))
+        return Node(f"Map{len(term.args)}", (key,), term.args)
+
+    def _is_ordinary(self, term: ir.Dot) -> bool:
+        """Whether rules may take a contraction apart: one dtype throughout, and the precision that most of the program has."""
+        dtypes = {term.dtype, self.program.terms[term.lhs].dtype, self.program.terms[term.rhs].dtype}
+        return len(dtypes) == 1 and term.precision == self._precision
+
+    def _rename(self, term: ir.Rename) -> Node | None:
+        """One name at a time; a cycle of names goes through a spare index."""
+        steps = self._steps(term)
+        if steps is None:
+            return None
+        arg, free = term.arg, self.program.free[term.arg]
+        for k, (source, destination) in enumerate(steps):
+            node = Node("Ren", (1 << self._bit[source], 1 << self._bit[destination]), (arg,))
+            if k == len(steps) - 1:
+                return node
+            free = free & ~(1 << source) | 1 << destination
+            arg = -1 - len(self._encoded)
+            self._encoded[arg] = Encoded(node, self.bits_of(free), str(term.dtype), 0)
+        return None
+
+    def _steps(self, term: ir.Rename) -> list[tuple[int, int]] | None:
+        free, pending, steps = self.program.free[term.arg], dict(term.pairs), []
+        while pending:
+            source = next((s for s, d in pending.items() if not free >> d & 1), None)
+            if source is None:
+                source = min(pending)
+                target = self._spare(self.program.indices[source].extent)
+                if target is None:
+                    return None
+                pending[target] = pending.pop(source)
+            else:
+                target = pending.pop(source)
+            steps.append((source, target))
+            free = free & ~(1 << source) | 1 << target
+        return steps
+
+    def _spare(self, extent: int) -> int | None:
+        """An index of no term, with this extent; None if there are no bits left."""
+        base = len(self.program.indices)
+        for k, spare in enumerate(self._spares):
+            if spare.extent == extent:
+                return base + k
+        if len(self._spares) == SPARE_BITS:
+            return None
+        self._spares.append(ir.Index(f"spare_{extent}", extent))
+        self._bit[base + len(self._spares) - 1] = len(self._bit)
+        return base + len(self._spares) - 1
+
+    # nodes -> terms
+
+    def decode(self, node: Node, args: tuple[int, ...], dtype: str) -> ir.Term:
+        """The term of a node on operands ``args``; ``dtype`` is that of its class."""
+        kind, payload, value = node.constructor, node.payload, self._dtype(dtype)
+        match kind:
+            case "Leaf" | "Block":
+                return ir.with_children(self._opaque_terms[payload[0]], args)
+            case "Lit":
+                return _literal(payload[0], self._dtype(payload[1]))
+            case "Iota":
+                return ir.Iota(self._dtype(payload[1]), self._one(payload[0]))
+            case "Fold":
+                return ir.Fold(value, payload[0], self.indices_of(payload[1]), args[0])
+            case "Dot":
+                return ir.Dot(value, self.indices_of(payload[0]), args[0], args[1], self._precision)
+            case "Ren":
+                return ir.Rename(value, ((self._one(payload[0]), self._one(payload[1])),), args[0])
+            case "Convert":
+                target = self._dtype(payload[0])
+                return ir.Map(target, "convert_element_type", args, self._converts.get(payload[0], (("new_dtype", target),)))
+            case "IntegerPow":
+                return ir.Map(value, "integer_pow", args, (("y", payload[0]),))
+            case "Map1" | "Map2" | "Map3":
+                op, params = list(self._keys)[payload[0]]
+                return ir.Map(value, op, args, params)
+        return ir.Map(value, vocabulary.primitive_of()[kind], args)
+
+    def _one(self, bit: int) -> int:
+        return next(bits(self.indices_of(bit)))
+
+    def _dtype(self, name: str) -> Any:
+        return self._dtypes.get(name) or np.dtype(name)
+
+
+def pointwise(program: Program, t: int) -> int:
+    """The free indices along which the operation of a term gives the slice of its value from slices of its operands."""
+    term = program.terms[t]
+    if not isinstance(term, ir.Block):
+        return program.free[t]
+    return 0 if term.call.effects else term.call.pointwise & program.free[t]
+
+
+def _literal(value: float, dtype: Any) -> ir.Literal:
+    kind = np.dtype(dtype).kind
+    return ir.Literal.of(bool(value) if kind == "b" else int(value) if kind in "iu" else value, dtype)
+
+
+def _is_plain_number(term: ir.Literal) -> bool:
+    """Whether egglog's f64 keeps the number: NaN has no equal, and -0.0 is 0.0 there."""
+    value = term.value
+    if not isinstance(value, bool | int | float) or str(term.dtype).startswith("key"):
+        return False
+    negative_zero = value == 0 and math.copysign(1.0, value) < 0
+    return abs(value) <= 2**53 or math.isinf(value) if not negative_zero and value == value else False
+
+
+def _mentions(program: Program, t: int) -> int:
+    """Every index that a term names, depends on, or whose operands depend on it."""
+    term = program.terms[t]
+    mask = program.free[t]
+    for c in ir.children(term):
+        mask |= program.free[c]
+    match term:
+        case ir.Fold() | ir.Dot():
+            mask |= term.over
+        case ir.Rename():
+            mask |= mask_of(i for pair in term.pairs for i in pair)
+    return mask
+
+
+def _choose_indices(program: Program) -> dict[int, int]:
+    """A bit for each index; where there are too many, for those of the largest values."""
+    reachable = program.reachable()
+    chosen = 0
+    for t in sorted(reachable, key=lambda t: (-program.extent(_mentions(program, t)), t)):
+        more = chosen | _mentions(program, t)
+        if more.bit_count() <= MAX_BITS - SPARE_BITS:
+            chosen = more
+    return {i: b for b, i in enumerate(bits(chosen))}
+
+
+def _common_precision(program: Program) -> Any:
+    found = Counter(term.precision for term in program.terms if isinstance(term, ir.Dot))
+    return found.most_common(1)[0][0] if found else None

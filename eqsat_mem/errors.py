@@ -1,0 +1,100 @@
+"""The errors that users meet. Each message says what happened, why as a rule, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eqsat_mem.sizes import format_bytes
+
+Tensor = tuple[str, int, str | None]
+"""A tensor of a message: its description, its size in bytes, and the user's file and line if they are known."""
+
+
+class EqsatMemError(Exception):
+    """What every error of this package is."""
+
+
+class OptionError(EqsatMemError, ValueError):
+    """An argument, an environment variable or an option of the command line has a value that means nothing."""
+
+
+class RuleError(EqsatMemError):
+    """A rule file does not load, or a rule in it does what no rule may."""
+
+
+class UserFileError(EqsatMemError):
+    """A file named on the command line does not load, lacks the named function, or that function raises."""
+
+
+class MemoryLimitError(EqsatMemError):
+    """No plan holds as little as the limit.
+
+    Attributes:
+        limit_bytes: what the program may hold at its peak.
+        smallest_bytes: the smallest peak of all plans that were found.
+        tensors: ``(description, bytes, source)`` of what that plan holds at its peak, the largest first; ``source`` is
+            the user's file and line, or None.
+        function: the name of the user's function.
+        fixed_bytes: how much of the peak is arguments and outputs, or None where it is not known.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        smallest_bytes: int,
+        tensors: Sequence[Tensor] = (),
+        function: str = "the program",
+        fixed_bytes: int | None = None,
+    ) -> None:
+        super().__init__(limit_bytes, smallest_bytes, tensors, function, fixed_bytes)  # as `args`, so that it can be pickled
+        self.limit_bytes = limit_bytes
+        self.smallest_bytes = smallest_bytes
+        self.tensors = sorted(tensors, key=lambda tensor: -tensor[1])
+        self.function = function
+        self.fixed_bytes = fixed_bytes
+
+    def __str__(self) -> str:
+        limit, smallest = _distinct(self.limit_bytes, self.smallest_bytes)
+        lines = [f"no plan of {self.function} fits memory_limit = {limit}: the smallest peak found is {smallest}."]
+        if self.tensors:
+            lines += ["It holds at that peak:", *tensor_lines(self.tensors)]
+        return "\n".join([*lines, self._why(), self._advice()])
+
+    def _no_room(self) -> bool:
+        return self.fixed_bytes is not None and self.fixed_bytes >= self.limit_bytes
+
+    def _why(self) -> str:
+        if self._no_room():
+            assert self.fixed_bytes is not None
+            return (
+                f"Arguments and outputs count towards the limit and stay whole: they alone take {format_bytes(self.fixed_bytes)}, "
+                "and every plan needs some temporaries besides."
+            )
+        return (
+            "A tensor is made in chunks only along an axis that every operation from its making to its use treats slice by slice "
+            "or folds; arguments, outputs and what an operation needs whole stay whole."
+        )
+
+    def _advice(self) -> str:
+        enough = format_bytes(self.smallest_bytes, round_up=True)
+        if self._no_room():
+            other = "pass and return less at a time (fewer rows, a narrower dtype)"
+        else:
+            other = "make these tensors smaller (fewer rows, a narrower dtype), or let those lines work on one slice at a time"
+        return f"Raise memory_limit (or EQSAT_MEM_LIMIT) to {enough}, or {other}."
+
+
+def tensor_lines(tensors: Sequence[Tensor]) -> list[str]:
+    """One line per tensor: its size, what it is, and where it comes from."""
+    sizes = [format_bytes(nbytes) for _, nbytes, _ in tensors]
+    width = max(map(len, sizes), default=0)
+    return [
+        f"  {size:>{width}}  {description}" + (f"  at {source}" if source else "")
+        for size, (description, _, source) in zip(sizes, tensors, strict=True)
+    ]
+
+
+def _distinct(limit: int, smallest: int) -> tuple[str, str]:
+    """Both sizes as text; in bytes where rounding would make them look the same."""
+    texts = format_bytes(limit), format_bytes(smallest)
+    return texts if texts[0] != texts[1] else (f"{limit} B", f"{smallest} B")

@@ -1,0 +1,195 @@
+"""Expressions of single terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Rename, Term, bits
+from eqsat_mem.ops import MAPS, MONOIDS, Monoid, bind_call, block_text, map_text
+from eqsat_mem.reads import Reader
+from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, shape_of, wrap
+
+INLINE = 60
+"""Expressions that are used once and are shorter than this stand inside their user."""
+
+
+class Expressions(Reader):
+    """The expression of each kind of term."""
+
+    def value(self, t: int, scope: Scope, region: Region, fixed: Fixed = ()) -> Value:
+        """The value of a term, computed here if this region computes it; ``fixed`` pins unrolled indices to positions."""
+        fixed = tuple((i, p) for i, p in fixed if self.program_ir.free[t] >> i & 1)
+        key = (t, fixed) if fixed else t
+        known = scope.values.get(key)
+        if known is not None:
+            return known
+        term = self.program_ir.terms[t]
+        if t not in region.terms or isinstance(term, Rename):
+            return self.pinned(self.read(t, scope) if t not in region.terms else self.local_rename(t, scope, region), fixed, scope)
+        if fixed and t in region.kept:
+            return self.pinned(self.value(t, scope, region), fixed, scope)
+        text, layout = self.compute(t, scope, region, fixed)
+        inline = not isinstance(term, Block) and region.users[t] == 1 and t not in region.outs and t not in region.kept and len(text) < INLINE
+        if inline:
+            value = Value(text, layout, atom=False)
+        else:
+            self.where(t, scope)
+            value = self.assign(text, layout, scope, self.word(t))
+        scope.values[key] = value
+        return value
+
+    def local_rename(self, t: int, scope: Scope, region: Region) -> Value:
+        """A rename inside a region makes sure that its operand is there first."""
+        term = self.program_ir.terms[t]
+        if isinstance(term, Rename) and term.arg in region.terms:
+            self.value(term.arg, scope, region)
+        return self.read(t, scope)
+
+    def pinned(self, value: Value, fixed: Fixed, scope: Scope) -> Value:
+        if not fixed:
+            return value
+        at = dict(fixed)
+        where = ", ".join(str(at[i]) if i in at else ":" for i in value.layout)
+        return Value(f"{wrap(value)}[{where}]", tuple(i for i in value.layout if i not in at))
+
+    def compute(self, t: int, scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
+        term = self.program_ir.terms[t]
+        match term:
+            case Map():
+                return self.map(t, term, scope, region, fixed)
+            case Fold():
+                return self.fold(t, term, scope, region, fixed)
+            case Dot():
+                return self.dot(t, term, scope, region)
+            case Block():
+                return self.block(t, term, scope, region)
+        raise TypeError(f"cannot emit {term}")
+
+    def map(self, t: int, term: Map, scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
+        layout = tuple(i for i in self.layout(t) if i not in dict(fixed))
+        operands = [self.program_ir.terms[a] for a in term.args]
+        all_literal = all(isinstance(o, Literal) for o in operands)
+        values = []
+        for a, operand in zip(term.args, operands):
+            if isinstance(operand, Literal):
+                typed = all_literal or not self.weak_literal(term, operand, operands)
+                values.append(Value(self.typed(operand) if typed else self.literal(operand), (), False))
+            else:
+                values.append(self.aligned(self.value(a, scope, region, fixed), layout))
+        text = map_text(term.op, term.params, [v.text for v in values], term.dtype)
+        if text is None:
+            text = f"{self.opaque_map(term)}({', '.join(v.text for v in values)})"
+        return text, layout
+
+    def weak_literal(self, term: Map, literal: Literal, operands: Sequence[Term]) -> bool:
+        """May a literal stand as a bare number: does another operand fix its dtype?"""
+        return any(not isinstance(o, Literal) and o.dtype == literal.dtype for o in operands)
+
+    def opaque_map(self, term: Map) -> str:
+        """A named function for an operation that has no readable source."""
+        row, params = MAPS[term.op], dict(term.params)
+
+        def run(*arrays: Any) -> Any:
+            shape = jnp.broadcast_shapes(*(jnp.shape(a) for a in arrays))
+            return row.bind(*(jnp.broadcast_to(a, shape) for a in arrays), **params)
+
+        return self.bind(term.op, run)
+
+    def fold(self, t: int, term: Fold, scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
+        program, monoid = self.program_ir, MONOIDS[term.monoid]
+        present = [i for i in bits(term.over) if program.free[term.arg] >> i & 1]
+        absent = [i for i in bits(term.over) if i not in present]
+        if present and all(self.ex.unrolls.get(t, 0) >> i & 1 for i in present):
+            text, layout = self.unrolled(t, term, present, scope, region, fixed)
+        else:
+            value = self.value(term.arg, scope, region, fixed)
+            layout = tuple(i for i in value.layout if i not in present)
+            axes = tuple(value.layout.index(i) for i in present)
+            text = monoid.reduce_text.format(value.text, axes) if present else value.text
+        for i in absent:
+            text = self.repeated(monoid, text, self.extent(i, scope))
+        return text, layout
+
+    def repeated(self, monoid: Monoid, text: str, count: str) -> str:
+        """A value folded with itself: a fold over an index that it does not depend on."""
+        if monoid.idempotent:
+            return text
+        if monoid.name == "add":
+            return f"{wrap(Value(text, (), False))} * {count}"
+        return f"{self.bind(f'repeat_{monoid.name}', monoid.repeat)}({text}, {count})"
+
+    def unrolled(self, t: int, term: Fold, present: list[int], scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
+        """The fold as one expression per position: no axis is left to reduce."""
+        layout = tuple(i for i in self.layout(t) if i not in dict(fixed))
+        points: list[Fixed] = [fixed]
+        for i in present:
+            points = [(*p, (i, position)) for p in points for position in range(self.program_ir.indices[i].extent)]
+        combine = MONOIDS[term.monoid].combine_text
+        text = ""
+        for point in points:
+            value = self.aligned(self.value(term.arg, scope, region, point), layout)
+            text = combine.format(text, wrap(value)) if text else wrap(value)
+        return text, layout
+
+    def dot(self, t: int, term: Dot, scope: Scope, region: Region) -> tuple[str, Layout]:
+        program = self.program_ir
+        left, right = (self.value(a, scope, region) for a in (term.lhs, term.rhs))
+        layout = self.layout(t)
+        batch = [i for i in layout if i in left.layout and i in right.layout]
+        natural = (*batch, *(i for i in left.layout if i in layout and i not in batch), *(i for i in right.layout if i in layout and i not in batch))
+        if natural != layout:
+            left, right = right, left
+        absent = [i for i in bits(term.over) if i not in left.layout and i not in right.layout]
+        spec = f'"{self.spell(left.layout)},{self.spell(right.layout)}->{self.spell(layout)}"'
+        options = "" if term.precision is None else f", precision={self.bind('precision', term.precision)}"
+        if program.terms[term.lhs].dtype != term.dtype or program.terms[term.rhs].dtype != term.dtype:
+            options += f", preferred_element_type={self.dtype(term.dtype)}"
+        text = f"jnp.einsum({spec}, {left.text}, {right.text}{options})"
+        for i in absent:
+            text = f"{text} * {self.extent(i, scope)}"
+        return text, layout
+
+    def block(self, t: int, term: Block, scope: Scope, region: Region) -> tuple[str, Layout]:
+        """One output of a call; the call itself is made once per scope."""
+        call = term.call
+        made = ("call", id(call), term.args)
+        known = scope.values.get(made)
+        if known is None:
+            values = [self.in_axes(self.value(a, scope, region), axes, scope) for a, axes in zip(term.args, call.in_axes)]
+            args = [self.typed(self.program_ir.terms[a]) if isinstance(self.program_ir.terms[a], Literal) and v.layout == () and not axes else v.text
+                    for a, v, axes in zip(term.args, values, call.in_axes)]  # fmt: skip
+            text = self.call_text(call, args, scope)
+            self.where(t, scope)
+            known = scope.values[made] = self.assign(text, (), scope, call.prim.name)
+        out_axes = call.out_axes[term.out]
+        flat = tuple(i for axis in out_axes for i in axis)
+        text = known.text if len(call.out_axes) == 1 and not call.prim.multiple_results else f"{known.text}[{term.out}]"
+        if any(len(axis) != 1 for axis in out_axes):
+            text = f"{text}.reshape({self.shape(flat, scope)})"
+        return text, flat
+
+    def call_text(self, call: Call, args: list[str], scope: Scope) -> str:
+        """Source of a call: readable where there is such and it holds for every chunk, else a named function."""
+        extents = [i.extent for i in self.program_ir.indices]
+        texts = {block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes])}
+        while (looped := scope.parent) is not None:
+            assert scope.index is not None
+            extents[scope.index] = 1
+            scope = looped
+        texts.add(block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes]))
+        text = texts.pop()
+        if text is not None and not texts:
+            return text
+        name = self.calls.get(id(call))
+        if name is None:
+            single = len(call.out_axes) == 1 and not call.prim.multiple_results
+
+            def run(*arrays: Any) -> Any:
+                outs = bind_call(call, list(arrays))
+                return outs[0] if single else outs
+
+            name = self.calls[id(call)] = self.bind(call.prim.name, run)
+        return f"{name}({', '.join(args)})"

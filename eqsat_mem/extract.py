@@ -1,0 +1,279 @@
+"""One node per class: the program that an e-graph holds at the least cost.
+
+The cost of a choice is that of its DAG, each class paid once: seconds of its operation, and a price per byte of its value. A bottom-up
+pass finds well-founded choices by tree cost, where shared classes count as often as they are used; passes that take classes in use as
+paid, and a local search over single choices with exact costs, then follow.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from eqsat_mem import ir
+from eqsat_mem.egraph import View
+from eqsat_mem.encode import Node, pointwise
+from eqsat_mem.ir import Program
+from eqsat_mem.rules import RuleSet, load_rules
+from eqsat_mem.saturate import Limits, saturate
+
+Seconds = Callable[[Program, int], float]
+Choice = dict[int, Node]
+
+PASSES = 4
+SEARCH_ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """A program, and what its terms allow, as rules stated it: index sets by term; a term that is missing allows nothing.
+
+    Attributes:
+        splits: indices along which a term may be computed slice by slice.
+        accumulates: indices over which a fold or a contraction may be accumulated chunk by chunk.
+        unrolls: indices over which a fold or a contraction may be written out element by element.
+    """
+
+    program: Program
+    splits: Mapping[int, int]
+    accumulates: Mapping[int, int]
+    unrolls: Mapping[int, int]
+
+
+def extract(view: View, seconds: Seconds, memory_price: float) -> Extraction:
+    """The cheapest program found: ``seconds`` of each term, and ``memory_price`` seconds per byte of each computed value."""
+    return build(view, search(view, node_costs(view, seconds, memory_price)))
+
+
+def as_written(view: View) -> Extraction:
+    """The program that was loaded, with what rules allow for its terms."""
+    program = view.program
+    return _with_facts(view, program, dict(view.class_of))
+
+
+def original(program: Program, rules: RuleSet | None = None) -> Extraction:
+    """A program as it is, with what the rules of ``rules/splitting.egg`` (or of ``rules``) allow for its terms."""
+    return as_written(saturate(program, rules or load_rules(only=("splitting",)), Limits(max_iterations=0)))
+
+
+def build(view: View, choice: Choice) -> Extraction:
+    """The program of a choice, with the original's arguments, outputs, effects and source lines."""
+    program, known = view.empty_program(), {}
+    sources = {view.class_of[t]: source for t, source in reversed(view.program.source.items()) if t in view.class_of}
+    class_of: dict[int, int] = {}
+    for c in _topological(view, choice):
+        node = choice[c]
+        known[c] = program.add(view.term(c, node, tuple(known[a] for a in node.children)), sources.get(c))
+        class_of.setdefault(known[c], c)
+    program.outputs = [ir.Output(known[view.class_of[o.term]], o.axes, o.weak_type) for o in view.program.outputs]
+    program.effects = [known[view.class_of[t]] for t in view.program.effects]
+    return _with_facts(view, program, class_of)
+
+
+def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extraction:
+    """What rules stated of a class holds for its term as far as the term's operation can do it."""
+
+    def table(fact: str, able: Callable[[int], int]) -> dict[int, int]:
+        found = {t: view.facts[fact].get(c, 0) & able(t) for t, c in class_of.items()}
+        return {t: mask for t, mask in found.items() if mask}
+
+    def over(t: int) -> int:
+        return getattr(program.terms[t], "over", 0)
+
+    return Extraction(program, table("splits", lambda t: pointwise(program, t)), table("accumulates", over), table("unrolls", over))
+
+
+# --- costs ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Costs:
+    """The cost of each node in ``View.nodes``' order; infinite for a node that no program can be built from."""
+
+    of: list[list[float]]
+
+
+def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
+    """Costs of nodes on some operands of their classes; all operands of a class have the same shape."""
+    scratch = view.empty_program()
+    known: dict[int, int] = {}
+    original = {(view.class_of[t], node) for t, node in view.original.items()}
+    costs = [[math.inf] * len(nodes) for nodes in view.nodes]
+    for c, k in _bottom_up(view):
+        node = view.nodes[c][k]
+        t = scratch.add(view.term(c, node, tuple(known[a] for a in node.children)))
+        known.setdefault(c, t)
+        computed = not isinstance(scratch.terms[t], ir.Input | ir.Const | ir.Literal | ir.Iota)
+        costs[c][k] = seconds(scratch, t) + (memory_price * scratch.nbytes(t) if computed else 0.0)
+        costs[c][k] += 1e-12 if (c, node) in original else 2e-12
+    return Costs(costs)
+
+
+def _bottom_up(view: View) -> list[tuple[int, int]]:
+    """All nodes that a program can be built from, each after some node of each of its operands."""
+    waiting = [[len(set(node.children)) for node in nodes] for nodes in view.nodes]
+    parents = _parents(view)
+    order: list[tuple[int, int]] = []
+    ready = [(c, k) for c, nodes in enumerate(view.nodes) for k, node in enumerate(nodes) if not node.children]
+    done: set[int] = set()
+    while ready:
+        following: list[tuple[int, int]] = []
+        for c, k in ready:
+            order.append((c, k))
+            if c in done:
+                continue
+            done.add(c)
+            for p, j in parents[c]:
+                waiting[p][j] -= 1
+                if waiting[p][j] == 0:
+                    following.append((p, j))
+        ready = following
+    return order
+
+
+def _parents(view: View) -> list[list[tuple[int, int]]]:
+    """The nodes that use each class."""
+    out: list[list[tuple[int, int]]] = [[] for _ in view.nodes]
+    for c, nodes in enumerate(view.nodes):
+        for k, node in enumerate(nodes):
+            for a in sorted(set(node.children)):
+                out[a].append((c, k))
+    return out
+
+
+# --- search -----------------------------------------------------------------------------------------
+
+
+def search(view: View, costs: Costs) -> Choice:
+    """The cheapest choice found, deterministically."""
+    roots = [view.class_of[t] for t in view.program.roots()]
+    parents = _parents(view)
+    best = Dag(view, costs, greedy(view, costs, parents), roots)
+    for _ in range(PASSES):
+        paid = Dag(view, costs, greedy(view, costs, parents, best.count), roots)
+        if paid.total >= best.total:
+            break
+        best = paid
+    best.improve()
+    return best.choice()
+
+
+def greedy(view: View, costs: Costs, parents: Sequence[Sequence[tuple[int, int]]], paid: Mapping[int, int] | None = None) -> list[int]:
+    """The node of each class with the least tree cost, -1 where there is none; a class of ``paid`` adds nothing to its users.
+
+    Knuth's generalisation of Dijkstra's algorithm: classes are settled in the order of their costs, so every choice is well-founded.
+    """
+    paid = paid or {}
+    chosen = [-1] * len(view.nodes)
+    waiting = [[len(set(node.children)) for node in nodes] for nodes in view.nodes]
+    value = [list(row) for row in costs.of]
+    heap = [(value[c][k], c, k) for c, nodes in enumerate(view.nodes) for k, node in enumerate(nodes) if not node.children]
+    heapq.heapify(heap)
+    while heap:
+        total, c, k = heapq.heappop(heap)
+        if chosen[c] >= 0 or total == math.inf:
+            continue
+        chosen[c] = k
+        for p, j in parents[c]:
+            value[p][j] += 0.0 if c in paid else total
+            waiting[p][j] -= 1
+            if waiting[p][j] == 0 and chosen[p] < 0:
+                heapq.heappush(heap, (value[p][j], p, j))
+    return chosen
+
+
+class Dag:
+    """A choice with the exact cost of its DAG, kept up to date by counting the users of each class."""
+
+    def __init__(self, view: View, costs: Costs, chosen: list[int], roots: Sequence[int]) -> None:
+        self.view, self.costs, self.chosen = view, costs, chosen
+        self.count: dict[int, int] = {}
+        self.total = 0.0
+        for root in roots:
+            self._use(root)
+
+    def choice(self) -> Choice:
+        return {c: self.view.nodes[c][self.chosen[c]] for c in self.count}
+
+    def improve(self) -> None:
+        """Take the best other node of each class, one class after the other, while that makes the DAG cheaper."""
+        for _ in range(SEARCH_ROUNDS):
+            before = self.total
+            for c in sorted(self.count):
+                if c in self.count and len(self.view.nodes[c]) > 1:
+                    self._improve_class(c)
+            if self.total >= before * (1 - 1e-9):
+                break
+
+    def _improve_class(self, c: int) -> None:
+        first = best = self.chosen[c]
+        least = self.total
+        for k, cost in enumerate(self.costs.of[c]):
+            if k == first or cost == math.inf or not self._buildable(c, k):
+                continue
+            self._switch(c, k)
+            if self.total < least * (1 - 1e-12):
+                best, least = k, self.total
+            self._switch(c, first)
+        if best != first:
+            self._switch(c, best)
+
+    def _switch(self, c: int, k: int) -> None:
+        """Choose another node of a class in use; new operands first, so that what both nodes share stays."""
+        old = self.view.nodes[c][self.chosen[c]]
+        self.total += self.costs.of[c][k] - self.costs.of[c][self.chosen[c]]
+        self.chosen[c] = k
+        for a in self.view.nodes[c][k].children:
+            self._use(a)
+        for a in old.children:
+            self._drop(a)
+
+    def _use(self, c: int) -> None:
+        stack = [c]
+        while stack:
+            a = stack.pop()
+            self.count[a] = self.count.get(a, 0) + 1
+            if self.count[a] == 1:
+                self.total += self.costs.of[a][self.chosen[a]]
+                stack.extend(self.view.nodes[a][self.chosen[a]].children)
+
+    def _drop(self, c: int) -> None:
+        stack = [c]
+        while stack:
+            a = stack.pop()
+            self.count[a] -= 1
+            if self.count[a] == 0:
+                del self.count[a]
+                self.total -= self.costs.of[a][self.chosen[a]]
+                stack.extend(self.view.nodes[a][self.chosen[a]].children)
+
+    def _buildable(self, c: int, k: int) -> bool:
+        """Whether no chosen operand below node ``k`` of class ``c`` leads back to ``c``."""
+        stack, seen = list(self.view.nodes[c][k].children), set()
+        while stack:
+            a = stack.pop()
+            if a == c or self.chosen[a] < 0:
+                return False
+            if a not in seen:
+                seen.add(a)
+                stack.extend(self.view.nodes[a][self.chosen[a]].children)
+        return True
+
+
+def _topological(view: View, choice: Choice) -> list[int]:
+    """The classes of a choice that outputs and effects need, operands first, in the order of the original where it has one."""
+    order: list[int] = []
+    done: set[int] = set()
+    stack = [(view.class_of[t], False) for t in reversed(view.program.roots())]
+    while stack:
+        c, expanded = stack.pop()
+        if expanded:
+            if c not in done:
+                done.add(c)
+                order.append(c)
+        elif c not in done:
+            stack.append((c, True))
+            stack.extend((a, False) for a in reversed(choice[c].children) if a not in done)
+    return order

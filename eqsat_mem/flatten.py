@@ -1,0 +1,225 @@
+"""A jaxpr as one flat list of equations over numbered values: calls inlined, equal equations merged, dead ones gone.
+
+Inlining changes no value: nested ``jit``, ``custom_jvp``, ``custom_vjp`` and checkpoints are their bodies, and a branch that
+waits only for the platform is the branch of this platform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from . import diagonal
+from .ir import Source
+from .ops import IDENTITIES
+
+try:
+    from jax._src import source_info_util as _frames
+except ImportError:  # JAX moved its private module: programs load without lines
+    _frames = None  # type: ignore[assignment]
+
+Shape = tuple[int, ...]
+
+_BODIES = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
+}
+"""Primitives that are calls, and the parameter that holds their body."""
+
+_IMPURE = frozenset({"rng_uniform", "empty", "create_token"})
+"""Primitives that may return something else each time, though they declare no effect."""
+
+
+@dataclass(frozen=True, eq=False)
+class Equation:
+    """One primitive on numbered values."""
+
+    prim: Any
+    params: dict[str, Any]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    effects: bool
+    source: Source | None
+
+
+@dataclass
+class Flat:
+    """Values by number (shape and dtype), what each of the given ones is, and the equations in order."""
+
+    shapes: list[Shape] = field(default_factory=list)
+    dtypes: list[Any] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    consts: dict[int, Any] = field(default_factory=dict)
+    literals: dict[int, Any] = field(default_factory=dict)
+    equations: list[Equation] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    weak: list[bool] = field(default_factory=list)
+
+    def new(self, shape: Sequence[int], dtype: Any) -> int:
+        self.shapes.append(tuple(int(n) for n in shape))
+        self.dtypes.append(dtype)
+        return len(self.shapes) - 1
+
+
+def flatten(closed: ClosedJaxpr) -> Flat:
+    """The flat form of a closed jaxpr."""
+    work = _Flattening(Flat())
+    jaxpr = closed.jaxpr
+    work.flat.inputs = [work.value(v.aval) for v in jaxpr.invars]
+    work.flat.outputs = work.inline(jaxpr, closed.consts, work.flat.inputs, None)
+    work.flat.weak = [bool(getattr(v.aval, "weak_type", False)) for v in jaxpr.outvars]
+    work.flat.equations = _live(work.flat.equations, work.flat.outputs)
+    used = {v for eqn in work.flat.equations for v in eqn.ins}.union(work.flat.outputs)
+    work.flat.literals = {v: value for v, value in work.flat.literals.items() if v in used}
+    return work.flat
+
+
+def _live(equations: list[Equation], outputs: Iterable[int]) -> list[Equation]:
+    """The equations that outputs and effects need."""
+    needed, kept = set(outputs), []
+    for eqn in reversed(equations):
+        if eqn.effects or not needed.isdisjoint(eqn.outs):
+            needed.update(eqn.ins)
+            kept.append(eqn)
+    return kept[::-1]
+
+
+class _Flattening:
+    """The state of one flattening: the numbers of literals and of pure equations seen so far."""
+
+    def __init__(self, flat: Flat):
+        self.flat = flat
+        self.known_literals: dict[Any, int] = {}
+        self.known_consts: dict[int, int] = {}
+        self.known_equations: dict[Any, tuple[int, ...]] = {}
+        self.producer: dict[int, Equation] = {}
+
+    def value(self, aval: Any) -> int:
+        return self.flat.new(getattr(aval, "shape", ()), getattr(aval, "dtype", np.dtype(bool)))
+
+    def inline(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[int], caller: Source | None) -> list[int]:
+        """The values of a jaxpr's results; ``caller`` is the line of a library function that holds it."""
+        env = dict(zip(jaxpr.invars, args))
+        env.update((var, self.const(value, var.aval)) for var, value in zip(jaxpr.constvars, consts))
+
+        def read(atom: Any) -> int:
+            return self.literal(atom.val, atom.aval) if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            ins = [read(v) for v in eqn.invars]
+            env.update(zip(eqn.outvars, self.equation(eqn, ins, caller)))
+        return [read(v) for v in jaxpr.outvars]
+
+    def equation(self, eqn: Any, ins: list[int], caller: Source | None) -> Sequence[int]:
+        """The values of one equation's results."""
+        name, params = eqn.primitive.name, eqn.params
+        source = caller or _source(eqn)
+        if name in _BODIES:
+            return self.call(params[_BODIES[name]], ins, source)
+        if name == "cond" and (branch := self.branch(params, ins[0])) is not None:
+            return self.call(branch, ins[1:], source)
+        if name in IDENTITIES:
+            return ins
+        if name == "convert_element_type" and (same := self.converted(ins[0], params["new_dtype"])) is not None:
+            return [same]
+        plain = diagonal.plain_form(self.flat, self.producer, name, params, ins)
+        if plain is not None:
+            return self.call(plain, ins, source)
+        return self.emit(eqn, ins, source)
+
+    def converted(self, value: int, dtype: Any) -> int | None:
+        """The value itself if it has this dtype already, or the literal that it is exactly."""
+        if self.flat.dtypes[value] == dtype:
+            return value
+        if value in self.flat.literals:
+            before = self.flat.literals[value]
+            after = np.asarray(before).astype(dtype)
+            if jax.dtypes.issubdtype(before.dtype, np.integer) and after == before:
+                return self.literal(after, jax.ShapeDtypeStruct((), dtype))
+        return None
+
+    def call(self, body: Any, ins: Sequence[int], source: Source | None) -> list[int]:
+        closed = body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())
+        return self.inline(closed.jaxpr, closed.consts, ins, source if _in_library(closed.jaxpr) else None)
+
+    def branch(self, params: dict[str, Any], index: int) -> Any:
+        """The only branch that can run here: chosen by the platform, or by a literal."""
+        branches = params["branches"]
+        platforms = params.get("branches_platforms")
+        if platforms is not None:
+            here = jax.default_backend()
+            mine = {here, "cuda", "rocm"} if here == "gpu" else {here}
+            return next((b for b, names in zip(branches, platforms) if names is None or mine & set(names)), None)
+        if index in self.flat.literals:
+            return branches[min(max(int(self.flat.literals[index]), 0), len(branches) - 1)]
+        return None
+
+    def emit(self, eqn: Any, ins: list[int], source: Source | None) -> Sequence[int]:
+        effects = bool(eqn.effects)
+        key = None if effects or eqn.primitive.name in _IMPURE else _key(eqn.primitive, eqn.params, ins)
+        if key is not None and key in self.known_equations:
+            return self.known_equations[key]
+        outs = tuple(self.value(v.aval) for v in eqn.outvars)
+        new = Equation(eqn.primitive, eqn.params, tuple(ins), outs, effects, source)
+        self.flat.equations.append(new)
+        self.producer.update((v, new) for v in outs)
+        if key is not None:
+            self.known_equations[key] = outs
+        return outs
+
+    def const(self, value: Any, aval: Any) -> int:
+        """A closed-over array; scalars become literals, arrays of one identity one value."""
+        if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended) and not aval.shape and not isinstance(value, jax.core.Tracer):
+            return self.literal(value, aval)
+        if id(value) not in self.known_consts:
+            number = self.known_consts[id(value)] = self.value(aval)
+            self.flat.consts[number] = value
+        return self.known_consts[id(value)]
+
+    def literal(self, value: Any, aval: Any) -> int:
+        key = (np.dtype(aval.dtype), np.asarray(value, aval.dtype).tobytes())
+        if key not in self.known_literals:
+            number = self.known_literals[key] = self.value(aval)
+            self.flat.literals[number] = np.asarray(value, aval.dtype)[()]
+        return self.known_literals[key]
+
+
+def _key(prim: Any, params: dict[str, Any], ins: Sequence[int]) -> Any:
+    """What two equal equations share; ``None`` if the parameters do not compare."""
+    key = (prim, tuple(ins), tuple(params.items()))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _source(eqn: Any) -> Source | None:
+    """The user's line that an equation comes from."""
+    if _frames is None or eqn.source_info.traceback is None:
+        return None
+    frame = _frames.user_frame(eqn.source_info.traceback)
+    return None if frame is None else Source(frame.file_name, frame.start_line, frame.function_name)
+
+
+_LIBRARY = jax.__file__.rsplit("/", 1)[0] + "/"
+
+
+def _in_library(jaxpr: Jaxpr) -> bool:
+    """Whether a body was written inside JAX: JAX keeps it from its first call, so its lines may be another caller's."""
+    info = getattr(getattr(jaxpr, "debug_info", None), "func_src_info", None) or ""
+    return _LIBRARY in info

@@ -1,0 +1,94 @@
+"""Which values of a straight region a compiler keeps, and which it only computes on the way.
+
+XLA fuses elementwise operations and reductions into their consumer, so that such values are never in memory. What is kept: results of
+contractions, block operations and loops, whatever those read, and values that several consumers need and that are too dear to compute twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from eqsat_mem.extract import Extraction
+from eqsat_mem.ir import Fold, Map, Rename, children
+from eqsat_mem.loops import Loop, Seq, has_effects, made, reads
+from eqsat_mem.ops import MAPS
+
+SMALL_FOLD = 64
+"""A fold over at most so many elements is computed inside its consumer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """A region with the values it keeps: ``kernels`` are its steps, each with the kept values and outer values it reads."""
+
+    kept: tuple[int | Loop | Seq, ...]
+    operands: tuple[frozenset[int], ...]
+    members: tuple[tuple[int, ...], ...]
+    unrolled: frozenset[int] = field(default=frozenset())
+
+    @cached_property
+    def last_use(self) -> dict[int, int]:
+        """For every value that some step reads: the position of the last such step."""
+        return {t: p for p, operands in enumerate(self.operands) for t in operands}
+
+
+def fuse(ex: Extraction, seq: Seq) -> Fused:
+    """Group the terms of one region into kernels."""
+    program = ex.program
+    terms = [s for s in seq.steps if isinstance(s, int)]
+    inside = set(terms)
+    users: dict[int, list[int]] = {t: [] for t in terms}
+    escapes = set(seq.outs)
+    for s in seq.steps:
+        if not isinstance(s, int):
+            escapes |= reads(program, s) & inside
+            continue
+        for c in set(children(program.terms[s])) & inside:
+            users[c].append(s)
+    virtual = {t for t in terms if t not in escapes and _computed_on_the_way(ex, t, users[t])}
+    kept, operands, members = [], [], []
+    for s in seq.steps:
+        if isinstance(s, int):
+            if s in virtual:
+                continue
+            group = _group(ex, s, virtual)
+            operands.append(frozenset(c for t in group for c in children(program.terms[t]) if c not in group))
+            members.append(tuple(group))
+        else:
+            outer: set[int] = set()
+            for t in reads(program, s):
+                outer |= {c for g in _group(ex, t, virtual) for c in children(program.terms[g])} if t in virtual else {t}
+            operands.append(frozenset(outer))
+            members.append(())
+        kept.append(s)
+    return Fused(tuple(kept), tuple(operands), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)))
+
+
+def _computed_on_the_way(ex: Extraction, t: int, users: list[int]) -> bool:
+    program, term = ex.program, ex.program.terms[t]
+    if isinstance(term, Rename):
+        return True
+    if not users or not all(isinstance(program.terms[u], (Map, Fold, Rename)) for u in users):
+        return not users and not has_effects(term)
+    match term:
+        case Map():
+            return len(users) == 1 or MAPS[term.op].cheap
+        case Fold():
+            return len(users) == 1 and program.extent(term.over) <= SMALL_FOLD
+    return False
+
+
+def _group(ex: Extraction, root: int, virtual: set[int]) -> list[int]:
+    """``root`` with all virtual terms that it computes on the way, ascending."""
+    seen = {root}
+    stack = [root]
+    while stack:
+        for c in children(ex.program.terms[stack.pop()]):
+            if c in virtual and c not in seen:
+                seen.add(c)
+                stack.append(c)
+    return sorted(seen)
+
+
+__all__ = ["Fused", "fuse", "made"]

@@ -1,0 +1,442 @@
+"""Indices, terms and programs: tensors as functions of named indices.
+
+A term's value depends on its set of *free* indices and has no axis order of its own; its size is the
+product of their extents. An axis of an array is a product of indices, outermost first: ``()`` is an
+axis of extent one, ``(n,)`` an ordinary axis, ``(b, t)`` two axes merged by a reshape. Sets of indices
+are integer bitmasks: bit ``i`` stands for ``program.indices[i]``.
+
+A program is a list of hash-consed terms in topological order. Sharing a term is sharing its value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Axis = tuple[int, ...]
+Axes = tuple[Axis, ...]
+Params = tuple[tuple[str, Any], ...]
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The members of an index set, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def mask_of(indices: Iterable[int]) -> int:
+    """The index set with these members."""
+    out = 0
+    for i in indices:
+        out |= 1 << i
+    return out
+
+
+def axes_mask(axes: Axes) -> int:
+    """The index set that occurs in an array's axes."""
+    return mask_of(i for axis in axes for i in axis)
+
+
+@dataclass(frozen=True)
+class Index:
+    """A named axis with an extent, at least two except for axes of extent zero or one that must stay."""
+
+    name: str
+    extent: int
+
+
+# --- terms ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Term:
+    """What every term has: the dtype of its value (a numpy or JAX extended dtype)."""
+
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Input(Term):
+    """A read of argument ``slot``, each axis of the array named by ``axes``."""
+
+    slot: int
+    axes: Axes
+
+
+@dataclass(frozen=True)
+class Const(Term):
+    """A read of the closed-over array ``program.consts[slot]``, named by ``axes``."""
+
+    slot: int
+    axes: Axes
+
+
+@dataclass(frozen=True)
+class Literal(Term):
+    """A scalar. ``value`` is a Python number; equal numbers of different type or sign are kept apart by ``key``."""
+
+    value: Any
+    key: str
+
+    @staticmethod
+    def of(value: Any, dtype: Any) -> Literal:
+        value = np.asarray(value).item()
+        return Literal(dtype, value, f"{type(value).__name__}:{value!r}")
+
+
+@dataclass(frozen=True)
+class Iota(Term):
+    """The position along ``index``: 0, 1, ... extent - 1."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Map(Term):
+    """An elementwise operation; free indices of the operands broadcast against each other by name."""
+
+    op: str
+    args: tuple[int, ...]
+    params: Params = ()
+
+
+@dataclass(frozen=True)
+class Fold(Term):
+    """A monoid folded over the index set ``over``; an index that ``arg`` does not depend on counts all the same."""
+
+    monoid: str
+    over: int
+    arg: int
+
+
+@dataclass(frozen=True)
+class Dot(Term):
+    """The contraction ``sum_over lhs * rhs``, which is what a matrix unit runs."""
+
+    over: int
+    lhs: int
+    rhs: int
+    precision: Any = None
+
+
+@dataclass(frozen=True)
+class Rename(Term):
+    """``arg`` read under other index names: ``pairs`` (source, destination), all at once, destinations not free in ``arg`` unless renamed away."""
+
+    pairs: tuple[tuple[int, int], ...]
+    arg: int
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One equation that binds some axes of its operands: a JAX primitive with its parameters.
+
+    Operand ``a`` is laid out as ``in_axes[a]``, output ``k`` comes as ``out_axes[k]``. The operation is pointwise in
+    the indices of ``pointwise`` (single-index axes of the output, and of every operand that they occur in); all other
+    operand axes are bound. ``scratch_bytes`` is what it holds inside while it runs. Calls compare by identity, so equations with effects
+    are never merged.
+    """
+
+    prim: Any
+    params: dict[str, Any]
+    in_axes: tuple[Axes, ...]
+    out_axes: tuple[Axes, ...]
+    out_dtypes: tuple[Any, ...]
+    pointwise: int = 0
+    effects: bool = False
+    scratch_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Block(Term):
+    """Output ``out`` of a :class:`Call` on ``args``."""
+
+    call: Call
+    args: tuple[int, ...]
+    out: int
+
+
+def children(term: Term) -> tuple[int, ...]:
+    """The operands of a term."""
+    match term:
+        case Map() | Block():
+            return term.args
+        case Fold() | Rename():
+            return (term.arg,)
+        case Dot():
+            return (term.lhs, term.rhs)
+        case _:
+            return ()
+
+
+def with_children(term: Term, new: tuple[int, ...]) -> Term:
+    """The same operation on other operands."""
+    match term:
+        case Map():
+            return Map(term.dtype, term.op, new, term.params)
+        case Block():
+            return Block(term.dtype, term.call, new, term.out)
+        case Fold():
+            return Fold(term.dtype, term.monoid, term.over, new[0])
+        case Rename():
+            return Rename(term.dtype, term.pairs, new[0])
+        case Dot():
+            return Dot(term.dtype, term.over, new[0], new[1], term.precision)
+        case _:
+            return term
+
+
+# --- programs ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """The user's line that a term comes from."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line} ({self.function})"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An argument of the program: its name, shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result of the program: a term laid out along ``axes`` (indices not free in the term are broadcast)."""
+
+    term: int
+    axes: Axes
+    weak_type: bool = False
+
+
+@dataclass
+class Program:
+    """Terms in topological order with inputs, constants, outputs and effects (roots that must run, in order)."""
+
+    indices: list[Index] = field(default_factory=list)
+    inputs: list[Buffer] = field(default_factory=list)
+    consts: list[Any] = field(default_factory=list)
+    terms: list[Term] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    effects: list[int] = field(default_factory=list)
+    source: dict[int, Source] = field(default_factory=dict)
+    _ids: dict[Term, int] = field(default_factory=dict, repr=False)
+
+    # building
+
+    def new_index(self, name: str, extent: int) -> int:
+        taken = {i.name for i in self.indices}
+        unique, count = name, 2
+        while unique in taken:
+            unique, count = f"{name}{count}", count + 1
+        self.indices.append(Index(unique, extent))
+        return len(self.indices) - 1
+
+    def add(self, term: Term, source: Source | None = None) -> int:
+        """The id of ``term``, which is new or stood here already."""
+        if isinstance(term, Rename):
+            simpler = self._rename(term)
+            if not isinstance(simpler, Term):
+                return simpler
+            term = simpler
+        known = self._ids.get(term)
+        if known is None:
+            known = len(self.terms)
+            self.terms.append(term)
+            self.free.append(self.free_of(term))
+            self._ids[term] = known
+        if source is not None:
+            self.source.setdefault(known, source)
+        return known
+
+    def _rename(self, term: Rename) -> Term | int:
+        """A rename of a leaf is another read; of a rename, one rename; of nothing, nothing."""
+        inner = self.terms[term.arg]
+        pairs = tuple(sorted((s, d) for s, d in term.pairs if s != d and self.free[term.arg] >> s & 1))
+        to = dict(pairs)
+        if not pairs:
+            return term.arg
+        match inner:
+            case Input() | Const():
+                axes = tuple(tuple(to.get(i, i) for i in axis) for axis in inner.axes)
+                return type(inner)(inner.dtype, inner.slot, axes)
+            case Iota():
+                return Iota(inner.dtype, to[inner.index])
+            case Rename():
+                first = dict(inner.pairs)
+                whole = {s: to.get(d, d) for s, d in first.items()}
+                whole |= {s: d for s, d in to.items() if s not in first.values()}
+                return self._rename(Rename(term.dtype, tuple(whole.items()), inner.arg))
+        return Rename(term.dtype, pairs, term.arg)
+
+    # reading
+
+    def free_of(self, term: Term) -> int:
+        """The indices that the value of ``term`` depends on."""
+        match term:
+            case Input() | Const():
+                return axes_mask(term.axes)
+            case Literal():
+                return 0
+            case Iota():
+                return 1 << term.index
+            case Map():
+                out = 0
+                for a in term.args:
+                    out |= self.free[a]
+                return out
+            case Fold():
+                return self.free[term.arg] & ~term.over
+            case Dot():
+                return (self.free[term.lhs] | self.free[term.rhs]) & ~term.over
+            case Rename():
+                to = dict(term.pairs)
+                return mask_of(to.get(i, i) for i in bits(self.free[term.arg]))
+            case Block():
+                return axes_mask(term.call.out_axes[term.out])
+        raise TypeError(f"not a term: {term!r}")
+
+    def extent(self, mask: int) -> int:
+        """The product of the extents of an index set."""
+        return math.prod(self.indices[i].extent for i in bits(mask))
+
+    def nbytes(self, term: int) -> int:
+        """Bytes of the whole value of a term."""
+        return self.extent(self.free[term]) * itemsize(self.terms[term].dtype)
+
+    def shape(self, axes: Axes) -> tuple[int, ...]:
+        return tuple(math.prod(self.indices[i].extent for i in axis) for axis in axes)
+
+    def roots(self) -> list[int]:
+        return [o.term for o in self.outputs] + self.effects
+
+    def reachable(self) -> list[int]:
+        """The terms that outputs and effects need, in topological order."""
+        seen: set[int] = set()
+        stack = self.roots()
+        while stack:
+            t = stack.pop()
+            if t not in seen:
+                seen.add(t)
+                stack.extend(children(self.terms[t]))
+        return sorted(seen)
+
+    def replace_calls(self, new: Mapping[Call, Call]) -> Program:
+        """The same program with other calls in place of some."""
+        out, ids = self.empty_like(), {}
+        for t in self.reachable():
+            term = with_children(self.terms[t], tuple(ids[c] for c in children(self.terms[t])))
+            if isinstance(term, Block) and term.call in new:
+                term = Block(term.dtype, new[term.call], term.args, term.out)
+            ids[t] = out.add(term, self.source.get(t))
+        out.outputs = [Output(ids[o.term], o.axes, o.weak_type) for o in self.outputs]
+        out.effects = [ids[t] for t in self.effects]
+        return out
+
+    def empty_like(self) -> Program:
+        """A program with the same indices, inputs and constants, and no terms."""
+        return Program(list(self.indices), list(self.inputs), list(self.consts))
+
+    def __str__(self) -> str:
+        return "\n".join([f"%{t} = {describe(self, t)}" for t in self.reachable()]
+                         + [f"return %{o.term} as {axes_text(self, o.axes)}" for o in self.outputs])
+
+
+def itemsize(dtype: Any) -> int:
+    """Bytes of one element; a typed random key counts as the 32-bit words it holds."""
+    size = getattr(dtype, "itemsize", None)
+    return int(size) if size is not None else 8
+
+
+def names(program: Program, mask: int) -> str:
+    return " ".join(program.indices[i].name for i in bits(mask))
+
+
+def axes_text(program: Program, axes: Axes) -> str:
+    def one(axis: Axis) -> str:
+        text = " ".join(program.indices[i].name for i in axis)
+        return text if len(axis) == 1 else f"({text})" if axis else "1"
+
+    return "[" + ", ".join(map(one, axes)) + "]"
+
+
+def describe(program: Program, t: int) -> str:
+    """One line of a program's text form."""
+    term = program.terms[t]
+    args = ", ".join(f"%{a}" for a in children(term))
+    tail = f" : {term.dtype}[{names(program, program.free[t])}]"
+    match term:
+        case Input():
+            return f"input {program.inputs[term.slot].name} {axes_text(program, term.axes)}{tail}"
+        case Const():
+            return f"const {term.slot} {axes_text(program, term.axes)}{tail}"
+        case Literal():
+            return f"{term.value!r}{tail}"
+        case Iota():
+            return f"iota {program.indices[term.index].name}{tail}"
+        case Map():
+            params = "".join(f" {k}={v}" for k, v in term.params)
+            return f"{term.op}({args}){params}{tail}"
+        case Fold():
+            return f"{term.monoid}[{names(program, term.over)}]({args}){tail}"
+        case Dot():
+            return f"dot[{names(program, term.over)}]({args}){tail}"
+        case Rename():
+            pairs = ", ".join(f"{program.indices[s].name}->{program.indices[d].name}" for s, d in term.pairs)
+            return f"rename[{pairs}]({args}){tail}"
+        case Block():
+            return f"{term.call.prim.name}.{term.out}({args}) {axes_text(program, term.call.out_axes[term.out])}{tail}"
+    return f"{term}{tail}"
+
+
+# --- checks -----------------------------------------------------------------------------------------
+
+
+def check(program: Program) -> None:
+    """Raise ``AssertionError`` naming the term if a program is not well formed."""
+    for t, term in enumerate(program.terms):
+        where = f"%{t}: {term}"
+        for c in children(term):
+            assert c < t, f"operand after its use at {where}"
+        assert program.free[t] == program.free_of(term), f"free indices of {where}"
+        match term:
+            case Input():
+                assert program.shape(term.axes) == tuple(program.inputs[term.slot].shape), f"shape of {where}"
+            case Const():
+                assert program.shape(term.axes) == np.shape(program.consts[term.slot]), f"shape of {where}"
+            case Rename():
+                targets = [d for _, d in term.pairs]
+                assert len(set(targets)) == len(targets), f"two indices become one at {where}"
+                stay = program.free[term.arg] & ~mask_of(s for s, _ in term.pairs)
+                assert not stay & mask_of(targets), f"a renamed index meets another at {where}"
+                for s, d in term.pairs:
+                    assert program.indices[s].extent == program.indices[d].extent, f"extents at {where}"
+            case Block():
+                call = term.call
+                assert len(call.in_axes) == len(term.args), f"operands of {where}"
+                for axes, a in zip(call.in_axes, term.args):
+                    assert not program.free[a] & ~axes_mask(axes), f"an operand's index has no axis at {where}"
+    for o in program.outputs:
+        assert not program.free[o.term] & ~axes_mask(o.axes), f"an index of output %{o.term} has no axis"
+
+
+def remap(pairs: Mapping[int, int], mask: int) -> int:
+    """An index set under a renaming."""
+    return mask_of(pairs.get(i, i) for i in bits(mask))

@@ -1,0 +1,306 @@
+"""Loop trees, and the one transformation that makes them: splitting a region along an index.
+
+A region is a straight sequence of terms. Splitting it along index ``i`` puts each term in one of three classes:
+
+- *slice*: ``i`` is free in it and it may be computed slice by slice;
+- *fold*: it folds ``i`` and may be accumulated chunk by chunk;
+- *whole*: everything else.
+
+Its phase is the number of finished loops over ``i`` it has to wait for: the maximum over its operands of the
+operand's phase, plus one where the operand is a fold over ``i`` or a slice that is needed whole. One loop per phase computes that
+phase's folds (accumulated) and the slices somebody needs whole (stacked), and recomputes the slices of earlier phases that it reads.
+Whole terms run between the loops. Bodies and the stretches between loops are regions again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from eqsat_mem.extract import Extraction
+from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Program, Rename, Term, children
+
+
+@dataclass(frozen=True, eq=False)
+class Seq:
+    """Steps in order: terms, loops and nested stretches. ``outs`` are the terms that are needed after it."""
+
+    steps: tuple[int | Loop | Seq, ...]
+    outs: frozenset[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """``body`` once per chunk of ``index``; ``folds`` are accumulated by their monoid, ``stacks`` written side by side.
+
+    Chunk sizes are not part of the tree: see :data:`Chunks`.
+    """
+
+    index: int
+    body: Seq
+    folds: tuple[int, ...]
+    stacks: tuple[int, ...]
+
+
+Step = int | Loop | Seq
+Chunks = Mapping[Loop, int]
+"""The extent of one chunk of every loop in a tree."""
+
+
+class Kind(Enum):
+    SLICE = "slice"
+    FOLD = "fold"
+    WHOLE = "whole"
+
+
+def is_leaf(term: Term) -> bool:
+    """Leaves are read where they are used; they are never steps."""
+    return isinstance(term, (Input, Const, Literal, Iota))
+
+
+def region(ex: Extraction) -> Seq:
+    """The whole program as one straight region."""
+    program = ex.program
+    steps = tuple(t for t in program.reachable() if not is_leaf(program.terms[t]))
+    return Seq(steps, frozenset(t for t in program.roots() if not is_leaf(program.terms[t])))
+
+
+def folded(term: Term) -> int:
+    """The index set that a term folds."""
+    return term.over if isinstance(term, (Fold, Dot)) else 0
+
+
+def kind_of(ex: Extraction, t: int, i: int) -> Kind:
+    """How term ``t`` behaves under a loop over ``i``."""
+    program, term = ex.program, ex.program.terms[t]
+    if program.free[t] >> i & 1:
+        if isinstance(term, Rename) or ex.splits.get(t, 0) >> i & 1:
+            return Kind.SLICE
+    elif ex.accumulates.get(t, 0) >> i & 1 and any(program.free[c] >> i & 1 for c in children(term)):
+        return Kind.FOLD
+    return Kind.WHOLE
+
+
+def gathers(ex: Extraction, t: int, operand: int, i: int) -> bool:
+    """Does any slice of ``t`` along ``i`` need ``operand`` whole along ``i``?"""
+    term = ex.program.terms[t]
+    match term:
+        case Rename():
+            return any(s == i for s, _ in term.pairs)
+        case Block():
+            return bool(ex.program.free[operand] >> i & 1) and not term.call.pointwise >> i & 1
+    return False
+
+
+def split(ex: Extraction, seq: Seq, i: int, keep: frozenset[int] = frozenset()) -> Seq | None:
+    """``seq`` as loops over index ``i`` with whole stretches between them; None if no loop would do anything.
+
+    ``keep`` names slices to be stacked by the loop of their phase rather than recomputed by the loops of later phases.
+    """
+    phases = _Phases(ex, seq, i, keep)
+    if not phases.roots:
+        return None
+    steps: list[Step] = []
+    for p in range(phases.count):
+        steps.append(Seq(tuple(phases.stretch(p)), frozenset()))
+        if p in phases.roots:
+            steps.append(phases.loop(p))
+    return _with_outs(ex.program, [s for s in steps if not isinstance(s, Seq) or s.steps], seq.outs)
+
+
+class _Phases:
+    """Kinds, phases and placement of the terms of one region under one index."""
+
+    def __init__(self, ex: Extraction, seq: Seq, i: int, keep: frozenset[int]):
+        self.ex, self.index = ex, i
+        self.terms: list[int] = [t for t in seq.steps if isinstance(t, int)]
+        assert len(self.terms) == len(seq.steps), "only straight regions are split"
+        self.kind: dict[int, Kind] = {}
+        self.phase: dict[int, int] = {}
+        self.stacked: set[int] = set()
+        self._classify(seq.outs)
+        self.stacked |= {t for t in keep if self.kind.get(t) is Kind.SLICE}
+        self.roots: dict[int, list[int]] = {}
+        for t in self.terms:
+            if self.kind[t] is Kind.FOLD or t in self.stacked:
+                self.roots.setdefault(self.phase[t], []).append(t)
+        self.count = 1 + max([*self.phase.values(), *self.roots, 0]) + 1
+        self.place = self._place_whole()
+
+    def _classify(self, outs: frozenset[int]) -> None:
+        terms, effects_phase = self.ex.program.terms, 0
+        for t in self.terms:
+            kind, phase = kind_of(self.ex, t, self.index), 0
+            for c in children(terms[t]):
+                if c not in self.kind:
+                    continue
+                whole = self.kind[c] is Kind.SLICE and (kind is Kind.WHOLE or gathers(self.ex, t, c, self.index))
+                if whole:
+                    self.stacked.add(c)
+                phase = max(phase, self.phase[c] + (whole or self.kind[c] is Kind.FOLD))
+            if has_effects(terms[t]):
+                effects_phase = phase = max(phase, effects_phase)
+            self.kind[t], self.phase[t] = kind, phase
+        self.stacked |= {t for t in outs if self.kind.get(t) is Kind.SLICE}
+
+    def _place_whole(self) -> dict[int, int]:
+        """The stretch of every whole term: as late as its users allow where it is larger than what it reads, else as early as possible."""
+        program, last = self.ex.program, self.count - 1
+        used: dict[int, int] = {}
+        for p in self.roots:
+            for t in self.body(p):
+                for c in children(program.terms[t]):
+                    used[c] = min(used.get(c, last), p)
+        place: dict[int, int] = {}
+        for t in reversed(self.terms):
+            if self.kind[t] is not Kind.WHOLE:
+                continue
+            operands = children(program.terms[t])
+            grows = program.nbytes(t) > sum(program.nbytes(c) for c in operands)
+            late = grows and not has_effects(program.terms[t])
+            place[t] = max(self.phase[t], used.get(t, last)) if late else self.phase[t]
+            for c in operands:
+                used[c] = min(used.get(c, last), place[t])
+        return place
+
+    def stretch(self, p: int) -> list[int]:
+        return [t for t in self.terms if self.place.get(t) == p]
+
+    def body(self, p: int) -> list[int]:
+        """The terms that loop ``p`` computes: its roots and the slices they need that no earlier loop has stacked."""
+        inside: set[int] = set()
+        stack = list(self.roots[p])
+        while stack:
+            t = stack.pop()
+            if t in inside:
+                continue
+            inside.add(t)
+            for c in children(self.ex.program.terms[t]):
+                ready = c in self.stacked and self.phase[c] < p
+                if self.kind.get(c) is Kind.SLICE and not ready:
+                    stack.append(c)
+        return sorted(inside)
+
+    def loop(self, p: int) -> Loop:
+        roots = self.roots[p]
+        folds = tuple(t for t in roots if self.kind[t] is Kind.FOLD)
+        stacks = tuple(t for t in roots if self.kind[t] is Kind.SLICE)
+        return Loop(self.index, Seq(tuple(self.body(p)), frozenset(roots)), folds, stacks)
+
+    def shared_slices(self) -> list[int]:
+        """Slices that more than one loop computes: candidates to be kept."""
+        times: dict[int, int] = {}
+        for p in self.roots:
+            for t in self.body(p):
+                times[t] = times.get(t, 0) + 1
+        return [t for t, n in times.items() if n > 1 and self.kind[t] is Kind.SLICE]
+
+
+def shared_slices(ex: Extraction, seq: Seq, i: int, keep: frozenset[int] = frozenset()) -> list[int]:
+    """The slices that several loops over ``i`` would compute again."""
+    return _Phases(ex, seq, i, keep).shared_slices()
+
+
+def has_effects(term: Term) -> bool:
+    return isinstance(term, Block) and term.call.effects
+
+
+def _with_outs(program: Program, steps: list[Step], outs: frozenset[int]) -> Seq:
+    """A sequence whose nested stretches hand on exactly what later steps read."""
+    needed = set(outs)
+    done: list[Step] = []
+    for step in reversed(steps):
+        if isinstance(step, Seq):
+            step = replace(step, outs=frozenset(made(step) & needed))
+        done.append(step)
+        needed |= reads(program, step)
+    return Seq(tuple(reversed(done)), outs)
+
+
+def made(step: Step) -> set[int]:
+    """The terms that a step defines for the steps after it (before ``outs`` restrict them)."""
+    match step:
+        case int():
+            return {step}
+        case Loop():
+            return {*step.folds, *step.stacks}
+        case Seq():
+            return set().union(*(made(s) for s in step.steps))
+
+
+def reads(program: Program, step: Step) -> set[int]:
+    """The terms that a step reads and does not define; leaves included."""
+    match step:
+        case int():
+            return set(children(program.terms[step]))
+        case Loop():
+            return reads(program, step.body)
+        case Seq():
+            need: set[int] = set()
+            have: set[int] = set()
+            for s in step.steps:
+                need |= reads(program, s) - have
+                have |= made(s)
+            return need
+
+
+# --- walking and rebuilding ---------------------------------------------------------------------------
+
+Path = tuple[int, ...]
+
+
+def regions(seq: Seq, path: Path = ()) -> Iterator[tuple[Path, Seq]]:
+    """Every sequence of a tree with its path: positions of steps, a loop standing for its body."""
+    yield path, seq
+    for k, step in enumerate(seq.steps):
+        if isinstance(step, Loop):
+            yield from regions(step.body, (*path, k))
+        elif isinstance(step, Seq):
+            yield from regions(step, (*path, k))
+
+
+def loops(seq: Seq) -> Iterator[Loop]:
+    """Every loop of a tree, outer before inner."""
+    for step in seq.steps:
+        if isinstance(step, Loop):
+            yield step
+            yield from loops(step.body)
+        elif isinstance(step, Seq):
+            yield from loops(step)
+
+
+def at(seq: Seq, path: Path) -> Seq:
+    """The sequence at a path."""
+    for k in path:
+        step = seq.steps[k]
+        assert not isinstance(step, int)
+        seq = step.body if isinstance(step, Loop) else step
+    return seq
+
+
+def with_region(seq: Seq, path: Path, new: Seq) -> Seq:
+    """The tree with another sequence at ``path``."""
+    if not path:
+        return new
+    step = seq.steps[path[0]]
+    assert not isinstance(step, int)
+    if isinstance(step, Loop):
+        changed: Step = replace(step, body=with_region(step.body, path[1:], new))
+    else:
+        changed = with_region(step, path[1:], new)
+    return replace(seq, steps=(*seq.steps[: path[0]], changed, *seq.steps[path[0] + 1 :]))
+
+
+def enclosing(seq: Seq, path: Path) -> list[Loop]:
+    """The loops around the sequence at a path, outermost first."""
+    around: list[Loop] = []
+    for k in path:
+        step = seq.steps[k]
+        assert not isinstance(step, int)
+        if isinstance(step, Loop):
+            around.append(step)
+            seq = step.body
+        else:
+            seq = step
+    return around

@@ -1,0 +1,146 @@
+"""Live sets and peaks of a loop tree.
+
+Steps run in order; a value is live from the step that makes it to the last that reads it, and outputs stay. A loop holds its results and,
+on top of what is live around it, the peak of its body at the chunk's extent. An elementwise result takes over the buffer of an operand of
+the same size that dies with it. Values computed on the way are not held (see :mod:`eqsat_mem.fusion`). All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from eqsat_mem.extract import Extraction
+from eqsat_mem.fusion import Fused, fuse
+from eqsat_mem.ir import Block, Dot, Map, Program, bits, children, itemsize
+from eqsat_mem.loops import Chunks, Loop, Path, Seq, is_leaf, loops, made
+
+Extents = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest live set of a region: its bytes, where in the tree it is, and the values that make it."""
+
+    nbytes: int
+    path: Path
+    position: int
+    live: tuple[tuple[int, int], ...]
+
+
+@dataclass(eq=False)
+class Memory:
+    """Peaks of regions of one program, each computed once per combination of extents."""
+
+    ex: Extraction
+    _fused: dict[Seq, Fused] = field(default_factory=dict)
+    _inner: dict[Seq, tuple[Loop, ...]] = field(default_factory=dict)
+    _peaks: dict[tuple[Seq, Extents, tuple[int, ...]], Peak] = field(default_factory=dict)
+
+    def full_extents(self) -> Extents:
+        return tuple(i.extent for i in self.ex.program.indices)
+
+    def fused(self, seq: Seq) -> Fused:
+        known = self._fused.get(seq)
+        if known is None:
+            known = self._fused[seq] = fuse(self.ex, seq)
+        return known
+
+    def key(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[Seq, Extents, tuple[int, ...]]:
+        """What a figure of a region depends on: extents around it and chunks inside it."""
+        inner = self._inner.get(seq)
+        if inner is None:
+            inner = self._inner[seq] = tuple(loops(seq))
+        return seq, extents, tuple(chunks[loop] for loop in inner)
+
+    def total(self, seq: Seq, chunks: Chunks) -> int:
+        """Arguments, outputs and temporaries of the whole program."""
+        return argument_bytes(self.ex.program) + self.peak(seq, self.full_extents(), chunks).nbytes + self._output_copies(seq)
+
+    def _output_copies(self, seq: Seq) -> int:
+        """Outputs that are plain reads, or that are returned twice, are copies of their own."""
+        program, seen, extra = self.ex.program, set(), 0
+        for o in program.outputs:
+            size = math.prod(program.shape(o.axes)) * itemsize(program.terms[o.term].dtype)
+            if is_leaf(program.terms[o.term]) or o.term in seen or size != program.nbytes(o.term):
+                extra += size
+            seen.add(o.term)
+        return extra
+
+    def peak(self, seq: Seq, extents: Extents, chunks: Chunks) -> Peak:
+        """The largest live set inside ``seq`` of values that it makes."""
+        key = self.key(seq, extents, chunks)
+        known = self._peaks.get(key)
+        if known is None:
+            known = self._peaks[key] = self._walk(seq, extents, chunks)
+        return known
+
+    def _walk(self, seq: Seq, extents: Extents, chunks: Chunks) -> Peak:
+        program, fused = self.ex.program, self.fused(seq)
+        live: dict[int, int] = {}
+        best = Peak(0, (), -1, ())
+        total = 0
+        for position, step in enumerate(fused.kept):
+            scratch = 0
+            if isinstance(step, int) and isinstance(term := program.terms[step], Block):
+                scratch = term.call.scratch_bytes
+            dying = [t for t in fused.operands[position] if fused.last_use[t] == position and t in live and t not in seq.outs]
+            inner = Peak(0, (), -1, ())
+            new: dict[int, int] = {}
+            if isinstance(step, int):
+                new[step] = size(program, step, extents)
+                scratch += self._slices(step, fused.members[position], extents, live)
+            elif isinstance(step, Loop):
+                new = {t: size(program, t, extents) for t in made(step)}
+                inner = self.peak(step.body, within(extents, step, chunks), chunks)
+            else:
+                inner = self.peak(step, extents, chunks)
+            reuse = self._taken_over(step, new, dying, live)
+            now = total + sum(new.values()) - reuse + inner.nbytes + scratch
+            if now > best.nbytes:
+                at = seq.steps.index(step)
+                path = (at, *inner.path) if not isinstance(step, int) else ()
+                best = Peak(now, path, position, (*live.items(), *new.items(), *inner.live))
+            if isinstance(step, Seq):
+                new = {t: size(program, t, extents) for t in step.outs}
+            live |= new
+            total += sum(new.values())
+            for t in dying:
+                total -= live.pop(t)
+            if isinstance(step, int) and step not in fused.last_use and step not in seq.outs:
+                total -= live.pop(step)
+        return best
+
+    def _taken_over(self, step: int | Loop | Seq, new: dict[int, int], dying: list[int], live: dict[int, int]) -> int:
+        """Bytes that an elementwise result does not need because an operand of its size dies here."""
+        if not isinstance(step, int) or not isinstance(self.ex.program.terms[step], Map):
+            return 0
+        return new[step] if any(live[t] == new[step] for t in dying) else 0
+
+    def _slices(self, step: int, members: tuple[int, ...], extents: Extents, live: dict[int, int]) -> int:
+        """Copies of slices: what a contraction or block operation reads from outside the loop it runs in."""
+        program, term = self.ex.program, self.ex.program.terms[step]
+        if not isinstance(term, (Dot, Block)):
+            return 0
+        copied = 0
+        for c in set(children(term)):
+            sliced = any(extents[i] != program.indices[i].extent for i in bits(program.free[c]))
+            if c not in live and sliced:
+                copied += size(program, c, extents)
+        return copied
+
+
+def within(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:
+    """The extents inside a loop's body."""
+    return (*extents[: loop.index], min(chunks[loop], extents[loop.index]), *extents[loop.index + 1 :])
+
+
+def size(program: Program, t: int, extents: Extents) -> int:
+    """Bytes of a value at the given extents of its indices."""
+    return math.prod(extents[i] for i in bits(program.free[t])) * itemsize(program.terms[t].dtype)
+
+
+def argument_bytes(program: Program) -> int:
+    """Bytes of all arguments and closed-over arrays."""
+    buffers = sum(math.prod(b.shape) * itemsize(b.dtype) for b in program.inputs)
+    return buffers + sum(math.prod(getattr(c, "shape", ())) * itemsize(c.dtype) for c in program.consts)

@@ -1,0 +1,73 @@
+"""The table of operations: one row each, with meaning, roles of axes, cost and JAX source.
+
+``MAPS`` are elementwise, ``MONOIDS`` fold indices, ``BLOCKS`` bind some axes; any other primitive is opaque.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from ..ir import Call
+from .algebra import ALGEBRA
+from .blocks import BlockOp, Group, Place, Shapes
+from .control import CONTROL, OPAQUE
+from .gathers import GATHERS
+from .maps import ALIASES, IDENTITIES, MAPS, MapOp, map_params, map_text
+from .monoids import MONOIDS, REDUCTIONS, Monoid, foldable
+from .ordering import ORDERING
+from .randoms import RANDOMS
+from .shaping import SHAPING
+
+__all__ = [
+    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "BlockOp", "Group", "MapOp", "Monoid", "Place", "bind_call",
+    "block_op", "block_text", "block_weight", "call_groups", "call_params", "foldable", "map_params", "map_text",
+]  # fmt: skip
+
+BLOCKS: dict[str, BlockOp] = {row.name: row for row in [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL]}
+
+
+def block_op(name: str) -> BlockOp:
+    """The row of a primitive, or what holds for any."""
+    return BLOCKS.get(name, OPAQUE)
+
+
+def bind_call(call: Call, arrays: Sequence[Any]) -> list[Any]:
+    """The results of ``call`` on arrays laid out as ``call.in_axes``, whatever extents its pointwise indices have.
+
+    A call without results returns one scalar ``False``, so that its effect has a value to stand for it.
+    """
+    params = call_params(call, [jnp.shape(a) for a in arrays])
+    results = call.prim.bind(*arrays, **call.prim.get_bind_params(params))
+    if not call.prim.multiple_results:
+        return [results]
+    return list(results) or [jnp.zeros((), bool)]
+
+
+def call_params(call: Call, in_shapes: Shapes) -> dict[str, Any]:
+    """The parameters of ``call`` for operands of these shapes."""
+    return block_op(call.prim.name).resize(call.params, in_shapes, call_groups(call))
+
+
+def call_groups(call: Call) -> list[Group]:
+    """The places of each pointwise index of ``call``."""
+    places: dict[int, list[Place]] = {}
+    for side, arrays in (("in", call.in_axes), ("out", call.out_axes)):
+        for k, axes in enumerate(arrays):
+            for a, axis in enumerate(axes):
+                if len(axis) == 1 and call.pointwise >> axis[0] & 1:
+                    places.setdefault(axis[0], []).append((side, k, a))
+    return [tuple(group) for group in places.values()]
+
+
+def block_text(call: Call, args: Sequence[str], in_shapes: Shapes) -> str | None:
+    """JAX source of ``call`` on these operands, a tuple if it has several results; ``None`` where there is none."""
+    row = block_op(call.prim.name)
+    return row.text(call_params(call, in_shapes), args, in_shapes)
+
+
+def block_weight(call: Call, in_shapes: Shapes, out_shapes: Shapes) -> float:
+    """The cost of ``call`` in additions."""
+    return block_op(call.prim.name).weight(in_shapes, out_shapes, call.params)

@@ -1,0 +1,146 @@
+"""Blocks of linear algebra, convolutions, windows and transforms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .blocks import BlockOp, Group, Params, Pointwise, Shape, Shapes, Weight, unchanged
+
+
+def _leading(bound: int) -> Pointwise:
+    """Pointwise in every axis of operand 0 before the last ``bound``, which stands in the same place everywhere."""
+
+    def pointwise(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+        batch = len(ins[0]) - bound
+        return [tuple([("in", k, a) for k in range(len(ins))] + [("out", k, a) for k in range(len(outs))]) for a in range(batch)]
+
+    return pointwise
+
+
+def _cubic(factor: float) -> Weight:
+    """``factor`` m n min(m, n) operations per matrix."""
+
+    def weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+        *batch, m, n = ins[0]
+        return factor * math.prod(batch) * m * n * min(m, n)
+
+    return weight
+
+
+def _solve_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
+    flags = "".join(f", {k}={v!r}" for k, v in params.items())
+    return f"lax.linalg.triangular_solve({args[0]}, {args[1]}{flags})"
+
+
+def _triangular_solve(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """Right-hand sides are independent: columns of ``b`` if the matrix stands on the left, else rows."""
+    rank = len(ins[1])
+    column = rank - 1 if params["left_side"] else rank - 2
+    groups: list[Group] = [(("in", 0, a), ("in", 1, a), ("out", 0, a)) for a in range(rank - 2)]
+    return [*groups, (("in", 1, column), ("out", 0, column))]
+
+
+def _triangular_solve_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+    return float(ins[0][-1] * math.prod(ins[1]))
+
+
+def _tridiagonal_solve(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    rank = len(ins[3])
+    batch: list[Group] = [tuple([("in", k, a) for k in range(4)] + [("out", 0, a)]) for a in range(rank - 2)]
+    return [*batch, (("in", 3, rank - 1), ("out", 0, rank - 1))]
+
+
+def _conv(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    lhs, rhs, out = params["dimension_numbers"]
+    groups: list[Group] = []
+    if params["batch_group_count"] == 1:
+        groups.append((("in", 0, lhs[0]), ("out", 0, out[0])))
+        if params["feature_group_count"] == 1:
+            groups.append((("in", 1, rhs[0]), ("out", 0, out[1])))
+    return groups
+
+
+def _conv_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+    out_features = params["dimension_numbers"][1][0]
+    return 2.0 * math.prod(outs[0]) * math.prod(n for a, n in enumerate(ins[1]) if a != out_features)
+
+
+def _fft(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    return [(("in", 0, a), ("out", 0, a)) for a in range(len(ins[0]) - len(params["fft_lengths"]))]
+
+
+def _fft_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+    size = max(math.prod(ins[0]), math.prod(outs[0]))
+    return 5.0 * size * math.log2(max(2, math.prod(params["fft_lengths"])))
+
+
+def _fft_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
+    kind = getattr(params["fft_type"], "name", params["fft_type"])
+    return f"lax.fft({args[0]}, {str(kind)!r}, {tuple(map(int, params['fft_lengths']))})"
+
+
+def _untouched(window: Shape, params: Params) -> list[int]:
+    """The axes along which a window is a single element."""
+    ones = (1,) * len(window)
+    strides = params.get("window_strides") or ones
+    padding = params.get("padding") or ((0, 0),) * len(window)
+    base, dilation = params.get("base_dilation") or ones, params.get("window_dilation") or ones
+    return [
+        a
+        for a, n in enumerate(window)
+        if (n, strides[a], tuple(padding[a]), base[a], dilation[a]) == (1, 1, (0, 0), 1, 1)
+    ]  # fmt: skip
+
+
+def _window(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    rank = len(params["window_dimensions"])
+    operands = [k for k, shape in enumerate(ins) if len(shape) == rank]
+    return [
+        tuple([("in", k, a) for k in operands] + [("out", k, a) for k in range(len(outs))])
+        for a in _untouched(params["window_dimensions"], params)
+    ]
+
+
+def _window_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+    return float(math.prod(params["window_dimensions"]) * max(math.prod(outs[0]), math.prod(ins[0])))
+
+
+def _reduce(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """The first half of the operands are reduced, the second half are initial values."""
+    operands = len(ins) // 2
+    stay = [a for a in range(len(ins[0])) if a not in params["dimensions"]]
+    return [
+        tuple([("in", k, a) for k in range(operands)] + [("out", k, b) for k in range(len(outs))])
+        for b, a in enumerate(stay)
+    ]  # fmt: skip
+
+
+def _reduce_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+    return 3.0 * sum(map(math.prod, ins))
+
+
+ALGEBRA = [
+    BlockOp("cholesky", _leading(2), unchanged, _cubic(0.33)),
+    BlockOp("triangular_solve", _triangular_solve, unchanged, _triangular_solve_weight, _solve_text),
+    BlockOp("lu", _leading(2), unchanged, _cubic(0.67)),
+    BlockOp("qr", _leading(2), unchanged, _cubic(2)),
+    BlockOp("geqrf", _leading(2), unchanged, _cubic(2)),
+    BlockOp("geqp3", _leading(2), unchanged, _cubic(3)),
+    BlockOp("householder_product", _leading(2), unchanged, _cubic(2)),
+    BlockOp("eigh", _leading(2), unchanged, _cubic(10)),
+    BlockOp("eig", _leading(2), unchanged, _cubic(25)),
+    BlockOp("svd", _leading(2), unchanged, _cubic(20)),
+    BlockOp("schur", _leading(2), unchanged, _cubic(25)),
+    BlockOp("hessenberg", _leading(2), unchanged, _cubic(4)),
+    BlockOp("tridiagonal", _leading(2), unchanged, _cubic(2)),
+    BlockOp("tridiagonal_solve", _tridiagonal_solve, unchanged, lambda i, o, p: 10.0 * math.prod(o[0])),
+    BlockOp("conv_general_dilated", _conv, unchanged, _conv_weight),
+    BlockOp("fft", _fft, unchanged, _fft_weight, _fft_text),
+    *(
+        BlockOp(name, _window, unchanged, _window_weight)
+        for name in ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min", "select_and_gather_add",
+                     "select_and_scatter_add")
+    ),
+    BlockOp("reduce", _reduce, unchanged, _reduce_weight),
+]  # fmt: skip

@@ -1,0 +1,74 @@
+"""Operations that bind some axes of their operands and are pointwise in the others, one row each.
+
+A *place* is an axis of an operand or of a result, ``("in", k, axis)`` or ``("out", k, axis)``. A *group* is the places
+where one pointwise index stands: slice all of them alike, and the sliced operation gives the slice of the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Place = tuple[str, int, int]
+Group = tuple[Place, ...]
+Shape = tuple[int, ...]
+Shapes = Sequence[Shape]
+Params = Mapping[str, Any]
+Pointwise = Callable[[Shapes, Shapes, Params], list[Group]]
+Resize = Callable[[Params, Shapes, Sequence[Group]], dict[str, Any]]
+Weight = Callable[[Shapes, Shapes, Params], float]
+Text = Callable[[Params, Sequence[str], Shapes], str | None]
+
+
+def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """Every element read or written once."""
+    return float(sum(map(math.prod, ins)) + sum(map(math.prod, outs)))
+
+
+def unchanged(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict[str, Any]:
+    """Parameters that say nothing about extents."""
+    return dict(params)
+
+
+def nothing(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """All axes are bound."""
+    return []
+
+
+def no_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+    """The primitive has no readable source."""
+    return None
+
+
+@dataclass(frozen=True)
+class BlockOp:
+    """A primitive that binds some axes.
+
+    ``pointwise(in_shapes, out_shapes, params)`` lists its groups. ``resize(params, in_shapes, groups)`` is the parameters of the
+    same call where ``groups`` have the extents of ``in_shapes``. ``weight(in_shapes, out_shapes, params)`` is its cost
+    in additions. ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several).
+    """
+
+    name: str
+    pointwise: Pointwise = nothing
+    resize: Resize = unchanged
+    weight: Weight = elements
+    text: Text = no_text
+
+
+def all_but(bound: Sequence[int], rank: int, operands: Sequence[int] = (0,), results: Sequence[int] = (0,)) -> list[Group]:
+    """A group for every axis but ``bound``, at the same position in operands and results."""
+    free = [a for a in range(rank) if a not in set(bound)]
+    return [tuple([("in", k, a) for k in operands] + [("out", k, a) for k in results]) for a in free]
+
+
+def extents(groups: Sequence[Group], ins: Shapes, operand: int = 0) -> dict[int, int]:
+    """The extents of the pointwise axes of one operand."""
+    return {a: ins[k][a] for group in groups for side, k, a in group if side == "in" and k == operand}
+
+
+def replaced(sizes: Sequence[int], new: Mapping[int, int]) -> tuple[int, ...]:
+    """``sizes`` with some entries changed."""
+    return tuple(new.get(a, n) for a, n in enumerate(sizes))

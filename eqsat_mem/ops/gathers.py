@@ -1,0 +1,90 @@
+"""Blocks that read and write at computed positions: gather and the scatters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .blocks import BlockOp, Group, Params, Shapes, extents, replaced, unchanged
+
+
+def _gather(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """Axes taken whole pair operand and result; batch axes of the indices pair indices and result."""
+    operand, indices = ins[0], ins[1]
+    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+    offsets = {int(a) for a in numbers.offset_dims}
+    window = [d for d in range(len(operand)) if d not in _dims(numbers.collapsed_slice_dims, numbers.operand_batching_dims)]
+    groups: list[Group] = []
+    for place, d in zip(sorted(offsets), window):
+        if sizes[d] == operand[d]:
+            groups.append((("in", 0, d), ("out", 0, place)))
+    batching = dict(zip(map(int, numbers.start_indices_batching_dims), map(int, numbers.operand_batching_dims)))
+    batch_places = [a for a in range(len(outs[0])) if a not in offsets]
+    for axis, place in zip(range(len(indices) - 1), batch_places):
+        also = (("in", 0, batching[axis]),) if axis in batching else ()
+        groups.append((("in", 1, axis), *also, ("out", 0, place)))
+    return groups
+
+
+def _resize_gather(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict[str, Any]:
+    batching = _dims(params["dimension_numbers"].operand_batching_dims)
+    new = {a: n for a, n in extents(groups, ins).items() if a not in batching}
+    return {**params, "slice_sizes": replaced(params["slice_sizes"], new)}
+
+
+def _scatter(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """Axes written whole pair operand, updates and result; so do batching axes. Other batch axes meet in one place: bound."""
+    operand, updates = ins[0], ins[2]
+    numbers = params["dimension_numbers"]
+    windows = sorted(int(a) for a in numbers.update_window_dims)
+    written = [d for d in range(len(operand)) if d not in _dims(numbers.inserted_window_dims, numbers.operand_batching_dims)]
+    groups: list[Group] = []
+    for place, d in zip(windows, written):
+        if updates[place] == operand[d]:
+            groups.append((("in", 0, d), ("in", 2, place), ("out", 0, d)))
+    batch_places = [a for a in range(len(updates)) if a not in windows]
+    for d, axis in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims):
+        groups.append((("in", 0, int(d)), ("in", 1, int(axis)), ("in", 2, batch_places[axis]), ("out", 0, int(d))))
+    return groups
+
+
+def _gather_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+    return 3.0 * math.prod(outs[0]) + math.prod(ins[1])
+
+
+def _scatter_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+    return 2.0 * math.prod(outs[0]) + 5.0 * math.prod(ins[2])
+
+
+def _dims(*groups: Sequence[Any]) -> set[int]:
+    return {int(d) for group in groups for d in group}
+
+
+def _gather_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
+    fill = params["fill_value"]
+    return (f"lax.gather({args[0]}, {args[1]}, {_numbers_text('GatherDimensionNumbers', params['dimension_numbers'])}, "
+            f"slice_sizes={tuple(map(int, params['slice_sizes']))}, unique_indices={params['unique_indices']}, "
+            f"indices_are_sorted={params['indices_are_sorted']}, mode=lax.GatherScatterMode.{params['mode'].name}"
+            + (")" if fill is None else f", fill_value={fill!r})"))  # fmt: skip
+
+
+def _scatter_text(function: str) -> Any:
+    def text(params: Params, args: Sequence[str], ins: Shapes) -> str:
+        return (f"lax.{function}({args[0]}, {args[1]}, {args[2]}, "
+                f"{_numbers_text('ScatterDimensionNumbers', params['dimension_numbers'])}, "
+                f"indices_are_sorted={params['indices_are_sorted']}, unique_indices={params['unique_indices']}, "
+                f"mode=lax.GatherScatterMode.{params['mode'].name})")  # fmt: skip
+
+    return text
+
+
+def _numbers_text(cls: str, numbers: Any) -> str:
+    fields = {k: tuple(map(int, v)) for k, v in numbers.__dict__.items()}
+    return f"lax.{cls}(" + ", ".join(f"{k}={v}" for k, v in fields.items()) + ")"
+
+
+GATHERS = [BlockOp("gather", _gather, _resize_gather, _gather_weight, _gather_text)] + [
+    BlockOp(name, _scatter, unchanged, _scatter_weight, _scatter_text(name.replace("-", "_")))
+    for name in ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+]

@@ -1,0 +1,241 @@
+"""Elementwise operations: meaning, cost, JAX source, and name in rule files, one row each."""
+
+from __future__ import annotations
+
+import ast
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives
+
+from ..ir import Params
+
+Text = str | Callable[[Sequence[str], Mapping[str, Any], Any], str | None] | None
+
+
+@dataclass(frozen=True)
+class MapOp:
+    """An elementwise primitive.
+
+    ``weight`` is the cost of one element in additions. ``cheap`` operations are repeated by XLA in each consumer
+    instead of kept. ``text`` is a template over operands ``{0}``, ``{1}`` and parameters, or a function of
+    ``(args, params, dtype)``; ``None`` where the primitive has no readable source. ``defaults`` are the parameters
+    that a term need not mention.
+    """
+
+    name: str
+    weight: float
+    cheap: bool
+    text: Text
+    prim: Any
+    constructor: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def bind(self, *args: Any, **params: Any) -> Any:
+        """The operation on arrays of one shape."""
+        return self.prim.bind(*args, **{**self.defaults, **params})
+
+
+def map_params(op: str, params: Mapping[str, Any]) -> Params:
+    """The parameters of a primitive that a ``Map`` term keeps: those that change its meaning."""
+    row = MAPS[op]
+    kept = {k: v for k, v in params.items() if not (k in row.defaults and row.defaults[k] == v) and k not in _MEANINGLESS}
+    return tuple(sorted(kept.items()))
+
+
+def map_text(op: str, params: Params | Mapping[str, Any], args: Sequence[str], dtype: Any) -> str | None:
+    """JAX source for one elementwise operation, bitwise equal to its primitive; ``None`` where there is none.
+
+    ``args`` are source expressions whose shapes broadcast; a Python number may stand for an operand as long as some
+    other operand is an array. ``dtype`` is that of the result.
+    """
+    row, given = MAPS[op], dict(params)
+    if row.text is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return None
+    if callable(row.text):
+        return row.text(args, given, dtype)
+    used = {name for _, name, _, _ in string.Formatter().parse(row.text) if name}
+    if not set(given) <= used:
+        return None
+    infix = not row.text.startswith(("lax.", "jnp."))
+    operands = [atom(a) if infix else a for a in args]
+    return row.text.format(*operands, **{k: value_text(v) for k, v in given.items()})
+
+
+def atom(source: str) -> str:
+    """``source``, in parentheses unless it binds tighter than any operator."""
+    tight = ast.Name | ast.Call | ast.Subscript | ast.Attribute | ast.Constant
+    return source if isinstance(ast.parse(source, mode="eval").body, tight) else f"({source})"
+
+
+def value_text(value: Any) -> str:
+    """Source of a parameter: a number, a string, a dtype, an enumeration, or a tuple of them."""
+    if isinstance(value, np.dtype) or isinstance(value, type) and issubclass(value, np.generic):
+        return dtype_text(value)
+    if isinstance(value, np.generic):
+        return repr(value.item())
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(value_text, value)) + ("," if len(value) == 1 else "") + ")"
+    return repr(value)
+
+
+def dtype_text(dtype: Any) -> str:
+    """Source of a dtype, for instance ``jnp.float32``."""
+    name = np.dtype(dtype).name
+    return "jnp.bool_" if name == "bool" else f"jnp.{name}"
+
+
+def _infix(symbol: str, function: str, only: Any = np.number) -> Text:
+    """An operator for dtypes of kind ``only``, a ``lax`` function for others."""
+
+    def text(args: Sequence[str], params: Mapping[str, Any], dtype: Any) -> str | None:
+        if params:
+            return None
+        if jax.dtypes.issubdtype(dtype, only):
+            return f" {symbol} ".join(map(atom, args))
+        return f"lax.{function}({', '.join(args)})"
+
+    return text
+
+
+def _select(args: Sequence[str], params: Mapping[str, Any], dtype: Any) -> str | None:
+    return f"jnp.where({args[0]}, {args[2]}, {args[1]})" if len(args) == 3 else None
+
+
+def _convert(args: Sequence[str], params: Mapping[str, Any], dtype: Any) -> str:
+    return f"lax.convert_element_type({args[0]}, {dtype_text(dtype)})"
+
+
+def _bitcast(args: Sequence[str], params: Mapping[str, Any], dtype: Any) -> str:
+    return f"lax.bitcast_convert_type({args[0]}, {dtype_text(dtype)})"
+
+
+def _round(args: Sequence[str], params: Mapping[str, Any], dtype: Any) -> str:
+    return f"lax.round({args[0]}, lax.RoundingMethod.{lax.RoundingMethod(params['rounding_method']).name})"
+
+
+def _conj(args: Sequence[str], params: Mapping[str, Any], dtype: Any) -> str | None:
+    return f"lax.conj({args[0]})" if jax.dtypes.issubdtype(params["input_dtype"], np.complexfloating) else None
+
+
+def _polygamma(args: Sequence[str], params: Mapping[str, Any], dtype: Any) -> str:
+    return f"lax.polygamma({', '.join(args)})"
+
+
+def _camel(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def _row(name: str, weight: float, text: Text = "lax", cheap: bool | None = None, constructor: str | None = None, **defaults: Any) -> MapOp:
+    arity = 2 if name in _BINARY else 3 if name in _TERNARY else 1
+    if text == "lax":
+        text = f"lax.{name}(" + ", ".join(f"{{{k}}}" for k in range(arity)) + ")"
+    cheap = weight <= 1.5 if cheap is None else cheap
+    return MapOp(name, weight, cheap, text, getattr(primitives, f"{name}_p"), constructor or _camel(name), defaults)
+
+
+_MEANINGLESS = frozenset({"sharding", "out_sharding", "weak_type"})
+_BINARY = frozenset({"pow", "rem", "atan2", "nextafter", "igamma", "igammac", "igamma_grad_a", "shift_left", "shift_right_logical",
+                     "shift_right_arithmetic", "complex", "zeta"})  # fmt: skip
+_TERNARY = frozenset({"clamp", "regularized_incomplete_beta"})
+_LIBRARY = {"accuracy": None}
+
+_ROWS = [
+    # arithmetic
+    _row("add", 1, _infix("+", "add")),
+    _row("sub", 1, _infix("-", "sub")),
+    _row("mul", 1, _infix("*", "mul"), out_dtype=None),
+    _row("div", 4, _infix("/", "div", np.inexact)),
+    _row("rem", 8),
+    _row("neg", 1, "-{0}"),
+    _row("abs", 1, "jnp.abs({0})"),
+    _row("sign", 1.5),
+    _row("square", 1, "jnp.square({0})"),
+    _row("integer_pow", 2, "{0} ** {y}", cheap=True),
+    _row("max", 1, "jnp.maximum({0}, {1})"),
+    _row("min", 1, "jnp.minimum({0}, {1})"),
+    _row("clamp", 1.5, "jnp.minimum(jnp.maximum({1}, {0}), {2})"),
+    _row("floor", 1, "jnp.floor({0})"),
+    _row("ceil", 1, "jnp.ceil({0})"),
+    _row("round", 1.5, _round),
+    _row("nextafter", 4),
+    # comparison and choice
+    _row("eq", 1, "{0} == {1}"),
+    _row("ne", 1, "{0} != {1}"),
+    _row("lt", 1, "{0} < {1}"),
+    _row("le", 1, "{0} <= {1}"),
+    _row("gt", 1, "{0} > {1}"),
+    _row("ge", 1, "{0} >= {1}"),
+    _row("is_finite", 1),
+    _row("select_n", 1, _select, constructor="Select"),
+    # bits
+    _row("and", 1, "{0} & {1}"),
+    _row("or", 1, "{0} | {1}"),
+    _row("xor", 1, "{0} ^ {1}"),
+    _row("not", 1, "~{0}"),
+    _row("shift_left", 1),
+    _row("shift_right_logical", 1),
+    _row("shift_right_arithmetic", 1),
+    _row("population_count", 2),
+    _row("clz", 2),
+    # types
+    _row("convert_element_type", 1, _convert, constructor="Convert", weak_type=False, sharding=None),
+    _row("bitcast_convert_type", 1, _bitcast, constructor="Bitcast"),
+    _row("reduce_precision", 1, "lax.reduce_precision({0}, {exponent_bits}, {mantissa_bits})"),
+    _row("real", 0.5),
+    _row("imag", 0.5),
+    _row("conj", 0.5, _conj),
+    _row("complex", 1),
+    # powers, exponentials, logarithms
+    _row("pow", 25),
+    _row("sqrt", 5, "jnp.sqrt({0})", **_LIBRARY),
+    _row("rsqrt", 6, **_LIBRARY),
+    _row("cbrt", 20, **_LIBRARY),
+    _row("exp", 10, "jnp.exp({0})", **_LIBRARY),
+    _row("exp2", 10, **_LIBRARY),
+    _row("expm1", 15, "jnp.expm1({0})", **_LIBRARY),
+    _row("log", 12, "jnp.log({0})", **_LIBRARY),
+    _row("log1p", 15, "jnp.log1p({0})", **_LIBRARY),
+    _row("logistic", 12, **_LIBRARY),
+    # trigonometry
+    _row("sin", 12, "jnp.sin({0})", **_LIBRARY),
+    _row("cos", 12, "jnp.cos({0})", **_LIBRARY),
+    _row("tan", 20, "jnp.tan({0})", **_LIBRARY),
+    _row("asin", 20),
+    _row("acos", 20),
+    _row("atan", 20),
+    _row("atan2", 20),
+    _row("sinh", 20),
+    _row("cosh", 20),
+    _row("tanh", 15, "jnp.tanh({0})", **_LIBRARY),
+    _row("asinh", 25),
+    _row("acosh", 25),
+    _row("atanh", 25),
+    # special functions
+    _row("erf", 15),
+    _row("erfc", 20),
+    _row("erf_inv", 25),
+    _row("lgamma", 40),
+    _row("digamma", 40),
+    _row("polygamma", 200, _polygamma),
+    _row("zeta", 150),
+    _row("igamma", 300),
+    _row("igammac", 300),
+    _row("igamma_grad_a", 400),
+    _row("regularized_incomplete_beta", 300, "lax.betainc({0}, {1}, {2})", constructor="BetaInc"),
+    _row("bessel_i0e", 30, None),
+    _row("bessel_i1e", 30),
+]
+
+MAPS: dict[str, MapOp] = {row.name: row for row in _ROWS}
+
+ALIASES = {"add_any": "add"}
+"""Primitives that mean the same as a row of :data:`MAPS`."""
+
+IDENTITIES = frozenset({"copy", "copy_p", "name", "pvary", "stop_gradient"})
+"""Primitives whose value is their operand."""

@@ -1,0 +1,107 @@
+"""Monoids of folds, one row each: identity, combination, and how JAX reduces by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+@dataclass(frozen=True)
+class Monoid:
+    """An associative and commutative operation with an identity.
+
+    ``identity(dtype)`` is a numpy scalar. ``reduce_text`` is source for operand ``{0}`` and axes ``{1}``, bitwise
+    equal to the primitive; ``combine_text`` is source for two partial results. ``combine`` and ``reduce`` are the same on
+    arrays. ``repeat(x, n)`` is ``x`` combined with itself ``n >= 1`` times: a fold over an index of extent ``n`` that ``x``
+    does not depend on.
+    """
+
+    name: str
+    identity: Callable[[Any], Any]
+    reduce_text: str
+    combine_text: str
+    combine: Callable[[Any, Any], Any]
+    reduce: Callable[[Any, Sequence[int]], Any]
+    repeat: Callable[[Any, int], Any]
+    idempotent: bool = False
+
+
+def _number(value: int) -> Callable[[Any], Any]:
+    return lambda dtype: np.dtype(dtype).type(value)
+
+
+def _all_bits(dtype: Any) -> Any:
+    """The value whose bits are all set."""
+    return np.invert(np.zeros((), dtype))[()]
+
+
+def _lowest(dtype: Any) -> Any:
+    """The least value of an ordered dtype."""
+    if np.dtype(dtype) == bool:
+        return np.False_
+    return np.dtype(dtype).type(-np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min)
+
+
+def _highest(dtype: Any) -> Any:
+    """The greatest value of an ordered dtype."""
+    if np.dtype(dtype) == bool:
+        return np.True_
+    return np.dtype(dtype).type(np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max)
+
+
+def _times(x: Any, n: int) -> Any:
+    return lax.mul(x, lax.full_like(x, n))
+
+
+def _power(x: Any, n: int) -> Any:
+    return lax.integer_pow(x, n)
+
+
+def _same(x: Any, n: int) -> Any:
+    return x
+
+
+def _parity(x: Any, n: int) -> Any:
+    return x if n % 2 else lax.full_like(x, 0)
+
+
+def _row(name: str, identity: Callable[[Any], Any], primitive: str, combine_text: str, combine: Callable[[Any, Any], Any],
+         repeat: Callable[[Any, int], Any]) -> Monoid:  # fmt: skip
+    reduce = getattr(lax, primitive)
+    return Monoid(name, identity, f"lax.{primitive}({{0}}, {{1}})", combine_text, combine,
+                  lambda x, axes: reduce(x, tuple(axes)), repeat, repeat is _same)  # fmt: skip
+
+
+_ROWS = [
+    _row("add", _number(0), "reduce_sum", "{0} + {1}", lax.add, _times),
+    _row("mul", _number(1), "reduce_prod", "{0} * {1}", lax.mul, _power),
+    _row("max", _lowest, "reduce_max", "jnp.maximum({0}, {1})", lax.max, _same),
+    _row("min", _highest, "reduce_min", "jnp.minimum({0}, {1})", lax.min, _same),
+    _row("and", _all_bits, "reduce_and", "{0} & {1}", lax.bitwise_and, _same),
+    _row("or", _number(0), "reduce_or", "{0} | {1}", lax.bitwise_or, _same),
+    _row("xor", _number(0), "reduce_xor", "{0} ^ {1}", lax.bitwise_xor, _parity),
+]
+
+MONOIDS: dict[str, Monoid] = {row.name: row for row in _ROWS}
+
+REDUCTIONS = {
+    "reduce_sum": "add",
+    "reduce_prod": "mul",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_and": "and",
+    "reduce_or": "or",
+    "reduce_xor": "xor",
+}
+"""The monoid of each reduction primitive."""
+
+
+def foldable(dtype: Any) -> bool:
+    """Whether values of ``dtype`` are plain numbers, which monoids can fold."""
+    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)

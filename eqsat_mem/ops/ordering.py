@@ -1,0 +1,66 @@
+"""Blocks along one axis: searches, sorts and running sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .blocks import BlockOp, Group, Params, Shapes, Text, Weight, all_but, unchanged
+from .maps import dtype_text
+
+
+def _along(name: str) -> Text:
+    """Source of a running reduction."""
+    return lambda p, a, s: f"lax.{name}({a[0]}, axis={p['axis']}, reverse={p['reverse']})"
+
+
+def _running(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    return all_but([params["axis"]], len(ins[0]))
+
+
+def _search(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """The searched axis is gone from the result."""
+    stay = [a for a in range(len(ins[0])) if a not in params["axes"]]
+    return [(("in", 0, a), ("out", 0, b)) for b, a in enumerate(stay)]
+
+
+def _search_text(name: str) -> Text:
+    return lambda p, a, s: f"lax.{name}({a[0]}, {int(p['axes'][0])}, {dtype_text(p['index_dtype'])})" if len(p["axes"]) == 1 else None
+
+
+def _sort(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    return all_but([params["dimension"]], len(ins[0]), operands=range(len(ins)), results=range(len(outs)))
+
+
+def _sort_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
+    operands = ", ".join(args) + ("," if len(args) == 1 else "")
+    return f"lax.sort(({operands}), dimension={params['dimension']}, is_stable={params['is_stable']}, num_keys={params['num_keys']})"
+
+
+def _top_k(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    return all_but([params["axis"]], len(ins[0]), results=(0, 1))
+
+
+def _approx_top_k(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """Which elements an approximate search finds may depend on the whole operand."""
+    return []
+
+
+def _per_element(cost: float) -> Weight:
+    return lambda ins, outs, params: cost * math.prod(ins[0])
+
+
+def _sort_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+    length = ins[0][params["dimension"]]
+    return 4.0 * sum(map(math.prod, ins)) * max(1.0, math.log2(max(length, 1)))
+
+
+ORDERING = [
+    *(BlockOp(name, _running, unchanged, _per_element(3), _along(name)) for name in ("cumsum", "cumprod", "cummax", "cummin")),
+    BlockOp("cumlogsumexp", _running, unchanged, _per_element(40), _along("cumlogsumexp")),
+    BlockOp("argmax", _search, unchanged, _per_element(3), _search_text("argmax")),
+    BlockOp("argmin", _search, unchanged, _per_element(3), _search_text("argmin")),
+    BlockOp("sort", _sort, unchanged, _sort_weight, _sort_text),
+    BlockOp("top_k", _top_k, unchanged, _per_element(8), lambda p, a, s: f"lax.top_k({a[0]}, {p['k']}, axis={p['axis']})"),
+    BlockOp("approx_top_k", _approx_top_k, unchanged, _per_element(8)),
+]

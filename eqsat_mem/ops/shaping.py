@@ -1,0 +1,131 @@
+"""Blocks that move data: slices, updates, joins, paddings, reshapes that mix axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .blocks import BlockOp, Group, Params, Shapes, all_but, elements, extents, replaced, unchanged
+
+
+def written(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """What a slice costs: it reads as much as it writes."""
+    return 2.0 * sum(map(math.prod, outs))
+
+
+def _slice(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    strides = params["strides"] or (1,) * len(ins[0])
+    cut = [a for a, n in enumerate(ins[0]) if (params["start_indices"][a], params["limit_indices"][a], strides[a]) != (0, n, 1)]
+    return all_but(cut, len(ins[0]))
+
+
+def _resize_slice(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict[str, Any]:
+    return {**params, "limit_indices": replaced(params["limit_indices"], extents(groups, ins))}
+
+
+def _slice_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
+    strides = "" if params["strides"] is None else f", {_ints(params['strides'])}"
+    return f"lax.slice({args[0]}, {_ints(params['start_indices'])}, {_ints(params['limit_indices'])}{strides})"
+
+
+def _dynamic_slice(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    return all_but([a for a, n in enumerate(ins[0]) if params["slice_sizes"][a] != n], len(ins[0]))
+
+
+def _resize_dynamic_slice(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict[str, Any]:
+    return {**params, "slice_sizes": replaced(params["slice_sizes"], extents(groups, ins))}
+
+
+def _dynamic_slice_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+    starts = args[1 : 1 + len(ins[0])]
+    if len(starts) != len(args) - 1:
+        return None
+    return f"lax.dynamic_slice({args[0]}, {_tuple(starts)}, {_ints(params['slice_sizes'])}, allow_negative_indices=False)"
+
+
+def _dynamic_update_slice(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    return all_but([a for a, n in enumerate(ins[0]) if ins[1][a] != n], len(ins[0]), operands=(0, 1))
+
+
+def _dynamic_update_slice_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
+    return f"lax.dynamic_update_slice({args[0]}, {args[1]}, {_tuple(args[2:])}, allow_negative_indices=False)"
+
+
+def _pad(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    return all_but([a for a, config in enumerate(params["padding_config"]) if tuple(config) != (0, 0, 0)], len(ins[0]))
+
+
+def _concatenate(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    return all_but([params["dimension"]], len(ins[0]), operands=range(len(ins)))
+
+
+def _split(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    return all_but([params["axis"]], len(ins[0]), results=range(len(outs)))
+
+
+def _stack(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """Operand axes after the new one move up by one."""
+    new = params["axis"]
+    return [tuple([("in", k, a) for k in range(len(ins))] + [("out", 0, a + (a >= new))]) for a in range(len(ins[0]))]
+
+
+def _unstack(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    gone = params["axis"]
+    return [tuple([("in", 0, a + (a >= gone))] + [("out", k, a) for k in range(len(outs))]) for a in range(len(outs[0]))]
+
+
+def _rev(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    return all_but(params["dimensions"], len(ins[0]))
+
+
+def _reshape(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """An axis is pointwise if the same extent stands in operand and result, after and before equally many elements."""
+    if params.get("dimensions") is not None or 0 in ins[0]:
+        return []
+    before = {math.prod(outs[0][:a]): a for a, n in enumerate(outs[0]) if n != 1}
+    pairs = [(a, before.get(math.prod(ins[0][:a]))) for a, n in enumerate(ins[0]) if n != 1]
+    return [(("in", 0, a), ("out", 0, b)) for a, b in pairs if b is not None and ins[0][a] == outs[0][b]]
+
+
+def _resize_reshape(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict[str, Any]:
+    new = {group[1][2]: ins[0][group[0][2]] for group in groups}
+    return {**params, "new_sizes": replaced(params["new_sizes"], new)}
+
+
+def _everywhere(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """Results equal their operands."""
+    return [(("in", k, a), ("out", k, a)) for k, shape in enumerate(ins) for a in range(len(shape))]
+
+
+def _bitcast(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """A change of width splits elements along, or joins them into, a last axis."""
+    return all_but([], min(len(ins[0]), len(outs[0])))
+
+
+def _free(ins: Shapes, outs: Shapes, params: Params) -> float:
+    return 0.0
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
+
+
+def _ints(values: Sequence[Any]) -> str:
+    return str(tuple(int(v) for v in values))
+
+
+SHAPING = [
+    BlockOp("slice", _slice, _resize_slice, written, _slice_text),
+    BlockOp("dynamic_slice", _dynamic_slice, _resize_dynamic_slice, written, _dynamic_slice_text),
+    BlockOp("dynamic_update_slice", _dynamic_update_slice, unchanged, written, _dynamic_update_slice_text),
+    BlockOp("pad", _pad, unchanged, written, lambda p, a, s: f"lax.pad({a[0]}, {a[1]}, {tuple(map(tuple, p['padding_config']))})"),
+    BlockOp("concatenate", _concatenate, unchanged, written, lambda p, a, s: f"lax.concatenate([{', '.join(a)}], {p['dimension']})"),
+    BlockOp("split", _split, unchanged, written, lambda p, a, s: f"lax.split({a[0]}, {_ints(p['sizes'])}, {p['axis']})"),
+    BlockOp("stack", _stack, unchanged, written, lambda p, a, s: f"jnp.stack([{', '.join(a)}], {p['axis']})"),
+    BlockOp("unstack", _unstack, unchanged, written, lambda p, a, s: f"jnp.unstack({a[0]}, axis={p['axis']})"),
+    BlockOp("rev", _rev, unchanged, written, lambda p, a, s: f"lax.rev({a[0]}, {_ints(p['dimensions'])})"),
+    BlockOp("reshape", _reshape, _resize_reshape, _free, lambda p, a, s: f"lax.reshape({a[0]}, {_ints(p['new_sizes'])})"),
+    BlockOp("bitcast_convert_type", _bitcast, unchanged, elements),
+    BlockOp("optimization_barrier", _everywhere, unchanged, _free, lambda p, a, s: f"lax.optimization_barrier({_tuple(a)})"),
+]

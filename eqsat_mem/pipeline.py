@@ -1,0 +1,207 @@
+"""From a traced function to a plan: the stages in order. Read this first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from eqsat_mem.config import Options, resolve_limit
+from eqsat_mem.control import plan_bodies
+from eqsat_mem.costs import Device, device_for, term_seconds
+from eqsat_mem.emit import Emitted, emit
+from eqsat_mem.errors import MemoryLimitError, Tensor
+from eqsat_mem.extract import Extraction, as_written, extract
+from eqsat_mem.ir import Program, itemsize, names
+from eqsat_mem.loops import Loop, Seq
+from eqsat_mem.memory import Memory, argument_bytes
+from eqsat_mem.report import LoopSummary, Plan
+from eqsat_mem.rules import load_rules
+from eqsat_mem.saturate import Limits, saturate
+from eqsat_mem.schedule import Schedule, schedule, straight
+from eqsat_mem.trace import load
+from eqsat_mem.verify import compiled_peak
+
+MEMORY_PRICES = (0.0, 1e-10, 1e-8)
+"""Seconds per byte of a value, for each of which a program is extracted: from fastest to smallest."""
+GAIN = 0.95
+"""A plan replaces a program that fits only if it takes at most this share of its predicted time."""
+RETRIES = 6
+"""How often the limit is tightened because the compiled program holds more than was predicted."""
+
+
+def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str = "program") -> Plan:
+    """The fastest program found that computes ``jaxpr`` within the limit.
+
+    Raises:
+        MemoryLimitError: if no plan fits; it names the tensors of the smallest plan found.
+    """
+    clock = _Clock()
+    limit = resolve_limit(options)
+    device = device_for(jax.default_backend())
+    with clock("trace"):
+        loaded = load(jaxpr, arg_names)
+    find = partial(_fastest, loaded, options, device, clock)
+    best, before = find(limit)
+    with clock("emit and verify"):
+        kept = _keep(jaxpr, before, limit, options, name) if before.fits(limit) and best.seconds > GAIN * before.seconds else None
+        chosen = kept or _emit_within(find, best, jaxpr, limit, options, name)
+    return _report(chosen, before, limit, clock, name, unchanged=kept is not None)
+
+
+def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, limit: int) -> tuple[Schedule, Schedule]:
+    """The fastest schedule found that fits (else the smallest), and the program as written."""
+    with clock("bodies"):
+        program = plan_bodies(loaded, limit, partial(_plan_body, options))
+    with clock("saturate"):
+        rules = load_rules(options.rules, accuracy=options.accuracy)
+        view = saturate(program, rules, Limits(options.max_rows, options.max_iterations, options.max_seconds))
+    with clock("extract"):
+        seconds = partial(term_seconds, device=device)
+        written = as_written(view)
+        candidates = _distinct([written, *(extract(view, seconds, price) for price in MEMORY_PRICES)])
+    with clock("schedule"):
+        knobs = options.tensor_size_threshold, options.tensor_split_size
+        found = [schedule(c, limit, device, *knobs) for c in candidates]
+        best = min(found, key=lambda s: (not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes))
+        return best, straight(written, device)
+
+
+def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Callable[..., Any] | None, int]:
+    """The body of a loop or branch planned under ``limit``: its function, and what it holds besides its arguments."""
+    names = [f"x{k}" for k in range(len(body.in_avals))]
+    try:
+        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body")
+    except MemoryLimitError as error:
+        return None, error.smallest_bytes
+    return (None if inner.unchanged else inner.function), inner.peak_bytes - inner.argument_bytes
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A schedule as code, and what XLA holds for it (None: not compiled)."""
+
+    schedule: Schedule
+    code: Emitted
+    compiled_bytes: int | None
+
+
+def _distinct(candidates: Sequence[Extraction]) -> list[Extraction]:
+    """One extraction per program text."""
+    return list({str(c.program): c for c in reversed(candidates)}.values())[::-1]
+
+
+def _keep(jaxpr: ClosedJaxpr, before: Schedule, limit: int, options: Options, name: str) -> _Chosen | None:
+    """The program as it was, if it holds no more than the limit once compiled."""
+    function = jaxpr_as_fun(jaxpr)
+    held = compiled_peak(function, jaxpr.in_avals)[0] if options.verify else None
+    if held is not None and held > limit:
+        return None
+    return _Chosen(before, Emitted(f"# {name} is left as it was written\n{jaxpr}", lambda *args: tuple(function(*args))), held)
+
+
+def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, options: Options, name: str) -> _Chosen:
+    """Emit, compile, compare with the limit; plan for less while the compiled program holds more."""
+    target, smallest = limit, None
+    for _ in range(RETRIES):
+        if not best.fits(target):
+            break
+        code = emit(best, name)
+        if not options.verify:
+            return _Chosen(best, code, None)
+        held = compiled_peak(code.function, jaxpr.in_avals)[0]
+        if held <= limit:
+            return _Chosen(best, code, held)
+        smallest = min(smallest or held, held)
+        target = min(best.peak_bytes - 1, int(target - 1.25 * (held - limit)))
+        best, _ = find(target)
+    raise _too_large(best, limit, smallest or best.peak_bytes, name)
+
+
+def _too_large(s: Schedule, limit: int, smallest: int, name: str) -> MemoryLimitError:
+    program = s.ex.program
+    return MemoryLimitError(limit, smallest, _peak_tensors(s), name, argument_bytes(program) + _output_bytes(program))
+
+
+def _report(chosen: _Chosen, before: Schedule, limit: int, clock: _Clock, name: str, unchanged: bool = False) -> Plan:
+    s, program = chosen.schedule, chosen.schedule.ex.program
+    return Plan(
+        name=name,
+        source=chosen.code.source,
+        function=chosen.code.function,
+        limit_bytes=limit,
+        peak_bytes=s.peak_bytes,
+        compiled_peak_bytes=chosen.compiled_bytes,
+        original_peak_bytes=before.peak_bytes,
+        argument_bytes=argument_bytes(program),
+        output_bytes=_output_bytes(program),
+        unchanged=unchanged,
+        predicted_s=s.seconds,
+        original_predicted_s=before.seconds,
+        seconds=clock.seconds,
+        loops=list(_loop_summaries(s, s.seq, 0)),
+        rules_used=(),
+        peak_tensors=_peak_tensors(s),
+        program=program,
+        schedule=s,
+    )
+
+
+def _output_bytes(program: Program) -> int:
+    return sum(_bytes(program.shape(o.axes), program.terms[o.term].dtype) for o in program.outputs)
+
+
+def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    out = itemsize(dtype)
+    for n in shape:
+        out *= n
+    return out
+
+
+def _peak_tensors(s: Schedule) -> list[Tensor]:
+    """What is held at the peak: arguments, then values with the user's lines."""
+    program, memory = s.ex.program, Memory(s.ex)
+    held: list[Tensor] = [(f"argument {b.name} {list(b.shape)}", _bytes(b.shape, b.dtype), None) for b in program.inputs]
+    for t, nbytes in memory.peak(s.seq, memory.full_extents(), s.chunks).live:
+        source = program.source.get(t)
+        held.append((f"{_describe(program, t)}", nbytes, None if source is None else str(source)))
+    return sorted(held, key=lambda tensor: -tensor[1])[:12]
+
+
+def _describe(program: Program, t: int) -> str:
+    term = program.terms[t]
+    kind = getattr(term, "op", None) or getattr(term, "monoid", None) or type(term).__name__.lower()
+    return f"{kind} of {names(program, program.free[t]) or 'a scalar'}"
+
+
+def _loop_summaries(s: Schedule, seq: Seq, depth: int) -> Iterator[LoopSummary]:
+    program = s.ex.program
+    for step in seq.steps:
+        if isinstance(step, Loop):
+            index = program.indices[step.index]
+            folds, stacks = ([_describe(program, t) for t in ts] for ts in (step.folds, step.stacks))
+            yield LoopSummary(index.name, index.extent, s.chunks[step], depth, folds, stacks)
+            yield from _loop_summaries(s, step.body, depth + 1)
+        elif isinstance(step, Seq):
+            yield from _loop_summaries(s, step, depth)
+
+
+@dataclass
+class _Clock:
+    """Seconds by stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start

@@ -1,0 +1,199 @@
+"""Reads of values across scopes: names, slices, layouts and shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eqsat_mem.extract import Extraction
+from eqsat_mem.ir import Axes, Block, Const, Fold, Input, Iota, Literal, Map, Rename, Term, bits
+from eqsat_mem.source import Layout, Scope, Value, identifier, letters, number, wrap
+
+INLINE = 60
+"""Expressions that are used once and are shorter than this stand inside their user."""
+
+
+class Reader:
+    """Names, layouts and reads: what expressions are made of."""
+
+    def __init__(self, ex: Extraction, name: str):
+        self.ex = ex
+        self.program_ir = ex.program
+        self.name = name
+        self.namespace: dict[str, Any] = {}
+        self.taken = {"jax", "jnp", "lax", "np", name}
+        self.arguments = [identifier(b.name, self.taken) for b in self.program_ir.inputs]
+        self.consts = [self.bind("const", c) for c in self.program_ir.consts]
+        self.indices = [identifier(i.name, self.taken) for i in self.program_ir.indices]
+        self.letters = letters([i.name for i in self.program_ir.indices])
+        self.calls: dict[int, str] = {}
+        self.last_source = ""
+
+    def bind(self, name: str, value: Any) -> str:
+        unique = identifier(name, self.taken)
+        self.namespace[unique] = value
+        return unique
+
+    # values
+
+    def read(self, t: int, scope: Scope) -> Value:
+        """The value of a term as seen inside a scope: outer values are sliced by the loops between."""
+        known = scope.values.get(t)
+        if known is not None:
+            return known
+        term = self.program_ir.terms[t]
+        if isinstance(term, Literal):
+            return Value(self.literal(term), (), atom=not self.literal(term).startswith("-"))
+        if isinstance(term, Iota):
+            value = self.iota(term, scope)
+        elif isinstance(term, Rename):
+            value = self.renamed(term, scope)
+        elif scope.parent is None:
+            value = self.argument(t, scope)
+        else:
+            value = self.sliced(self.read(t, scope.parent), scope)
+        scope.values[t] = value
+        return value
+
+    def renamed(self, term: Rename, scope: Scope) -> Value:
+        """The operand's whole array, its axes called by other names, then sliced by the loops it is read in."""
+        home, around = scope, []
+        while home.parent is not None and term.arg not in home.values:
+            around.append(home)
+            home = home.parent
+        pairs = dict(term.pairs)
+        value = self.read(term.arg, home)
+        value = Value(value.text, tuple(pairs.get(i, i) for i in value.layout), value.atom)
+        for inner in reversed(around):
+            value = self.sliced(value, inner)
+        return value
+
+    def sliced(self, value: Value, scope: Scope) -> Value:
+        if scope.index is None or scope.index not in value.layout:
+            return value
+        axis, index = value.layout.index(scope.index), self.indices[scope.index]
+        text = f"lax.dynamic_slice_in_dim({value.text}, start_{index}, size_{index}, {axis})"
+        return self.assign(text, value.layout, scope, value.text)
+
+    def argument(self, t: int, scope: Scope) -> Value:
+        """An argument or constant as an array with one axis per index."""
+        term = self.program_ir.terms[t]
+        assert isinstance(term, (Input, Const)), f"%{t} is read before it is computed: {term}"
+        name = (self.arguments if isinstance(term, Input) else self.consts)[term.slot]
+        flat = tuple(i for axis in term.axes for i in axis)
+        text = name
+        if any(len(axis) != 1 for axis in term.axes):
+            text = f"{name}.reshape({self.shape(flat, scope)})"
+        if len(set(flat)) != len(flat):
+            kept = tuple(dict.fromkeys(flat))
+            text = f'jnp.einsum("{self.spell(flat)}->{self.spell(kept)}", {text})'
+            flat = kept
+        return Value(name, flat) if text == name else self.assign(text, flat, scope, name)
+
+    def iota(self, term: Iota, scope: Scope) -> Value:
+        index, holder = self.indices[term.index], scope
+        while holder is not None and holder.index != term.index:
+            holder = holder.parent
+        if holder is None:
+            text = f"lax.iota({self.dtype(term.dtype)}, {self.program_ir.indices[term.index].extent})"
+        else:
+            text = f"lax.iota({self.dtype(term.dtype)}, size_{index}) + jnp.asarray(start_{index}, {self.dtype(term.dtype)})"
+        return self.assign(text, (term.index,), scope, f"iota_{index}")
+
+    # layouts and shapes
+
+    def layout(self, t: int) -> Layout:
+        return tuple(bits(self.program_ir.free[t]))
+
+    def aligned(self, value: Value, layout: Layout) -> Value:
+        """``value`` with an axis (of extent one where it does not depend on it) for each index of ``layout``."""
+        have = tuple(i for i in layout if i in value.layout)
+        if not value.layout:
+            return Value(value.text, (), value.atom)
+        text, atom = value.text, value.atom
+        if have != value.layout:
+            order = tuple(value.layout.index(i) for i in have)
+            text, atom = f"{wrap(Value(text, (), atom))}.transpose({', '.join(map(str, order))})", True
+        first = layout.index(have[0])
+        where = [":" if i in have else "None" for i in layout[first:]]
+        if "None" in where:
+            text, atom = f"{wrap(Value(text, (), atom))}[{', '.join(where)}]", True
+        return Value(text, layout, atom)
+
+    def in_axes(self, value: Value, axes: Axes, scope: Scope) -> Value:
+        """``value`` as an array with exactly these axes; indices that it does not depend on are broadcast."""
+        flat = tuple(i for axis in axes for i in axis)
+        if value.layout == flat and all(len(axis) == 1 for axis in axes):
+            return value
+        missing = [i for i in flat if i not in value.layout]
+        result = self.aligned(value, flat) if value.layout else value
+        text, atom = result.text, result.atom
+        if missing:
+            text, atom = f"jnp.broadcast_to({text}, {self.shape(flat, scope)})", True
+        if any(len(axis) != 1 for axis in axes) and not (missing and all(len(axis) == 1 for axis in axes)):
+            text = f"jnp.reshape({text}, ({''.join(self.product(axis, scope) + ', ' for axis in axes).strip()}))"
+            atom = True
+        return Value(text, flat, atom)
+
+    def extent(self, i: int, scope: Scope) -> str:
+        holder: Scope | None = scope
+        while holder is not None:
+            if holder.index == i:
+                return f"size_{self.indices[i]}"
+            holder = holder.parent
+        return str(self.program_ir.indices[i].extent)
+
+    def product(self, axis: tuple[int, ...], scope: Scope) -> str:
+        factors = [self.extent(i, scope) for i in axis]
+        numbers = int(np.prod([int(f) for f in factors if f.isdigit()], dtype=np.int64))
+        symbols = [f for f in factors if not f.isdigit()]
+        return " * ".join(([str(numbers)] if numbers != 1 or not symbols else []) + symbols)
+
+    def shape(self, layout: Layout, scope: Scope) -> str:
+        parts = [self.extent(i, scope) for i in layout]
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+    def spell(self, layout: Layout) -> str:
+        return "".join(self.letters[i] for i in layout)
+
+    # text
+
+    def assign(self, text: str, layout: Layout, scope: Scope, word: str) -> Value:
+        name = identifier(word, self.taken)
+        self.line(scope, f"{name} = {text}")
+        return Value(name, layout)
+
+    def line(self, scope: Scope, text: str) -> None:
+        scope.lines.append(scope.indent + text)
+
+    def comment(self, scope: Scope, text: str) -> None:
+        self.line(scope, f"# {text}")
+
+    def where(self, t: int, scope: Scope) -> None:
+        source = self.program_ir.source.get(t)
+        if source is not None and str(source) != self.last_source:
+            self.last_source = str(source)
+            self.comment(scope, self.last_source)
+
+    def word(self, t: int) -> str:
+        term = self.program_ir.terms[t]
+        match term:
+            case Map():
+                return term.op
+            case Fold():
+                return {"add": "sum", "mul": "prod", "and": "all", "or": "any"}.get(term.monoid, term.monoid)
+            case Block():
+                return f"{term.call.prim.name}_{term.out}"
+        return type(term).__name__.lower()
+
+    def dtype(self, dtype: Any) -> str:
+        name = np.dtype(dtype).name if isinstance(dtype, (np.dtype, type)) else str(dtype)
+        return f"jnp.{'bool_' if name == 'bool' else name}"
+
+    def literal(self, term: Literal) -> str:
+        return number(term.value)
+
+    def typed(self, term: Term) -> str:
+        assert isinstance(term, Literal)
+        return f"{self.dtype(term.dtype)}({number(term.value)})"

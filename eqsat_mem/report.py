@@ -1,0 +1,186 @@
+"""A finished plan, and how it prints: as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from eqsat_mem.errors import Tensor, tensor_lines
+from eqsat_mem.sizes import format_bytes
+
+
+@dataclass(frozen=True)
+class LoopSummary:
+    """One loop of a plan.
+
+    Attributes:
+        index: the name of the index it runs over.
+        extent: how many positions the index has.
+        chunk: how many of them one turn computes.
+        depth: how many loops stand around it.
+        accumulates: what each turn adds to, in words.
+        stacks: what each turn writes a slice of, in words.
+    """
+
+    index: str
+    extent: int
+    chunk: int
+    depth: int = 0
+    accumulates: Sequence[str] = ()
+    stacks: Sequence[str] = ()
+
+    @property
+    def turns(self) -> int:
+        """Turns of the loop, a shorter last one included."""
+        return -(-self.extent // self.chunk)
+
+    def __str__(self) -> str:
+        text = f"{'  ' * self.depth}over {self.index}: {self.extent:,} in {_count(self.turns, 'chunk')} of {self.chunk:,}"
+        if self.extent % self.chunk:
+            text += f" (the last of {self.extent % self.chunk:,})"
+        if self.accumulates:
+            text += f"; accumulates {', '.join(self.accumulates)}"
+        if self.stacks:
+            text += f"; stacks {', '.join(self.stacks)}"
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What :func:`eqsat_mem.optimize` made of a function for arguments of certain shapes and dtypes.
+
+    ``print(plan)`` shows it as a table. All peaks count arguments, outputs and temporaries.
+
+    Attributes:
+        name: the user's function.
+        source: the emitted JAX program, which stands alone.
+        function: the same as a callable: flat arrays in, a list of flat arrays out; JAX can trace it.
+        limit_bytes: what the program may hold at its peak.
+        peak_bytes: what the plan is predicted to hold at its peak.
+        compiled_peak_bytes: what XLA reserves for it, or None where it was not compiled.
+        original_peak_bytes: what the function is predicted to hold as written.
+        argument_bytes, output_bytes: the parts of every peak that no plan can change.
+        unchanged: whether the function was left as it was, because it fits and would not get faster.
+        predicted_s, original_predicted_s: seconds by the time model, or None where it was not asked.
+        seconds: seconds that each stage of planning took.
+        loops: the loops of the plan in the order of the program, outer ones before those inside.
+        rules_used: the names of the rules that changed what is computed.
+        peak_tensors: ``(description, bytes, source)`` of what is held at the plan's peak.
+        program, schedule: the chosen terms and their loop tree, for those who want to look further.
+    """
+
+    name: str
+    source: str
+    function: Callable[..., Any] = field(repr=False)
+    limit_bytes: int
+    peak_bytes: int
+    compiled_peak_bytes: int | None = None
+    original_peak_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    unchanged: bool = False
+    predicted_s: float | None = None
+    original_predicted_s: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    loops: Sequence[LoopSummary] = ()
+    rules_used: Sequence[str] = ()
+    peak_tensors: Sequence[Tensor] = ()
+    program: Any = field(default=None, repr=False)
+    schedule: Any = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return table(self)
+
+    def to_json(self) -> str:
+        """The figures, loops, rules and source of the plan as one JSON object."""
+        return to_json(self)
+
+
+# --- the table --------------------------------------------------------------------------------------
+
+
+def table(plan: Plan) -> str:
+    """The plan as text for a terminal: what it holds and takes before and after, its loops, its rules."""
+    sections = [[_headline(plan)], _figures(plan), _loops(plan), _peak(plan), _rules(plan), _planning(plan)]
+    return "\n".join(line for section in sections for line in section)
+
+
+def _headline(plan: Plan) -> str:
+    verdict = "left as written" if plan.unchanged else "rewritten"
+    return f"plan of {plan.name}: {verdict}, peak {format_bytes(_peak_bytes(plan))} of {format_bytes(plan.limit_bytes)}"
+
+
+def _peak_bytes(plan: Plan) -> int:
+    return plan.peak_bytes if plan.compiled_peak_bytes is None else plan.compiled_peak_bytes
+
+
+def _figures(plan: Plan) -> list[str]:
+    fixed = plan.argument_bytes + plan.output_bytes
+    rows = [
+        ("", "before", "after"),
+        ("peak, predicted", format_bytes(plan.original_peak_bytes), format_bytes(plan.peak_bytes)),
+        ("  arguments", format_bytes(plan.argument_bytes), format_bytes(plan.argument_bytes)),
+        ("  outputs", format_bytes(plan.output_bytes), format_bytes(plan.output_bytes)),
+        ("  temporaries", format_bytes(max(plan.original_peak_bytes - fixed, 0)), format_bytes(max(plan.peak_bytes - fixed, 0))),
+    ]
+    if plan.compiled_peak_bytes is not None:
+        rows.append(("peak, compiled", "", format_bytes(plan.compiled_peak_bytes)))
+    rows.append(("limit", "", format_bytes(plan.limit_bytes)))
+    if plan.predicted_s is not None or plan.original_predicted_s is not None:
+        rows.append(("time, predicted", _time(plan.original_predicted_s), _time(plan.predicted_s)))
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Rows of text with the first column to the left and the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return [f"  {a:<{widths[0]}}   {b:>{widths[1]}}   {c:>{widths[2]}}".rstrip() for a, b, c in rows]
+
+
+def _loops(plan: Plan) -> list[str]:
+    return ["loops", *(f"  {loop}" for loop in plan.loops)] if plan.loops else ["no loops"]
+
+
+def _peak(plan: Plan) -> list[str]:
+    if not plan.peak_tensors:
+        return []
+    largest = sorted(plan.peak_tensors, key=lambda tensor: -tensor[1])
+    return ["held at the peak", *tensor_lines(largest)]
+
+
+def _rules(plan: Plan) -> list[str]:
+    return [f"rules: {', '.join(plan.rules_used)}"] if plan.rules_used else ["no rules used"]
+
+
+def _planning(plan: Plan) -> list[str]:
+    if not plan.seconds:
+        return []
+    stages = ", ".join(f"{stage} {_time(seconds)}" for stage, seconds in plan.seconds.items())
+    return [f"planned in {_time(sum(plan.seconds.values()))}: {stages}"]
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds >= 1:
+        return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# --- JSON -------------------------------------------------------------------------------------------
+
+
+def to_json(plan: Plan) -> str:
+    """The plan as a JSON object; its keys are the attributes of :class:`Plan` less the callable, the program and the schedule."""
+    record = {item.name: getattr(plan, item.name) for item in fields(plan) if item.name not in ("function", "program", "schedule")}
+    record["seconds"] = dict(plan.seconds)
+    record["loops"] = [asdict(loop) for loop in plan.loops]
+    record["rules_used"] = list(plan.rules_used)
+    record["peak_tensors"] = [dict(zip(("description", "bytes", "source"), tensor, strict=True)) for tensor in plan.peak_tensors]
+    return json.dumps(record, indent=2)

@@ -1,0 +1,172 @@
+"""Rule files: native egglog text with a card above each rule. Loading one reads it and does nothing else.
+
+A card is what a reader needs to judge a rule, as comment lines directly above it::
+
+    ;; (A B) C = A (B C)
+    ;; sound:  reassociate -- sums are taken in another order
+    ;; memory: drops the intermediate
+    (rule (...) (...) :ruleset explore :name "reassociate")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eqsat_mem import vocabulary
+from eqsat_mem.errors import RuleError
+from eqsat_mem.forms import Form, read_forms
+
+SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, "all": {"bitwise", "reassociate", "real", "guarded"}}
+"""For each accuracy that a user may ask for, the soundness that a rule must have; `approx` rules apply where they are named."""
+
+RULE_COMMANDS = frozenset({"rule", "rewrite", "birewrite"})
+DECLARATIONS = frozenset({"relation", "function"})
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule with its card.
+
+    Attributes:
+        name: unique among all rules.
+        equation: what it says, as its author wrote it.
+        sound: "bitwise", "reassociate", "real", "guarded" or "approx".
+        why: why it is sound, and where not.
+        memory: what it does to memory.
+        ruleset: "simplify", "explore", "splitting" or "analysis".
+        text: the egglog form.
+        place: the file and line that it stands at.
+    """
+
+    name: str
+    equation: str
+    sound: str
+    why: str
+    memory: str
+    ruleset: str
+    text: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.name} [{self.sound}]: {self.equation} ({self.place})"
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """The rules that apply, the declarations that they need, and the elementwise constructors that they name, with arities."""
+
+    rules: tuple[Rule, ...]
+    declarations: tuple[tuple[str, str], ...]
+    maps: tuple[tuple[str, int], ...]
+
+    def texts(self) -> Iterator[tuple[str, str]]:
+        """What egglog is to run, piece by piece, each with the file and line for its messages."""
+        yield from self.declarations
+        for rule in self.rules:
+            yield rule.place, rule.text
+
+
+def load_rules(paths: Sequence[str | Path] = (), accuracy: str = "all", only: Sequence[str] | None = None) -> RuleSet:
+    """The shipped rule files and those at ``paths``, as far as ``accuracy`` allows.
+
+    ``only`` keeps the rules that it names, by the rule or by its file without ``.egg``; a rule named there applies whatever its soundness.
+
+    Raises:
+        RuleError: with file and line, for a form that is no rule, a card that is missing or wrong, or a name that is taken.
+    """
+    rules: list[Rule] = []
+    declarations: list[tuple[str, str]] = []
+    maps: dict[str, int] = {}
+    for path in [*default_files(), *map(Path, paths)]:
+        found, declared, forms = _read_file(path)
+        declarations += declared
+        maps |= vocabulary.elementwise_used(form.tree for form in forms)
+        for rule in found:
+            if _applies(rule, path.stem, accuracy, only):
+                rules.append(rule)
+        _refuse_duplicates(found, {rule.name for rule in rules if rule not in found})
+    return RuleSet(tuple(rules), tuple(declarations), tuple(sorted(maps.items())))
+
+
+def default_files() -> list[Path]:
+    """The shipped rule files: in the package where it is installed, beside it in a checkout."""
+    package = Path(__file__).parent
+    folder = next((f for f in (package / "rules", package.parent / "rules") if f.is_dir()), None)
+    if folder is None:
+        raise RuleError(f"the shipped rule files are neither in {package / 'rules'} nor in {package.parent / 'rules'}: install the package again.")
+    return sorted(folder.glob("*.egg"))
+
+
+def _applies(rule: Rule, stem: str, accuracy: str, only: Sequence[str] | None) -> bool:
+    if only is not None and rule.name not in only and stem not in only:
+        return False
+    return rule.sound in SOUNDNESS[accuracy] or (only is not None and rule.name in only)
+
+
+def _refuse_duplicates(found: Sequence[Rule], taken: set[str]) -> None:
+    for rule in found:
+        if rule.name in taken or rule.name in vocabulary.RULE_NAMES:
+            raise RuleError(f"{rule.place}: another rule is named {rule.name!r}; names of rules are unique over all rule files.")
+        taken.add(rule.name)
+
+
+def _read_file(path: Path) -> tuple[list[Rule], list[tuple[str, str]], list[Form]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RuleError(f"the rule file {path} cannot be read: {error}") from error
+    rules, declarations, forms = [], [], read_forms(text, path.name)
+    for form in forms:
+        head = form.tree[0] if form.tree else ""
+        if head in RULE_COMMANDS:
+            rules.append(_rule(form))
+        elif head in DECLARATIONS:
+            declarations.append((form.place, form.text))
+        else:
+            raise RuleError(
+                f"{form.place}: ({head} ...) may not stand in a rule file. A rule file is data: it holds "
+                f"{', '.join(sorted(RULE_COMMANDS | DECLARATIONS))}, and loading it reads, writes and runs nothing."
+            )
+    return rules, declarations, forms
+
+
+def _rule(form: Form) -> Rule:
+    options = _options(form)
+    name, ruleset = options.get(":name", ""), options.get(":ruleset", "")
+    if not name:
+        raise RuleError(f'{form.place}: the rule has no name; add :name "...", unique over all rule files.')
+    if ruleset not in (*vocabulary.RULESETS, "analysis"):
+        raise RuleError(f"{form.place}: rule {name!r} is in ruleset {ruleset or '(none)'!r}; it must be in one of {', '.join(vocabulary.RULESETS)} or analysis.")
+    equation, sound, why, memory = _card(form, name)
+    return Rule(name, equation, sound, why, memory, ruleset, form.text, form.place)
+
+
+def _card(form: Form, name: str) -> tuple[str, str, str, str]:
+    fields: dict[str, str] = {}
+    equation: list[str] = []
+    key = ""
+    for line in form.comments:
+        head, colon, rest = line.partition(":")
+        if colon and head.strip() in ("sound", "memory"):
+            key = head.strip()
+            fields[key] = rest.strip()
+        elif key:
+            fields[key] += " " + line.strip()
+        else:
+            equation.append(line.strip())
+    sound, _, why = (part.strip() for part in fields.get("sound", "").partition("--"))
+    known = (*SOUNDNESS["all"], "approx")
+    missing = [what for what, there in (("an equation", equation), ("sound:", sound in known and why), ("memory:", fields.get("memory"))) if not there]
+    if missing:
+        raise RuleError(
+            f"{form.place}: the card above rule {name!r} lacks {' and '.join(missing)}. A card is ';; equation', "
+            f"';; sound: {'|'.join(sorted(known))} -- why' and ';; memory: ...', directly above the rule."
+        )
+    return " ".join(equation), sound, why, fields["memory"]
+
+
+def _options(form: Form) -> dict[str, str]:
+    tree = form.tree
+    return {k: v.strip('"') for k, v in zip(tree, tree[1:], strict=False) if isinstance(k, str) and k.startswith(":") and isinstance(v, str)}

@@ -1,0 +1,100 @@
+"""Equality saturation within limits: one iteration at a time, since nothing interrupts a running one."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from eqsat_mem.egraph import EGraph, View
+from eqsat_mem.ir import Program
+from eqsat_mem.rules import RuleSet
+
+SETTLE_ITERATIONS = 200
+"""Iterations after which rulesets that should come to rest are left alone; each only looks at what is new."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When saturation stops.
+
+    Attributes:
+        max_rows: rows of the e-graph that no further step is expected to exceed.
+        max_iterations: steps of the rules that explore.
+        max_seconds: seconds in all, checked between steps.
+        large_elements: a value of more elements is `large`: rules that explore apply where one is at stake.
+    """
+
+    max_rows: int = 50_000
+    max_iterations: int = 30
+    max_seconds: float = 2.0
+    large_elements: int = 16_384
+
+
+def saturate(program: Program, rules: RuleSet, limits: Limits = Limits()) -> View:
+    """The e-graph of ``program`` under ``rules``: closed under them, or as far as the limits allow (``View.stopped`` says which)."""
+    run = _Run(program, rules, limits)
+    run.settle("simplify")
+    iterations = 0
+    while not (stopped := run.exhausted(iterations)) and run.step("explore"):
+        iterations += 1
+        run.settle("simplify")
+    run.settle("splitting")
+    view = run.graph.read()
+    view.matches, view.rows, view.iterations = dict(sorted(run.matches.items())), run.rows[-1], iterations
+    view.stopped = stopped or "saturated"
+    return view
+
+
+class _Run:
+    """One saturation: its e-graph, clock and statistics."""
+
+    def __init__(self, program: Program, rules: RuleSet, limits: Limits) -> None:
+        self.limits = limits
+        self.end = time.perf_counter() + limits.max_seconds
+        self.graph = EGraph(program, list(rules.texts()), dict(rules.maps), limits.large_elements)
+        self.names = {rule.name for rule in rules.rules}
+        self.matches: Counter[str] = Counter()
+        self.rows = [self.graph.rows()]
+
+    def settle(self, ruleset: str) -> None:
+        """Run a ruleset and the analysis in turn until both rest, or until a limit."""
+        for _ in range(SETTLE_ITERATIONS):
+            self._analyse()
+            if not self.step(ruleset) or self.graph.rows() > self.limits.max_rows or time.perf_counter() > self.end:
+                break
+        self._analyse()
+        self.rows.append(self.graph.rows())
+
+    def step(self, ruleset: str) -> bool:
+        """One iteration; whether it changed anything."""
+        updated, matches = self.graph.step(ruleset)
+        self.matches.update({name: n for name, n in matches.items() if n and self._rule_of(name) in self.names})
+        return updated
+
+    def exhausted(self, iterations: int) -> str:
+        """The limit that forbids another step, if any. A step is expected to grow the e-graph by the last step's factor once more."""
+        if iterations >= self.limits.max_iterations:
+            return f"after {iterations} iterations"
+        if time.perf_counter() > self.end:
+            return f"after {self.limits.max_seconds} s; {self._busiest()}"
+        last = self.rows[-1]
+        growth = last / self.rows[-2] if iterations else 1.0
+        if last * growth > self.limits.max_rows:
+            return f"at {last} rows, which the next step would multiply; {self._busiest()}"
+        return ""
+
+    def _analyse(self) -> None:
+        for _ in range(SETTLE_ITERATIONS):
+            if not self.graph.step("analysis")[0]:
+                break
+
+    def _busiest(self) -> str:
+        """The rule that matched most, for messages."""
+        most = max(self.matches.items(), key=lambda item: (item[1], item[0]), default=("none", 0))
+        return f"rule {most[0]!r} matched most ({most[1]} times)"
+
+    @staticmethod
+    def _rule_of(name: str) -> str:
+        """A birewrite's two directions count for one rule."""
+        return name.removesuffix("=>").removesuffix("<=")

@@ -1,0 +1,197 @@
+"""The fastest loop tree whose whole peak fits the limit.
+
+Starting from the straight program, the regions that hold the peak, or that spend time on values too large for the cache, are split along
+each of their large indices; chunk sizes are chosen for every tree, and the best trees are split further. The search is bounded by a number of
+trees, never by a clock, so that plans are deterministic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from eqsat_mem.costs import Device, arithmetic_s
+from eqsat_mem.extract import Extraction
+from eqsat_mem.ir import Block, Dot, Rename, bits, children
+from eqsat_mem.loops import Chunks, Loop, Path, Seq, at, enclosing, folded, loops, region, regions, shared_slices, split, with_region
+from eqsat_mem.memory import Extents, Memory, Peak, size, within
+from eqsat_mem.timing import Timing
+
+MAX_DEPTH = 4
+"""How many splits on top of each other are tried."""
+BEAM = 4
+"""How many trees are kept for another split."""
+CANDIDATES = 6
+"""How many indices of a region are tried."""
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A loop tree with its chunk sizes, predicted peak in bytes and predicted seconds."""
+
+    ex: Extraction
+    seq: Seq
+    chunks: Chunks
+    peak_bytes: int
+    seconds: float
+
+    def fits(self, limit: int) -> bool:
+        return self.peak_bytes <= limit
+
+
+def schedule(ex: Extraction, limit: int, device: Device, tensor_size_threshold: int | None = None, tensor_split_size: int | None = None) -> Schedule:
+    """The fastest schedule found whose peak is at most ``limit`` bytes; the smallest found where none fits.
+
+    ``tensor_size_threshold`` restricts splitting to regions with a value of more bytes than that, and ``tensor_split_size`` bounds the bytes of each
+    value inside a loop (the paper's two knobs).
+    """
+    search = _Search(ex, limit, device, tensor_size_threshold or 0, tensor_split_size)
+    beam = [search.tile(region(ex))]
+    best = beam[0]
+    for _ in range(MAX_DEPTH):
+        beam = sorted((new for s in beam for new in search.expand(s)), key=search.rank)[:BEAM]
+        if not beam:
+            break
+        best = min(best, beam[0], key=search.rank)
+    return best
+
+
+def straight(ex: Extraction, device: Device) -> Schedule:
+    """A program without loops."""
+    return _Search(ex, 0, device, 0, None).evaluate(region(ex), {})
+
+
+@dataclass(eq=False)
+class _Search:
+    ex: Extraction
+    limit: int
+    device: Device
+    threshold: int
+    split_size: int | None
+
+    def __post_init__(self) -> None:
+        self.memory = Memory(self.ex)
+        self.timing = Timing(self.memory, self.device)
+        self.full = self.memory.full_extents()
+
+    def rank(self, s: Schedule) -> tuple[bool, float, float]:
+        """What fits comes first, the fastest of it; of what does not, the smallest."""
+        over = not s.fits(self.limit)
+        return over, s.peak_bytes if over else s.seconds, s.seconds if over else s.peak_bytes
+
+    # chunk sizes
+
+    def tile(self, seq: Seq) -> Schedule:
+        """Chunk sizes by coordinate descent: the fastest that fit, or the smallest peak."""
+        every = list(loops(seq))
+        chunks = {loop: ladder(self.full[loop.index])[0] for loop in every}
+        best = self.evaluate(seq, chunks)
+        for _ in range(2 if len(every) > 1 else 1):
+            before = best
+            for loop in every:
+                for chunk in ladder(self.full[loop.index]):
+                    new = self.evaluate(seq, {**best.chunks, loop: chunk})
+                    if self.allowed(seq, new.chunks):
+                        best = min(best, new, key=self.rank)
+            if best is before:
+                break
+        return best
+
+    def evaluate(self, seq: Seq, chunks: Chunks) -> Schedule:
+        return Schedule(self.ex, seq, chunks, self.memory.total(seq, chunks), self.timing.total(seq, chunks))
+
+    def allowed(self, seq: Seq, chunks: Chunks) -> bool:
+        """No value inside a loop is larger than the split size, if there is one."""
+        if self.split_size is None:
+            return True
+        return all(self.largest(loop.body, within(self.full, loop, chunks)) <= self.split_size for loop in loops(seq))
+
+    def largest(self, seq: Seq, extents: Extents) -> int:
+        return max((size(self.ex.program, t, extents) for t in seq.steps if isinstance(t, int)), default=0)
+
+    # splitting
+
+    def expand(self, s: Schedule) -> Iterator[Schedule]:
+        """The schedules that one more split gives."""
+        for path, seq, extents in self.hot_spots(s):
+            for i in self.candidates(seq, extents):
+                for keep in self.keeps(seq, extents, i):
+                    changed = split(self.ex, seq, i, keep)
+                    if changed is not None:
+                        yield self.tile(with_region(s.seq, path, changed))
+
+    def hot_spots(self, s: Schedule) -> list[tuple[Path, Seq, Extents]]:
+        """The straight regions worth splitting: the one with the peak, and those that move the most data through slow memory."""
+        spots: list[tuple[float, Path, Seq, Extents]] = []
+        peak_path = self.peak_path(s)
+        for path, seq in regions(s.seq):
+            if any(not isinstance(step, int) for step in seq.steps):
+                continue
+            extents, runs = self.full, 1.0
+            for loop in enclosing(s.seq, path):
+                runs *= extents[loop.index] / s.chunks[loop]
+                extents = within(extents, loop, s.chunks)
+            if self.largest(seq, extents) <= self.threshold:
+                continue
+            touched = self.timing.touched(seq, extents, s.chunks)
+            slow = touched > self.device.levels[0][0]
+            seconds = runs * self.timing.seconds(seq, extents, s.chunks)
+            if path == peak_path and not s.fits(self.limit):
+                spots.append((float("inf"), path, seq, extents))
+            elif slow and seconds > 0.1 * s.seconds:
+                spots.append((seconds, path, seq, extents))
+        spots.sort(key=lambda spot: (-spot[0], spot[1]))
+        return [spot[1:] for spot in spots[:3]]
+
+    def peak_path(self, s: Schedule) -> Path:
+        peak: Peak = self.memory.peak(s.seq, self.full, s.chunks)
+        path = peak.path
+        while path and not isinstance(at(s.seq, path), Seq):
+            path = path[:-1]
+        return path
+
+    def candidates(self, seq: Seq, extents: Extents) -> list[int]:
+        """Indices of the largest values of a region (held or computed on the way), largest extent first."""
+        program = self.ex.program
+        sizes: dict[int, int] = {}
+        for t in seq.steps:
+            assert isinstance(t, int)
+            for v in (t, *children(program.terms[t])):
+                nbytes = size(program, v, extents)
+                for i in bits(program.free[v] | folded(program.terms[t])):
+                    if extents[i] > 1 and extents[i] == self.full[i]:
+                        sizes[i] = max(sizes.get(i, 0), nbytes)
+        top = max(sizes.values(), default=0)
+        large = [i for i, nbytes in sizes.items() if nbytes * 8 >= top]
+        return sorted(large, key=lambda i: (-extents[i], i))[:CANDIDATES]
+
+    def keeps(self, seq: Seq, extents: Extents, i: int) -> list[frozenset[int]]:
+        """Choices of slices to keep for later loops: none, or all whose recomputation takes longer than storing them."""
+        program, slowest = self.ex.program, self.device.levels[-1][1]
+        kept = frozenset(
+            t
+            for t in shared_slices(self.ex, seq, i)
+            if not isinstance(program.terms[t], Rename) and self.recompute_s(t, extents) > 3 * size(program, t, extents) / slowest
+        )
+        return [frozenset(), kept] if kept else [frozenset()]
+
+    def recompute_s(self, t: int, extents: Extents) -> float:
+        term = self.ex.program.terms[t]
+        dear = isinstance(term, (Dot, Block)) or bool(folded(term))
+        return arithmetic_s(self.ex.program, t, extents, self.device, bool(self.ex.unrolls.get(t))) if dear else 0.0
+
+
+@cache
+def ladder(extent: int) -> list[int]:
+    """Chunk sizes to try: near powers of two, divisors of the extent where one is near (no remainder to run)."""
+    sizes = {extent}
+    power = 1
+    while power < extent:
+        near = [c for c in range(max(1, power * 3 // 4), min(extent, power * 4 // 3) + 1) if extent % c == 0]
+        sizes.add(min(near, key=lambda c: (abs(c - power), c)) if near else power)
+        power *= 2
+    return sorted(sizes)
+
+
+__all__ = ["Loop", "Schedule", "ladder", "schedule"]

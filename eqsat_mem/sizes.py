@@ -1,0 +1,35 @@
+"""Sizes in bytes: their units, and how a message shows them."""
+
+from __future__ import annotations
+
+import math
+
+UNITS = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "PB": 10**15,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "PiB": 2**50,
+}
+"""Bytes of one unit; decimal prefixes are powers of ten, binary ones powers of two."""
+
+
+def format_bytes(size: int, round_up: bool = False) -> str:
+    """A size in bytes with at most two decimals and a binary unit; with ``round_up`` never less than the size.
+
+    >>> format_bytes(900), format_bytes(64 * 2**20), format_bytes(60_397_977_600)
+    ('900 B', '64 MiB', '56.25 GiB')
+    """
+    unit = "B"
+    for name in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(size) >= UNITS[name]:
+            unit = name
+    scaled = 100 * size / UNITS[unit]
+    hundredths = math.ceil(scaled) if round_up else round(scaled)
+    return f"{hundredths / 100:.2f}".rstrip("0").rstrip(".") + f" {unit}"

@@ -1,0 +1,92 @@
+"""Predicted seconds of a loop tree on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from eqsat_mem.costs import Device, arithmetic_s
+from eqsat_mem.ir import Block
+from eqsat_mem.loops import Chunks, Loop, Seq, made
+from eqsat_mem.memory import Extents, Memory, size, within
+
+
+@dataclass(eq=False)
+class Timing:
+    """Seconds of regions of one program, each computed once per combination of extents."""
+
+    memory: Memory
+    device: Device
+    _seconds: dict[Any, float] = field(default_factory=dict)
+    _touched: dict[Any, int] = field(default_factory=dict)
+
+    def total(self, seq: Seq, chunks: Chunks) -> float:
+        """Seconds of the whole program."""
+        return self.seconds(seq, self.memory.full_extents(), chunks)
+
+    def seconds(self, seq: Seq, extents: Extents, chunks: Chunks) -> float:
+        key = self.memory.key(seq, extents, chunks)
+        known = self._seconds.get(key)
+        if known is None:
+            known = self._seconds[key] = self._walk(seq, extents, chunks)
+        return known
+
+    def _walk(self, seq: Seq, extents: Extents, chunks: Chunks) -> float:
+        program, fused = self.memory.ex.program, self.memory.fused(seq)
+        bandwidth = self.device.bandwidth(self.touched(seq, extents, chunks))
+        calls: set[tuple[int, tuple[int, ...]]] = set()
+        seconds = 0.0
+        for step, operands, members in zip(fused.kept, fused.operands, fused.members):
+            if isinstance(step, Seq):
+                seconds += self.seconds(step, extents, chunks)
+            elif isinstance(step, Loop):
+                seconds += self._loop(step, extents, chunks)
+            else:
+                term = program.terms[step]
+                if isinstance(term, Block):
+                    call = (id(term.call), term.args)
+                    if call in calls:
+                        continue
+                    calls.add(call)
+                work = sum(arithmetic_s(program, t, extents, self.device, t in fused.unrolled) for t in members)
+                moved = sum(size(program, t, extents) for t in (step, *operands))
+                seconds += max(work, moved / bandwidth) + self.device.kernel_s
+        return seconds
+
+    def _loop(self, loop: Loop, extents: Extents, chunks: Chunks) -> float:
+        count, rest = divmod(extents[loop.index], min(chunks[loop], extents[loop.index]))
+        inside = within(extents, loop, chunks)
+        seconds = count * (self.seconds(loop.body, inside, chunks) + self.device.iteration_s + self._results(loop, inside, extents))
+        if rest:
+            last = (*inside[: loop.index], rest, *inside[loop.index + 1 :])
+            seconds += self.seconds(loop.body, last, chunks) + self._results(loop, last, extents)
+        return seconds
+
+    def _results(self, loop: Loop, inside: Extents, outside: Extents) -> float:
+        """Writing a chunk's results: accumulators are read and written whole, stacked slices are copied once."""
+        program = self.memory.ex.program
+        folds = sum(3 * size(program, t, inside) for t in loop.folds)
+        stacks = sum(2 * size(program, t, inside) for t in loop.stacks)
+        held = sum(size(program, t, outside) for t in made(loop))
+        return (folds + stacks) / self.device.bandwidth(held) if folds or stacks else 0.0
+
+    def touched(self, seq: Seq, extents: Extents, chunks: Chunks) -> int:
+        """Bytes that one pass through a region reads and writes: what has to stay in cache for it to be fast."""
+        key = self.memory.key(seq, extents, chunks)
+        known = self._touched.get(key)
+        if known is None:
+            program, fused = self.memory.ex.program, self.memory.fused(seq)
+            values: set[int] = set()
+            inner = 0
+            for step, operands in zip(fused.kept, fused.operands):
+                values |= operands
+                if isinstance(step, int):
+                    values.add(step)
+                elif isinstance(step, Seq):
+                    inner = max(inner, self.touched(step, extents, chunks))
+                else:
+                    inner = max(inner, self.touched(step.body, within(extents, step, chunks), chunks))
+            known = self._touched[key] = inner + sum(size(program, t, extents) for t in values)
+        return known
+
+

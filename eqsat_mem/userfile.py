@@ -1,0 +1,104 @@
+"""Functions in files that the command line names: loading them, with errors that say what is wrong in the file."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from eqsat_mem.errors import UserFileError
+
+
+def load_function(place: str) -> Callable[..., Any]:
+    """The function that ``FILE.py:FUNCTION`` names. The file runs as an imported module, once.
+
+    Raises:
+        UserFileError: if the text has another form, the file is missing or raises, or it has no such function.
+    """
+    file, name = _split(place)
+    module = _load(file)
+    function = getattr(module, name, None)
+    if function is None:
+        raise UserFileError(f"{file} has no function {name!r}{_suggestion(module)}.")
+    if not callable(function):
+        raise UserFileError(f"{name!r} in {file} is a {type(function).__name__}, not a function.")
+    return function
+
+
+def call_arguments(place: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the function that ``FILE.py:FUNCTION`` names returns, as positional and keyword arguments.
+
+    Raises:
+        UserFileError: as :func:`load_function`, or if that function raises.
+    """
+    make = load_function(place)
+    with _user_errors(_split(place)[0], f"{place} raised"):
+        made = make()
+    if isinstance(made, dict):
+        return (), made
+    return (made if isinstance(made, tuple) else (made,)), {}
+
+
+def check_call(place: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Trace a user's function once as JAX would, so that its own mistakes are told apart from ours.
+
+    Raises:
+        UserFileError: if it raises.
+    """
+    import jax
+
+    with _user_errors(_split(place)[0], f"{place} raised while JAX traced it"):
+        jax.eval_shape(function, *args, **kwargs)
+
+
+def _split(place: str) -> tuple[Path, str]:
+    file, colon, name = place.rpartition(":")
+    if not (file and colon and name.isidentifier()):
+        raise UserFileError(f"{place!r} names no function: write FILE.py:FUNCTION.")
+    return Path(file), name
+
+
+def _load(file: Path) -> ModuleType:
+    """The file as a module; functions and their arguments may come from the same one."""
+    path = file.resolve()
+    name = f"eqsat_mem_user_{path.stem}_{abs(hash(path)):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise UserFileError(f"there is no file {file}.")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserFileError(f"{file} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))  # it may import what lies beside it, as when Python runs it
+    try:
+        with _user_errors(file, f"{file} raised while it loaded"):
+            spec.loader.exec_module(module)
+    except UserFileError:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextmanager
+def _user_errors(file: Path, what: str) -> Iterator[None]:
+    """Turn what a user's code raises into one message with the line of their file."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file.resolve()]
+        if isinstance(error, SyntaxError):
+            lines = [error.lineno]
+        where = f", line {lines[-1]}" if lines else ""
+        raise UserFileError(f"{what}{where}: {type(error).__name__}: {error}") from error
+
+
+def _suggestion(module: ModuleType) -> str:
+    names = [name for name, value in vars(module).items() if callable(value) and getattr(value, "__module__", None) == module.__name__]
+    return f"; it has {', '.join(sorted(names))}" if names else ""

@@ -1,0 +1,163 @@
+"""The language of rule files: the constructors, facts and rulesets that every rule file may use.
+
+What is said here of each constructor is what makes it a function of named indices: what its value depends on (`free`), its dtype,
+and how a change of names passes through it. Everything that a reader would call an optimisation is in the rule files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+
+from eqsat_mem import ops
+
+FACTS = ("splits", "accumulates", "unrolls")
+"""What rules state about classes for the stages after extraction: index sets."""
+
+UNREADABLE = frozenset({"Node", "Delta", "Diag"})
+"""Constructors that stand for a value in rules only; no program is built from them."""
+
+RULESETS = ("simplify", "explore", "splitting")
+"""The rulesets that rules of a rule file may be in."""
+
+COMPARISONS = frozenset({"Eq", "Ne", "Lt", "Le", "Gt", "Ge", "IsFinite"})
+FACTS_OF_NAMES = {
+    "floating": ("float32", "float64"),
+    "integral": ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    "exact": ("max", "min", "and", "or", "xor"),
+}
+"""Dtypes whose rounding rules may rely on, dtypes without rounding, monoids that give the same in any order."""
+
+LANGUAGE = """
+(sort T)
+(sort Ts (Vec T))
+(constructor Leaf (i64) T)
+(constructor Block (i64 Ts) T)
+(constructor Lit (f64 String) T)
+(constructor Iota (i64 String) T)
+(constructor Fold (String i64 T) T)
+(constructor Dot (i64 T T) T)
+(constructor Ren (i64 i64 T) T)
+(constructor Delta (i64 i64 T) T)
+(constructor Diag (i64 i64 T) T)
+(constructor Convert (String T) T)
+(constructor IntegerPow (i64 T) T)
+(constructor Map1 (i64 T) T)
+(constructor Map2 (i64 T T) T)
+(constructor Map3 (i64 T T T) T)
+
+(function Node (i64) T :no-merge)
+(function free (T) i64 :merge (& old new))
+(function dtype (T) String :merge old)
+(function pointwise (T) i64 :merge (| old new))
+(function splits (T) i64 :merge (| old new))
+(function accumulates (T) i64 :merge (| old new))
+(function unrolls (T) i64 :merge (| old new))
+(function extent (i64) f64 :no-merge)
+(function size (i64) f64 :merge old)
+(function threshold () f64 :no-merge)
+(relation want (i64))
+(relation large (i64))
+(relation floating (String))
+(relation integral (String))
+(relation exact (String))
+
+(ruleset analysis)
+(ruleset simplify)
+(ruleset explore)
+(ruleset splitting)
+
+(rule ((= e (Lit v d))) ((set (free e) 0) (set (dtype e) d) (set (pointwise e) 0)) :ruleset analysis :name "facts-Lit")
+(rule ((= e (Iota i d))) ((set (free e) i) (set (dtype e) d) (set (pointwise e) i)) :ruleset analysis :name "facts-Iota")
+(rule ((= e (Fold m k a)) (= fa (free a)) (= d (dtype a)))
+      ((set (free e) (& fa (not-i64 k))) (set (dtype e) d) (want k) (want (| fa k))) :ruleset analysis :name "facts-Fold")
+(rule ((= e (Dot k a b)) (= fa (free a)) (= fb (free b)) (= d (dtype a)))
+      ((set (free e) (& (| fa fb) (not-i64 k))) (set (dtype e) d) (want k) (want (| k (| fa fb)))) :ruleset analysis :name "facts-Dot")
+(rule ((= e (Ren s d a)) (= fa (free a)) (!= (& fa s) 0) (= t (dtype a)))
+      ((set (free e) (| (& fa (not-i64 s)) d)) (set (dtype e) t)) :ruleset analysis :name "facts-Ren")
+(rule ((= e (Delta i j a)) (= fa (free a)) (= t (dtype a)))
+      ((set (free e) (| fa (| i j))) (set (dtype e) t)) :ruleset analysis :name "facts-Delta")
+(rule ((= e (Diag j i a)) (= fa (free a)) (!= (& fa j) 0) (= t (dtype a)))
+      ((set (free e) (| (& fa (not-i64 j)) i)) (set (dtype e) t)) :ruleset analysis :name "facts-Diag")
+(rule ((= e (Convert t a)) (= fa (free a)))
+      ((set (free e) fa) (set (dtype e) t) (set (pointwise e) fa)) :ruleset analysis :name "facts-Convert")
+
+(rule ((= m (free e))) ((want m)) :ruleset analysis :name "want-free")
+(rule ((want m) (!= m 0) (= low (& m (- 0 m)))) ((want (^ m low))) :ruleset analysis :name "want-smaller")
+(rule ((want m) (!= m 0) (= low (& m (- 0 m))) (= rest (size (^ m low))) (= n (extent low)))
+      ((set (size m) (* n rest))) :ruleset analysis :name "size")
+(rule ((want m) (= n (size m)) (> n (threshold))) ((large m)) :ruleset analysis :name "large")
+
+(rewrite (Ren s d a) a :when ((= (& (free a) s) 0)) :ruleset simplify :name "rename-nothing")
+(rewrite (Diag j i a) a :when ((= (& (free a) j) 0)) :ruleset simplify :name "diagonal-of-nothing")
+(rewrite (Diag j i a) (Ren j i a) :when ((= fa (free a)) (!= (& fa j) 0) (= (& fa i) 0)) :ruleset simplify :name "diagonal-is-rename")
+(set (size 0) 1.0)
+"""
+
+
+def language(maps: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """The text of the language, in named pieces: what is always there, and each elementwise constructor with its arity."""
+    yield "language", LANGUAGE + "\n".join(f'({fact} "{name}")' for fact, names in FACTS_OF_NAMES.items() for name in names)
+    for constructor, arity in sorted(maps.items()):
+        if constructor not in LANGUAGE_CONSTRUCTORS:
+            yield constructor, f"(constructor {constructor} ({'T ' * arity}) T)" + _elementwise(constructor, "", arity)
+    yield "Convert", _names_pass("Convert", "x", 1)
+    yield "IntegerPow", _elementwise("IntegerPow", "x", 1)
+    for arity in (1, 2, 3):
+        yield f"Map{arity}", _elementwise(f"Map{arity}", "x", arity)
+
+
+def _elementwise(constructor: str, payload: str, arity: int) -> str:
+    """An elementwise operation depends on what its operands depend on."""
+    args = [f"a{k}" for k in range(arity)]
+    free = " ".join(f"(= f{k} (free a{k}))" for k in range(arity))
+    union = "f0"
+    for k in range(1, arity):
+        union = f"(| {union} f{k})"
+    known = constructor not in ("Map1", "Map2", "Map3")
+    model = args[1] if constructor == "Select" else args[0]
+    dtype = '"bool"' if constructor in COMPARISONS else f"(dtype {model})"
+    given = f"(= d {dtype})" if known else ""
+    actions = f"(set (free e) f) (set (pointwise e) f){' (set (dtype e) d)' if known else ''}"
+    facts = f"(rule ((= e ({constructor} {payload} {' '.join(args)})) {free} (= f {union}) {given}) ({actions})"
+    return f'{facts} :ruleset analysis :name "facts-{constructor}")' + _names_pass(constructor, payload, arity)
+
+
+def _names_pass(constructor: str, payload: str, arity: int) -> str:
+    """A change of names, or a diagonal, of an elementwise operation is that operation on changed operands."""
+    args = " ".join(f"a{k}" for k in range(arity))
+    renamed = " ".join(f"(Ren s d a{k})" for k in range(arity))
+    diagonal = " ".join(f"(Diag s d a{k})" for k in range(arity))
+    return (
+        f'(rewrite (Ren s d ({constructor} {payload} {args})) ({constructor} {payload} {renamed}) :ruleset simplify :name "rename-{constructor}")'
+        f"(rewrite (Diag s d ({constructor} {payload} {args})) ({constructor} {payload} {diagonal})"
+        f' :ruleset simplify :name "diagonal-{constructor}")'
+    )
+
+
+LANGUAGE_CONSTRUCTORS = frozenset(re.findall(r"\(constructor (\w+)", LANGUAGE))
+RULE_NAMES = frozenset(re.findall(r':name "([^"]+)"', LANGUAGE))
+
+
+@cache
+def constructor_of() -> dict[str, str]:
+    """Primitives without parameters, by name, and their constructors."""
+    return {name: op.constructor for name, op in ops.MAPS.items() if op.constructor not in LANGUAGE_CONSTRUCTORS}
+
+
+@cache
+def primitive_of() -> dict[str, str]:
+    return {constructor: name for name, constructor in constructor_of().items()}
+
+
+def elementwise_used(forms: Iterable[object]) -> dict[str, int]:
+    """The elementwise constructors of parsed forms and how many operands they stand with."""
+    found: dict[str, int] = {}
+    for form in forms:
+        if isinstance(form, list):
+            head = form[0] if form else None
+            if isinstance(head, str) and head in primitive_of():
+                found[head] = len(form) - 1
+            found |= elementwise_used(form)
+    return found

@@ -1,0 +1,210 @@
+"""Small programs in JAX that between them make every rule fire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+
+
+def normal(*shapes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    return tuple(rng.standard_normal(shape) for shape in shapes)
+
+
+def sq(x, y):
+    return jnp.sum((x[:, None] - y[None]) ** 2, -1)
+
+
+def kernel_vector(x, y, v):
+    return jnp.exp(-0.5 * sq(x, y)) @ v
+
+
+def by_square(x, y):
+    return jnp.sum(jnp.square(x[:, None] - y[None]), -1)
+
+
+def by_product(x, y):
+    s = y[None] - x[:, None]
+    return jnp.sum(s * s, -1)
+
+
+def by_power(x, y):
+    return jnp.sum(lax.pow(x[:, None] - y[None], 2.0), -1)
+
+
+def by_einsum(x, y):
+    s = x[:, None] - y[None]
+    return jnp.einsum("nmd,nmd->nm", s, s)
+
+
+def by_norm(x, y):
+    return jnp.linalg.norm(x[:, None] - y[None], axis=-1) ** 2
+
+
+def of_sum(x, y):
+    return jnp.sum((x[:, None] + y[None]) ** 2, -1)
+
+
+def scaled(x, y, w):
+    return jnp.sum((w * (x[:, None] - y[None])) ** 2, -1)
+
+
+def scaled_right(x, y, w):
+    return jnp.sum(((x[:, None] - y[None]) * w) ** 2, -1)
+
+
+def divided(x, y, w):
+    return jnp.sum(((x[:, None] - y[None]) / w) ** 2, -1)
+
+
+def weighted(x, y, w):
+    return jnp.sum(w * (x[:, None] - y[None]) ** 2, -1)
+
+
+def weighted_inside(x, y, w):
+    s = x[:, None] - y[None]
+    return jnp.sum((w * s) * s, -1)
+
+
+def batched(x, y):
+    return jnp.sum((x[:, :, None] - y[:, None]) ** 2, -1)
+
+
+def nested_reduce(x, y, v):
+    return jnp.exp(jnp.sum(0.2 * (x[None] - y[:, None]), -1)) @ v
+
+
+def outer_sum(x, y):
+    return jnp.sum(x[:, None] + y[None], -1), jnp.sum(x[:, None] - y[None], -1)
+
+
+def weighted_outer_sum(g, x, y):
+    return jnp.einsum("nm,nmd->nd", g, x[:, None] + y[None])
+
+
+def gradient(x, y, v):
+    return jax.grad(lambda x, y: jnp.sum(kernel_vector(x, y, v) ** 2), argnums=(0, 1))(x, y)
+
+
+def lengthscale_gradient(x, v, w):
+    return jax.grad(lambda w: jnp.sum((jnp.exp(-sq(x / w, x / w)) @ v) ** 2))(w)
+
+
+def chain(a, b, c):
+    return (a @ b) @ c
+
+
+def chain_with_transposes(a, b, c, v):
+    return ((a @ b.T) @ c.T) @ v
+
+
+def chain_with_batch(a, b, c):
+    return jnp.einsum("bij,bjk->bik", jnp.einsum("bij,bjk->bik", a, b), c)
+
+
+def sums(a, b):
+    return jnp.sum(a @ b), jnp.sum(jnp.sum(jnp.tanh(a), 0)), jnp.sum(-a, 1), a @ -b
+
+
+def quotients(a, b, v):
+    return (a / b[:, None]) @ v, jnp.sum(a / b[:, None], 1), (-jnp.tanh(a)) @ v
+
+
+def self_product(a, b):
+    e = jnp.exp(a @ b.T)
+    return e.T @ e
+
+
+def plus_noise(x, v):
+    return (jnp.exp(-sq(x, x)) + 0.1 * jnp.eye(len(x))) @ v
+
+
+def noise_plus(x, v):
+    return (jnp.eye(len(x)) / 3.0 + jnp.exp(-sq(x, x))) @ v, (jnp.exp(-sq(x, x)) - jnp.eye(len(x))) @ v, v.T @ (-jnp.eye(len(x)))
+
+
+def diagonal_scale(x, v):
+    eye = jnp.eye(len(x), dtype=x.dtype)
+    return eye @ x, (eye * x[:, 0]) @ x, x.T @ (eye * v), jnp.sum(x @ x.T + eye, 0)
+
+
+def trace_of_product(a, b):
+    return jnp.trace(a @ b), jnp.trace(a @ b + 2.0 * jnp.eye(len(a))), jnp.trace(jnp.tanh(a @ b))
+
+
+def trace_of_covariance(x):
+    return jnp.trace(jnp.exp(-sq(x, x)))
+
+
+def diagonal_both(a):
+    mask = jnp.eye(len(a), dtype=bool)
+    rows = jnp.sum(jnp.where(mask, jnp.where(mask, a @ a, 0.0), 0.0), 0)
+    return rows, jnp.sum(jnp.where(mask, jnp.where(mask.T, a @ a, 0.0), 0.0), 1)
+
+
+def folds(a):
+    return jnp.max(a, 1), jnp.argmax(a, 0), jnp.prod(a, 0), jnp.sum(jnp.arange(12).reshape(3, 4), 0), jnp.all(a > 0)
+
+
+def identities(a):
+    return -(-a), 1.0 * a, a * 1.0, a / 1.0, jnp.sqrt(jnp.abs(a)) * jnp.sqrt(jnp.abs(a)), jnp.sqrt(jnp.exp(a)) ** 2
+
+
+def clamped_root(a):
+    return jnp.sqrt(jnp.maximum(a, 0.0)) ** 2, jnp.sqrt(jnp.sum(a * a)) ** 2
+
+
+def attention(q, k, v):
+    return jax.nn.softmax(q @ k.T / 2.0, axis=-1) @ v
+
+
+def attention_gradient(q, k, v):
+    return jax.grad(lambda *a: jnp.sum(attention(*a) ** 2), argnums=(0, 1, 2))(q, k, v)
+
+
+def bound(x, y, z, scale, noise):
+    kuu = jnp.exp(-0.5 * sq(z / scale, z / scale)) + 1e-4 * jnp.eye(len(z))
+    kuf = jnp.exp(-0.5 * sq(z / scale, x / scale))
+    low = jnp.linalg.cholesky(kuu)
+    a = solve_triangular(low, kuf, lower=True) / jnp.sqrt(noise)
+    b = jnp.eye(len(z)) + a @ a.T
+    low_b = jnp.linalg.cholesky(b)
+    c = solve_triangular(low_b, a @ y, lower=True) / jnp.sqrt(noise)
+    return -jnp.sum(jnp.log(jnp.diag(low_b))) - 0.5 * jnp.sum(y**2) / noise + 0.5 * jnp.sum(c**2) + 0.5 * jnp.sum(a**2)
+
+
+def bound_gradient(x, y, z, scale, noise):
+    return jax.value_and_grad(bound, argnums=(2, 3, 4))(x, y, z, scale, noise)
+
+
+XY = [(5, 3), (4, 3)]
+BOUND = [(6, 2), (6, 1), (3, 2)]
+
+PROGRAMS: dict[str, tuple[Callable, tuple[np.ndarray, ...]]] = {
+    fun.__name__: (fun, normal(*shapes))
+    for fun, shapes in [
+        (kernel_vector, [*XY, (4, 2)]), (by_square, XY), (by_product, XY), (by_power, XY), (by_einsum, XY), (by_norm, XY), (of_sum, XY),
+        (scaled, [*XY, (3,)]), (scaled_right, [*XY, (3,)]), (weighted, [*XY, (3,)]), (weighted_inside, [*XY, (3,)]),
+        (batched, [(2, 5, 3), (2, 4, 3)]), (nested_reduce, [(5, 3), (4, 3), (5, 2)]), (outer_sum, XY), (weighted_outer_sum, [(5, 4), *XY]),
+        (gradient, [*XY, (4, 2)]), (chain, [(5, 4), (4, 6), (6, 2)]), (chain_with_transposes, [(5, 2), (4, 2), (3, 4), (3, 1)]),
+        (chain_with_batch, [(2, 3, 4), (2, 4, 5), (2, 5, 2)]), (sums, [(3, 4), (4, 5)]), (self_product, [(6, 2), (4, 2)]), (plus_noise, [(5, 2), (5, 1)]),
+        (noise_plus, [(5, 2), (5, 1)]), (diagonal_scale, [(4, 2), (4,)]), (trace_of_product, [(4, 4), (4, 4)]), (trace_of_covariance, [(4, 2)]),
+        (diagonal_both, [(4, 4)]), (folds, [(3, 4)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]),
+        (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
+    ]
+}  # fmt: skip
+PROGRAMS |= {
+    "divided": (divided, (*normal(*XY), np.array([0.5, 1.5, 2.0]))),
+    "quotients": (quotients, (*normal((3, 4)), np.array([0.5, 1.5, 2.0]), *normal((4, 2)))),
+    "lengthscale_gradient": (lengthscale_gradient, (*normal((4, 2), (4, 1)), np.array([0.7, 1.3]))),
+    "bound": (bound, (*normal(*BOUND), np.array([1.5, 0.8]), np.float64(0.1))),
+    "bound_gradient": (bound_gradient, (*normal(*BOUND), np.array([1.5, 0.8]), np.float64(0.1))),
+    "extent_one": (kernel_vector, normal((1, 3), (4, 3), (4, 1))),
+    "extent_one_inside": (kernel_vector, normal((3, 1), (1, 1), (1, 2))),
+    "sums_extent_one": (sums, normal((1, 4), (4, 1))),
+}

@@ -1,0 +1,197 @@
+"""The command line: what it prints, and what it says of mistakes in a user's file."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from eqsat_mem import __version__, demo
+from eqsat_mem.__main__ import main
+
+KERNEL = """
+import jax
+import jax.numpy as jnp
+
+
+def matvec(x, y, v):
+    distance = jnp.sum((x[:, None] - y[None]) ** 2, axis=-1)
+    return jnp.exp(-0.5 * distance) @ v
+
+
+def make_args():
+    points = jax.ShapeDtypeStruct((2048, 3), jnp.float32)
+    return points, points, jax.ShapeDtypeStruct((2048, 1), jnp.float32)
+
+
+def make_keywords():
+    return dict(zip("xyv", make_args()))
+
+
+def two_arguments():
+    return make_args()[:2]
+
+
+def wrong_shapes():
+    x, y, v = make_args()
+    return x, y, jax.ShapeDtypeStruct((5, 1), jnp.float32)
+
+
+def raises():
+    raise RuntimeError("no data today")
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    """The path of a file of a user's."""
+    path = tmp_path / "kernel.py"
+    path.write_text(KERNEL)
+    return str(path)
+
+
+def error_of(capsys, *argv):
+    """The message of a command that a user's mistake ends."""
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+    assert captured.err.startswith("eqsat-mem: ")
+    return captured.err.removeprefix("eqsat-mem: ").rstrip("\n")
+
+
+def test_a_plan_as_text(kernel, capsys):
+    assert main(["plan", f"{kernel}:matvec", "--args", f"{kernel}:make_args", "--limit", "2MiB"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("plan of matvec: rewritten, peak ")
+    assert "of 2 MiB" in out
+    assert "fori_loop" in out
+
+
+def test_a_plan_as_json(kernel, capsys):
+    assert main(["plan", f"{kernel}:matvec", "--args", f"{kernel}:make_keywords", "--limit", "2 MB", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["limit_bytes"] == 2_000_000
+    assert record["peak_bytes"] <= 2_000_000 < record["original_peak_bytes"]
+    assert record["loops"]
+
+
+def test_a_decorated_function_has_its_own_limit(tmp_path, capsys):
+    path = tmp_path / "decorated.py"
+    path.write_text("import eqsat_mem\n" + KERNEL.replace("def matvec", '@eqsat_mem.optimize(memory_limit="3MiB")\ndef matvec'))
+    command = ["plan", f"{path}:matvec", "--args", f"{path}:make_args", "--json"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out)["limit_bytes"] == 3 * 2**20
+    assert main([*command, "--limit", "2MiB"]) == 0
+    assert json.loads(capsys.readouterr().out)["limit_bytes"] == 2 * 2**20
+
+
+def test_no_plan_fits(kernel, capsys):
+    message = error_of(capsys, "plan", f"{kernel}:matvec", "--args", f"{kernel}:make_args", "--limit", "1KiB")
+    assert message.startswith("no plan of matvec fits memory_limit = 1 KiB: the smallest peak found is ")
+
+
+def test_a_limit_that_means_nothing(kernel, capsys):
+    message = error_of(capsys, "plan", f"{kernel}:matvec", "--args", f"{kernel}:make_args", "--limit", "lots")
+    assert message.startswith("memory_limit = 'lots' is not a number with a unit.")
+
+
+@pytest.mark.parametrize("place", ["kernel.py", "matvec", ":matvec", "kernel.py:", "kernel.py:a b"])
+def test_a_place_of_another_form(place, kernel, capsys):
+    assert error_of(capsys, "plan", place, "--args", f"{kernel}:make_args") == f"{place!r} names no function: write FILE.py:FUNCTION."
+
+
+def test_no_such_file(kernel, capsys):
+    assert error_of(capsys, "plan", "nowhere.py:f", "--args", f"{kernel}:make_args") == "there is no file nowhere.py."
+
+
+def test_no_such_function(kernel, capsys):
+    message = error_of(capsys, "plan", f"{kernel}:matvex", "--args", f"{kernel}:make_args")
+    assert message == f"{kernel} has no function 'matvex'; it has make_args, make_keywords, matvec, raises, two_arguments, wrong_shapes."
+
+
+def test_a_name_that_is_no_function(kernel, capsys):
+    message = error_of(capsys, "plan", f"{kernel}:number", "--args", f"{kernel}:make_args")
+    assert message == f"'number' in {kernel} is a int, not a function."
+
+
+def test_arguments_that_raise(kernel, capsys):
+    message = error_of(capsys, "plan", f"{kernel}:matvec", "--args", f"{kernel}:raises")
+    assert message == f"{kernel}:raises raised, line 30: RuntimeError: no data today"
+
+
+def test_a_function_that_raises(kernel, capsys):
+    message = error_of(capsys, "plan", f"{kernel}:matvec", "--args", f"{kernel}:wrong_shapes")
+    assert message.startswith(f"{kernel}:matvec raised while JAX traced it, line 8: TypeError: ")
+
+
+def test_arguments_that_do_not_match(kernel, capsys):
+    message = error_of(capsys, "plan", f"{kernel}:matvec", "--args", f"{kernel}:two_arguments")
+    assert message.startswith(f"{kernel}:matvec raised while JAX traced it: TypeError: ")
+    assert "missing 1 required positional argument: 'v'" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\nimport no_such_module_anywhere\n", "line 2: ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        ("def f(:\n", "line 1: SyntaxError: "),
+        ("import sys\n\nsys.exit('usage')\n", "line 3: SystemExit: usage"),
+    ],
+)
+def test_a_file_that_does_not_load(text, message, tmp_path, kernel, capsys):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    error = error_of(capsys, "plan", f"{path}:f", "--args", f"{kernel}:make_args")
+    assert error.startswith(f"{path} raised while it loaded, {message}")
+
+
+def test_a_file_may_import_its_neighbour(tmp_path, kernel, capsys):
+    (tmp_path / "neighbour_of_the_kernel.py").write_text("from kernel import matvec\n")
+    main_file = tmp_path / "uses_neighbour.py"
+    main_file.write_text("from neighbour_of_the_kernel import matvec\n")
+    assert main(["plan", f"{main_file}:matvec", "--args", f"{kernel}:make_args", "--limit", "1GiB"]) == 0
+    assert capsys.readouterr().out.startswith("plan of matvec: ")
+
+
+def test_what_argparse_finds_ends_with_the_same_status(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["plan"])
+    assert caught.value.code == 2
+    assert "FILE.py:FUNCTION" in capsys.readouterr().err
+
+
+def test_the_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"eqsat-mem {__version__}\n"
+
+
+def test_a_small_demonstration(capsys):
+    assert main(["demo", "--points", "3000", "--limit", "2MiB"]) == 0
+    captured = capsys.readouterr()
+    for expected in ("def matvec(x", "peak before", "peak held", "largest error", "fori_loop"):
+        assert expected in captured.out
+    assert "planning ...\nplanning: " in captured.err
+
+
+def test_a_demonstration_with_wrong_values_fails(monkeypatch, capsys):
+    monkeypatch.setattr(demo, "TOLERANCE", 0.0)
+    assert main(["demo", "--points", "300", "--limit", "1MiB"]) == 1
+    assert "MORE THAN 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import eqsat_mem", ["jax", "numpy", "egglog"]),
+        ("from eqsat_mem import optimize", ["matplotlib", "scipy", "IPython", "ipywidgets"]),
+    ],
+)
+def test_importing_costs_little(statement, absent):
+    code = f"import sys; {statement}; print([name for name in {absent} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

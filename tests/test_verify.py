@@ -1,0 +1,116 @@
+"""What a compiled program holds, and whether two functions agree."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqsat_mem.verify import STREAMED_ROWS, compiled_peak, hidden_scratch_bytes, same_values
+
+
+def shapes(*of):
+    return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in of]
+
+
+def test_arguments_outputs_and_temporaries_count():
+    held, compiled = compiled_peak(lambda x, unused: jnp.sort(x)[::-1] + 1, shapes((1000,), (500,)))
+    assert held >= 4 * (1000 + 500 + 1000)
+    assert compiled(jnp.zeros(1000), jnp.zeros(500)).shape == (1000,)
+
+
+def test_donated_arguments_are_counted_once():
+    assert compiled_peak(lambda x: x + 1, shapes((1000,)), donate=[0])[0] == 4000
+    assert compiled_peak(lambda x: x + 1, shapes((1000,)))[0] == 8000
+
+
+def test_typed_keys_and_weak_types():
+    key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.make_jaxpr(lambda x: x)(2.0).in_avals[0]
+    assert compiled_peak(lambda key, x: jax.random.normal(key) * x, [key, number])[0] >= 16
+
+
+cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="fusions into the kernel library are XLA:CPU's")
+
+
+def attention(q, k, v):
+    return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k)), v)
+
+
+@cpu_only
+def test_scores_of_attention_are_held_although_not_reported():
+    scores = 4 * 2 * 2048**2
+    held, compiled = compiled_peak(attention, shapes(*[(2, 2048, 64)] * 3))
+    assert held >= scores
+    assert scores <= hidden_scratch_bytes(compiled.as_text()) + compiled.memory_analysis().temp_size_in_bytes <= 1.3 * scores
+
+
+HLO = """
+%fused (param_0: f32[{rows},64], param_1: f32[4096,64]) -> f32[{rows}] {{
+  %param_0 = f32[{rows},64]{{1,0}} parameter(0)
+  %param_1 = f32[4096,64]{{1,0}} parameter(1)
+  %scores.1 = bf16[{rows},4096]{{1,0}} dot(%param_0, %param_1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
+  %exp.0 = bf16[{rows},4096]{{1,0}} exponential(%scores.1), metadata={{op_name="exp(x)"}}
+  %zero = bf16[] constant(0)
+  ROOT %sum = bf16[{rows}]{{0}} reduce(%exp.0, %zero), dimensions={{1}}, to_apply=%add{more}
+}}
+
+ENTRY %main (a: f32[{rows},64], b: f32[4096,64]) -> f32[{rows}] {{
+  ROOT %ynn_fusion = bf16[{rows}]{{0}} fusion(%a, %b), kind=kCustom, calls=%fused, backend_config={{"fusion_config":{{"kind":"__ynn_fusion"}}}}
+}}
+"""
+
+
+def test_a_reduced_contraction_is_held_by_blocks_of_rows():
+    row = 4096 * 2
+    assert hidden_scratch_bytes(HLO.format(rows=100, more="")) == 100 * row
+    assert hidden_scratch_bytes(HLO.format(rows=9000, more="")) == STREAMED_ROWS * row
+
+
+def test_a_contraction_used_twice_is_held_whole():
+    assert hidden_scratch_bytes(HLO.format(rows=9000, more="\n  %again = bf16[] negate(%scores.1)")) == 9000 * 4096 * 2
+
+
+def test_a_contraction_that_is_the_result_is_not_scratch():
+    text = HLO.format(rows=100, more="").replace("%scores.1 = ", "ROOT %scores.1 = ", 1)
+    assert hidden_scratch_bytes(text) == 0 == hidden_scratch_bytes(HLO.format(rows=9, more="").replace("__ynn_fusion", "kLoop"))
+
+
+# --- values ----------------------------------------------------------------------------------------
+
+
+def test_equal_functions_agree():
+    args = [jnp.arange(6.0), jax.random.key(3)]
+    comparison = same_values(lambda x, k: {"a": x.sum(), "k": k}, jax.jit(lambda x, k: {"a": x[::-1].sum(), "k": k}), args)
+    assert comparison.same and str(comparison).startswith("agrees: ")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (lambda x: x + 1e-2, "largest difference 0.01 where values reach 3"),
+        (lambda x: x.astype(np.float64), "are not one type"),
+        (lambda x: x[:-1], "are not one type"),
+        (lambda x: np.where(x == 0, np.nan, x).astype(np.float32), "infinities and NaNs"),
+        (lambda x: -x, "largest difference 6"),
+    ],
+)
+def test_differences_are_found_and_named(wrong, why):
+    comparison = same_values(lambda x: (1, {"y": x}), lambda x: (1, {"y": wrong(x)}), [np.arange(4, dtype=np.float32)])
+    assert not comparison.same and comparison.where == "result[1]['y']" and why in comparison.why
+    assert str(comparison).startswith("DIFFERS: ")
+
+
+def test_infinities_must_have_the_same_sign_and_integers_the_same_value():
+    x = np.array([np.inf, 1.0])
+    assert same_values(lambda x: x, lambda x: x, [x]).same and not same_values(lambda x: x, lambda x: -x, [x]).same
+    assert not same_values(lambda x: x, lambda x: x + 1, [np.arange(3)]).same
+
+
+def test_the_tolerance_is_the_callers():
+    assert same_values(np.exp, lambda x: np.exp(x) * 1.01, [np.arange(3.0)], tolerance=0.02).same
+
+
+def test_other_pytrees_are_an_error():
+    with pytest.raises(ValueError, match="different pytrees"):
+        same_values(lambda x: x, lambda x: (x,), [1.0])
