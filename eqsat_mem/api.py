@@ -15,6 +15,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.config import Accuracy, Options, resolve_limit
+from eqsat_mem.manual import plain_aval, vary_alike, without_varying_types
 from eqsat_mem.primitive import Function, planned_p
 from eqsat_mem.report import Plan
 
@@ -179,10 +180,11 @@ def _binding(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
 
         name = getattr(fun, "__name__", "")
         flat.__name__ = name = name if name.isidentifier() else "program"
-        jaxpr, shapes = jax.make_jaxpr(flat, return_shape=True)(*inputs)
+        with without_varying_types():
+            jaxpr, shapes = jax.make_jaxpr(flat, return_shape=True)(*map(plain_aval, map(jax.typeof, inputs)))
         jaxpr, captured = hoist_constants(jaxpr)
         names = [f"captured_{k}" for k in range(len(captured))] + argument_names(fun, args, kwargs, inputs)
-        out = planned_p.bind(*captured, *inputs, function=Function(name, jaxpr, options, names))
+        out = planned_p.bind(*vary_alike([*captured, *inputs]), function=Function(name, jaxpr, options, names))
         return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
     return bind

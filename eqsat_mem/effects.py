@@ -27,6 +27,16 @@ def without_resultless_effects(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr, closed.consts)
 
 
+def refuse_collectives(closed: ClosedJaxpr) -> None:
+    """Raise ``NotImplementedError`` if a function reduces over a named axis that it did not bind itself."""
+    axes = sorted(str(effect.name) for effect in closed.effects if is_axis_name(effect))
+    if axes:
+        raise NotImplementedError(
+            f"an optimised function cannot contain collectives over the axis {axes[0]!r} of a mesh: it is planned for one device. "
+            "Optimise the parts between the collectives."
+        )
+
+
 def is_axis_name(effect: Any) -> bool:
     """Whether the effect only says that a collective reduces over a named axis."""
     return type(effect).__name__ == "NamedAxisEffect"

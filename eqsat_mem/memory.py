@@ -37,6 +37,18 @@ class Memory:
     _inner: dict[Seq, tuple[Loop, ...]] = field(default_factory=dict)
     _peaks: dict[tuple[Seq, Extents, tuple[int, ...]], Peak] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        program = self.ex.program
+        self._layouts = [tuple(bits(free)) for free in program.free]
+        self._widths = [itemsize(term.dtype) for term in program.terms]
+
+    def size(self, t: int, extents: Extents) -> int:
+        """Bytes of a value at the given extents of its indices."""
+        out = self._widths[t]
+        for i in self._layouts[t]:
+            out *= extents[i]
+        return out
+
     def full_extents(self) -> Extents:
         return tuple(i.extent for i in self.ex.program.indices)
 
@@ -88,10 +100,10 @@ class Memory:
             inner = Peak(0, (), -1, ())
             new: dict[int, int] = {}
             if isinstance(step, int):
-                new[step] = size(program, step, extents)
+                new[step] = self.size(step, extents)
                 scratch += self._slices(step, fused.members[position], extents, live)
             elif isinstance(step, Loop):
-                new = {t: size(program, t, extents) for t in made(step)}
+                new = {t: self.size(t, extents) for t in made(step)}
                 inner = self.peak(step.body, within(extents, step, chunks), chunks)
             else:
                 inner = self.peak(step, extents, chunks)
@@ -102,7 +114,7 @@ class Memory:
                 path = (at, *inner.path) if not isinstance(step, int) else ()
                 best = Peak(now, path, position, (*live.items(), *new.items(), *inner.live))
             if isinstance(step, Seq):
-                new = {t: size(program, t, extents) for t in step.outs}
+                new = {t: self.size(t, extents) for t in step.outs}
             live |= new
             total += sum(new.values())
             for t in dying:
@@ -124,20 +136,15 @@ class Memory:
             return 0
         copied = 0
         for c in set(children(term)):
-            sliced = any(extents[i] != program.indices[i].extent for i in bits(program.free[c]))
+            sliced = any(extents[i] != program.indices[i].extent for i in self._layouts[c])
             if c not in live and sliced:
-                copied += size(program, c, extents)
+                copied += self.size(c, extents)
         return copied
 
 
 def within(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:
     """The extents inside a loop's body."""
     return (*extents[: loop.index], min(chunks[loop], extents[loop.index]), *extents[loop.index + 1 :])
-
-
-def size(program: Program, t: int, extents: Extents) -> int:
-    """Bytes of a value at the given extents of its indices."""
-    return math.prod(extents[i] for i in bits(program.free[t])) * itemsize(program.terms[t].dtype)
 
 
 def argument_bytes(program: Program) -> int:

@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src.config import _check_vma  # has no public form
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
@@ -27,7 +26,8 @@ from jax.interpreters import partial_eval as pe
 
 from eqsat_mem import pipeline
 from eqsat_mem.config import Options
-from eqsat_mem.effects import is_axis_name, without_resultless_effects
+from eqsat_mem.effects import is_axis_name, refuse_collectives, without_resultless_effects
+from eqsat_mem.manual import plain_aval, varying_as, without_varying_types
 from eqsat_mem.report import Plan
 
 Mask = tuple[bool, ...]
@@ -61,7 +61,9 @@ class Function:
 
         Raises:
             MemoryLimitError: if no plan fits the limit.
+            NotImplementedError: if a collective inside reduces over an axis from outside.
         """
+        refuse_collectives(self.jaxpr)
         with self._lock:
             if self._plan is None:
                 with self.settings.active(), jax.ensure_compile_time_eval():
@@ -84,7 +86,7 @@ class Function:
 
     def trace(self, suffix: str, fun: Callable[..., Any], avals: Sequence[Any], arg_names: Sequence[str]) -> Function:
         """Another function of flat arguments, to be planned under the options of this one."""
-        return Function(f"{self.name}_{suffix}", jax.make_jaxpr(fun)(*avals), self.options, arg_names, self.settings)
+        return Function(f"{self.name}_{suffix}", jax.make_jaxpr(fun)(*map(plain_aval, avals)), self.options, arg_names, self.settings)
 
 
 class Settings:
@@ -102,6 +104,7 @@ class Settings:
             stack.enter_context(jax.default_matmul_precision(self.matmul_precision))
             stack.enter_context(jax.numpy_dtype_promotion("standard"))
             stack.enter_context(jax.numpy_rank_promotion("allow"))
+            stack.enter_context(without_varying_types())
             yield
 
 
@@ -269,12 +272,12 @@ def batched_linear(linear: Linear, dims: Dims, size: int, axis_name: Hashable) -
     return linear.function.derive(("batched linear", linear, dims, size, axis_name), make)
 
 
-def _abstract(*_: Any, function: Function) -> tuple[list[Any], Any]:
-    return function.jaxpr.out_avals, function.jaxpr.effects
+def _abstract(*avals: Any, function: Function) -> tuple[list[Any], Any]:
+    return [varying_as(avals, out) for out in function.jaxpr.out_avals], function.jaxpr.effects
 
 
-def _abstract_linear(*_: Any, linear: Linear) -> tuple[list[Any], Any]:
-    return _abstract(function=linear.function)
+def _abstract_linear(*avals: Any, linear: Linear) -> tuple[list[Any], Any]:
+    return _abstract(*avals, function=linear.function)
 
 
 def _run(*args: Any, function: Function) -> list[Any]:
@@ -287,10 +290,8 @@ def _run_linear(*args: Any, linear: Linear) -> list[Any]:
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *args: Any, function: Function) -> Sequence[Any]:
-    # Inside shard_map, values carry the mesh axes along which they vary; an emitted loop starts from zeros, which vary along none.
-    plain = [jax.core.ShapedArray(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in ctx.avals_in]
-    with _check_vma(False):
-        return mlir.lower_fun(function.evaluate, multiple_results=True)(ctx.replace(avals_in=plain), *args)
+    plain = [plain_aval(aval) for aval in ctx.avals_in]
+    return mlir.lower_fun(function.evaluate, multiple_results=True)(ctx.replace(avals_in=plain), *args)
 
 
 def _lower_linear(ctx: mlir.LoweringRuleContext, *args: Any, linear: Linear) -> Sequence[Any]:

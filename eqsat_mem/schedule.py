@@ -15,7 +15,7 @@ from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Rename, bits, children
 from eqsat_mem.loops import Chunks, Loop, Path, Seq, at, enclosing, folded, loops, region, regions, shared_slices, split, with_region
-from eqsat_mem.memory import Extents, Memory, Peak, size, within
+from eqsat_mem.memory import Extents, Memory, Peak, within
 from eqsat_mem.timing import Timing
 
 MAX_DEPTH = 4
@@ -24,6 +24,10 @@ BEAM = 4
 """How many trees are kept for another split."""
 CANDIDATES = 6
 """How many indices of a region are tried."""
+TILE_ROUNDS = 2
+"""How often the chunk of every loop is reconsidered."""
+WORTHWHILE = 0.05
+"""The share of a schedule's time that a region must lose to memory traffic and overheads to be split for speed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,32 +87,45 @@ class _Search:
     # chunk sizes
 
     def tile(self, seq: Seq) -> Schedule:
-        """Chunk sizes by coordinate descent: the fastest that fit, or the smallest peak."""
+        """Chunk sizes by coordinate descent along each loop's ladder: the fastest that fit, or the smallest peak."""
         every = list(loops(seq))
-        chunks = {loop: ladder(self.full[loop.index])[0] for loop in every}
-        best = self.evaluate(seq, chunks)
-        for _ in range(2 if len(every) > 1 else 1):
+        best = self.evaluate(seq, {loop: first_chunk(self.full[loop.index]) for loop in every})
+        for _ in range(TILE_ROUNDS if len(every) > 1 else 1):
             before = best
             for loop in every:
-                for chunk in ladder(self.full[loop.index]):
-                    new = self.evaluate(seq, {**best.chunks, loop: chunk})
-                    if self.allowed(seq, new.chunks):
-                        best = min(best, new, key=self.rank)
+                best = self.descend(best, loop)
             if best is before:
                 break
+        return best
+
+    def descend(self, s: Schedule, loop: Loop) -> Schedule:
+        """Smaller, then larger chunks of one loop for as long as that helps (past one step that does not)."""
+        steps = ladder(self.full[loop.index])
+        here = steps.index(s.chunks[loop])
+        best = s
+        for path in (range(here - 1, -1, -1), range(here + 1, len(steps))):
+            worse = 0
+            for position in path:
+                new = self.evaluate(s.seq, {**best.chunks, loop: steps[position]})
+                if self.allowed(new) and self.rank(new) < self.rank(best):
+                    best, worse = new, 0
+                else:
+                    worse += 1
+                if worse > 1:
+                    break
         return best
 
     def evaluate(self, seq: Seq, chunks: Chunks) -> Schedule:
         return Schedule(self.ex, seq, chunks, self.memory.total(seq, chunks), self.timing.total(seq, chunks))
 
-    def allowed(self, seq: Seq, chunks: Chunks) -> bool:
+    def allowed(self, s: Schedule) -> bool:
         """No value inside a loop is larger than the split size, if there is one."""
         if self.split_size is None:
             return True
-        return all(self.largest(loop.body, within(self.full, loop, chunks)) <= self.split_size for loop in loops(seq))
+        return all(self.largest(loop.body, within(self.full, loop, s.chunks)) <= self.split_size for loop in loops(s.seq))
 
     def largest(self, seq: Seq, extents: Extents) -> int:
-        return max((size(self.ex.program, t, extents) for t in seq.steps if isinstance(t, int)), default=0)
+        return max((self.memory.size(t, extents) for t in seq.steps if isinstance(t, int)), default=0)
 
     # splitting
 
@@ -134,15 +151,13 @@ class _Search:
                 extents = within(extents, loop, s.chunks)
             if self.largest(seq, extents) <= self.threshold:
                 continue
-            touched = self.timing.touched(seq, extents, s.chunks)
-            slow = touched > self.device.levels[0][0]
-            seconds = runs * self.timing.seconds(seq, extents, s.chunks)
+            spare = runs * (self.timing.seconds(seq, extents, s.chunks) - self.timing.arithmetic(seq, extents))
             if path == peak_path and not s.fits(self.limit):
                 spots.append((float("inf"), path, seq, extents))
-            elif slow and seconds > 0.1 * s.seconds:
-                spots.append((seconds, path, seq, extents))
+            elif spare > WORTHWHILE * s.seconds and self.timing.touched(seq, extents, s.chunks) > self.device.levels[0][0]:
+                spots.append((spare, path, seq, extents))
         spots.sort(key=lambda spot: (-spot[0], spot[1]))
-        return [spot[1:] for spot in spots[:3]]
+        return [spot[1:] for spot in spots[:2]]
 
     def peak_path(self, s: Schedule) -> Path:
         peak: Peak = self.memory.peak(s.seq, self.full, s.chunks)
@@ -158,7 +173,7 @@ class _Search:
         for t in seq.steps:
             assert isinstance(t, int)
             for v in (t, *children(program.terms[t])):
-                nbytes = size(program, v, extents)
+                nbytes = self.memory.size(v, extents)
                 for i in bits(program.free[v] | folded(program.terms[t])):
                     if extents[i] > 1 and extents[i] == self.full[i]:
                         sizes[i] = max(sizes.get(i, 0), nbytes)
@@ -172,7 +187,7 @@ class _Search:
         kept = frozenset(
             t
             for t in shared_slices(self.ex, seq, i)
-            if not isinstance(program.terms[t], Rename) and self.recompute_s(t, extents) > 3 * size(program, t, extents) / slowest
+            if not isinstance(program.terms[t], Rename) and self.recompute_s(t, extents) > 3 * self.memory.size(t, extents) / slowest
         )
         return [frozenset(), kept] if kept else [frozenset()]
 
@@ -184,14 +199,16 @@ class _Search:
 
 @cache
 def ladder(extent: int) -> list[int]:
-    """Chunk sizes to try: near powers of two, divisors of the extent where one is near (no remainder to run)."""
-    sizes = {extent}
-    power = 1
+    """Chunk sizes to try, ascending: near powers of two, divisors of the extent where one is near (no remainder to run)."""
+    sizes = {1}
+    power = 2
     while power < extent:
-        near = [c for c in range(max(1, power * 3 // 4), min(extent, power * 4 // 3) + 1) if extent % c == 0]
+        near = [c for c in range(max(1, power * 3 // 4), min(extent - 1, power * 4 // 3) + 1) if extent % c == 0]
         sizes.add(min(near, key=lambda c: (abs(c - power), c)) if near else power)
         power *= 2
     return sorted(sizes)
 
 
-__all__ = ["Loop", "Schedule", "ladder", "schedule"]
+def first_chunk(extent: int) -> int:
+    """Where the search for a chunk size starts."""
+    return min(ladder(extent), key=lambda c: (abs(c - 128), c))

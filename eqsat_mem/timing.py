@@ -8,7 +8,7 @@ from typing import Any
 from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.ir import Block
 from eqsat_mem.loops import Chunks, Loop, Seq, made
-from eqsat_mem.memory import Extents, Memory, size, within
+from eqsat_mem.memory import Extents, Memory, within
 
 
 @dataclass(eq=False)
@@ -49,9 +49,14 @@ class Timing:
                         continue
                     calls.add(call)
                 work = sum(arithmetic_s(program, t, extents, self.device, t in fused.unrolled) for t in members)
-                moved = sum(size(program, t, extents) for t in (step, *operands))
+                moved = sum(self.memory.size(t, extents) for t in (step, *operands))
                 seconds += max(work, moved / bandwidth) + self.device.kernel_s
         return seconds
+
+    def arithmetic(self, seq: Seq, extents: Extents) -> float:
+        """Seconds that a straight region cannot take less than: its arithmetic."""
+        program, fused = self.memory.ex.program, self.memory.fused(seq)
+        return sum(arithmetic_s(program, t, extents, self.device, t in fused.unrolled) for members in fused.members for t in members)
 
     def _loop(self, loop: Loop, extents: Extents, chunks: Chunks) -> float:
         count, rest = divmod(extents[loop.index], min(chunks[loop], extents[loop.index]))
@@ -64,10 +69,9 @@ class Timing:
 
     def _results(self, loop: Loop, inside: Extents, outside: Extents) -> float:
         """Writing a chunk's results: accumulators are read and written whole, stacked slices are copied once."""
-        program = self.memory.ex.program
-        folds = sum(3 * size(program, t, inside) for t in loop.folds)
-        stacks = sum(2 * size(program, t, inside) for t in loop.stacks)
-        held = sum(size(program, t, outside) for t in made(loop))
+        folds = sum(3 * self.memory.size(t, inside) for t in loop.folds)
+        stacks = sum(2 * self.memory.size(t, inside) for t in loop.stacks)
+        held = sum(self.memory.size(t, outside) for t in made(loop))
         return (folds + stacks) / self.device.bandwidth(held) if folds or stacks else 0.0
 
     def touched(self, seq: Seq, extents: Extents, chunks: Chunks) -> int:
@@ -86,7 +90,7 @@ class Timing:
                     inner = max(inner, self.touched(step, extents, chunks))
                 else:
                     inner = max(inner, self.touched(step.body, within(extents, step, chunks), chunks))
-            known = self._touched[key] = inner + sum(size(program, t, extents) for t in values)
+            known = self._touched[key] = inner + sum(self.memory.size(t, extents) for t in values)
         return known
 
 

@@ -485,6 +485,14 @@ def test_loops_of_a_plan_inside_shard_map(monkeypatch):
     assert jax.jit(f)(jnp.arange(4.0)) == 6.0 == f(jnp.arange(4.0))
 
 
+def test_collectives_over_a_mesh_are_refused():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
+    spec = jax.sharding.PartitionSpec("i")
+    fast = jax.jit(jax.shard_map(optimize(lambda x: x - lax.pmean(x, "i")), mesh=mesh, in_specs=spec, out_specs=spec))
+    with pytest.raises(NotImplementedError, match="Optimise the parts between the collectives"):
+        fast(jnp.arange(4.0))
+
+
 def test_unused_results_are_not_computed(plans):
     fast = optimize(lambda x, y: (x * 2, jnp.exp(y)))
     jax.grad(lambda x: jax.jit(lambda x: fast(x, 1.0)[0])(x))(1.0)

@@ -1,0 +1,349 @@
+"""Every row of the operation table against JAX: values, sources, and that pointwise axes really are pointwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from eqsat_mem import ops
+from eqsat_mem.ir import Call
+
+RNG = np.random.default_rng(0)
+FLOATS = np.array([0.25, -0.5, 0.75, 1.5, -2.5, 3.0, -0.0, np.inf, -np.inf, np.nan, 100.0, 1e-20], np.float32)
+INTS = np.array([0, 1, -1, 2, 7, -8, 31, 2**31 - 1, -(2**31), 5, 12, 3], np.int32)
+OPERANDS = {
+    "float32": FLOATS,
+    "int32": INTS,
+    "uint32": INTS.view(np.uint32),
+    "bool": np.arange(12) % 2 == 0,
+    "complex64": np.array([complex(a, b) for a, b in zip(FLOATS[:6], FLOATS[5::-1])] * 2, np.complex64),
+    "bfloat16": FLOATS.astype(jnp.bfloat16),
+}
+ARITY = {name: 3 if name in ("clamp", "select_n", "regularized_incomplete_beta") else 2 for name in (
+    "add", "sub", "mul", "div", "rem", "max", "min", "nextafter", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "shift_left",
+    "shift_right_logical", "shift_right_arithmetic", "pow", "atan2", "complex", "igamma", "igammac", "igamma_grad_a", "polygamma", "zeta",
+    "clamp", "select_n", "regularized_incomplete_beta")}  # fmt: skip
+PARAMS: dict[str, dict[str, Any]] = {
+    "integer_pow": {"y": 3},
+    "round": {"rounding_method": lax.RoundingMethod.TO_NEAREST_EVEN},
+    "convert_element_type": {"new_dtype": np.dtype(np.int32)},
+    "reduce_precision": {"exponent_bits": 5, "mantissa_bits": 7},
+}
+SAMPLE_TEXTS = {
+    "add": "(x * 2) + y", "exp": "jnp.exp(x * 2)", "max": "jnp.maximum(x * 2, y)", "neg": "-(x * 2)", "integer_pow": "(x * 2) ** 3",
+}  # fmt: skip
+
+
+def same(a: Any, b: Any) -> None:
+    """Equal shapes, dtypes and bits, any nan being any other."""
+    a, b = np.asarray(a), np.asarray(b)
+    assert a.shape == b.shape and a.dtype == b.dtype
+    np.testing.assert_array_equal(a, b)
+    if a.dtype.kind == "f":
+        here = ~np.isnan(a)
+        np.testing.assert_array_equal(np.signbit(a)[here], np.signbit(b)[here])
+
+
+def map_cases(name: str) -> list[tuple[list[np.ndarray], dict[str, Any]]]:
+    """Operands and parameters of every dtype that the primitive takes."""
+    row, cases = ops.MAPS[name], []
+    for dtype, values in OPERANDS.items():
+        args = [np.roll(values, 5 * k) for k in range(ARITY.get(name, 1))]
+        params = dict(PARAMS.get(name, {}))
+        if name == "select_n":
+            args[0] = OPERANDS["bool"]
+        if name == "bitcast_convert_type":
+            params = {"new_dtype": np.dtype({"float32": np.int32, "int32": np.uint32, "uint32": np.float32}.get(dtype, args[0].dtype))}
+        if name == "conj":
+            params = {"input_dtype": args[0].dtype}
+        try:
+            row.bind(*map(jnp.asarray, args), **params)
+        except (TypeError, ValueError, NotImplementedError):
+            continue
+        cases.append((args, params))
+    return cases
+
+
+@pytest.mark.parametrize("name", ops.MAPS)
+def test_source_of_an_elementwise_operation_equals_its_primitive(name: str) -> None:
+    cases = map_cases(name)
+    assert cases, "the row takes no dtype"
+    for args, params in cases:
+        want = ops.MAPS[name].bind(*map(jnp.asarray, args), **params)
+        source = ops.map_text(name, params, [f"args[{k}]" for k in range(len(args))], want.dtype)
+        assert source is not None or name in ("bessel_i0e", "conj")
+        if source is not None:
+            same(eval(source, {"jnp": jnp, "lax": lax, "np": np, "args": list(map(jnp.asarray, args))}), want)
+
+
+@pytest.mark.parametrize("name", [n for n in ops.MAPS if ARITY.get(n, 1) == 2])
+def test_source_broadcasts_axes_of_extent_one(name: str) -> None:
+    if name in ("polygamma", "igamma_grad_a", "igamma", "igammac", "zeta"):
+        pytest.skip("exercised by the previous test; slow to compile")
+    args, params = map_cases(name)[0]
+    a, b = jnp.asarray(args[0])[:, None], jnp.asarray(args[1])[None]
+    want = ops.MAPS[name].bind(*jnp.broadcast_arrays(a, b), **params)
+    source = ops.map_text(name, params, ["a", "b"], want.dtype)
+    assert source is not None
+    same(eval(source, {"jnp": jnp, "lax": lax, "np": np, "a": a, "b": b}), want)
+
+
+@pytest.mark.parametrize(("name", "want"), SAMPLE_TEXTS.items())
+def test_operands_of_operators_get_parentheses(name: str, want: str) -> None:
+    assert ops.map_text(name, PARAMS.get(name, {}), ["x * 2", "y"], np.dtype(np.float32)) == want
+
+
+def test_parameters_that_the_source_cannot_say_leave_no_source() -> None:
+    assert ops.map_text("mul", {"out_dtype": np.dtype(np.float32)}, ["x", "y"], np.dtype(np.float32)) is None
+    assert ops.map_text("exp", {"accuracy": lax.AccuracyMode.HIGHEST}, ["x"], np.dtype(np.float32)) is None
+
+
+def test_constructors_are_distinct() -> None:
+    assert len({row.constructor for row in ops.MAPS.values()}) == len(ops.MAPS)
+
+
+# --- monoids ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ops.MONOIDS)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint32", "bool", "bfloat16", "complex64"])
+def test_monoid(name: str, dtype: str) -> None:
+    row = ops.MONOIDS[name]
+    if dtype in ("float32", "complex64", "bfloat16"):
+        values = jnp.asarray(RNG.integers(-3, 4, (3, 5)).astype(np.float32)).astype(dtype)
+    else:
+        values = jnp.asarray(OPERANDS[dtype][:10].reshape(2, 5))
+    try:
+        want = row.reduce(values, (1,))
+        folded = row.combine(values[:, :2], values[:, :2])
+    except TypeError:
+        return  # the primitive does not take this dtype
+    assert folded.dtype == want.dtype == values.dtype
+    same(eval(row.reduce_text.format("x", (1,)), {"lax": lax, "x": values}), want)
+    same(eval(row.combine_text.format("a", "b"), {"jnp": jnp, "a": row.reduce(values[:, :2], (1,)), "b": row.reduce(values[:, 2:], (1,))}), want)
+    same(row.combine(want, jnp.full_like(want, row.identity(values.dtype))), want)
+    same(row.reduce(values[:, :0], (1,)), jnp.full_like(want, row.identity(values.dtype)))
+    for n in (1, 2, 3):
+        same(row.repeat(values, n), row.reduce(jnp.stack([values] * n), (0,)))
+
+
+# --- blocks -----------------------------------------------------------------------------------------
+
+
+def f32(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def spd(*batch: int) -> np.ndarray:
+    a = f32(*batch, 4, 4)
+    return a @ a.swapaxes(-1, -2) + 4 * np.eye(4, dtype=np.float32)
+
+
+def _gather_batched(x: Any, i: Any) -> Any:
+    return jax.vmap(lambda a, k: a[k])(x, i)
+
+
+def _scatter_batched(x: Any, i: Any, u: Any) -> Any:
+    return jax.vmap(lambda a, k, w: a.at[k].add(w))(x, i, u)
+
+
+def _window_gradient(x: Any) -> Any:
+    def pool(x: Any) -> Any:
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID")
+
+    return jax.vjp(pool, x)[1](pool(x))
+
+
+def _window_tangent(x: Any) -> Any:
+    def pool(x: Any) -> Any:
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID")
+
+    return jax.jvp(pool, (x,), (x + 1,))
+
+
+def _conv(x: Any, w: Any) -> Any:
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def _grouped_conv(x: Any, w: Any) -> Any:
+    return lax.conv_general_dilated(x, w, (1,), "SAME", feature_group_count=2)
+
+
+INDICES = np.array([[0, 2], [3, 1], [2, 2]], np.int32)
+KEYS = jax.random.split(jax.random.key(0), 3)
+
+BLOCK_CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
+    ("slice", lambda x: x[:, 1:4], (f32(3, 5),)),
+    ("slice", lambda x: lax.slice(x, (0, 1), (3, 5), (1, 2)), (f32(3, 5),)),
+    ("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, i), (3, 2)), (f32(3, 5), np.int32(2))),
+    ("dynamic_update_slice", lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), (f32(3, 5), f32(3, 2), np.int32(2))),
+    ("pad", lambda x: lax.pad(x, np.float32(2), ((0, 0, 0), (1, -2, 1))), (f32(3, 5),)),
+    ("concatenate", lambda x, y: lax.concatenate([x, y], 1), (f32(3, 5), f32(3, 2))),
+    ("split", lambda x: jnp.split(x, [1, 3], 1), (f32(3, 5),)),
+    ("stack", lambda x, y: jnp.stack([x, y], 1), (f32(3, 5), f32(3, 5))),
+    ("unstack", lambda x: jnp.unstack(x, axis=1), (f32(3, 2, 5),)),
+    ("rev", lambda x: lax.rev(x, (1,)), (f32(3, 5),)),
+    ("reshape", lambda x: lax.reshape(x, (5, 4, 3, 7)), (f32(5, 3, 4, 7),)),
+    ("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, np.int16), (f32(3, 5),)),
+    ("optimization_barrier", lambda x, y: lax.optimization_barrier((x, y)), (f32(3, 5), f32(4))),
+    ("gather", lambda x, i: x[i], (f32(5, 3), INDICES)),
+    ("gather", lambda x, i: x[:, i], (f32(3, 5), INDICES)),
+    ("gather", lambda x, i: x.at[i].get(mode="fill", fill_value=7.0), (f32(3, 5), INDICES)),
+    ("gather", _gather_batched, (f32(3, 5, 4), INDICES)),
+    ("scatter", lambda x, i, u: x.at[i].set(u), (f32(5, 3), np.array([4, 0], np.int32), f32(2, 3))),
+    ("scatter-add", lambda x, i, u: x.at[:, i].add(u), (f32(3, 5), np.array([4, 0, 4], np.int32), f32(3, 3))),
+    ("scatter-add", _scatter_batched, (f32(3, 5, 4), INDICES, f32(3, 2, 4))),
+    ("scatter-sub", lambda x, i, u: x.at[i].subtract(u), (f32(5, 3), np.array([4, 0], np.int32), f32(2, 3))),
+    ("scatter-mul", lambda x, i, u: x.at[i].mul(u), (f32(5, 3), np.array([4, 0], np.int32), f32(2, 3))),
+    ("scatter-min", lambda x, i, u: x.at[i].min(u), (f32(5, 3), np.array([4, 0], np.int32), f32(2, 3))),
+    ("scatter-max", lambda x, i, u: x.at[i].max(u), (f32(5, 3), np.array([4, 0], np.int32), f32(2, 3))),
+    *((name, lambda x, f=getattr(lax, name): f(x, axis=1, reverse=True), (f32(3, 5, 4),))
+      for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")),
+    ("argmax", lambda x: lax.argmax(x, 1, np.int32), (f32(3, 5, 4),)),
+    ("argmin", lambda x: lax.argmin(x, 1, np.int32), (f32(3, 5, 4),)),
+    ("sort", lambda x, y: lax.sort((x, y), dimension=1), (f32(3, 5), f32(3, 5))),
+    ("top_k", lambda x: lax.top_k(x, 2), (f32(3, 5),)),
+    ("approx_top_k", lambda x: lax.approx_max_k(x, 2), (f32(3, 5),)),
+    ("cholesky", lax.linalg.cholesky, (spd(3),)),
+    ("triangular_solve", lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True), (spd(), f32(4, 5))),
+    ("triangular_solve", lambda a, b: lax.linalg.triangular_solve(a, b, transpose_a=True), (spd(3), f32(3, 5, 4))),
+    ("lu", lax.linalg.lu, (spd(3),)),
+    ("qr", lambda x: lax.linalg.qr(x, full_matrices=False), (spd(3),)),
+    ("householder_product", lambda a, t: lax.linalg.householder_product(a, t), (f32(3, 4, 4), f32(3, 4))),
+    ("eigh", lax.linalg.eigh, (spd(3),)),
+    ("eig", lambda x: lax.linalg.eig(x), (spd(3),)),
+    ("svd", lambda x: lax.linalg.svd(x), (spd(3),)),
+    ("schur", lambda x: lax.linalg.schur(x), (spd(3),)),
+    ("hessenberg", lambda x: lax.linalg.hessenberg(x), (spd(3),)),
+    ("tridiagonal", lambda x: lax.linalg.tridiagonal(x), (spd(3),)),
+    ("tridiagonal_solve", lax.linalg.tridiagonal_solve, (f32(3, 4), f32(3, 4) + 4, f32(3, 4), f32(3, 4, 5))),
+    ("conv_general_dilated", _conv, (f32(3, 5, 6, 2), f32(3, 3, 2, 4))),
+    ("conv_general_dilated", _grouped_conv, (f32(3, 4, 6), f32(4, 2, 3))),
+    ("fft", lambda x: lax.fft(x, "RFFT", (6,)), (f32(3, 6),)),
+    ("reduce_window", lambda x: lax.reduce_window(x, np.float32(1), lambda a, b: a * b + a, (1, 2), (1, 1), "VALID"), (f32(3, 5),)),
+    ("reduce_window_sum", lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 1), "SAME"), (f32(3, 5),)),
+    ("reduce_window_max", lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 1), "SAME"), (f32(3, 5),)),
+    ("reduce_window_min", lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 2), (1, 2), "VALID"), (f32(3, 5),)),
+    ("select_and_scatter_add", _window_gradient, (f32(3, 6),)),
+    ("select_and_gather_add", _window_tangent, (f32(3, 6),)),
+    ("reduce", lambda x: lax.reduce(x, np.float32(0), lambda a, b: a + b * a, (1,)), (f32(3, 5, 4),)),
+    ("random_bits", jax.vmap(lambda k: jax.random.bits(k, (4,))), (KEYS,)),
+    ("random_split", jax.vmap(lambda k: jax.random.split(k, 2)), (KEYS,)),
+    ("random_seed", lambda s: jax.vmap(jax.random.key)(s), (np.arange(3, dtype=np.uint32),)),
+    ("random_wrap", jax.random.wrap_key_data, (np.arange(6, dtype=np.uint32).reshape(3, 2),)),
+    ("random_unwrap", jax.random.key_data, (KEYS,)),
+    ("random_clone", jax.random.clone, (KEYS,)),
+    ("random_fold_in", jax.vmap(jax.random.fold_in), (KEYS, np.arange(3, dtype=np.uint32))),
+    ("scan", lambda x: lax.scan(lambda c, r: (c + r, c), x[0], x), (f32(3, 5),)),
+    ("while", lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (jnp.int32(0), x)), (f32(3),)),
+    ("cond", lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x), (f32(3),)),
+]  # fmt: skip
+UNTESTED = {"geqrf", "geqp3", "random_gamma", "threefry2x32", "custom_linear_solve"}
+"""Rows whose primitive no public function binds directly; see ``test_trace`` for programs that hold them."""
+
+
+def find(jaxpr: Any, name: str) -> Any:
+    """The first equation of a primitive, in calls too."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == name:
+            return eqn
+        for inner in eqn.params.values():
+            inner = getattr(inner, "jaxpr", inner)
+            if eqn.primitive.name in ("jit", "custom_jvp_call", "remat2") and hasattr(inner, "eqns"):
+                found = find(inner, name)
+                if found is not None:
+                    return found
+    return None
+
+
+def operand(aval: Any) -> Any:
+    """A value of this type: positive definite if it is square, keys if it holds keys."""
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(7), aval.shape)
+    if aval.dtype == np.float32:
+        square = aval.shape[-2:] == (4, 4)
+        return jnp.asarray(spd(*aval.shape[:-2]) if square else f32(*aval.shape))
+    return jnp.asarray(RNG.integers(0, 3, aval.shape), aval.dtype)
+
+
+def call_of(eqn: Any) -> Call:
+    """The call of an equation, with one index for each group and one for each bound axis."""
+    ins, outs = [v.aval.shape for v in eqn.invars], [v.aval.shape for v in eqn.outvars]
+    groups = ops.block_op(eqn.primitive.name).pointwise(ins, outs, eqn.params)
+    names = {place: g for g, group in enumerate(groups) for place in group}
+    fresh = iter(range(len(groups), 10_000))
+
+    def axes(side: str, shapes: list[Any]) -> Any:
+        return tuple(tuple((names.get((side, k, a), next(fresh)),) for a in range(len(s))) for k, s in enumerate(shapes))
+
+    dtypes = tuple(v.aval.dtype for v in eqn.outvars)
+    return Call(eqn.primitive, dict(eqn.params), axes("in", ins), axes("out", outs), dtypes, (1 << len(groups)) - 1)
+
+
+def cut(array: Any, axes: Any, index: int, part: slice) -> Any:
+    """The slice of an array along the axis that has this index."""
+    return array[tuple(part if axis == (index,) else slice(None) for axis in axes)]
+
+
+def close(a: Any, b: Any) -> None:
+    if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+        a, b = jax.random.key_data(a), jax.random.key_data(b)
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("name", "function", "args"), BLOCK_CASES, ids=[f"{c[0]}{n}" for n, c in enumerate(BLOCK_CASES)])
+def test_pointwise_axes_of_a_block_are_pointwise(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    eqn = find(jax.make_jaxpr(function)(*args).jaxpr, name)
+    assert eqn is not None, "the function does not reach the primitive"
+    call, operands = call_of(eqn), [operand(v.aval) for v in eqn.invars]
+    whole = ops.bind_call(call, operands)
+    for index in range(call.pointwise.bit_count()):
+        extent = next(a.shape[k] for a, axes in zip(operands, call.in_axes) for k, axis in enumerate(axes) if axis == (index,))
+        for part in (slice(0, 1), slice(0, extent - 1), slice(1, extent)):
+            sliced = ops.bind_call(call, [cut(a, axes, index, part) for a, axes in zip(operands, call.in_axes)])
+            for got, want, axes in zip(sliced, whole, call.out_axes):
+                close(got, cut(want, axes, index, part))
+
+
+@pytest.mark.parametrize(("name", "function", "args"), BLOCK_CASES, ids=[f"{c[0]}{n}" for n, c in enumerate(BLOCK_CASES)])
+def test_source_and_cost_of_a_block(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    eqn = find(jax.make_jaxpr(function)(*args).jaxpr, name)
+    call, operands = call_of(eqn), [operand(v.aval) for v in eqn.invars]
+    shapes = [a.shape for a in operands]
+    assert ops.block_weight(call, shapes, [v.aval.shape for v in eqn.outvars]) >= 0
+    source = ops.block_text(call, [f"args[{k}]" for k in range(len(operands))], shapes)
+    if source is not None:
+        results = eval(source, {"jax": jax, "jnp": jnp, "np": np, "lax": lax, "args": operands})
+        for got, want in zip(results if isinstance(results, tuple | list) else [results], ops.bind_call(call, operands), strict=True):
+            np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def test_every_block_row_has_a_case() -> None:
+    assert set(ops.BLOCKS) - UNTESTED == {name for name, _, _ in BLOCK_CASES}
+
+
+def expected_groups(function: Callable[..., Any], name: str, *args: Any) -> int:
+    return call_of(find(jax.make_jaxpr(function)(*args).jaxpr, name)).pointwise.bit_count()
+
+
+def test_blocks_bind_no_more_axes_than_they_must() -> None:
+    assert expected_groups(lambda x: x[:, 1:4], "slice", f32(3, 5)) == 1
+    assert expected_groups(lambda x, i: x[i], "gather", f32(5, 3), INDICES) == 3
+    assert expected_groups(_gather_batched, "gather", f32(3, 5, 4), INDICES) == 3
+    assert expected_groups(lambda x: lax.top_k(x, 2), "top_k", f32(3, 5)) == 1
+    assert expected_groups(_conv, "conv_general_dilated", f32(3, 5, 6, 2), f32(3, 3, 2, 4)) == 2
+    assert expected_groups(lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True), "triangular_solve", spd(3), f32(3, 4, 5)) == 2
+    assert expected_groups(lambda x: lax.reshape(x, (5, 4, 3, 7)), "reshape", f32(5, 3, 4, 7)) == 2
+
+
+def test_a_call_without_results_returns_a_token() -> None:
+    eqn = jax.make_jaxpr(lambda x: jax.debug.callback(lambda _: None, x))(1.0).eqns[0]
+    call = Call(eqn.primitive, dict(eqn.params), ((),), ((),), (np.dtype(bool),), effects=True)
+    (token,) = ops.bind_call(call, [jnp.float32(1)])
+    assert token.shape == () and not token
