@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 import types
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,9 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.config import Accuracy, Options, resolve_limit
+from eqsat_mem.function import Function
 from eqsat_mem.manual import plain_aval, vary_alike, without_varying_types
-from eqsat_mem.primitive import Function, planned_p
+from eqsat_mem.primitive import bind, planned_p
 from eqsat_mem.report import Plan
 
 SMALL_CONSTANT_BYTES = 4096
@@ -130,7 +131,8 @@ class Optimized:
         Raises:
             MemoryLimitError: if no plan fits the limit.
         """
-        equations = self.trace(*args, **kwargs).jaxpr.eqns
+        with jax.disable_jit(False):
+            equations = self.trace(*args, **kwargs).jaxpr.eqns
         return next(eqn.params["function"] for eqn in equations if eqn.primitive is planned_p).plan()
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
@@ -166,8 +168,9 @@ def _binding(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
     """A function for ``jax.jit`` to trace, once per signature: it traces ``fun`` and binds the primitive with its plan."""
 
     @functools.wraps(fun)
-    def bind(*args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        config: Any = jax.config
+        if config.jax_disable_jit:
             return fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         dynamic = [isinstance(leaf, Tracer) for leaf in leaves]  # jax.jit has made a tracer of all that is not static
@@ -175,7 +178,8 @@ def _binding(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
 
         def flat(*values: Any) -> Any:
             given = iter(values)
-            args, kwargs = jax.tree.unflatten(tree, [next(given) if is_dynamic else leaf for leaf, is_dynamic in zip(leaves, dynamic, strict=True)])
+            merged = [next(given) if is_dynamic else leaf for leaf, is_dynamic in zip(leaves, dynamic, strict=True)]
+            args, kwargs = jax.tree.unflatten(tree, merged)
             return fun(*args, **kwargs)
 
         name = getattr(fun, "__name__", "")
@@ -184,10 +188,10 @@ def _binding(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
             jaxpr, shapes = jax.make_jaxpr(flat, return_shape=True)(*map(plain_aval, map(jax.typeof, inputs)))
         jaxpr, captured = hoist_constants(jaxpr)
         names = [f"captured_{k}" for k in range(len(captured))] + argument_names(fun, args, kwargs, inputs)
-        out = planned_p.bind(*vary_alike([*captured, *inputs]), function=Function(name, jaxpr, options, names))
+        out = bind(Function(name, jaxpr, options, names), *vary_alike([*captured, *inputs]))
         return jax.tree.unflatten(jax.tree.structure(shapes), out)
 
-    return bind
+    return call
 
 
 def hoist_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
@@ -210,7 +214,7 @@ def hoist_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 def argument_names(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Any]) -> list[str]:
     """A name for each input from the parameter and the path to it: ``x``, ``params['w'][0]``."""
     try:
-        arguments: dict[Hashable, Any] = dict(inspect.signature(fun).bind(*args, **kwargs).arguments)
+        arguments = dict(inspect.signature(fun).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):  # built-in functions have no signature
         arguments = {"args": args, **kwargs}
     named = {}

@@ -121,11 +121,11 @@ def dot_s(program: Program, term: Dot, extents: Sequence[int], device: Device) -
     width = itemsize(term.dtype) / 4
     fill = min(1.0, m / 16) * min(1.0, n / 16) * k / (k + 16)
     work = 2.0 * batch * m * n * k * width
-    vector = work / 2 * device.reduce_weight / device.elements
+    vector = work * device.reduce_weight / device.elements
     return min(work / (device.flops * max(fill, 1e-3)), vector)
 
 
-def term_seconds(program: Program, t: int, device: Device | None = None) -> float:
+def term_seconds(program: Program, t: int, unrolled: bool = False, device: Device | None = None) -> float:
     """Seconds of one term at full extents as if its tiles stayed in cache: what extraction minimises.
 
     Only terms that are computed cost anything; leaves and renames are reads.
@@ -134,7 +134,7 @@ def term_seconds(program: Program, t: int, device: Device | None = None) -> floa
     if isinstance(term, (Input, Const, Iota, Literal, Rename)):
         return 0.0
     device = device or default_device()
-    seconds = arithmetic_s(program, t, [i.extent for i in program.indices], device)
+    seconds = arithmetic_s(program, t, [i.extent for i in program.indices], device, unrolled)
     touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, Block)) else 0
     return seconds + touched / device.levels[1][1]
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-if TYPE_CHECKING:
-    from .flatten import Equation, Flat
+from eqsat_mem.equations import Equation, Flat
 
 LARGEST = 1 << 22
 """Elements up to which positions are evaluated while loading."""
@@ -26,7 +25,7 @@ _WRITES: dict[str, Callable[[Any, Any], Any]] = {"scatter": lambda x, u: u, "sca
 
 def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Any:
     """A jaxpr of elementwise operations and folds that means the same as this equation, ``None`` if there is none."""
-    if name != "gather" and name not in _WRITES or jax.dtypes.issubdtype(flat.dtypes[ins[0]], jax.dtypes.extended):
+    if (name != "gather" and name not in _WRITES) or jax.dtypes.issubdtype(flat.dtypes[ins[0]], jax.dtypes.extended):
         return None
     numbers = params["dimension_numbers"]
     shape = flat.shapes[ins[0]]

@@ -13,6 +13,7 @@ from typing import Any
 
 from eqsat_mem import ir, vocabulary
 from eqsat_mem.encode import Encoder, Node
+from eqsat_mem.errors import RuleError
 from eqsat_mem.forms import read_forms
 from eqsat_mem.ir import Program
 
@@ -83,33 +84,35 @@ class EGraph:
         return sum(count for _, count in self._run("(print-size)", "size")[0].sizes)
 
     def read(self) -> View:
-        """Classes, nodes and facts. Rows that a rule subsumed are left out."""
+        """Classes, nodes and facts."""
         graph = self._graph
         tables = {name: (table.input_sorts, table.output_sort, table.rows) for name, table in graph.freeze().functions.items()}
         number: dict[Any, int] = {}
         keys = sorted((graph.value_to_i64(row.inputs[0]), row.output) for row in tables["Node"][2])
         class_of = {t: number.setdefault(value, len(number)) for t, value in keys}
+        original = {t: Node(e.node.constructor, e.node.payload, tuple(class_of[c] for c in e.node.children)) for t, e in self._encoded.items()}
+        written = set(original.values())
         members: dict[int, list[Node]] = {}
         for name in sorted(tables):
             sorts, output_sort, rows = tables[name]
             if output_sort == "T" and name not in vocabulary.UNREADABLE:
                 for row in rows:
-                    if not row.subsumed:
-                        home = number.setdefault(row.output, len(number))
-                        members.setdefault(home, []).append(Node(name, *self._inputs(sorts, row.inputs, number)))
+                    home = number.setdefault(row.output, len(number))
+                    node = Node(name, *self._inputs(sorts, row.inputs, number))
+                    if not (name == "Dot" and node.payload == (0,)):  # a product, which stands in the class as such
+                        members.setdefault(home, []).append(node)
         facts = {
             name: {number[r.inputs[0]]: self._encoder.indices_of(graph.value_to_i64(r.output)) for r in tables[name][2] if r.inputs[0] in number}
             for name in vocabulary.FACTS
         }
+        dtypes = {number[r.inputs[0]]: graph.value_to_string(r.output) for r in tables["dtype"][2] if r.inputs[0] in number}
         return View(
             program=self._encoder.program,
-            nodes=[members.get(c, []) for c in range(len(number))],
+            nodes=[_without_mirrors(members[c], written) if c in members and c in dtypes else [] for c in range(len(number))],
             class_of={t: c for t, c in class_of.items() if t >= 0},
-            original={
-                t: Node(e.node.constructor, e.node.payload, tuple(class_of[c] for c in e.node.children)) for t, e in self._encoded.items() if t >= 0
-            },
+            original={t: node for t, node in original.items() if t >= 0},
             facts=facts,
-            dtypes={number[r.inputs[0]]: graph.value_to_string(r.output) for r in tables["dtype"][2] if r.inputs[0] in number},
+            dtypes=dtypes,
             encoder=self._encoder,
         )
 
@@ -137,6 +140,8 @@ class EGraph:
             commands.append(self._set("free", [read], self._lit(term.free)))
             commands.append(self._set("dtype", [read], self._lit(term.dtype)))
             commands.append(self._set("pointwise", [read], self._lit(term.pointwise)))
+            if term.summed:
+                commands.append(self._set("summed", [read], self._lit(term.summed)))
         self._graph.run_program(*commands)
 
     def _expression(self, node: Node) -> Any:
@@ -157,7 +162,23 @@ class EGraph:
         return self._egg.Lit(self._span, kinds[type(value)](value))
 
     def _run(self, text: str, name: str) -> list[Any]:
-        return self._graph.run_program(*_parsed(text, name))
+        try:
+            return self._graph.run_program(*_parsed(text, name))
+        except self._egg.EggSmolError as error:
+            raise RuleError(f"egglog refuses a rule: {error}") from error
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # what a panic of egglog is in Python; it is no Exception
+                raise
+            raise RuleError(f"egglog failed at {name}: {error}") from error
+
+
+def _without_mirrors(nodes: list[Node], original: set[Node]) -> list[Node]:
+    """One of a b and b a: that of the program, if it is one of the program's."""
+    kept: dict[Any, Node] = {}
+    for node in sorted(nodes, key=lambda node: node not in original):
+        same = frozenset(node.children) if node.constructor in vocabulary.COMMUTATIVE else node.children
+        kept.setdefault((node.constructor, node.payload, same), node)
+    return list(kept.values())
 
 
 @cache

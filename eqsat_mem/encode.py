@@ -39,6 +39,7 @@ class Encoded:
     free: int
     dtype: str
     pointwise: int
+    summed: int = 0
 
 
 class Encoder:
@@ -61,7 +62,9 @@ class Encoder:
             term = self.program.terms[t]
             known = all(i in self._bit for i in bits(_mentions(self.program, t)))
             node = (self._transparent(t, term) if known else None) or self._opaque(term)
-            self._encoded[t] = Encoded(node, self.bits_of(self.program.free[t]), str(term.dtype), self.bits_of(pointwise(self.program, t)))
+            free, slices = self.bits_of(self.program.free[t]), self.bits_of(pointwise(self.program, t))
+            summed = term.over if isinstance(term, ir.Dot) and node.constructor == "Block" else 0
+            self._encoded[t] = Encoded(node, free, str(term.dtype), slices, self.bits_of(summed))
         return self._encoded
 
     def bits_of(self, mask: int) -> int:
@@ -119,9 +122,9 @@ class Encoder:
         return Node(f"Map{len(term.args)}", (key,), term.args)
 
     def _is_ordinary(self, term: ir.Dot) -> bool:
-        """Whether rules may take a contraction apart: one dtype throughout, and the precision that most of the program has."""
+        """Whether rules may take a contraction apart: one dtype throughout, and the precision that most of the program has (wide numbers have one)."""
         dtypes = {term.dtype, self.program.terms[term.lhs].dtype, self.program.terms[term.rhs].dtype}
-        return len(dtypes) == 1 and term.precision == self._precision
+        return len(dtypes) == 1 and (term.precision == self._precision or ir.itemsize(term.dtype) >= 8)
 
     def _rename(self, term: ir.Rename) -> Node | None:
         """One name at a time; a cycle of names goes through a spare index."""

@@ -33,7 +33,9 @@ class Expressions(Reader):
             return self.pinned(self.value(t, scope, region), fixed, scope)
         text, layout = self.compute(t, scope, region, fixed)
         inline = not isinstance(term, Block) and region.users[t] == 1 and t not in region.outs and t not in region.kept and len(text) < INLINE
-        if inline:
+        if text.isidentifier():
+            value = Value(text, layout)
+        elif inline:
             value = Value(text, layout, atom=False)
         else:
             self.where(t, scope)
@@ -52,8 +54,9 @@ class Expressions(Reader):
         if not fixed:
             return value
         at = dict(fixed)
-        where = ", ".join(str(at[i]) if i in at else ":" for i in value.layout)
-        return Value(f"{wrap(value)}[{where}]", tuple(i for i in value.layout if i not in at))
+        where = tuple(str(at[i]) if i in at else ":" for i in value.layout)
+        base = wrap(value)
+        return Value(f"{base}[{', '.join(where)}]", tuple(i for i in value.layout if i not in at), picked=(base, where))
 
     def compute(self, t: int, scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
         term = self.program_ir.terms[t]

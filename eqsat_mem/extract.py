@@ -19,11 +19,16 @@ from eqsat_mem.ir import Program
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
 
-Seconds = Callable[[Program, int], float]
+Seconds = Callable[[Program, int, bool], float]
+"""Seconds of a term of a program; the flag says whether it is a fold that is written out element by element."""
 Choice = dict[int, Node]
 
 PASSES = 4
-SEARCH_ROUNDS = 6
+"""How often the search starts again with the classes in use as paid."""
+ROUNDS = 6
+"""How often the local search goes through all classes."""
+FORCED_NODES = 6_000
+"""Nodes that may be visited by further starts, each of which forces one node that is not chosen: all of them in a small e-graph."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ def build(view: View, choice: Choice) -> Extraction:
         class_of.setdefault(known[c], c)
     program.outputs = [ir.Output(known[view.class_of[o.term]], o.axes, o.weak_type) for o in view.program.outputs]
     program.effects = [known[view.class_of[t]] for t in view.program.effects]
+    ir.check(program)
     return _with_facts(view, program, class_of)
 
 
@@ -105,8 +111,10 @@ def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
         node = view.nodes[c][k]
         t = scratch.add(view.term(c, node, tuple(known[a] for a in node.children)))
         known.setdefault(c, t)
-        computed = not isinstance(scratch.terms[t], ir.Input | ir.Const | ir.Literal | ir.Iota)
-        costs[c][k] = seconds(scratch, t) + (memory_price * scratch.nbytes(t) if computed else 0.0)
+        term = scratch.terms[t]
+        computed = not isinstance(term, ir.Input | ir.Const | ir.Literal | ir.Iota)
+        unrolled = isinstance(term, ir.Fold) and not term.over & ~view.facts["unrolls"].get(c, 0)
+        costs[c][k] = seconds(scratch, t, unrolled) + (memory_price * scratch.nbytes(t) if computed else 0.0)
         costs[c][k] += 1e-12 if (c, node) in original else 2e-12
     return Costs(costs)
 
@@ -114,7 +122,7 @@ def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
 def _bottom_up(view: View) -> list[tuple[int, int]]:
     """All nodes that a program can be built from, each after some node of each of its operands."""
     waiting = [[len(set(node.children)) for node in nodes] for nodes in view.nodes]
-    parents = _parents(view)
+    parents = parents_of(view)
     order: list[tuple[int, int]] = []
     ready = [(c, k) for c, nodes in enumerate(view.nodes) for k, node in enumerate(nodes) if not node.children]
     done: set[int] = set()
@@ -133,7 +141,7 @@ def _bottom_up(view: View) -> list[tuple[int, int]]:
     return order
 
 
-def _parents(view: View) -> list[list[tuple[int, int]]]:
+def parents_of(view: View) -> list[list[tuple[int, int]]]:
     """The nodes that use each class."""
     out: list[list[tuple[int, int]]] = [[] for _ in view.nodes]
     for c, nodes in enumerate(view.nodes):
@@ -149,19 +157,46 @@ def _parents(view: View) -> list[list[tuple[int, int]]]:
 def search(view: View, costs: Costs) -> Choice:
     """The cheapest choice found, deterministically."""
     roots = [view.class_of[t] for t in view.program.roots()]
-    parents = _parents(view)
-    best = Dag(view, costs, greedy(view, costs, parents), roots)
+    parents = parents_of(view)
+
+    def start(paid: Mapping[int, int], forced: tuple[int, int] | None = None) -> Dag | None:
+        chosen = greedy(view, costs, parents, paid, forced)
+        if any(chosen[root] < 0 for root in roots):
+            return None
+        dag = Dag(view, costs, chosen, roots)
+        dag.improve()
+        return dag
+
+    best = start({})
+    assert best is not None, "the program itself can be built"
     for _ in range(PASSES):
-        paid = Dag(view, costs, greedy(view, costs, parents, best.count), roots)
-        if paid.total >= best.total:
+        paid = start(best.count)
+        if paid is None or not paid.cheaper(best):
             break
         best = paid
-    best.improve()
+    for forced in _alternatives(best)[: FORCED_NODES // sum(map(len, view.nodes))]:
+        other = start(best.count, forced)
+        if other is not None and other.cheaper(best):
+            best = other
     return best.choice()
 
 
-def greedy(view: View, costs: Costs, parents: Sequence[Sequence[tuple[int, int]]], paid: Mapping[int, int] | None = None) -> list[int]:
-    """The node of each class with the least tree cost, -1 where there is none; a class of ``paid`` adds nothing to its users.
+def _alternatives(dag: Dag) -> list[tuple[int, int]]:
+    """Nodes that are not chosen, of classes in use: those of the dearest classes first."""
+    classes = sorted(dag.count, key=lambda c: (-dag.costs.of[c][dag.chosen[c]], c))
+    return [(c, k) for c in classes for k, cost in enumerate(dag.costs.of[c]) if k != dag.chosen[c] and cost < math.inf]
+
+
+def greedy(
+    view: View,
+    costs: Costs,
+    parents: Sequence[Sequence[tuple[int, int]]],
+    paid: Mapping[int, int] | None = None,
+    forced: tuple[int, int] | None = None,
+) -> list[int]:
+    """The node of each class with the least tree cost, -1 where there is none.
+
+    A class of ``paid`` adds nothing to its users. ``forced`` is a class and the only node that it may have.
 
     Knuth's generalisation of Dijkstra's algorithm: classes are settled in the order of their costs, so every choice is well-founded.
     """
@@ -173,7 +208,7 @@ def greedy(view: View, costs: Costs, parents: Sequence[Sequence[tuple[int, int]]
     heapq.heapify(heap)
     while heap:
         total, c, k = heapq.heappop(heap)
-        if chosen[c] >= 0 or total == math.inf:
+        if chosen[c] >= 0 or total == math.inf or (forced is not None and c == forced[0] and k != forced[1]):
             continue
         chosen[c] = k
         for p, j in parents[c]:
@@ -197,9 +232,12 @@ class Dag:
     def choice(self) -> Choice:
         return {c: self.view.nodes[c][self.chosen[c]] for c in self.count}
 
+    def cheaper(self, other: Dag) -> bool:
+        return self.total < other.total * (1 - 1e-9)
+
     def improve(self) -> None:
         """Take the best other node of each class, one class after the other, while that makes the DAG cheaper."""
-        for _ in range(SEARCH_ROUNDS):
+        for _ in range(ROUNDS):
             before = self.total
             for c in sorted(self.count):
                 if c in self.count and len(self.view.nodes[c]) > 1:
@@ -211,16 +249,16 @@ class Dag:
         first = best = self.chosen[c]
         least = self.total
         for k, cost in enumerate(self.costs.of[c]):
-            if k == first or cost == math.inf or not self._buildable(c, k):
+            if k == first or cost == math.inf or not self.buildable(c, k):
                 continue
-            self._switch(c, k)
+            self.switch(c, k)
             if self.total < least * (1 - 1e-12):
                 best, least = k, self.total
-            self._switch(c, first)
+            self.switch(c, first)
         if best != first:
-            self._switch(c, best)
+            self.switch(c, best)
 
-    def _switch(self, c: int, k: int) -> None:
+    def switch(self, c: int, k: int) -> None:
         """Choose another node of a class in use; new operands first, so that what both nodes share stays."""
         old = self.view.nodes[c][self.chosen[c]]
         self.total += self.costs.of[c][k] - self.costs.of[c][self.chosen[c]]
@@ -249,7 +287,7 @@ class Dag:
                 self.total -= self.costs.of[a][self.chosen[a]]
                 stack.extend(self.view.nodes[a][self.chosen[a]].children)
 
-    def _buildable(self, c: int, k: int) -> bool:
+    def buildable(self, c: int, k: int) -> bool:
         """Whether no chosen operand below node ``k`` of class ``c`` leads back to ``c``."""
         stack, seen = list(self.view.nodes[c][k].children), set()
         while stack:

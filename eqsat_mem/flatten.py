@@ -7,23 +7,16 @@ waits only for the platform is the branch of this platform.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from . import diagonal
-from .ir import Source
-from .ops import IDENTITIES
-
-try:
-    from jax._src import source_info_util as _frames
-except ImportError:  # JAX moved its private module: programs load without lines
-    _frames = None  # type: ignore[assignment]
-
-Shape = tuple[int, ...]
+from eqsat_mem import diagonal
+from eqsat_mem.equations import Equation, Flat
+from eqsat_mem.ir import Source
+from eqsat_mem.ops import IDENTITIES
 
 _BODIES = {
     "jit": "jaxpr",
@@ -42,37 +35,6 @@ _BODIES = {
 
 _IMPURE = frozenset({"rng_uniform", "empty", "create_token"})
 """Primitives that may return something else each time, though they declare no effect."""
-
-
-@dataclass(frozen=True, eq=False)
-class Equation:
-    """One primitive on numbered values."""
-
-    prim: Any
-    params: dict[str, Any]
-    ins: tuple[int, ...]
-    outs: tuple[int, ...]
-    effects: bool
-    source: Source | None
-
-
-@dataclass
-class Flat:
-    """Values by number (shape and dtype), what each of the given ones is, and the equations in order."""
-
-    shapes: list[Shape] = field(default_factory=list)
-    dtypes: list[Any] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    consts: dict[int, Any] = field(default_factory=dict)
-    literals: dict[int, Any] = field(default_factory=dict)
-    equations: list[Equation] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
-    weak: list[bool] = field(default_factory=list)
-
-    def new(self, shape: Sequence[int], dtype: Any) -> int:
-        self.shapes.append(tuple(int(n) for n in shape))
-        self.dtypes.append(dtype)
-        return len(self.shapes) - 1
 
 
 def flatten(closed: ClosedJaxpr) -> Flat:
@@ -210,10 +172,12 @@ def _key(prim: Any, params: dict[str, Any], ins: Sequence[int]) -> Any:
 
 def _source(eqn: Any) -> Source | None:
     """The user's line that an equation comes from."""
-    if _frames is None or eqn.source_info.traceback is None:
+    try:
+        from jax._src.source_info_util import user_frame
+    except ImportError:  # JAX moved its private module: programs load without lines
         return None
-    frame = _frames.user_frame(eqn.source_info.traceback)
-    return None if frame is None else Source(frame.file_name, frame.start_line, frame.function_name)
+    frame = user_frame(eqn.source_info.traceback)
+    return None if frame is None else Source(frame.file_name, frame.start_line, frame.function_name.rsplit(".", 1)[-1])
 
 
 _LIBRARY = jax.__file__.rsplit("/", 1)[0] + "/"

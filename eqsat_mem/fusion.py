@@ -46,7 +46,7 @@ def fuse(ex: Extraction, seq: Seq) -> Fused:
             continue
         for c in set(children(program.terms[s])) & inside:
             users[c].append(s)
-    virtual = {t for t in terms if t not in escapes and _computed_on_the_way(ex, t, users[t])}
+    virtual = _virtual(ex, [t for t in terms if t not in escapes], users)
     kept, operands, members = [], [], []
     for s in seq.steps:
         if isinstance(s, int):
@@ -65,17 +65,37 @@ def fuse(ex: Extraction, seq: Seq) -> Fused:
     return Fused(tuple(kept), tuple(operands), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)))
 
 
-def _computed_on_the_way(ex: Extraction, t: int, users: list[int]) -> bool:
+def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]]) -> set[int]:
+    """The terms that are computed on the way to others.
+
+    An elementwise value with several users is computed in each of them if it is cheap, unless one of them ends in a fold: XLA:CPU hands folds to a
+    kernel library, and does not repeat work there.
+    """
+    virtual: set[int] = set()
+    ends: dict[int, frozenset[int]] = {}
+    for t in reversed(terms):
+        into = frozenset().union(*(ends.get(u, frozenset([u])) for u in users[t]))
+        if _computed_on_the_way(ex, t, users[t], into):
+            virtual.add(t)
+            ends[t] = into
+    return virtual
+
+
+def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozenset[int]) -> bool:
+    """Is ``t`` not held? ``ends`` are the kernels that it is computed in if so."""
     program, term = ex.program, ex.program.terms[t]
     if isinstance(term, Rename):
         return True
-    if not users or not all(isinstance(program.terms[u], (Map, Fold, Rename)) for u in users):
-        return not users and not has_effects(term)
+    if not users:
+        return not has_effects(term)
+    if not all(isinstance(program.terms[u], (Map, Fold, Rename)) for u in users):
+        return False
+    alone = len(ends) == 1 and not (len(users) > 1 and isinstance(term, Fold))
     match term:
         case Map():
-            return len(users) == 1 or MAPS[term.op].cheap
+            return alone or MAPS[term.op].cheap and not any(isinstance(program.terms[e], Fold) for e in ends)
         case Fold():
-            return len(users) == 1 and program.extent(term.over) <= SMALL_FOLD
+            return alone and program.extent(term.over) <= SMALL_FOLD
     return False
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from .ir import Axes, Block, Call, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, axes_mask, bits
-from .ops import MAPS, MONOIDS, bind_call
+from eqsat_mem.ir import Axes, Block, Call, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, Term, axes_mask, bits, children
+from eqsat_mem.ops import MAPS, MONOIDS, bind_call
 
 Array = Any
 
@@ -21,52 +21,72 @@ def evaluate(program: Program, args: Sequence[Array]) -> list[Array]:
     """The outputs of ``program`` for arguments of the shapes of ``program.inputs``; effects happen in their order."""
     values: dict[int, Array] = {}
     results: dict[Call, list[Array]] = {}
-    for t in program.effects + program.reachable():
-        _value(program, t, args, values, results)
+    for t in _order(program):
+        term = program.terms[t]
+        if children(term):
+            values[t] = _operation(program, term, program.free[t], values, results)
+        elif isinstance(term, Block):
+            values[t] = _block(program, term, values, results)
+        else:
+            values[t] = _leaf(program, term, args)
     return [to_axes(program, values[o.term], program.free[o.term], o.axes) for o in program.outputs]
 
 
-def _value(program: Program, t: int, args: Sequence[Array], values: dict[int, Array], results: dict[Call, list[Array]]) -> Array:
-    """The value of a term, computed after those of its operands, which may need to run first for the sake of an effect."""
-    if t in values:
-        return values[t]
-    term = program.terms[t]
+def _order(program: Program) -> list[int]:
+    """What each effect needs, effect by effect, then everything else: operands before their users."""
+    seen: dict[int, None] = {}
+    for effect in program.effects:
+        needed, stack = set(), [effect]
+        while stack:
+            t = stack.pop()
+            if t not in seen and t not in needed:
+                needed.add(t)
+                stack.extend(children(program.terms[t]))
+        seen.update(dict.fromkeys(sorted(needed)))
+    return list(dict.fromkeys([*seen, *program.reachable()]))
 
-    def value(a: int) -> Array:
-        return _value(program, a, args, values, results)
 
-    def along(a: int, mask: int) -> Array:
-        return expand(program, value(a), program.free[a], mask)
-
+def _leaf(program: Program, term: Term, args: Sequence[Array]) -> Array:
     match term:
         case Input():
-            out = from_axes(program, args[term.slot], term.axes)
+            return from_axes(program, args[term.slot], term.axes)
         case Const():
-            out = from_axes(program, program.consts[term.slot], term.axes)
+            return from_axes(program, program.consts[term.slot], term.axes)
         case Literal():
-            out = jnp.asarray(term.value, term.dtype)
+            return jnp.asarray(term.value, term.dtype)
         case Iota():
-            out = lax.iota(term.dtype, program.indices[term.index].extent)
+            return lax.iota(term.dtype, program.indices[term.index].extent)
+    raise TypeError(f"not a term without operands: {term!r}")
+
+
+def _operation(program: Program, term: Term, free: int, values: dict[int, Array], results: dict[Call, list[Array]]) -> Array:
+    def along(a: int, mask: int) -> Array:
+        return expand(program, values[a], program.free[a], mask)
+
+    match term:
         case Map():
-            out = MAPS[term.op].bind(*(along(a, program.free[t]) for a in term.args), **dict(term.params))
+            return MAPS[term.op].bind(*(along(a, free) for a in term.args), **dict(term.params))
         case Fold():
             mask = program.free[term.arg] | term.over
             axes = [k for k, i in enumerate(bits(mask)) if term.over >> i & 1]
-            out = MONOIDS[term.monoid].reduce(along(term.arg, mask), axes)
+            return MONOIDS[term.monoid].reduce(along(term.arg, mask), axes)
         case Dot():
-            out = _dot(program, term, along)
+            return _dot(program, term, along)
         case Rename():
             to = dict(term.pairs)
-            out = from_axes(program, value(term.arg), tuple((to.get(i, i),) for i in bits(program.free[term.arg])))
+            return from_axes(program, values[term.arg], tuple((to.get(i, i),) for i in bits(program.free[term.arg])))
         case Block():
-            if term.call not in results:
-                operands = [to_axes(program, value(a), program.free[a], axes) for a, axes in zip(term.args, term.call.in_axes)]
-                results[term.call] = bind_call(term.call, operands)
-            out = from_axes(program, results[term.call][term.out], term.call.out_axes[term.out])
-        case _:
-            raise TypeError(f"not a term: {term!r}")
-    values[t] = out
-    return out
+            return _block(program, term, values, results)
+    raise TypeError(f"not a term with operands: {term!r}")
+
+
+def _block(program: Program, term: Block, values: dict[int, Array], results: dict[Call, list[Array]]) -> Array:
+    """One result of a call, which runs once for all of them."""
+    call = term.call
+    if call not in results:
+        operands = [to_axes(program, values[a], program.free[a], axes) for a, axes in zip(term.args, call.in_axes)]
+        results[call] = bind_call(call, operands)
+    return from_axes(program, results[call][term.out], call.out_axes[term.out])
 
 
 def _dot(program: Program, term: Dot, along: Any) -> Array:
@@ -74,9 +94,10 @@ def _dot(program: Program, term: Dot, along: Any) -> Array:
     lhs, rhs = program.free[term.lhs] | term.over, program.free[term.rhs] | term.over
     shared = lhs & rhs & ~term.over
     where = [{i: k for k, i in enumerate(bits(mask))} for mask in (lhs, rhs)]
-    contract = tuple(tuple(side[i] for i in bits(term.over)) for side in where)
-    batch = tuple(tuple(side[i] for i in bits(shared)) for side in where)
-    out = lax.dot_general(along(term.lhs, lhs), along(term.rhs, rhs), (contract, batch), term.precision, term.dtype)
+    contract = [[side[i] for i in bits(term.over)] for side in where]
+    batch = [[side[i] for i in bits(shared)] for side in where]
+    numbers = (contract[0], contract[1]), (batch[0], batch[1])
+    out = lax.dot_general(along(term.lhs, lhs), along(term.rhs, rhs), numbers, term.precision, term.dtype)
     axes = [*bits(shared), *bits(lhs & ~shared & ~term.over), *bits(rhs & ~shared & ~term.over)]
     return from_axes(program, out, tuple((i,) for i in axes))
 

@@ -119,9 +119,16 @@ def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, opti
         if held <= limit:
             return _Chosen(best, code, held)
         smallest = min(smallest or held, held)
-        target = min(best.peak_bytes - 1, int(target - 1.25 * (held - limit)))
+        target = _tighter(best, held, limit)
         best, _ = find(target)
     raise _too_large(best, limit, smallest or best.peak_bytes, name)
+
+
+def _tighter(s: Schedule, held: int, limit: int) -> int:
+    """The peak to plan for so that temporaries, should they exceed their prediction by as much again, fit."""
+    fixed = argument_bytes(s.ex.program) + _output_bytes(s.ex.program)
+    predicted, real = max(s.peak_bytes - fixed, 1), max(held - fixed, 1)
+    return min(s.peak_bytes - 1, fixed + int(0.95 * predicted * max(limit - fixed, 0) / real))
 
 
 def _too_large(s: Schedule, limit: int, smallest: int, name: str) -> MemoryLimitError:

@@ -1,234 +1,49 @@
 """A planned function as a JAX primitive, so that grad, vmap, jit, scan and the rest see one operation.
 
-Two primitives, both with a :class:`Function` as parameter:
+Two primitives, both with a :class:`~eqsat_mem.function.Function` as parameter:
 
 - ``planned``: ``out = f(x)``.
 - ``planned_linear``: ``d_out = df(x; t)``, linear in the tangents ``t``. Its transpose is the planned ``vjp`` of ``f``, which
   recomputes from ``x``, so that reverse mode keeps no residual but the arguments.
 
-Every function derived from ``f`` (derivatives, batched forms, forms with fewer outputs) is a :class:`Function` again, made once
-and planned under the limit of ``f`` when it is lowered.
+Both are planned when they are lowered, under the limit of ``f``.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.dtypes import float0
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from eqsat_mem import pipeline
-from eqsat_mem.config import Options
-from eqsat_mem.effects import is_axis_name, refuse_collectives, without_resultless_effects
-from eqsat_mem.manual import plain_aval, varying_as, without_varying_types
-from eqsat_mem.report import Plan
+from eqsat_mem.effects import is_axis_name
+from eqsat_mem.function import Dims, Function, Mask, batched, cotangent, differentiable, pick, pruned, spread, tangent, transposed
+from eqsat_mem.manual import plain_aval, varying_as
 
-Mask = tuple[bool, ...]
-Dims = tuple[int | None, ...]
-
-
-class Function:
-    """A traced function with its options, and the plan made from them on first use.
-
-    Compared by identity: the same object in two equations is the same function, with one plan. Safe to use from several threads:
-    one of them plans, the others wait.
-    """
-
-    def __init__(
-        self, name: str, jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], settings: Settings | None = None
-    ) -> None:
-        self.name = name
-        self.jaxpr = jaxpr
-        self.options = options
-        self.arg_names = tuple(arg_names)
-        self.settings = settings or Settings()
-        self._plan: Plan | None = None
-        self._derived: dict[Hashable, Any] = {}
-        self._lock = threading.RLock()
-
-    def __repr__(self) -> str:
-        return f"<planned {self.name}({', '.join(self.arg_names)})>"
-
-    def plan(self) -> Plan:
-        """The plan; made at the first call.
-
-        Raises:
-            MemoryLimitError: if no plan fits the limit.
-            NotImplementedError: if a collective inside reduces over an axis from outside.
-        """
-        refuse_collectives(self.jaxpr)
-        with self._lock:
-            if self._plan is None:
-                with self.settings.active(), jax.ensure_compile_time_eval():
-                    self._plan = pipeline.plan(self.jaxpr, self.options, self.arg_names, self.name)
-            return self._plan
-
-    def evaluate(self, *args: Any) -> list[Any]:
-        """The planned program on flat arguments; JAX can trace it."""
-        plan = self.plan()
-        with self.settings.active():
-            return list(plan.function(*args))
-
-    def derive(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns, made once for each key."""
-        with self._lock:
-            if key not in self._derived:
-                with self.settings.active():
-                    self._derived[key] = make()
-            return self._derived[key]
-
-    def trace(self, suffix: str, fun: Callable[..., Any], avals: Sequence[Any], arg_names: Sequence[str]) -> Function:
-        """Another function of flat arguments, to be planned under the options of this one."""
-        return Function(f"{self.name}_{suffix}", jax.make_jaxpr(fun)(*map(plain_aval, avals)), self.options, arg_names, self.settings)
-
-
-class Settings:
-    """The JAX settings under which a function was traced; its plan is made and lowered under the same."""
-
-    def __init__(self) -> None:
-        self.x64 = bool(jax.config.jax_enable_x64)
-        self.matmul_precision = jax.config.jax_default_matmul_precision
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """These settings; strictness about promotion is for the user's source, not for emitted programs."""
-        with ExitStack() as stack:
-            stack.enter_context(jax.enable_x64(self.x64))
-            stack.enter_context(jax.default_matmul_precision(self.matmul_precision))
-            stack.enter_context(jax.numpy_dtype_promotion("standard"))
-            stack.enter_context(jax.numpy_rank_promotion("allow"))
-            stack.enter_context(without_varying_types())
-            yield
-
-
-# --- functions derived from a function ---------------------------------------------------------------
-
-
-def batched(function: Function, dims: Dims, size: int, axis_name: Hashable) -> Function:
-    """``vmap``: argument ``a`` is batched along ``dims[a]`` (None: not at all), every output along axis 0."""
-
-    def make() -> Function:
-        avals = [_with_axis(aval, dim, size) for aval, dim in zip(function.jaxpr.in_avals, dims, strict=True)]
-        named = {} if axis_name is None else {"axis_name": axis_name}
-        mapped = jax.vmap(jaxpr_as_fun(function.jaxpr), in_axes=dims, axis_size=size, **named)
-        return function.trace("vmap", mapped, avals, function.arg_names)
-
-    return function.derive(("batched", dims, size, axis_name), make)
-
-
-def tangent(function: Function, active: Mask) -> Function:
-    """``jvp`` as a function of all arguments, then of the tangents of the active ones; only floating-point outputs have tangents."""
-
-    def make() -> Function:
-        pure = without_resultless_effects(function.jaxpr)
-
-        def push(*flat: Any) -> list[Any]:
-            primals, tangents = flat[: len(active)], flat[len(active) :]
-            _, out = jax.jvp(_of_active(pure, active, primals), _pick(primals, active), tuple(tangents))
-            return _pick(out, differentiable(pure.out_avals))
-
-        names = [f"d_{name}" for name in _pick(function.arg_names, active)]
-        return function.trace("jvp", push, [*pure.in_avals, *_pick(pure.in_avals, active)], [*function.arg_names, *names])
-
-    return function.derive(("tangent", active), make)
-
-
-def cotangent(function: Function, active: Mask, live: Mask) -> Function:
-    """``vjp`` as a function of all arguments, then of the cotangents of the live outputs; gives those of the active arguments."""
-
-    def make() -> Function:
-        pure = without_resultless_effects(function.jaxpr)
-
-        def pull(*flat: Any) -> list[Any]:
-            primals, given = flat[: len(active)], iter(flat[len(active) :])
-            _, transposed = jax.vjp(_of_active(pure, active, primals), *_pick(primals, active))
-            return list(transposed([next(given) if is_live else _zero(aval) for aval, is_live in zip(pure.out_avals, live, strict=True)]))
-
-        names = [f"ct_{k}" for k, is_live in enumerate(live) if is_live]
-        return function.trace("vjp", pull, [*pure.in_avals, *_pick(pure.out_avals, live)], [*function.arg_names, *names])
-
-    return function.derive(("cotangent", active, live), make)
-
-
-def transposed(function: Function, linear: Mask, live: Mask) -> Function:
-    """The transpose of a function that is linear in some arguments: of the others, then of the cotangents of the live outputs."""
-
-    def make() -> Function:
-        avals, out_avals = function.jaxpr.in_avals, function.jaxpr.out_avals
-        known = tuple(not is_linear for is_linear in linear)
-
-        def pull(*flat: Any) -> list[Any]:
-            rest, given = flat[: sum(known)], iter(flat[sum(known) :])
-            closed = _of_active(function.jaxpr, linear, _spread(rest, known))
-            cotangents = [next(given) if is_live else _zero(aval) for aval, is_live in zip(out_avals, live, strict=True)]
-            return list(jax.linear_transpose(closed, *_pick(avals, linear))(cotangents))
-
-        names = [f"ct_{k}" for k, is_live in enumerate(live) if is_live]
-        return function.trace("transpose", pull, [*_pick(avals, known), *_pick(out_avals, live)], [*_pick(function.arg_names, known), *names])
-
-    return function.derive(("transposed", linear, live), make)
-
-
-def pruned(function: Function, used: Mask) -> tuple[Function, list[bool]]:
-    """The function that computes only the used outputs, and which arguments that needs."""
-
-    def make() -> tuple[Function, list[bool]]:
-        jaxpr, used_inputs = pe.dce_jaxpr(function.jaxpr.jaxpr, list(used))
-        names = _pick(function.arg_names, used_inputs)
-        closed = ClosedJaxpr(jaxpr, function.jaxpr.consts)
-        return Function(function.name, closed, function.options, names, function.settings), used_inputs
-
-    return function.derive(("pruned", used), make)
-
-
-def differentiable(avals: Sequence[Any]) -> Mask:
-    """Which values have tangents: those of floating-point or complex dtype."""
-    return tuple(jax.numpy.issubdtype(aval.dtype, np.inexact) for aval in avals)
-
-
-def _of_active(jaxpr: ClosedJaxpr, active: Mask, primals: Sequence[Any]) -> Callable[..., list[Any]]:
-    """The function of the active arguments alone, the others fixed to ``primals``."""
-
-    def of_active(*values: Any) -> list[Any]:
-        given = iter(values)
-        return jaxpr_as_fun(jaxpr)(*(next(given) if is_active else x for x, is_active in zip(primals, active, strict=True)))
-
-    return of_active
-
-
-def _pick(values: Sequence[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
-    return tuple(value for value, wanted in zip(values, mask, strict=True) if wanted)
-
-
-def _spread(values: Sequence[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
-    """The inverse of :func:`_pick`, with None elsewhere."""
-    given = iter(values)
-    return tuple(next(given) if wanted else None for wanted in mask)
-
-
-def _zero(aval: Any) -> Any:
-    """A zero cotangent for an output."""
-    return jax.numpy.zeros(aval.shape, aval.dtype) if differentiable([aval])[0] else np.zeros(aval.shape, float0)
-
-
-def _with_axis(aval: Any, dim: int | None, size: int) -> Any:
-    return aval if dim is None else aval.update(shape=(*aval.shape[:dim], size, *aval.shape[dim:]), sharding=None)
-
-
-# --- the primitives ----------------------------------------------------------------------------------
+Batched = tuple[list[Any], list[int | None]]
+"""Results, and the axis along which each is batched."""
 
 planned_p = Primitive("planned")
 planned_p.multiple_results = True
 
 planned_linear_p = Primitive("planned_linear")
 planned_linear_p.multiple_results = True
+
+
+def bind(function: Function, *args: Any) -> list[Any]:
+    """The results of a planned function. ``jaxpr`` stands in the equation too, where JAX and our own loading look for bodies of calls."""
+    out: list[Any] = planned_p.bind(*args, function=function, jaxpr=function.jaxpr)
+    return out
+
+
+def bind_linear(linear: Linear, *args: Any) -> list[Any]:
+    """The results of a planned linear function, of its primal arguments and tangents."""
+    out: list[Any] = planned_linear_p.bind(*args, linear=linear, jaxpr=linear.function.jaxpr)
+    return out
 
 
 class Linear:
@@ -272,52 +87,55 @@ def batched_linear(linear: Linear, dims: Dims, size: int, axis_name: Hashable) -
     return linear.function.derive(("batched linear", linear, dims, size, axis_name), make)
 
 
-def _abstract(*avals: Any, function: Function) -> tuple[list[Any], Any]:
-    return [varying_as(avals, out) for out in function.jaxpr.out_avals], function.jaxpr.effects
+def _abstract(*avals: Any, function: Function, jaxpr: ClosedJaxpr) -> tuple[list[Any], Any]:
+    return [varying_as(avals, out) for out in jaxpr.out_avals], jaxpr.effects
 
 
-def _abstract_linear(*avals: Any, linear: Linear) -> tuple[list[Any], Any]:
-    return _abstract(*avals, function=linear.function)
+def _abstract_linear(*avals: Any, linear: Linear, jaxpr: ClosedJaxpr) -> tuple[list[Any], Any]:
+    return _abstract(*avals, function=linear.function, jaxpr=jaxpr)
 
 
-def _run(*args: Any, function: Function) -> list[Any]:
+def _run(*args: Any, function: Function, jaxpr: ClosedJaxpr) -> list[Any]:
     compiled = function.derive("compiled", lambda: jax.jit(function.evaluate))
     return compiled(*args)
 
 
-def _run_linear(*args: Any, linear: Linear) -> list[Any]:
-    return _run(*args, function=linear.function)
+def _run_linear(*args: Any, linear: Linear, jaxpr: ClosedJaxpr) -> list[Any]:
+    return _run(*args, function=linear.function, jaxpr=jaxpr)
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *args: Any, function: Function) -> Sequence[Any]:
-    plain = [plain_aval(aval) for aval in ctx.avals_in]
-    return mlir.lower_fun(function.evaluate, multiple_results=True)(ctx.replace(avals_in=plain), *args)
+def _lower(ctx: mlir.LoweringRuleContext, *args: Any, function: Function, jaxpr: ClosedJaxpr) -> Sequence[Any]:
+    plain = ctx.replace(avals_in=[plain_aval(aval) for aval in ctx.avals_in])
+    out: Sequence[Any] = mlir.lower_fun(function.evaluate, multiple_results=True)(plain, *args)
+    if plain.tokens_out is not None:
+        ctx.set_tokens_out(plain.tokens_out)
+    return out
 
 
-def _lower_linear(ctx: mlir.LoweringRuleContext, *args: Any, linear: Linear) -> Sequence[Any]:
-    return _lower(ctx, *args, function=linear.function)
+def _lower_linear(ctx: mlir.LoweringRuleContext, *args: Any, linear: Linear, jaxpr: ClosedJaxpr) -> Sequence[Any]:
+    return _lower(ctx, *args, function=linear.function, jaxpr=jaxpr)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: Function) -> tuple[list[Any], list[Any]]:
-    out = planned_p.bind(*primals, function=function)
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, function: Function, jaxpr: ClosedJaxpr) -> tuple[list[Any], list[Any]]:
+    out = bind(function, *primals)
     active = _nonzero(tangents)
     has_tangent = differentiable(function.jaxpr.out_avals)
     if not any(active) or not any(has_tangent):
         return out, [_no_tangent(x) for x in out]
-    computed = iter(planned_linear_p.bind(*primals, *_pick(tangents, active), linear=linearized(function, active)))
+    computed = iter(bind_linear(linearized(function, active), *primals, *pick(tangents, active)))
     return out, [next(computed) if is_float else _no_tangent(x) for x, is_float in zip(out, has_tangent, strict=True)]
 
 
-def _jvp_linear(args: Sequence[Any], tangents: Sequence[Any], *, linear: Linear) -> tuple[list[Any], list[Any]]:
-    out = planned_linear_p.bind(*args, linear=linear)
+def _jvp_linear(args: Sequence[Any], tangents: Sequence[Any], *, linear: Linear, jaxpr: ClosedJaxpr) -> tuple[list[Any], list[Any]]:
+    out = bind_linear(linear, *args)
     active = _nonzero(tangents)
     if not any(active):
         return out, [_no_tangent(x) for x in out]
     if not any(active[: linear.primals]):  # at fixed primals a linear function is its own derivative
         directions = [ad.instantiate_zeros(t) for t in tangents[linear.primals :]]
-        return out, planned_linear_p.bind(*args[: linear.primals], *directions, linear=linear)
+        return out, bind_linear(linear, *args[: linear.primals], *directions)
     second = linearized(linear.function, active)
-    return out, planned_linear_p.bind(*args, *_pick(tangents, active), linear=second)
+    return out, bind_linear(second, *args, *pick(tangents, active))
 
 
 def _no_tangent(value: Any) -> ad.Zero:
@@ -328,39 +146,39 @@ def _nonzero(tangents: Sequence[Any]) -> Mask:
     return tuple(not isinstance(t, ad.Zero) and t.dtype != float0 for t in tangents)
 
 
-def _transpose(cotangents: Sequence[Any], *args: Any, function: Function) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], *args: Any, function: Function, jaxpr: ClosedJaxpr) -> list[Any]:
     unknown = tuple(map(ad.is_undefined_primal, args))
     live = tuple(not isinstance(ct, ad.Zero) for ct in cotangents)
     known = [x for x, is_unknown in zip(args, unknown, strict=True) if not is_unknown]
-    out = planned_p.bind(*known, *_pick(cotangents, live), function=transposed(function, unknown, live))
-    return list(_spread(out, unknown))
+    out = bind(transposed(function, unknown, live), *known, *pick(cotangents, live))
+    return list(spread(out, unknown))
 
 
-def _transpose_linear(cotangents: Sequence[Any], *args: Any, linear: Linear) -> list[Any]:
+def _transpose_linear(cotangents: Sequence[Any], *args: Any, linear: Linear, jaxpr: ClosedJaxpr) -> list[Any]:
     unknown = tuple(map(ad.is_undefined_primal, args))
     live = tuple(not isinstance(ct, ad.Zero) for ct in cotangents)
     primals = args[: linear.primals]
     function = linear.transpose(unknown[linear.primals :], live)
-    out = planned_p.bind(*primals, *_pick(cotangents, live), function=function)
-    return list(_spread(out, unknown))
+    out = bind(function, *primals, *pick(cotangents, live))
+    return list(spread(out, unknown))
 
 
-def _batch(axis: Any, args: Sequence[Any], dims: Sequence[int | None], *, function: Function) -> tuple[list[Any], list[int | None]]:
+def _batch(axis: Any, args: Sequence[Any], dims: Sequence[int | None], *, function: Function, jaxpr: ClosedJaxpr) -> Batched:
     if all(dim is None for dim in dims) and not _uses_axis(function, axis.name):
-        out = planned_p.bind(*args, function=function)
+        out = bind(function, *args)
         return out, [None] * len(out)
-    out = planned_p.bind(*args, function=batched(function, tuple(dims), axis.size, axis.name))
+    out = bind(batched(function, tuple(dims), axis.size, axis.name), *args)
     return out, [0] * len(out)
 
 
-def _batch_linear(axis: Any, args: Sequence[Any], dims: Sequence[int | None], *, linear: Linear) -> tuple[list[Any], list[int | None]]:
+def _batch_linear(axis: Any, args: Sequence[Any], dims: Sequence[int | None], *, linear: Linear, jaxpr: ClosedJaxpr) -> Batched:
     if all(dim is None for dim in dims) and not _uses_axis(linear.function, axis.name):
-        out = planned_linear_p.bind(*args, linear=linear)
+        out = bind_linear(linear, *args)
         return out, [None] * len(out)
     tangents = [batching.bdim_at_front(t, dim, axis.size) for t, dim in zip(args[linear.primals :], dims[linear.primals :], strict=True)]
     ours = (*dims[: linear.primals], *(0 for _ in tangents))
     new = batched_linear(linear, ours, axis.size, axis.name)
-    out = planned_linear_p.bind(*args[: linear.primals], *tangents, linear=new)
+    out = bind_linear(new, *args[: linear.primals], *tangents)
     return out, [0] * len(out)
 
 
@@ -378,9 +196,9 @@ def _dce(used: list[bool], eqn: Any) -> tuple[list[bool], Any]:
         return [False] * len(eqn.invars), None
     smaller, used_inputs = pruned(function, tuple(used))
     new = eqn.replace(
-        invars=list(_pick(eqn.invars, used_inputs)),
-        outvars=list(_pick(eqn.outvars, used)),
-        params={"function": smaller},
+        invars=list(pick(eqn.invars, used_inputs)),
+        outvars=list(pick(eqn.outvars, used)),
+        params={"function": smaller, "jaxpr": smaller.jaxpr},
     )
     return used_inputs, new
 

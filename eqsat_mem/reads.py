@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,10 @@ class Reader:
             text, atom = f"{wrap(Value(text, (), atom))}.transpose({', '.join(map(str, order))})", True
         first = layout.index(have[0])
         where = [":" if i in have else "None" for i in layout[first:]]
-        if "None" in where:
+        if "None" in where and value.picked is not None and have == value.layout:
+            base, positions = value.picked
+            text, atom = f"{base}[{', '.join(_with_new_axes(positions, where))}]", True
+        elif "None" in where:
             text, atom = f"{wrap(Value(text, (), atom))}[{', '.join(where)}]", True
         return Value(text, layout, atom)
 
@@ -132,7 +136,8 @@ class Reader:
         if missing:
             text, atom = f"jnp.broadcast_to({text}, {self.shape(flat, scope)})", True
         if any(len(axis) != 1 for axis in axes) and not (missing and all(len(axis) == 1 for axis in axes)):
-            text = f"jnp.reshape({text}, ({''.join(self.product(axis, scope) + ', ' for axis in axes).strip()}))"
+            extents = [self.product(axis, scope) for axis in axes]
+            text = f"jnp.reshape({text}, ({', '.join(extents)}{',' if len(extents) == 1 else ''}))"
             atom = True
         return Value(text, flat, atom)
 
@@ -197,3 +202,15 @@ class Reader:
     def typed(self, term: Term) -> str:
         assert isinstance(term, Literal)
         return f"{self.dtype(term.dtype)}({number(term.value)})"
+
+
+def _with_new_axes(positions: Sequence[str], where: Sequence[str]) -> list[str]:
+    """``x[positions][where]`` as one index expression, ``where`` being of ``:`` and ``None`` only."""
+    out, wanted = [], list(where)
+    for position in positions:
+        while position == ":" and wanted and wanted[0] == "None":
+            out.append(wanted.pop(0))
+        out.append(position)
+        if position == ":":
+            wanted.pop(0)
+    return out + wanted

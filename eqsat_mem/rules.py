@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from eqsat_mem import vocabulary
 from eqsat_mem.errors import RuleError
@@ -23,6 +24,7 @@ SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, 
 
 RULE_COMMANDS = frozenset({"rule", "rewrite", "birewrite"})
 DECLARATIONS = frozenset({"relation", "function"})
+FORBIDDEN = frozenset({"panic", "delete", "subsume", ":subsume"})
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,9 @@ def _read_file(path: Path) -> tuple[list[Rule], list[tuple[str, str]], list[Form
 
 
 def _rule(form: Form) -> Rule:
+    for word in _words(form.tree):
+        if word in FORBIDDEN or word.startswith("py-"):
+            raise RuleError(f"{form.place}: {word!r} may not stand in a rule: rules add equations and facts, and run nothing else.")
     options = _options(form)
     name, ruleset = options.get(":name", ""), options.get(":ruleset", "")
     if not name:
@@ -165,6 +170,14 @@ def _card(form: Form, name: str) -> tuple[str, str, str, str]:
             f"';; sound: {'|'.join(sorted(known))} -- why' and ';; memory: ...', directly above the rule."
         )
     return " ".join(equation), sound, why, fields["memory"]
+
+
+def _words(tree: list[Any]) -> Iterator[str]:
+    for part in tree:
+        if isinstance(part, list):
+            yield from _words(part)
+        else:
+            yield part
 
 
 def _options(form: Form) -> dict[str, str]:

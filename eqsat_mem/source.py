@@ -23,11 +23,15 @@ Fixed = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Value:
-    """An expression whose axes are ``layout``; ``atom`` if it needs no parentheses."""
+    """An expression whose axes are ``layout``; ``atom`` if it needs no parentheses.
+
+    ``picked`` is an array and the positions at which it is read, where that is the whole expression: ``x[:, 2]``.
+    """
 
     text: str
     layout: Layout
     atom: bool = True
+    picked: tuple[str, tuple[str, ...]] | None = None
 
 
 @dataclass(eq=False)

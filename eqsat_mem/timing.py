@@ -19,6 +19,7 @@ class Timing:
     device: Device
     _seconds: dict[Any, float] = field(default_factory=dict)
     _touched: dict[Any, int] = field(default_factory=dict)
+    _inside: dict[Seq, frozenset[int]] = field(default_factory=dict)
 
     def total(self, seq: Seq, chunks: Chunks) -> float:
         """Seconds of the whole program."""
@@ -33,7 +34,8 @@ class Timing:
 
     def _walk(self, seq: Seq, extents: Extents, chunks: Chunks) -> float:
         program, fused = self.memory.ex.program, self.memory.fused(seq)
-        bandwidth = self.device.bandwidth(self.touched(seq, extents, chunks))
+        touched = self.touched(seq, extents, chunks)
+        bandwidth = self.device.bandwidth(touched)
         calls: set[tuple[int, tuple[int, ...]]] = set()
         seconds = 0.0
         for step, operands, members in zip(fused.kept, fused.operands, fused.members):
@@ -49,9 +51,21 @@ class Timing:
                         continue
                     calls.add(call)
                 work = sum(arithmetic_s(program, t, extents, self.device, t in fused.unrolled) for t in members)
-                moved = sum(self.memory.size(t, extents) for t in (step, *operands))
-                seconds += max(work, moved / bandwidth) + self.device.kernel_s
+                moved = self.memory.size(step, extents) / bandwidth + sum(self._reading(t, seq, extents, touched) for t in operands)
+                seconds += max(work, moved) + self.device.kernel_s
         return seconds
+
+    def _reading(self, t: int, seq: Seq, extents: Extents, touched: int) -> float:
+        """Seconds to read a value: a slice of something outside comes from where the whole of it fits."""
+        nbytes = self.memory.size(t, extents)
+        return nbytes / self.device.bandwidth(max(touched, self.memory.size(t, self.memory.full_extents()) if t not in self.inside(seq) else 0))
+
+    def inside(self, seq: Seq) -> frozenset[int]:
+        """The terms that a region makes itself."""
+        known = self._inside.get(seq)
+        if known is None:
+            known = self._inside[seq] = frozenset(made(seq))
+        return known
 
     def arithmetic(self, seq: Seq, extents: Extents) -> float:
         """Seconds that a straight region cannot take less than: its arithmetic."""
@@ -79,7 +93,7 @@ class Timing:
         key = self.memory.key(seq, extents, chunks)
         known = self._touched.get(key)
         if known is None:
-            program, fused = self.memory.ex.program, self.memory.fused(seq)
+            fused = self.memory.fused(seq)
             values: set[int] = set()
             inner = 0
             for step, operands in zip(fused.kept, fused.operands):

@@ -46,6 +46,8 @@ def held_bytes(compiled: Any) -> int:
 #   sum_k exp(q k), 4096 x 4096             17 of 64            otherwise a block of rows at a time
 #   sum_k exp(q k), 8192 x 8192             34 of 256
 #   sum_k exp(q k), 65536 x 1024            1 of 256
+#   two such attentions                     135 of 2 * 128      fusions run one at a time
+#   the second attention fused to the first 267 of 2 * 128
 #   exp(x) @ v, sum_d (x - y)^2, softmax(x) 0                   elementwise intermediates take no room of their own
 #
 # An identity that the library does not know (reduce_precision to the dtype's own precision) keeps the contraction out of the
@@ -76,7 +78,9 @@ def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
         yield match[1], match[2].splitlines()
 
 
-_INSTRUCTION = re.compile(r"\s*(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<type>\w+)\[(?P<shape>[\d,]*)\]\S* (?P<op>[\w\-]+)\((?P<operands>[^)]*)\)(?P<rest>.*)")
+_INSTRUCTION = re.compile(
+    r"\s*(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<type>\w+)\[(?P<shape>[\d,]*)\]\S* (?P<op>[\w\-]+)\((?P<operands>[^)]*)\)(?P<rest>.*)"
+)
 
 
 def _scratch(body: list[str]) -> Iterator[int]:
@@ -146,7 +150,12 @@ class Comparison:
 
 
 def same_values(
-    fun: Callable[..., Any], other: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None, *, tolerance: float | None = None
+    fun: Callable[..., Any],
+    other: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    tolerance: float | None = None,
 ) -> Comparison:
     """Run both functions and compare all results; give the worst.
 
@@ -159,9 +168,11 @@ def same_values(
     False
     """
     expected, actual = fun(*args, **(kwargs or {})), other(*args, **(kwargs or {}))
-    paths, tree = jax.tree_util.tree_flatten_with_path(expected)
-    if tree != jax.tree.structure(actual):
-        raise ValueError(f"the functions return different pytrees: {tree} and {jax.tree.structure(actual)}.")
+    paths = jax.tree_util.tree_flatten_with_path(expected)[0]
+    tree: Any = jax.tree.structure(expected)
+    other_tree: Any = jax.tree.structure(actual)
+    if not tree == other_tree:  # a PyTreeDef declares only ==
+        raise ValueError(f"the functions return different pytrees: {tree} and {other_tree}.")
     found = [
         _compare(_plain(x), _plain(y), f"result{jax.tree_util.keystr(path)}", tolerance)
         for (path, x), y in zip(paths, jax.tree.leaves(actual), strict=True)

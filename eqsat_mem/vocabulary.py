@@ -18,6 +18,9 @@ FACTS = ("splits", "accumulates", "unrolls")
 UNREADABLE = frozenset({"Node", "Delta", "Diag"})
 """Constructors that stand for a value in rules only; no program is built from them."""
 
+COMMUTATIVE = frozenset({"Mul", "Dot"})
+"""Constructors whose operands rules exchange, so that most of their nodes stand in a class twice."""
+
 RULESETS = ("simplify", "explore", "splitting")
 """The rulesets that rules of a rule file may be in."""
 
@@ -51,6 +54,7 @@ LANGUAGE = """
 (function free (T) i64 :merge (& old new))
 (function dtype (T) String :merge old)
 (function pointwise (T) i64 :merge (| old new))
+(function summed (T) i64 :merge (| old new))
 (function splits (T) i64 :merge (| old new))
 (function accumulates (T) i64 :merge (| old new))
 (function unrolls (T) i64 :merge (| old new))

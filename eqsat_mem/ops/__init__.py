@@ -10,7 +10,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..ir import Call
+from eqsat_mem.ir import Call
+
 from .algebra import ALGEBRA
 from .blocks import BlockOp, Group, Place, Shapes
 from .control import CONTROL, OPAQUE

@@ -125,8 +125,6 @@ ALGEBRA = [
     BlockOp("triangular_solve", _triangular_solve, unchanged, _triangular_solve_weight, _solve_text),
     BlockOp("lu", _leading(2), unchanged, _cubic(0.67)),
     BlockOp("qr", _leading(2), unchanged, _cubic(2)),
-    BlockOp("geqrf", _leading(2), unchanged, _cubic(2)),
-    BlockOp("geqp3", _leading(2), unchanged, _cubic(3)),
     BlockOp("householder_product", _leading(2), unchanged, _cubic(2)),
     BlockOp("eigh", _leading(2), unchanged, _cubic(10)),
     BlockOp("eig", _leading(2), unchanged, _cubic(25)),

@@ -80,7 +80,7 @@ def _scatter_text(function: str) -> Any:
 
 
 def _numbers_text(cls: str, numbers: Any) -> str:
-    fields = {k: tuple(map(int, v)) for k, v in numbers.__dict__.items()}
+    fields = {k: tuple(map(int, v)) for k, v in numbers._asdict().items()}
     return f"lax.{cls}(" + ", ".join(f"{k}={v}" for k, v in fields.items()) + ")"
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-from ..ir import Params
+from eqsat_mem.ir import Params
 
 Text = str | Callable[[Sequence[str], Mapping[str, Any], Any], str | None] | None
 
@@ -75,7 +75,7 @@ def atom(source: str) -> str:
 
 def value_text(value: Any) -> str:
     """Source of a parameter: a number, a string, a dtype, an enumeration, or a tuple of them."""
-    if isinstance(value, np.dtype) or isinstance(value, type) and issubclass(value, np.generic):
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return dtype_text(value)
     if isinstance(value, np.generic):
         return repr(value.item())

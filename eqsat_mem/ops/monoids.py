@@ -102,6 +102,8 @@ REDUCTIONS = {
 """The monoid of each reduction primitive."""
 
 
-def foldable(dtype: Any) -> bool:
-    """Whether values of ``dtype`` are plain numbers, which monoids can fold."""
-    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+def foldable(monoid: str, dtype: Any) -> bool:
+    """Whether ``monoid`` has an identity among values of ``dtype``: complex numbers have no least one."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return False
+    return monoid not in ("max", "min") or not jax.dtypes.issubdtype(dtype, np.complexfloating)

@@ -1,0 +1,42 @@
+"""Numbered values and primitives on them: a jaxpr without nesting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eqsat_mem.ir import Source
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Equation:
+    """One primitive on numbered values."""
+
+    prim: Any
+    params: dict[str, Any]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    effects: bool
+    source: Source | None
+
+
+@dataclass
+class Flat:
+    """Values by number (shape and dtype), what each of the given ones is, and the equations in order."""
+
+    shapes: list[Shape] = field(default_factory=list)
+    dtypes: list[Any] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    consts: dict[int, Any] = field(default_factory=dict)
+    literals: dict[int, Any] = field(default_factory=dict)
+    equations: list[Equation] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    weak: list[bool] = field(default_factory=list)
+
+    def new(self, shape: Sequence[int], dtype: Any) -> int:
+        self.shapes.append(tuple(int(n) for n in shape))
+        self.dtypes.append(dtype)
+        return len(self.shapes) - 1

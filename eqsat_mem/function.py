@@ -1,0 +1,215 @@
+"""A traced function with its plan, and the functions that JAX's transformations derive from it.
+
+Every function derived from another (derivatives, batched forms, forms with fewer outputs) is a :class:`Function` again, made once
+and planned under the same limit when it is lowered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax.dtypes import float0
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters import partial_eval as pe
+
+from eqsat_mem import pipeline
+from eqsat_mem.config import Options
+from eqsat_mem.effects import refuse_collectives, without_resultless_effects
+from eqsat_mem.manual import plain_aval, without_varying_types
+from eqsat_mem.report import Plan
+
+Mask = tuple[bool, ...]
+Dims = tuple[int | None, ...]
+
+
+class Function:
+    """A traced function with its options, and the plan made from them on first use.
+
+    Compared by identity: the same object in two equations is the same function, with one plan. Safe to use from several threads:
+    one of them plans, the others wait.
+    """
+
+    def __init__(self, name: str, jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], settings: Settings | None = None) -> None:
+        self.name = name
+        self.jaxpr = jaxpr
+        self.options = options
+        self.arg_names = tuple(arg_names)
+        self.settings = settings or Settings()
+        self._plan: Plan | None = None
+        self._derived: dict[Hashable, Any] = {}
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"<planned {self.name}({', '.join(self.arg_names)})>"
+
+    def plan(self) -> Plan:
+        """The plan; made at the first call.
+
+        Raises:
+            MemoryLimitError: if no plan fits the limit.
+            NotImplementedError: if a collective inside reduces over an axis from outside.
+        """
+        refuse_collectives(self.jaxpr)
+        with self._lock:
+            if self._plan is None:
+                with self.settings.active(), jax.ensure_compile_time_eval():
+                    self._plan = pipeline.plan(self.jaxpr, self.options, self.arg_names, self.name)
+            return self._plan
+
+    def evaluate(self, *args: Any) -> list[Any]:
+        """The planned program on flat arguments; JAX can trace it."""
+        plan = self.plan()
+        with self.settings.active():
+            return list(plan.function(*args))
+
+    def derive(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` returns, made once for each key."""
+        with self._lock:
+            if key not in self._derived:
+                with self.settings.active():
+                    self._derived[key] = make()
+            return self._derived[key]
+
+    def trace(self, suffix: str, fun: Callable[..., Any], avals: Sequence[Any], arg_names: Sequence[str]) -> Function:
+        """Another function of flat arguments, to be planned under the options of this one."""
+        return Function(f"{self.name}_{suffix}", jax.make_jaxpr(fun)(*map(plain_aval, avals)), self.options, arg_names, self.settings)
+
+
+class Settings:
+    """The JAX settings under which a function was traced; its plan is made and lowered under the same."""
+
+    def __init__(self) -> None:
+        config: Any = jax.config
+        self.x64: bool = config.jax_enable_x64
+        self.matmul_precision: str | None = config.jax_default_matmul_precision
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """These settings; strictness about promotion is for the user's source, not for emitted programs."""
+        with ExitStack() as stack:
+            stack.enter_context(jax.enable_x64(self.x64))
+            stack.enter_context(jax.default_matmul_precision(self.matmul_precision))
+            stack.enter_context(jax.numpy_dtype_promotion("standard"))
+            stack.enter_context(jax.numpy_rank_promotion("allow"))
+            stack.enter_context(without_varying_types())
+            yield
+
+
+# --- functions derived from a function ---------------------------------------------------------------
+
+
+def batched(function: Function, dims: Dims, size: int, axis_name: Hashable) -> Function:
+    """``vmap``: argument ``a`` is batched along ``dims[a]`` (None: not at all), every output along axis 0."""
+
+    def make() -> Function:
+        avals = [_with_axis(aval, dim, size) for aval, dim in zip(function.jaxpr.in_avals, dims, strict=True)]
+        mapped = jax.vmap(jaxpr_as_fun(function.jaxpr), in_axes=dims, axis_size=size, axis_name=axis_name)
+        return function.trace("vmap", mapped, avals, function.arg_names)
+
+    return function.derive(("batched", dims, size, axis_name), make)
+
+
+def tangent(function: Function, active: Mask) -> Function:
+    """``jvp`` as a function of all arguments, then of the tangents of the active ones; only floating-point outputs have tangents."""
+
+    def make() -> Function:
+        pure = without_resultless_effects(function.jaxpr)
+
+        def push(*flat: Any) -> tuple[Any, ...]:
+            primals, tangents = flat[: len(active)], flat[len(active) :]
+            _, out = jax.jvp(_of_active(pure, active, primals), pick(primals, active), tuple(tangents))
+            return pick(out, differentiable(pure.out_avals))
+
+        names = [f"d_{name}" for name in pick(function.arg_names, active)]
+        return function.trace("jvp", push, [*pure.in_avals, *pick(pure.in_avals, active)], [*function.arg_names, *names])
+
+    return function.derive(("tangent", active), make)
+
+
+def cotangent(function: Function, active: Mask, live: Mask) -> Function:
+    """``vjp`` as a function of all arguments, then of the cotangents of the live outputs; gives those of the active arguments."""
+
+    def make() -> Function:
+        pure = without_resultless_effects(function.jaxpr)
+
+        def pull(*flat: Any) -> list[Any]:
+            primals, given = flat[: len(active)], iter(flat[len(active) :])
+            _, transposed = jax.vjp(_of_active(pure, active, primals), *pick(primals, active))
+            return list(transposed([next(given) if is_live else _zero(aval) for aval, is_live in zip(pure.out_avals, live, strict=True)]))
+
+        names = [f"ct_{k}" for k, is_live in enumerate(live) if is_live]
+        return function.trace("vjp", pull, [*pure.in_avals, *pick(pure.out_avals, live)], [*function.arg_names, *names])
+
+    return function.derive(("cotangent", active, live), make)
+
+
+def transposed(function: Function, linear: Mask, live: Mask) -> Function:
+    """The transpose of a function that is linear in some arguments: of the others, then of the cotangents of the live outputs."""
+
+    def make() -> Function:
+        avals, out_avals = function.jaxpr.in_avals, function.jaxpr.out_avals
+        known = tuple(not is_linear for is_linear in linear)
+
+        def pull(*flat: Any) -> list[Any]:
+            rest, given = flat[: sum(known)], iter(flat[sum(known) :])
+            closed = _of_active(function.jaxpr, linear, spread(rest, known))
+            cotangents = [next(given) if is_live else _zero(aval) for aval, is_live in zip(out_avals, live, strict=True)]
+            return list(jax.linear_transpose(closed, *pick(avals, linear))(cotangents))
+
+        names = [f"ct_{k}" for k, is_live in enumerate(live) if is_live]
+        inputs = [*pick(avals, known), *pick(out_avals, live)]
+        return function.trace("transpose", pull, inputs, [*pick(function.arg_names, known), *names])
+
+    return function.derive(("transposed", linear, live), make)
+
+
+def pruned(function: Function, used: Mask) -> tuple[Function, list[bool]]:
+    """The function that computes only the used outputs, and which arguments that needs."""
+
+    def make() -> tuple[Function, list[bool]]:
+        jaxpr, used_inputs = pe.dce_jaxpr(function.jaxpr.jaxpr, list(used))
+        names = pick(function.arg_names, used_inputs)
+        closed = ClosedJaxpr(jaxpr, function.jaxpr.consts)
+        return Function(function.name, closed, function.options, names, function.settings), used_inputs
+
+    return function.derive(("pruned", used), make)
+
+
+def differentiable(avals: Sequence[Any]) -> Mask:
+    """Which values have tangents: those of floating-point or complex dtype."""
+    return tuple(jax.numpy.issubdtype(aval.dtype, np.inexact) for aval in avals)
+
+
+def _of_active(jaxpr: ClosedJaxpr, active: Mask, primals: Sequence[Any]) -> Callable[..., list[Any]]:
+    """The function of the active arguments alone, the others fixed to ``primals``."""
+
+    def of_active(*values: Any) -> list[Any]:
+        given = iter(values)
+        return jaxpr_as_fun(jaxpr)(*(next(given) if is_active else x for x, is_active in zip(primals, active, strict=True)))
+
+    return of_active
+
+
+def pick(values: Sequence[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
+    """The values at which the mask is true."""
+    return tuple(value for value, wanted in zip(values, mask, strict=True) if wanted)
+
+
+def spread(values: Sequence[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
+    """The inverse of :func:`pick`, with None elsewhere."""
+    given = iter(values)
+    return tuple(next(given) if wanted else None for wanted in mask)
+
+
+def _zero(aval: Any) -> Any:
+    """A zero cotangent for an output."""
+    return jax.numpy.zeros(aval.shape, aval.dtype) if differentiable([aval])[0] else np.zeros(aval.shape, float0)
+
+
+def _with_axis(aval: Any, dim: int | None, size: int) -> Any:
+    return aval if dim is None else aval.update(shape=(*aval.shape[:dim], size, *aval.shape[dim:]), sharding=None)

@@ -1,0 +1,216 @@
+"""Pass one of loading: the axes of every value, and how each equation becomes terms.
+
+Which axes are the same index follows from roles alone: elementwise operands align, contracted and batch axes pair up,
+pointwise axes of a block share one index. Transposes, broadcasts and reshapes only say where axes stand.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from jax.dtypes import extended, issubdtype
+
+from eqsat_mem import ops
+from eqsat_mem.axes import AxisTable, Variables
+from eqsat_mem.equations import Equation, Flat
+
+
+@dataclass
+class Plan:
+    """How one equation becomes terms: its kind, the axes that its operands are read under, what it folds, its pointwise axes."""
+
+    kind: str
+    reads: list[list[Variables]] = field(default_factory=list)
+    over: Variables = field(default_factory=list)
+    groups: list[Variables] = field(default_factory=list)
+
+
+class Inference:
+    """Axes of every value, and a plan for every equation; ``run`` fills both."""
+
+    def __init__(self, flat: Flat):
+        self.flat = flat
+        self.table = AxisTable()
+        self.axes: list[list[Variables] | None] = [None] * len(flat.shapes)
+        self.plans: list[Plan] = []
+        self._owner = len(flat.shapes)
+
+    def run(self) -> Inference:
+        for v in [*self.flat.inputs, *self.flat.consts, *self.flat.literals]:
+            self.fresh_value(v)
+        for eqn in self.flat.equations:
+            self.plans.append(self.plan(eqn))
+        self.table.settle()
+        return self
+
+    def plan(self, eqn: Equation) -> Plan:
+        name = eqn.prim.name
+        if all(0 in self.flat.shapes[v] for v in eqn.outs) and eqn.outs and not eqn.effects and self.numbers(eqn):
+            return self.empty(eqn)
+        if name in _VIEWS:
+            axes = _VIEWS[name](self, eqn)
+            if axes is not None:
+                self.axes[eqn.outs[0]] = axes
+                return Plan("view", [axes])
+        if self.elementwise(eqn):
+            return self.map(eqn)
+        if name in ops.REDUCTIONS and ops.foldable(ops.REDUCTIONS[name], self.flat.dtypes[eqn.ins[0]]):
+            return self.fold(eqn)
+        if name == "dot_general":
+            return self.dot(eqn)
+        if name in ("iota", "zeros_like"):
+            self.fresh_value(eqn.outs[0])
+            return Plan(name)
+        return self.block(eqn)
+
+    def elementwise(self, eqn: Equation) -> bool:
+        """A bitcast to another width is not: it splits or joins elements."""
+        name = eqn.prim.name
+        same_width = name != "bitcast_convert_type" or self.flat.shapes[eqn.ins[0]] == self.flat.shapes[eqn.outs[0]]
+        return same_width and (name in ops.MAPS or name in ops.ALIASES)
+
+    def numbers(self, eqn: Equation) -> bool:
+        return not any(issubdtype(self.flat.dtypes[v], extended) for v in eqn.outs)
+
+    def empty(self, eqn: Equation) -> Plan:
+        """A value without elements is a literal that is read along its axes."""
+        for v in eqn.outs:
+            self.fresh_value(v)
+        return Plan("empty")
+
+    def fresh_value(self, v: int) -> None:
+        self.axes[v] = [self.table.fresh(n) for n in self.flat.shapes[v]]
+        self.table.own(v, self.axes[v] or [])
+
+    def new_owner(self) -> int:
+        self._owner += 1
+        return self._owner
+
+    def of(self, v: int) -> list[Variables]:
+        """The axes of a value that is known already."""
+        axes = self.axes[v]
+        assert axes is not None, "a value is used before it is computed"
+        return axes
+
+    def biggest_first(self, eqn: Equation) -> list[int]:
+        """Operand positions by size: the larger value keeps its own names."""
+        return sorted(range(len(eqn.ins)), key=lambda k: -math.prod(self.flat.shapes[eqn.ins[k]]))
+
+    # elementwise
+
+    def map(self, eqn: Equation) -> Plan:
+        out = eqn.outs[0]
+        shape = self.flat.shapes[out]
+        order = self.biggest_first(eqn)
+        first = next((k for k in order if self.flat.shapes[eqn.ins[k]] == shape), None)
+        if first is None:
+            self.fresh_value(out)
+        else:
+            self.axes[out] = self.of(eqn.ins[first])
+        self.table.own(out, self.of(out))
+        reads: list[list[Variables]] = [[] for _ in eqn.ins]
+        for k in order:
+            shape_k = self.flat.shapes[eqn.ins[k]]
+            reads[k] = [self.of(out)[a] if n != 1 else [] for a, n in enumerate(shape_k)]
+            for mine, wanted in zip(self.of(eqn.ins[k]), reads[k]):
+                self.table.unify(wanted, mine)
+        return Plan("map", reads)
+
+    # folds and contractions
+
+    def fold(self, eqn: Equation) -> Plan:
+        axes, reduced = self.of(eqn.ins[0]), {int(a) for a in eqn.params["axes"]}
+        self.axes[eqn.outs[0]] = [axis for a, axis in enumerate(axes) if a not in reduced]
+        return Plan("fold", [axes], [v for a in sorted(reduced) for v in axes[a]])
+
+    def dot(self, eqn: Equation) -> Plan:
+        (contract, batch), shapes = eqn.params["dimension_numbers"], [self.flat.shapes[v] for v in eqn.ins]
+        reads: list[dict[int, Variables]] = [{}, {}]
+        for pairs in (batch, contract):
+            for a, b in zip(*pairs):
+                reads[0][int(a)] = reads[1][int(b)] = self.table.fresh(shapes[0][int(a)])
+        shared = [reads[0][int(a)] for a in batch[0]]
+        over = [v for a in contract[0] for v in reads[0][int(a)]]
+        free: list[Variables] = []
+        for side in (0, 1):
+            for a, n in enumerate(shapes[side]):
+                if a not in reads[side]:
+                    reads[side][a] = self.table.fresh(n)
+                    free.append(reads[side][a])
+        self.axes[eqn.outs[0]] = [*shared, *free]
+        self.table.own(eqn.outs[0], self.of(eqn.outs[0]))
+        self.table.own(self.new_owner(), [*reads[0].values(), *free])
+        for side in self.biggest_first(eqn):
+            for a, mine in enumerate(self.of(eqn.ins[side])):
+                self.table.unify(reads[side][a], mine)
+        return Plan("dot", [[side[a] for a in range(len(side))] for side in reads], over)
+
+    # blocks
+
+    def block(self, eqn: Equation) -> Plan:
+        """Pointwise axes share one index; bound axes keep their operand's names, apart from the pointwise ones."""
+        ins, outs = [self.flat.shapes[v] for v in eqn.ins], [self.flat.shapes[v] for v in eqn.outs]
+        stands: dict[tuple[str, int, int], Variables] = {}
+        groups: list[Variables] = []
+        for group in ops.block_op(eqn.prim.name).pointwise(ins, outs, eqn.params):
+            sizes = {(ins if side == "in" else outs)[k][a] for side, k, a in group}
+            if len(sizes) == 1 and not any(place in stands for place in group):
+                groups.append(self.table.fresh(sizes.pop()))
+                stands.update((place, groups[-1]) for place in group)
+        reads = [[stands.get(("in", k, a)) or self.table.fresh(n) for a, n in enumerate(shape)] for k, shape in enumerate(ins)]
+        for axes in reads:
+            self.table.own(self.new_owner(), [*axes, *groups])
+        for k, v in enumerate(eqn.outs):
+            self.axes[v] = [stands.get(("out", k, a)) or self.table.fresh(n) for a, n in enumerate(outs[k])]
+            self.table.own(v, self.of(v))
+        for k in self.biggest_first(eqn):
+            for wanted, mine in zip(reads[k], self.of(eqn.ins[k])):
+                self.table.unify(wanted, mine)
+        return Plan("block", reads, groups=groups)
+
+    # views
+
+    def transpose(self, eqn: Equation) -> list[Variables]:
+        axes = self.of(eqn.ins[0])
+        return [axes[a] for a in eqn.params["permutation"]]
+
+    def squeeze(self, eqn: Equation) -> list[Variables]:
+        gone = {int(a) for a in eqn.params["dimensions"]}
+        return [axis for a, axis in enumerate(self.of(eqn.ins[0])) if a not in gone]
+
+    def expand_dims(self, eqn: Equation) -> list[Variables]:
+        axes = iter(self.of(eqn.ins[0]))
+        new = {int(a) for a in eqn.params["dimensions"]}
+        return [[] if a in new else next(axes) for a in range(len(self.flat.shapes[eqn.outs[0]]))]
+
+    def broadcast(self, eqn: Equation) -> list[Variables]:
+        shape, have = self.flat.shapes[eqn.outs[0]], self.flat.shapes[eqn.ins[0]]
+        places = dict(zip(map(int, eqn.params["broadcast_dimensions"]), range(len(have))))
+        mine = self.of(eqn.ins[0])
+        axes = [mine[places[a]] if a in places and have[places[a]] == n else self.table.fresh(n) for a, n in enumerate(shape)]
+        self.table.own(eqn.outs[0], axes)
+        return axes
+
+    def tile(self, eqn: Equation) -> list[Variables]:
+        axes = [self.table.fresh(int(n)) + axis for n, axis in zip(eqn.params["reps"], self.of(eqn.ins[0]))]
+        self.table.own(eqn.outs[0], axes)
+        return axes
+
+    def reshape(self, eqn: Equation) -> list[Variables] | None:
+        if eqn.params["dimensions"] is not None:
+            return None
+        axes = [self.table.fresh(n) for n in self.flat.shapes[eqn.outs[0]]]
+        self.table.own(eqn.outs[0], axes)
+        self.table.unify([v for axis in self.of(eqn.ins[0]) for v in axis], [v for axis in axes for v in axis])
+        return axes
+
+
+_VIEWS = {
+    "transpose": Inference.transpose,
+    "squeeze": Inference.squeeze,
+    "expand_dims": Inference.expand_dims,
+    "broadcast_in_dim": Inference.broadcast,
+    "tile": Inference.tile,
+    "reshape": Inference.reshape,
+}

@@ -1,0 +1,316 @@
+"""Rules: every one fires and is right, cards and forms are checked, and what rule files must not do is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqsat_mem.errors import RuleError
+from eqsat_mem.extract import as_written, extract, original
+from eqsat_mem.interpret import evaluate
+from eqsat_mem.ir import Dot, Fold, Input, Map, Program
+from eqsat_mem.rules import load_rules
+from eqsat_mem.saturate import Limits, saturate
+from eqsat_mem.trace import load
+from tests.extraction import chaos
+from tests.programs_for_rules import PROGRAMS, kernel_vector, sq
+
+SMALL = Limits(max_rows=20_000, max_seconds=20.0, large_elements=0)
+RULES = load_rules()
+
+
+@pytest.fixture(autouse=True)
+def double_precision() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def program_of(fun, *args) -> Program:
+    return load(jax.make_jaxpr(fun)(*args), [f"a{k}" for k in range(len(args))])
+
+
+def elements(program: Program, t: int) -> float:
+    """A cost for extraction by memory alone, in which the largest values count most."""
+    return 0.0 if isinstance(program.terms[t], Input) else float(program.extent(program.free[t])) ** 3
+
+
+def largest(program: Program) -> int:
+    """Elements of the largest computed value."""
+    return max(program.extent(program.free[t]) for t in program.reachable() if not isinstance(program.terms[t], Input))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_drawn_from_the_e_graph_equal_the_original(name):
+    fun, args = PROGRAMS[name]
+    program = program_of(fun, *args)
+    view = saturate(program, RULES, SMALL)
+    want = evaluate(program, args)
+    for seed in range(5):
+        drawn = chaos(view, seed).program
+        for got, expected in zip(evaluate(drawn, args), want, strict=True):
+            assert got.dtype == expected.dtype
+            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9, err_msg=f"seed {seed}\n{drawn}")
+
+
+def test_every_rule_fires_on_some_program():
+    fired: set[str] = set()
+    for fun, args in PROGRAMS.values():
+        fired |= set(saturate(program_of(fun, *args), RULES, Limits(max_rows=20_000, max_iterations=5, large_elements=0)).matches)
+    assert {rule.name for rule in RULES.rules} <= fired
+
+
+def test_bitwise_rules_keep_every_bit():
+    rules = load_rules(accuracy="bitwise")
+    for name in ("kernel_vector", "identities", "chain", "self_product", "plus_noise", "folds"):
+        fun, args = PROGRAMS[name]
+        program = program_of(fun, *args)
+        view = saturate(program, rules, SMALL)
+        for seed in range(4):
+            for got, want in zip(evaluate(chaos(view, seed).program, args), evaluate(program, args), strict=True):
+                np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["by_square", "by_product", "by_power", "by_einsum", "by_norm", "of_sum", "scaled", "divided", "weighted", "batched"])
+def test_squared_distances_lose_the_joint_tensor(name):
+    program = program_of(PROGRAMS[name][0], *PROGRAMS[name][1])
+    best = extract(saturate(program, RULES, SMALL), elements, 0.0).program
+    assert largest(best) < largest(program), best
+    assert any(isinstance(best.terms[t], Dot) for t in best.reachable())
+
+
+def expanded(x, y):
+    """The program of the squared distance that the rule builds, evaluated."""
+    program = program_of(sq, x, y)
+    best = extract(saturate(program, RULES, SMALL), elements, 0.0).program
+    assert largest(best) < largest(program)
+    return np.asarray(evaluate(best, [x, y])[0])
+
+
+def test_distances_far_from_the_origin_keep_their_digits():
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((n, 3)).astype(np.float32) + np.float32(1e4) for n in (40, 50))
+    exact = ((x[:, None].astype(np.float64) - y[None]) ** 2).sum(-1)
+    np.testing.assert_allclose(expanded(x, y), exact, atol=1e-5 * exact.max())
+
+
+def test_distances_to_padded_rows_are_infinite_and_nan_stays():
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((n, 3)).astype(np.float32) for n in (6, 9))
+    y[5:] = np.inf
+    y[7, 1] = -np.inf
+    x[2, 0] = np.nan
+    want = np.asarray(sq(x, y))
+    assert np.isinf(want).any()
+    assert np.isnan(want).any()
+    np.testing.assert_allclose(expanded(x, y), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [1e10, -1e10, 3e38, 0.0])
+def test_padding_does_not_move_the_centre(padding):
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((n, 3)).astype(np.float32) + np.float32(1e4) for n in (40, 50))
+    x[::8] = padding
+    rows = np.arange(40) % 8 != 0
+    exact = ((x[:, None].astype(np.float64) - y[None]) ** 2).sum(-1)
+    got = expanded(x, y)
+    assert not np.isnan(got).any()
+    if padding != 3e38:  # its squares overflow, and with them the sums that a centre needs
+        np.testing.assert_allclose(got[rows], exact[rows], atol=1e-5 * exact[rows].max())
+
+
+def test_a_constant_column_is_its_own_centre():
+    x, y = np.full((6, 2), 1e4, np.float32), np.full((9, 2), 1e4 + 1, np.float32)
+    np.testing.assert_allclose(expanded(x, y), 2.0, rtol=1e-5)
+
+
+def test_negative_weights_are_not_clamped():
+    x, y, w = np.ones((3, 2), np.float32), np.zeros((4, 2), np.float32), np.array([-1.0, 0.5], np.float32)
+    program = program_of(PROGRAMS["weighted"][0], x, y, w)
+    best = extract(saturate(program, RULES, SMALL), elements, 0.0).program
+    np.testing.assert_allclose(evaluate(best, [x, y, w])[0], -0.5)
+
+
+def test_a_chain_of_ten_is_associated_from_its_thin_end():
+    shapes = [(300, 300)] * 9 + [(300, 1)]
+    args = [jax.ShapeDtypeStruct(s, np.float32) for s in shapes]
+
+    def chain(*matrices):
+        out = matrices[0]
+        for m in matrices[1:]:
+            out = out @ m
+        return out
+
+    program = program_of(chain, *args)
+    view = saturate(program, RULES)
+    assert view.stopped == "saturated"
+    best = extract(view, elements, 1e-9).program
+    assert largest(best) == 300
+
+
+def test_a_diagonal_is_never_dense():
+    x, v = (jax.ShapeDtypeStruct(s, np.float32) for s in [(2000, 3), (2000, 1)])
+
+    def f(x, v):
+        return (x @ x.T + 0.1 * jnp.eye(len(x), dtype=x.dtype)) @ v
+
+    best = extract(saturate(program_of(f, x, v), RULES), elements, 1e-9).program
+    assert not any(isinstance(best.terms[t], Map) and best.terms[t].op == "eq" for t in best.reachable())
+    assert largest(best) <= 2000
+
+
+def test_the_trace_of_a_product_needs_no_product():
+    a, b = (jax.ShapeDtypeStruct((500, 500), np.float32) for _ in range(2))
+    best = extract(saturate(program_of(lambda a, b: jnp.trace(a @ b), a, b), RULES), elements, 1e-9).program
+    assert sum(isinstance(best.terms[t], Dot) for t in best.reachable()) == 1
+    assert all(best.extent(best.free[t]) <= 500 for t in best.reachable() if isinstance(best.terms[t], Dot | Fold))
+
+
+def test_gradients_of_kernels_lose_the_joint_tensor():
+    args = [jax.ShapeDtypeStruct(s, np.float32) for s in [(500, 30), (400, 30), (400, 2)]]
+    gradient = PROGRAMS["gradient"][0]
+    view = saturate(program_of(gradient, *args), RULES)
+    assert view.stopped == "saturated"
+    assert view.rows < 5000
+    assert largest(extract(view, elements, 0.0).program) == 500 * 400
+
+
+@pytest.mark.parametrize("name", ["bound", "bound_gradient"])
+def test_the_sparse_bound_saturates(name):
+    shapes = [(4000, 4), (4000, 1), (100, 4), (4,), ()]
+    view = saturate(program_of(PROGRAMS[name][0], *(jax.ShapeDtypeStruct(s, np.float64) for s in shapes)), RULES)
+    assert view.stopped == "saturated"
+    assert view.rows < 20_000
+
+
+def test_small_values_are_left_alone():
+    program = program_of(kernel_vector, *PROGRAMS["kernel_vector"][1])
+    view = saturate(program, RULES)
+    assert "expand-distance" not in view.matches
+    assert "reassociate" not in view.matches
+
+
+def test_saturation_is_deterministic():
+    program = program_of(PROGRAMS["gradient"][0], *PROGRAMS["gradient"][1])
+    one, two = (saturate(program, load_rules(), SMALL) for _ in range(2))
+    assert one.nodes == two.nodes
+    assert one.matches == two.matches
+    assert str(extract(one, elements, 0.0).program) == str(extract(two, elements, 0.0).program)
+
+
+def test_limits_stop_saturation_and_name_the_busiest_rule():
+    program = program_of(PROGRAMS["bound_gradient"][0], *PROGRAMS["bound_gradient"][1])
+    view = saturate(program, RULES, Limits(max_rows=3000, large_elements=0))
+    assert "rows" in view.stopped
+    assert "matched most" in view.stopped
+    assert saturate(program, RULES, Limits(max_iterations=1, large_elements=0)).stopped == "after 1 iterations"
+    extract(view, elements, 0.0)
+
+
+def test_a_program_with_more_indices_than_bits_is_still_rewritten_where_it_is_large():
+    def f(x, y, *small):
+        return kernel_vector(x, y, y), [jnp.outer(a, a[:-1]) for a in small]
+
+    args = [jnp.ones((600, 3)), jnp.ones((500, 3)), *(jnp.full(3, 1.0 + k) for k in range(60))]
+    program = program_of(f, *args)
+    assert len(program.indices) > 63
+    view = saturate(program, RULES)
+    assert view.matches["expand-distance"] == 1
+    best = extract(view, elements, 1e-9).program
+    for got, want in zip(evaluate(best, args), evaluate(program, args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-9)
+
+
+# --- what rules allow -------------------------------------------------------------------------------
+
+
+def test_splits_and_accumulations_come_from_the_splitting_rules():
+    program = program_of(kernel_vector, *PROGRAMS["kernel_vector"][1])
+    ours = original(program)
+    assert ours.program is program
+    dot = program.outputs[0].term
+    assert ours.splits[dot] == program.free[dot]
+    assert ours.accumulates[dot] == program.terms[dot].over
+    without = as_written(saturate(program, load_rules(only=("simplify", "distance"))))
+    assert not without.splits
+    assert not without.accumulates
+    assert not without.unrolls
+
+
+def test_bitwise_does_not_accumulate_sums():
+    program = program_of(lambda a: (jnp.sum(a), jnp.max(a)), np.ones((3, 4)))
+    ours = original(program, load_rules(accuracy="bitwise"))
+    assert [program.terms[t].monoid for t in ours.accumulates] == ["max"]
+
+
+def test_a_small_fold_of_something_large_may_be_unrolled():
+    args = [jax.ShapeDtypeStruct(s, np.float32) for s in [(5000, 3), (4000, 3)]]
+    program = program_of(sq, *args)
+    assert [program.terms[t].over for t in original(program).unrolls] == [program.terms[program.outputs[0].term].over]
+
+
+# --- rule files -------------------------------------------------------------------------------------
+
+CARD = ";; a = a\n;; sound: bitwise -- it is the same\n;; memory: none\n"
+
+
+def write(tmp_path, text):
+    path = tmp_path / "mine.egg"
+    path.write_text(text)
+    return [path]
+
+
+def test_a_user_file_adds_rules(tmp_path):
+    rules = load_rules(write(tmp_path, CARD + '(rewrite (Tanh (Neg a)) (Neg (Tanh a)) :ruleset simplify :name "tanh-odd")'))
+    rule = next(rule for rule in rules.rules if rule.name == "tanh-odd")
+    assert (rule.equation, rule.sound, rule.memory, rule.place) == ("a = a", "bitwise", "none", "mine.egg:4")
+    view = saturate(program_of(lambda a: jnp.tanh(-a), np.ones(3)), rules)
+    assert view.matches["tanh-odd"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('(include "x.egg")', r"mine.egg:1: \(include ...\) may not stand in a rule file"),
+        ('\n(input Node "x.csv")', "mine.egg:2"),
+        ("(run simplify 3)", "may not stand"),
+        ("(push)", "may not stand"),
+        ('(rewrite (Neg a) a :ruleset simplify :name "x")', "lacks an equation and sound: and memory:"),
+        (CARD.replace("bitwise", "sure") + '(rewrite (Neg a) a :ruleset simplify :name "x")', "lacks sound:"),
+        (CARD + "\n" + '(rewrite (Neg a) a :ruleset simplify :name "x")', "lacks an equation"),
+        (CARD + "(rewrite (Neg a) a :ruleset simplify)", "has no name"),
+        (CARD + '(rewrite (Neg a) a :ruleset quick :name "x")', "ruleset 'quick'"),
+        (CARD + '(rewrite (Neg a) a :ruleset simplify :name "neg-neg")', "another rule is named 'neg-neg'"),
+        (CARD + '(rewrite (Neg a) a :subsume :ruleset simplify :name "x")', ":subsume"),
+        (CARD + '(rule ((= e (Neg a))) ((panic "x")) :ruleset simplify :name "x")', "panic"),
+        (CARD + '(rule ((= e (Neg a)) (py-eval "1")) ((union e a)) :ruleset simplify :name "x")', "py-eval"),
+        ("(rewrite (Neg a) a", r"mine.egg:1: the form that begins here lacks 1 '\)'"),
+        ("\n)", r"mine.egg:2: a '\)' without its '\('"),
+        ('(rewrite "a)', "a quote without its partner"),
+        ("rewrite", "outside of parentheses"),
+    ],
+)
+def test_what_no_rule_file_may_hold(tmp_path, text, message):
+    with pytest.raises(RuleError, match=message):
+        load_rules(write(tmp_path, text))
+
+
+def test_a_rule_that_egglog_refuses_is_named_with_its_line(tmp_path):
+    rules = load_rules(write(tmp_path, "\n" + CARD + '(rewrite (Negg a) a :ruleset simplify :name "x")'))
+    with pytest.raises(RuleError, match=r"mine.egg:5"):
+        saturate(program_of(jnp.negative, np.ones(3)), rules)
+
+
+def test_only_keeps_files_and_rules_by_name():
+    names = {rule.name for rule in load_rules(only=("splitting", "neg-neg")).rules}
+    assert "neg-neg" in names
+    assert "slice-fold" in names
+    assert "reassociate" not in names
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(RuleError, match="nothing.egg cannot be read"):
+        load_rules([tmp_path / "nothing.egg"])
