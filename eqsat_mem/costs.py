@@ -21,7 +21,8 @@ class Device:
     """What a device does per second. Rates are for all cores together.
 
     ``elements`` counts elementwise additions of 4-byte numbers; ``levels`` pairs a capacity in bytes with the bytes per second of data that
-    fits it, smallest first, ending with main memory.
+    fits it, smallest first, ending with main memory. ``reduce_weight`` is the cost of folding one element in additions, and
+    ``short_reduce_weight`` that along an axis too short for vector registers. A contraction of less than ``small_flops`` runs at a quarter of the rate.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Device:
     iteration_s: float
     reduce_weight: float
     short_reduce_weight: float
+    small_flops: float
 
     def bandwidth(self, working_set: float) -> float:
         for capacity, rate in self.levels:
@@ -59,13 +61,14 @@ def cpu() -> Device:
     l3 = _cache_bytes(3) or 16 * 2**20
     return Device(
         name=f"cpu ({cores} cores)",
-        flops=150e9 * cores,
-        elements=25e9 * cores,
-        levels=((l2 / 2, 100e9 * cores), (l2, 60e9 * cores), (l3 / 2, 20e9 * cores), (l3, 12e9 * cores), (math.inf, 4e9 * cores)),
-        kernel_s=2e-6,
-        iteration_s=4e-6,
-        reduce_weight=2.0,
+        flops=225e9 * cores,
+        elements=33e9 * cores,
+        levels=((l2 / 2, 50e9 * cores), (l2, 40e9 * cores), (l3 / 2, 30e9 * cores), (l3, 12e9 * cores), (math.inf, 5e9 * cores)),
+        kernel_s=1e-6,
+        iteration_s=2e-6,
+        reduce_weight=6.0,
         short_reduce_weight=25.0,
+        small_flops=4e6,
     )
 
 
@@ -80,6 +83,7 @@ def gpu() -> Device:
         iteration_s=12e-6,
         reduce_weight=1.0,
         short_reduce_weight=2.0,
+        small_flops=1e8,
     )
 
 
@@ -119,9 +123,11 @@ def dot_s(program: Program, term: Dot, extents: Sequence[int], device: Device) -
     k = _product(extents, (left | right) & term.over)
     batch = _product(extents, left & right & ~term.over)
     width = itemsize(term.dtype) / 4
-    fill = min(1.0, m / 16) * min(1.0, n / 16) * k / (k + 16)
+    fill = min(1.0, m / 4) * min(1.0, n / 4) * k / (k + 6)
     work = 2.0 * batch * m * n * k * width
-    vector = work * device.reduce_weight / device.elements
+    if work / batch < device.small_flops:
+        fill /= 4
+    vector = work / 2 * (1 + device.reduce_weight) / device.elements
     return min(work / (device.flops * max(fill, 1e-3)), vector)
 
 

@@ -6,7 +6,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class EGraph:
         number: dict[Any, int] = {}
         keys = sorted((graph.value_to_i64(row.inputs[0]), row.output) for row in tables["Node"][2])
         class_of = {t: number.setdefault(value, len(number)) for t, value in keys}
-        original = {t: Node(e.node.constructor, e.node.payload, tuple(class_of[c] for c in e.node.children)) for t, e in self._encoded.items()}
+        original = {t: replace(e.node, children=tuple(class_of[c] for c in e.node.children)) for t, e in self._encoded.items()}
         written = set(original.values())
         members: dict[int, list[Node]] = {}
         for name in sorted(tables):
@@ -101,17 +101,18 @@ class EGraph:
                     node = Node(name, *self._inputs(sorts, row.inputs, number))
                     if not (name == "Dot" and node.payload == (0,)):  # a product, which stands in the class as such
                         members.setdefault(home, []).append(node)
-        facts = {
-            name: {number[r.inputs[0]]: self._encoder.indices_of(graph.value_to_i64(r.output)) for r in tables[name][2] if r.inputs[0] in number}
-            for name in vocabulary.FACTS
-        }
-        dtypes = {number[r.inputs[0]]: graph.value_to_string(r.output) for r in tables["dtype"][2] if r.inputs[0] in number}
+
+        def facts(name: str) -> list[tuple[int, Any]]:
+            return [(number[row.inputs[0]], row.output) for row in tables[name][2] if row.inputs[0] in number]
+
+        index_sets = self._encoder.indices_of
+        dtypes = {c: graph.value_to_string(value) for c, value in facts("dtype")}
         return View(
             program=self._encoder.program,
             nodes=[_without_mirrors(members[c], written) if c in members and c in dtypes else [] for c in range(len(number))],
             class_of={t: c for t, c in class_of.items() if t >= 0},
             original={t: node for t, node in original.items() if t >= 0},
-            facts=facts,
+            facts={name: {c: index_sets(graph.value_to_i64(value)) for c, value in facts(name)} for name in vocabulary.FACTS},
             dtypes=dtypes,
             encoder=self._encoder,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ class Encoder:
         return Node(f"Map{len(term.args)}", (key,), term.args)
 
     def _is_ordinary(self, term: ir.Dot) -> bool:
-        """Whether rules may take a contraction apart: one dtype throughout, and the precision that most of the program has (wide numbers have one)."""
+        """Whether rules may take a contraction apart: one dtype throughout, and the program's usual precision (wide numbers have one)."""
         dtypes = {term.dtype, self.program.terms[term.lhs].dtype, self.program.terms[term.rhs].dtype}
         return len(dtypes) == 1 and (term.precision == self._precision or ir.itemsize(term.dtype) >= 8)
 

@@ -65,7 +65,8 @@ def original(program: Program, rules: RuleSet | None = None) -> Extraction:
 
 def build(view: View, choice: Choice) -> Extraction:
     """The program of a choice, with the original's arguments, outputs, effects and source lines."""
-    program, known = view.empty_program(), {}
+    program = view.empty_program()
+    known: dict[int, int] = {}
     sources = {view.class_of[t]: source for t, source in reversed(view.program.source.items()) if t in view.class_of}
     class_of: dict[int, int] = {}
     for c in _topological(view, choice):

@@ -8,7 +8,9 @@ from typing import Any
 
 from eqsat_mem.errors import RuleError
 
-_TOKEN = re.compile(r'(?P<comment>;[^\n]*)|(?P<string>"(?:\\.|[^"\\])*")|(?P<open>\()|(?P<close>\))|(?P<newline>\n)|(?P<atom>[^\s()";]+)|(?P<bad>")')
+_TOKEN = re.compile(
+    r'(?P<comment>;[^\n]*)|(?P<string>"(?:\\.|[^"\\])*")|(?P<open>\()|(?P<close>\))|(?P<newline>\n)|(?P<atom>[^\s()";]+)|(?P<bad>")'
+)
 
 
 @dataclass(frozen=True)
@@ -34,39 +36,55 @@ def read_forms(text: str, name: str) -> list[Form]:
     Raises:
         RuleError: for a parenthesis or a quote without its partner, and for anything outside of parentheses, with file and line.
     """
-    forms: list[Form] = []
-    stack: list[list[Any]] = []
-    comments: list[tuple[int, str]] = []
-    start, line, first = 0, 1, 1
+    reader = _Reader(text, name)
     for token in _TOKEN.finditer(text):
+        reader.take(token)
+    if reader.stack:
+        raise RuleError(f"{name}:{reader.first}: the form that begins here lacks {len(reader.stack)} ')'.")
+    return reader.forms
+
+
+class _Reader:
+    """Forms as far as read: the open lists, the line, and the comments since the last form."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.text, self.name = text, name
+        self.forms: list[Form] = []
+        self.stack: list[list[Any]] = []
+        self.comments: list[tuple[int, str]] = []
+        self.line = self.first = 1
+        self.start = 0
+
+    def take(self, token: re.Match[str]) -> None:
         match token.lastgroup:
             case "newline":
-                line += 1
-            case "comment" if not stack:
-                comments.append((line, token.group().lstrip(";").strip()))
+                self.line += 1
+            case "comment" if not self.stack:
+                self.comments.append((self.line, token.group().lstrip(";").strip()))
             case "open":
-                if not stack:
-                    start, first = token.start(), line
-                stack.append([])
+                if not self.stack:
+                    self.start, self.first = token.start(), self.line
+                self.stack.append([])
             case "close":
-                if not stack:
-                    raise RuleError(f"{name}:{line}: a ')' without its '('.")
-                done = stack.pop()
-                if stack:
-                    stack[-1].append(done)
-                else:
-                    forms.append(Form(text[start : token.end()], done, _directly_above(comments, first), f"{name}:{first}"))
-                    comments = []
+                self._close(token.end())
             case "bad":
-                raise RuleError(f"{name}:{line}: a quote without its partner.")
+                raise RuleError(f"{self.name}:{self.line}: a quote without its partner.")
             case "string" | "atom":
-                if not stack:
-                    raise RuleError(f"{name}:{line}: {token.group()!r} stands outside of parentheses.")
-                stack[-1].append(token.group())
-                line += token.group().count("\n")
-    if stack:
-        raise RuleError(f"{name}:{first}: the form that begins here lacks {len(stack)} ')'.")
-    return forms
+                if not self.stack:
+                    raise RuleError(f"{self.name}:{self.line}: {token.group()!r} stands outside of parentheses.")
+                self.stack[-1].append(token.group())
+                self.line += token.group().count("\n")
+
+    def _close(self, end: int) -> None:
+        if not self.stack:
+            raise RuleError(f"{self.name}:{self.line}: a ')' without its '('.")
+        done = self.stack.pop()
+        if self.stack:
+            self.stack[-1].append(done)
+        else:
+            above = _directly_above(self.comments, self.first)
+            self.forms.append(Form(self.text[self.start : end], done, above, f"{self.name}:{self.first}"))
+            self.comments = []
 
 
 def _directly_above(comments: list[tuple[int, str]], first: int) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +80,15 @@ def load_rules(paths: Sequence[str | Path] = (), accuracy: str = "all", only: Se
         RuleError: with file and line, for a form that is no rule, a card that is missing or wrong, or a name that is taken.
     """
     rules: list[Rule] = []
+    taken = set(vocabulary.RULE_NAMES)
     declarations: list[tuple[str, str]] = []
     maps: dict[str, int] = {}
     for path in [*default_files(), *map(Path, paths)]:
         found, declared, forms = _read_file(path)
         declarations += declared
         maps |= vocabulary.elementwise_used(form.tree for form in forms)
-        for rule in found:
-            if _applies(rule, path.stem, accuracy, only):
-                rules.append(rule)
-        _refuse_duplicates(found, {rule.name for rule in rules if rule not in found})
+        _refuse_duplicates(found, taken)
+        rules += [rule for rule in found if _applies(rule, path.stem, accuracy, only)]
     return RuleSet(tuple(rules), tuple(declarations), tuple(sorted(maps.items())))
 
 
@@ -97,7 +97,8 @@ def default_files() -> list[Path]:
     package = Path(__file__).parent
     folder = next((f for f in (package / "rules", package.parent / "rules") if f.is_dir()), None)
     if folder is None:
-        raise RuleError(f"the shipped rule files are neither in {package / 'rules'} nor in {package.parent / 'rules'}: install the package again.")
+        places = f"{package / 'rules'} nor in {package.parent / 'rules'}"
+        raise RuleError(f"the shipped rule files are neither in {places}: install the package again.")
     return sorted(folder.glob("*.egg"))
 
 
@@ -109,7 +110,7 @@ def _applies(rule: Rule, stem: str, accuracy: str, only: Sequence[str] | None) -
 
 def _refuse_duplicates(found: Sequence[Rule], taken: set[str]) -> None:
     for rule in found:
-        if rule.name in taken or rule.name in vocabulary.RULE_NAMES:
+        if rule.name in taken:
             raise RuleError(f"{rule.place}: another rule is named {rule.name!r}; names of rules are unique over all rule files.")
         taken.add(rule.name)
 
@@ -143,7 +144,8 @@ def _rule(form: Form) -> Rule:
     if not name:
         raise RuleError(f'{form.place}: the rule has no name; add :name "...", unique over all rule files.')
     if ruleset not in (*vocabulary.RULESETS, "analysis"):
-        raise RuleError(f"{form.place}: rule {name!r} is in ruleset {ruleset or '(none)'!r}; it must be in one of {', '.join(vocabulary.RULESETS)} or analysis.")
+        known = f"{', '.join(vocabulary.RULESETS)} or analysis"
+        raise RuleError(f"{form.place}: rule {name!r} is in ruleset {ruleset or '(none)'!r}; it must be in {known}.")
     equation, sound, why, memory = _card(form, name)
     return Rule(name, equation, sound, why, memory, ruleset, form.text, form.place)
 
@@ -163,7 +165,8 @@ def _card(form: Form, name: str) -> tuple[str, str, str, str]:
             equation.append(line.strip())
     sound, _, why = (part.strip() for part in fields.get("sound", "").partition("--"))
     known = (*SOUNDNESS["all"], "approx")
-    missing = [what for what, there in (("an equation", equation), ("sound:", sound in known and why), ("memory:", fields.get("memory"))) if not there]
+    required = {"an equation": equation, "sound:": sound in known and why, "memory:": fields.get("memory")}
+    missing = [what for what, there in required.items() if not there]
     if missing:
         raise RuleError(
             f"{form.place}: the card above rule {name!r} lacks {' and '.join(missing)}. A card is ';; equation', "
@@ -181,5 +184,6 @@ def _words(tree: list[Any]) -> Iterator[str]:
 
 
 def _options(form: Form) -> dict[str, str]:
-    tree = form.tree
-    return {k: v.strip('"') for k, v in zip(tree, tree[1:], strict=False) if isinstance(k, str) and k.startswith(":") and isinstance(v, str)}
+    """The options of a form: `:name "x"` as ":name" and "x"."""
+    atoms = [(k, v) for k, v in pairwise(form.tree) if isinstance(k, str) and isinstance(v, str)]
+    return {k: v.strip('"') for k, v in atoms if k.startswith(":")}

@@ -133,10 +133,10 @@ def _names_pass(constructor: str, payload: str, arity: int) -> str:
     args = " ".join(f"a{k}" for k in range(arity))
     renamed = " ".join(f"(Ren s d a{k})" for k in range(arity))
     diagonal = " ".join(f"(Diag s d a{k})" for k in range(arity))
+    head = f"{constructor} {payload}"
     return (
-        f'(rewrite (Ren s d ({constructor} {payload} {args})) ({constructor} {payload} {renamed}) :ruleset simplify :name "rename-{constructor}")'
-        f"(rewrite (Diag s d ({constructor} {payload} {args})) ({constructor} {payload} {diagonal})"
-        f' :ruleset simplify :name "diagonal-{constructor}")'
+        f'(rewrite (Ren s d ({head} {args})) ({head} {renamed}) :ruleset simplify :name "rename-{constructor}")'
+        f'(rewrite (Diag s d ({head} {args})) ({head} {diagonal}) :ruleset simplify :name "diagonal-{constructor}")'
     )
 
 

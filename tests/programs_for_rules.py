@@ -151,8 +151,12 @@ def folds(a):
     return jnp.max(a, 1), jnp.argmax(a, 0), jnp.prod(a, 0), jnp.sum(jnp.arange(12).reshape(3, 4), 0), jnp.all(a > 0)
 
 
+def mixed(a, b):
+    return jnp.dot(a.astype(np.float32), b.astype(np.float32), preferred_element_type=np.float64)
+
+
 def identities(a):
-    return -(-a), 1.0 * a, a * 1.0, a / 1.0, jnp.sqrt(jnp.abs(a)) * jnp.sqrt(jnp.abs(a)), jnp.sqrt(jnp.exp(a)) ** 2
+    return jnp.negative(-a), 1.0 * a, a * 1.0, a / 1.0, jnp.sqrt(jnp.abs(a)) * jnp.sqrt(jnp.abs(a)), jnp.sqrt(jnp.exp(a)) ** 2
 
 
 def clamped_root(a):
@@ -190,11 +194,14 @@ PROGRAMS: dict[str, tuple[Callable, tuple[np.ndarray, ...]]] = {
     for fun, shapes in [
         (kernel_vector, [*XY, (4, 2)]), (by_square, XY), (by_product, XY), (by_power, XY), (by_einsum, XY), (by_norm, XY), (of_sum, XY),
         (scaled, [*XY, (3,)]), (scaled_right, [*XY, (3,)]), (weighted, [*XY, (3,)]), (weighted_inside, [*XY, (3,)]),
-        (batched, [(2, 5, 3), (2, 4, 3)]), (nested_reduce, [(5, 3), (4, 3), (5, 2)]), (outer_sum, XY), (weighted_outer_sum, [(5, 4), *XY]),
+        (batched, [(2, 5, 3), (2, 4, 3)]), (nested_reduce, [(5, 3), (4, 3), (5, 2)]), (outer_sum, XY),
+        (weighted_outer_sum, [(5, 4), *XY]),
         (gradient, [*XY, (4, 2)]), (chain, [(5, 4), (4, 6), (6, 2)]), (chain_with_transposes, [(5, 2), (4, 2), (3, 4), (3, 1)]),
-        (chain_with_batch, [(2, 3, 4), (2, 4, 5), (2, 5, 2)]), (sums, [(3, 4), (4, 5)]), (self_product, [(6, 2), (4, 2)]), (plus_noise, [(5, 2), (5, 1)]),
-        (noise_plus, [(5, 2), (5, 1)]), (diagonal_scale, [(4, 2), (4,)]), (trace_of_product, [(4, 4), (4, 4)]), (trace_of_covariance, [(4, 2)]),
-        (diagonal_both, [(4, 4)]), (folds, [(3, 4)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]),
+        (chain_with_batch, [(2, 3, 4), (2, 4, 5), (2, 5, 2)]), (sums, [(3, 4), (4, 5)]), (self_product, [(6, 2), (4, 2)]),
+        (plus_noise, [(5, 2), (5, 1)]),
+        (noise_plus, [(5, 2), (5, 1)]), (diagonal_scale, [(4, 2), (4,)]), (trace_of_product, [(4, 4), (4, 4)]),
+        (trace_of_covariance, [(4, 2)]),
+        (diagonal_both, [(4, 4)]), (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]),
         (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
     ]
 }  # fmt: skip

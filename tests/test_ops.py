@@ -106,6 +106,22 @@ def test_operands_of_operators_get_parentheses(name: str, want: str) -> None:
     assert ops.map_text(name, PARAMS.get(name, {}), ["x * 2", "y"], np.dtype(np.float32)) == want
 
 
+@pytest.mark.parametrize("name", ["add", "max", "rem", "pow", "atan2", "nextafter", "div", "mul", "lt"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])
+@pytest.mark.parametrize("x64", [False, True])
+def test_numbers_may_stand_for_operands(name: str, dtype: str, x64: bool) -> None:
+    with jax.enable_x64(x64):
+        x = jnp.asarray([1, 2, 5], dtype)
+        number = "2" if dtype == "uint8" else "2.0"
+        try:
+            want = ops.MAPS[name].bind(x, jnp.full_like(x, 2))
+        except TypeError:
+            return  # the primitive does not take this dtype
+        source = ops.map_text(name, {}, ["x", number], want.dtype)
+        assert source is not None
+        same(eval(source, {"jnp": jnp, "lax": lax, "x": x}), want)
+
+
 def test_parameters_that_the_source_cannot_say_leave_no_source() -> None:
     assert ops.map_text("mul", {"out_dtype": np.dtype(np.float32)}, ["x", "y"], np.dtype(np.float32)) is None
     assert ops.map_text("exp", {"accuracy": lax.AccuracyMode.HIGHEST}, ["x"], np.dtype(np.float32)) is None

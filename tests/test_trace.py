@@ -396,3 +396,39 @@ def test_loading_takes_time_linear_in_the_equations() -> None:
 
     seconds(10)
     assert seconds(800) < 40 * seconds(100)
+
+
+# --- random programs --------------------------------------------------------------------------------
+
+SHAPES = [(24,), (4, 6), (6, 4), (2, 12), (12, 2), (3, 8), (8, 3), (2, 3, 4), (4, 3, 2), (2, 2, 6), (1, 24), (4, 1, 6)]
+
+
+def random_program(seed: int) -> Callable[[Any], Any]:
+    """Reshapes, transposes, products and sums of earlier values, all of 24 elements."""
+
+    def run(x: Any) -> Any:
+        rng = np.random.default_rng(seed)
+        values = [x]
+        for _ in range(8):
+            a, b = (values[k] for k in rng.integers(len(values), size=2))
+            shape = SHAPES[rng.integers(len(SHAPES))]
+            match rng.integers(5):
+                case 0:
+                    values.append(a.reshape(shape))
+                case 1:
+                    values.append(jnp.transpose(a, rng.permutation(a.ndim)))
+                case 2:
+                    values.append(jnp.tanh(a.reshape(shape)) + b.reshape(shape))
+                case 3:
+                    rows, columns = a.reshape(shape[0], -1), b.reshape(-1, shape[0])
+                    values.append(jnp.tanh(rows @ columns) @ rows)
+                case 4:
+                    values.append(jnp.cumsum(a, axis=int(rng.integers(a.ndim))) + a.sum(0))
+        return values[-3:]
+
+    return run
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_reshapes(seed: int) -> None:
+    check(random_program(seed), f32(24))

@@ -22,7 +22,7 @@ Text = str | Callable[[Sequence[str], Mapping[str, Any], Any], str | None] | Non
 class MapOp:
     """An elementwise primitive.
 
-    ``weight`` is the cost of one element in additions. ``cheap`` operations are repeated by XLA in each consumer
+    ``weight`` is the cost of one element in additions (measured with XLA:CPU, which computes some functions one element at a time). ``cheap`` operations are repeated by XLA in each consumer
     instead of kept. ``text`` is a template over operands ``{0}``, ``{1}`` and parameters, or a function of
     ``(args, params, dtype)``; ``None`` where the primitive has no readable source. ``defaults`` are the parameters
     that a term need not mention.
@@ -52,11 +52,21 @@ def map_text(op: str, params: Params | Mapping[str, Any], args: Sequence[str], d
     """JAX source for one elementwise operation, bitwise equal to its primitive; ``None`` where there is none.
 
     ``args`` are source expressions whose shapes broadcast; a Python number may stand for an operand as long as some
-    other operand is an array. ``dtype`` is that of the result.
+    other operand is an array of the dtype that it means. ``dtype`` is that of the result.
     """
     row, given = MAPS[op], dict(params)
     if row.text is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return None
+    text = _render(row, args, given, dtype)
+    if text is not None and text.startswith("lax.") and any(map(_is_number, args)):
+        kind = np.zeros((), dtype).real.dtype if op == "complex" else dtype
+        text = _render(row, [f"{dtype_text(kind)}({a})" if _is_number(a) else a for a in args], given, dtype)
+    return text
+
+
+def _render(row: MapOp, args: Sequence[str], given: Mapping[str, Any], dtype: Any) -> str | None:
+    """The row's source for these operands."""
+    assert row.text is not None
     if callable(row.text):
         return row.text(args, given, dtype)
     used = {name for _, name, _, _ in string.Formatter().parse(row.text) if name}
@@ -65,6 +75,15 @@ def map_text(op: str, params: Params | Mapping[str, Any], args: Sequence[str], d
     infix = not row.text.startswith(("lax.", "jnp."))
     operands = [atom(a) if infix else a for a in args]
     return row.text.format(*operands, **{k: value_text(v) for k, v in given.items()})
+
+
+def _is_number(source: str) -> bool:
+    """Whether a source is a bare Python number, which functions of ``lax`` would take for one of the default dtype."""
+    sign = ast.UnaryOp | ast.BinOp | ast.unaryop | ast.operator
+    nodes = list(ast.walk(ast.parse(source, mode="eval").body))
+    names = {n.id for n in nodes if isinstance(n, ast.Name)} | {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    plain = all(isinstance(n, ast.Constant | ast.Attribute | ast.Name | ast.expr_context | sign) for n in nodes)
+    return plain and names <= {"jnp", "np", "inf", "nan"}
 
 
 def atom(source: str) -> str:
@@ -150,8 +169,8 @@ _ROWS = [
     _row("add", 1, _infix("+", "add")),
     _row("sub", 1, _infix("-", "sub")),
     _row("mul", 1, _infix("*", "mul"), out_dtype=None),
-    _row("div", 4, _infix("/", "div", np.inexact)),
-    _row("rem", 8),
+    _row("div", 5, _infix("/", "div", np.inexact)),
+    _row("rem", 400),
     _row("neg", 1, "-{0}"),
     _row("abs", 1, "jnp.abs({0})"),
     _row("sign", 1.5),
@@ -192,36 +211,36 @@ _ROWS = [
     _row("conj", 0.5, _conj),
     _row("complex", 1),
     # powers, exponentials, logarithms
-    _row("pow", 25),
-    _row("sqrt", 5, "jnp.sqrt({0})", **_LIBRARY),
-    _row("rsqrt", 6, **_LIBRARY),
-    _row("cbrt", 20, **_LIBRARY),
-    _row("exp", 10, "jnp.exp({0})", **_LIBRARY),
-    _row("exp2", 10, **_LIBRARY),
-    _row("expm1", 15, "jnp.expm1({0})", **_LIBRARY),
-    _row("log", 12, "jnp.log({0})", **_LIBRARY),
-    _row("log1p", 15, "jnp.log1p({0})", **_LIBRARY),
-    _row("logistic", 12, **_LIBRARY),
+    _row("pow", 130),
+    _row("sqrt", 8, "jnp.sqrt({0})", **_LIBRARY),
+    _row("rsqrt", 12, **_LIBRARY),
+    _row("cbrt", 350, **_LIBRARY),
+    _row("exp", 14, "jnp.exp({0})", **_LIBRARY),
+    _row("exp2", 14, **_LIBRARY),
+    _row("expm1", 25, "jnp.expm1({0})", **_LIBRARY),
+    _row("log", 22, "jnp.log({0})", **_LIBRARY),
+    _row("log1p", 42, "jnp.log1p({0})", **_LIBRARY),
+    _row("logistic", 20, **_LIBRARY),
     # trigonometry
-    _row("sin", 12, "jnp.sin({0})", **_LIBRARY),
-    _row("cos", 12, "jnp.cos({0})", **_LIBRARY),
-    _row("tan", 20, "jnp.tan({0})", **_LIBRARY),
-    _row("asin", 20),
-    _row("acos", 20),
-    _row("atan", 20),
-    _row("atan2", 20),
-    _row("sinh", 20),
+    _row("sin", 400, "jnp.sin({0})", **_LIBRARY),
+    _row("cos", 200, "jnp.cos({0})", **_LIBRARY),
+    _row("tan", 250, "jnp.tan({0})", **_LIBRARY),
+    _row("asin", 300),
+    _row("acos", 500),
+    _row("atan", 280),
+    _row("atan2", 450),
+    _row("sinh", 45),
     _row("cosh", 20),
-    _row("tanh", 15, "jnp.tanh({0})", **_LIBRARY),
-    _row("asinh", 25),
-    _row("acosh", 25),
-    _row("atanh", 25),
+    _row("tanh", 16, "jnp.tanh({0})", **_LIBRARY),
+    _row("asinh", 60),
+    _row("acosh", 60),
+    _row("atanh", 60),
     # special functions
     _row("erf", 15),
-    _row("erfc", 20),
-    _row("erf_inv", 25),
-    _row("lgamma", 40),
-    _row("digamma", 40),
+    _row("erfc", 28),
+    _row("erf_inv", 80),
+    _row("lgamma", 260),
+    _row("digamma", 260),
     _row("polygamma", 200, _polygamma),
     _row("zeta", 150),
     _row("igamma", 300),

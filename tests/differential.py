@@ -1,0 +1,213 @@
+"""One program against many plans of it: other extractions, other loop trees, other chunk sizes, all with the same values."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqsat_mem import control
+from eqsat_mem.costs import Device, term_seconds
+from eqsat_mem.emit import emit
+from eqsat_mem.extract import Extraction, as_written, extract
+from eqsat_mem.ir import Program
+from eqsat_mem.loops import Kind, Loop, Seq, kind_of, loops, region, regions, shared_slices, split, with_region
+from eqsat_mem.rules import RuleSet, load_rules
+from eqsat_mem.saturate import Limits, saturate
+from eqsat_mem.schedule import Schedule, _Search, schedule
+from eqsat_mem.trace import load
+from tests import stepwise
+from tests.extraction import chaos
+from tests.programs import Sample
+
+TINY = Device("tiny", 1e9, 1e9, ((256, 1e12), (1024, 1e10), (float("inf"), 1e8)), 1e-9, 1e-9, 1.0, 2.0)
+"""A device whose caches hold a few numbers, so that small programs are worth splitting."""
+TOLERANCES = {"float64": 1e-6, "complex128": 1e-6, "float32": 2e-3, "complex64": 2e-3, "bfloat16": 0.1, "float16": 0.05}
+"""Largest difference, relative to the largest value of an array. Sums are re-associated and distances expanded."""
+RULES = load_rules()
+
+
+class Mismatch(AssertionError):
+    """A plan computes something else; ``source`` is the plan."""
+
+    def __init__(self, message: str, source: str) -> None:
+        super().__init__(message)
+        self.source = source
+
+
+@dataclass(frozen=True)
+class Case:
+    """A traced program with its arguments and expected results."""
+
+    jaxpr: Any
+    args: list[Any]
+    want: list[Any]
+    names: list[str]
+
+
+def case(sample: Sample) -> Case:
+    args = sample.values()
+    jaxpr = jax.make_jaxpr(lambda *a: jax.tree.leaves(sample.function()(*a)))(*args)
+    return Case(jaxpr, args, stepwise.run(jaxpr, args), [name for name, _, _ in sample.arguments])
+
+
+def extractions(program: Program, seed: int, rules: RuleSet = RULES) -> Iterator[tuple[str, Extraction]]:
+    """The program as written, the cheapest for some prices, and one drawn at random from the e-graph."""
+    large = (0, 8, 64)[seed % 3]
+    view = saturate(program, rules, Limits(max_rows=3_000, max_iterations=4, max_seconds=60.0, large_elements=large))
+    yield "as written", as_written(view)
+    seconds = partial(term_seconds, device=TINY)
+    yield "fastest", extract(view, seconds, 0.0)
+    yield "smallest", extract(view, seconds, 1e-3)
+    yield "random", chaos(view, seed)
+
+
+def random_tree(ex: Extraction, rng: random.Random, most: int = 3) -> tuple[Seq, dict[Loop, int]]:
+    """Some regions split along some indices, in chunks of some sizes, keeping some slices."""
+    seq = region(ex)
+    for _ in range(rng.randint(1, most)):
+        straight = [(path, inner) for path, inner in regions(seq) if inner.steps and all(isinstance(s, int) for s in inner.steps)]
+        if not straight:
+            break
+        path, inner = rng.choice(straight)
+        around = {loop.index for loop in _enclosing(seq, path)}
+        indices = [i for i in range(len(ex.program.indices)) if i not in around and ex.program.indices[i].extent > 1]
+        able = [i for i in indices if any(kind_of(ex, t, i) is not Kind.WHOLE for t in inner.steps)]  # type: ignore[arg-type]
+        if not able:
+            continue
+        index = rng.choice(able)
+        shared = shared_slices(ex, inner, index)
+        keep = frozenset(t for t in shared if rng.random() < 0.5) if rng.random() < 0.5 else frozenset()
+        changed = split(ex, inner, index, keep)
+        if changed is not None:
+            seq = with_region(seq, path, changed)
+    return seq, {loop: _chunk(ex.program.indices[loop.index].extent, rng) for loop in loops(seq)}
+
+
+def _chunk(extent: int, rng: random.Random) -> int:
+    return rng.choice([1, max(1, extent // 2), max(1, extent - 1), rng.randint(1, extent)])
+
+
+def _enclosing(seq: Seq, path: Sequence[int]) -> list[Loop]:
+    from eqsat_mem.loops import enclosing
+
+    return enclosing(seq, tuple(path))
+
+
+def random_schedule(ex: Extraction, rng: random.Random) -> Schedule:
+    seq, chunks = random_tree(ex, rng)
+    return _Search(ex, 0, TINY, 0, None).evaluate(seq, chunks)
+
+
+def planned_bodies(program: Program, seed: int) -> Program:
+    """The program with the bodies of its loops and branches planned too, however small."""
+    def planner(body: Any, limit: int) -> tuple[Any, int]:
+        inner = load(body, [f"x{k}" for k in range(len(body.in_avals))])
+        *_, (_, ex) = extractions(inner, seed)
+        made = random_schedule(ex, random.Random(seed))
+        return emit(made, "body").function, made.peak_bytes
+
+    small, control.SMALL_BYTES = control.SMALL_BYTES, 1
+    try:
+        return control.plan_bodies(program, 2**20, planner)
+    finally:
+        control.SMALL_BYTES = small
+
+
+def plans(case: Case, seed: int) -> Iterator[tuple[str, Schedule]]:
+    """Plans of a program, each with a word for it."""
+    rng = random.Random(seed)
+    program = load(case.jaxpr, case.names)
+    if rng.random() < 0.3:
+        program = planned_bodies(program, seed)
+    for word, ex in extractions(program, seed):
+        yield f"{word}, straight", _Search(ex, 0, TINY, 0, None).evaluate(region(ex), {})
+        for k in range(3):
+            yield f"{word}, random tree {k}", random_schedule(ex, rng)
+        if word != "random":
+            smallest = schedule(ex, 1, TINY)
+            yield f"{word}, smallest", smallest
+            yield f"{word}, within 1.3 x the smallest", schedule(ex, int(1.3 * smallest.peak_bytes), TINY)
+            yield f"{word}, fastest", schedule(ex, 2**40, TINY)
+
+
+def check_plan(case: Case, made: Schedule, jit: bool = False) -> None:
+    """Raises :class:`Mismatch` unless the plan's program computes what the original computes."""
+    code = emit(made)
+    avals = [jax.ShapeDtypeStruct(np.shape(a), a.dtype) for a in case.args]
+    try:
+        with jax.numpy_dtype_promotion("strict"):
+            if jit:
+                got = list(jax.jit(code.function)(*case.args))
+            else:
+                got = stepwise.run(jax.make_jaxpr(lambda *a: list(code.function(*a)))(*avals), case.args)
+    except Exception as error:
+        raise Mismatch(f"{type(error).__name__}: {error}", code.source) from error
+    compare(case, got, code.source)
+
+
+def compare(case: Case, got: Sequence[Any], source: str) -> None:
+    if len(got) != len(case.want):
+        raise Mismatch(f"{len(got)} results instead of {len(case.want)}", source)
+    for k, (a, b) in enumerate(zip(got, case.want)):
+        a, b = np.asarray(a), np.asarray(b)
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise Mismatch(f"result {k} is {a.dtype}{a.shape} instead of {b.dtype}{b.shape}", source)
+        if not close(a, b, tolerance(case)):
+            raise Mismatch(f"result {k} differs by {difference(a, b):.3g}:\n{a}\ninstead of\n{b}", source)
+
+
+def tolerance(case: Case) -> float:
+    """That of the least precise value of a program."""
+    names = {str(v.aval.dtype) for jaxpr in _jaxprs(case.jaxpr.jaxpr) for eqn in jaxpr.eqns for v in [*eqn.invars, *eqn.outvars]}
+    return max((TOLERANCES[name] for name in names if name in TOLERANCES), default=1e-6)
+
+
+def _jaxprs(jaxpr: Any) -> Iterator[Any]:
+    yield jaxpr
+    for inner in jax.core.jaxprs_in_params({}) if False else _inner(jaxpr):
+        yield from _jaxprs(inner)
+
+
+def _inner(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns") or hasattr(v, "jaxpr")):
+            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                yield getattr(value, "jaxpr", value)
+
+
+def close(a: Any, b: Any, allowed: float) -> bool:
+    """Equal for exact dtypes; else as near as the largest finite value allows, with the same infinities and nans."""
+    if np.dtype(b.dtype).kind in "biu":
+        return bool(np.array_equal(a, b))
+    return difference(a, b) <= allowed
+
+
+def difference(a: Any, b: Any) -> float:
+    if np.dtype(b.dtype).kind in "biu":
+        return float(np.sum(a != b))
+    wide = np.complex128 if np.dtype(b.dtype).kind == "c" else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    finite = np.isfinite(b)
+    if not np.array_equal(np.isnan(a), np.isnan(b)) or not np.array_equal(a[~finite & ~np.isnan(b)], b[~finite & ~np.isnan(b)]):
+        return float("inf")
+    scale = max(1.0, float(np.max(np.abs(b[finite]), initial=0.0)))
+    return float(np.max(np.abs(a[finite] - b[finite]), initial=0.0)) / scale
+
+
+def script(sample: Sample, word: str, source: str) -> str:
+    """What to paste to see a failure again."""
+    return (
+        f"# seed {sample.seed}, plan: {word}\nimport jax\njax.config.update('jax_enable_x64', True)\nfrom tests.programs import value_of\n{sample.source}\n"
+        f"arguments = {sample.arguments!r}\nargs = [value_of(shape, dtype, {sample.seed} + 1000 * k) for k, (_, shape, dtype) in enumerate(arguments)]\n"
+        f"print(jax.tree.leaves(f(*args)))\n\n\n{source}\nprint(program(*args))\n"
+    )
+
+
+__all__ = ["Case", "Mismatch", "case", "check_plan", "compare", "extractions", "plans", "random_schedule", "script"]

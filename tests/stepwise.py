@@ -1,0 +1,180 @@
+"""Jaxprs run equation by equation, mostly in numpy: many small programs of different shapes, and nothing to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+Array = Any
+
+
+def run(closed: ClosedJaxpr, args: Sequence[Array]) -> list[Array]:
+    """The results of a jaxpr; loops are loops of Python, and primitives that numpy has not are bound one by one."""
+    with np.errstate(all="ignore"):
+        return _run(closed.jaxpr, closed.consts, [np.asarray(a) for a in args])
+
+
+def _run(jaxpr: Any, consts: Sequence[Array], args: Sequence[Array]) -> list[Array]:
+    values: dict[Any, Array] = {}
+
+    def read(v: Any) -> Array:
+        return np.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else values[v]
+
+    values.update(zip(jaxpr.constvars, map(_plain, consts)))
+    values.update(zip(jaxpr.invars, args, strict=True))
+    for eqn in jaxpr.eqns:
+        results = _equation(eqn, [read(v) for v in eqn.invars])
+        for v, result in zip(eqn.outvars, results, strict=True):
+            assert np.shape(result) == v.aval.shape, f"{eqn.primitive.name} gave {np.shape(result)}, not {v.aval}"
+            values[v] = result if _is_key(v.aval.dtype) else np.asarray(result).astype(v.aval.dtype, copy=False)
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _plain(value: Array) -> Array:
+    return value if _is_key(getattr(value, "dtype", None)) else np.asarray(value)
+
+
+def _is_key(dtype: Any) -> bool:
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+
+
+def _equation(eqn: Any, args: list[Array]) -> list[Array]:
+    name, params = eqn.primitive.name, eqn.params
+    inner = params.get("jaxpr") or params.get("call_jaxpr")
+    if name in CONTROL:
+        return CONTROL[name](params, args)
+    if name in ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"):
+        return _run(inner.jaxpr, inner.consts, args) if isinstance(inner, ClosedJaxpr) else _run(inner, (), args)
+    floating = all(np.dtype(a.dtype).kind in "fc" for a in args if not _is_key(a.dtype))
+    if name in EXACT or name in SIMPLE and floating and all(a.size for a in args):
+        return [SIMPLE[name](params, *args)]
+    results = eqn.primitive.bind(*map(jnp.asarray, args), **eqn.primitive.get_bind_params(params))
+    return [_plain(r) for r in (results if eqn.primitive.multiple_results else [results])]
+
+
+def _scan(params: Any, args: list[Array]) -> list[Array]:
+    body, consts, carries = params["jaxpr"], params["num_consts"], params["num_carry"]
+    fixed, carry, xs = args[:consts], args[consts : consts + carries], args[consts + carries :]
+    order = range(params["length"])
+    stacked: list[list[Array]] = []
+    for k in reversed(order) if params["reverse"] else order:
+        results = _run(body.jaxpr, body.consts, [*fixed, *carry, *(x[k] for x in xs)])
+        carry, rows = results[:carries], results[carries:]
+        stacked.append(rows)
+    if params["reverse"]:
+        stacked.reverse()
+    avals = [v.aval for v in body.jaxpr.outvars[carries:]]
+    ys = [np.stack([rows[k] for rows in stacked]) if stacked else np.zeros((0, *aval.shape), aval.dtype) for k, aval in enumerate(avals)]
+    return [*carry, *ys]
+
+
+def _while(params: Any, args: list[Array]) -> list[Array]:
+    split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    cond_consts, body_consts, carry = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
+    cond, body = params["cond_jaxpr"], params["body_jaxpr"]
+    while bool(_run(cond.jaxpr, cond.consts, [*cond_consts, *carry])[0]):
+        carry = _run(body.jaxpr, body.consts, [*body_consts, *carry])
+    return carry
+
+
+def _cond(params: Any, args: list[Array]) -> list[Array]:
+    branches = params["branches"]
+    branch = branches[min(max(int(args[0]), 0), len(branches) - 1)]
+    return _run(branch.jaxpr, branch.consts, args[1:])
+
+
+CONTROL: dict[str, Callable[..., list[Array]]] = {"scan": _scan, "while": _while, "cond": _cond}
+
+
+def _broadcast(params: Any, x: Array) -> Array:
+    shape = params["shape"]
+    here = [1] * len(shape)
+    for axis, n in zip(params["broadcast_dimensions"], x.shape):
+        here[axis] = n
+    return np.broadcast_to(x.reshape(here), shape)
+
+
+def _reshape(params: Any, x: Array) -> Array:
+    return x.reshape(params["new_sizes"])
+
+
+def _dot(params: Any, x: Array, y: Array) -> Array:
+    (left, right), (batch_left, batch_right) = params["dimension_numbers"]
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    xs, ys = [next(letters) for _ in x.shape], [next(letters) for _ in y.shape]
+    for a, b in [*zip(left, right), *zip(batch_left, batch_right)]:
+        ys[b] = xs[a]
+    batch = [xs[a] for a in batch_left]
+    out = [*batch, *(c for a, c in enumerate(xs) if a not in {*left, *batch_left}), *(c for b, c in enumerate(ys) if b not in {*right, *batch_right})]
+    wide = params["preferred_element_type"] or np.result_type(x, y)
+    wide = np.float32 if np.dtype(wide).itemsize == 2 else wide
+    return np.einsum(f"{''.join(xs)},{''.join(ys)}->{''.join(out)}", x.astype(wide), y.astype(wide))
+
+
+def _dynamic_slice(params: Any, x: Array, *starts: Array) -> Array:
+    where = _window(x.shape, params["slice_sizes"], starts)
+    return x[where]
+
+
+def _dynamic_update_slice(params: Any, x: Array, update: Array, *starts: Array) -> Array:
+    out = np.array(x)
+    out[_window(x.shape, update.shape, starts)] = update
+    return out
+
+
+def _window(shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Array]) -> tuple[slice, ...]:
+    first = [min(max(int(s), 0), n - size) for s, n, size in zip(starts, shape, sizes)]
+    return tuple(slice(s, s + size) for s, size in zip(first, sizes))
+
+
+def _slice(params: Any, x: Array) -> Array:
+    steps = params["strides"] or [1] * x.ndim
+    return x[tuple(slice(a, b, s) for a, b, s in zip(params["start_indices"], params["limit_indices"], steps))]
+
+
+def _iota(params: Any, *_: Array) -> Array:
+    shape, axis = params["shape"], params["dimension"]
+    return np.broadcast_to(np.arange(shape[axis]).astype(params["dtype"]).reshape([-1 if a == axis else 1 for a in range(len(shape))]), shape)
+
+
+def _select(params: Any, which: Array, *cases: Array) -> Array:
+    return np.where(which, cases[1], cases[0]) if len(cases) == 2 else cases[0]
+
+
+def _reduce(function: Any) -> Callable[..., Array]:
+    return lambda params, x: function(x, axis=params["axes"])
+
+
+def _sum(params: Any, x: Array) -> Array:
+    wide = np.float32 if x.dtype.itemsize == 2 and x.dtype.kind not in "iub" else x.dtype
+    return np.sum(x, axis=params["axes"], dtype=wide)
+
+
+def _plainly(function: Any) -> Callable[..., Array]:
+    return lambda params, *args: function(*args)
+
+
+EXACT: dict[str, Callable[..., Array]] = {
+    "add": _plainly(np.add), "sub": _plainly(np.subtract), "mul": _plainly(np.multiply), "add_any": _plainly(np.add), "max": _plainly(np.maximum),
+    "min": _plainly(np.minimum), "lt": _plainly(np.less), "le": _plainly(np.less_equal), "gt": _plainly(np.greater), "ge": _plainly(np.greater_equal),
+    "eq": _plainly(np.equal), "ne": _plainly(np.not_equal), "broadcast_in_dim": _broadcast, "reshape": _reshape,
+    "transpose": lambda params, x: np.transpose(x, params["permutation"]), "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
+        "dynamic_slice": _dynamic_slice, "dynamic_update_slice": _dynamic_update_slice, "slice": _slice, "iota": _iota, "select_n": _select,
+    "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]), "rev": lambda params, x: np.flip(x, params["dimensions"]),
+    "cumsum": lambda params, x: np.flip(np.cumsum(np.flip(x, params["axis"]), params["axis"]), params["axis"]) if params["reverse"]
+    else np.cumsum(x, params["axis"]), "copy": _plainly(np.array), "stop_gradient": _plainly(np.array),
+}  # fmt: skip
+"""What numpy does as JAX does, for numbers of every kind."""
+
+
+SIMPLE: dict[str, Callable[..., Array]] = EXACT | {
+    "div": _plainly(np.divide), "neg": _plainly(np.negative), "exp": _plainly(np.exp), "log": _plainly(np.log), "tanh": _plainly(np.tanh),
+    "sqrt": _plainly(np.sqrt), "sin": _plainly(np.sin), "cos": _plainly(np.cos), "abs": _plainly(np.abs), "square": _plainly(np.square),
+    "integer_pow": lambda params, x: x ** params["y"], "dot_general": _dot, "reduce_sum": _sum, "reduce_prod": _reduce(np.prod), "reduce_max": _reduce(np.max), "reduce_min": _reduce(np.min),
+}  # fmt: skip
+"""What numpy does as JAX does for floating-point numbers, up to rounding."""
