@@ -23,6 +23,7 @@ class Device:
     ``elements`` counts elementwise additions of 4-byte numbers; ``levels`` pairs a capacity in bytes with the bytes per second of data that
     fits it, smallest first, ending with main memory. ``reduce_weight`` is the cost of folding one element in additions, and
     ``short_reduce_weight`` that along an axis too short for vector registers. A contraction of less than ``small_flops`` runs at a quarter of the rate.
+    ``library_folds``: see :mod:`eqsat_mem.fusion`.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Device:
     reduce_weight: float
     short_reduce_weight: float
     small_flops: float
+    library_folds: bool
 
     def bandwidth(self, working_set: float) -> float:
         for capacity, rate in self.levels:
@@ -69,6 +71,7 @@ def cpu() -> Device:
         reduce_weight=6.0,
         short_reduce_weight=25.0,
         small_flops=4e6,
+        library_folds=True,
     )
 
 
@@ -84,6 +87,7 @@ def gpu() -> Device:
         reduce_weight=1.0,
         short_reduce_weight=2.0,
         small_flops=1e8,
+        library_folds=False,
     )
 
 

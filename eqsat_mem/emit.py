@@ -7,6 +7,8 @@ buffers). Reads inside a loop are slices of what stands outside.
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqsat_mem.expressions import Expressions
-from eqsat_mem.ir import Axes, Dot, Fold, Literal, children
+from eqsat_mem.ir import Axes, Dot, Fold, children
 from eqsat_mem.loops import Loop, Seq
 from eqsat_mem.memory import Memory
 from eqsat_mem.ops import MONOIDS
 from eqsat_mem.schedule import Schedule
-from eqsat_mem.source import Region, Scope, Value, identifier, number
+from eqsat_mem.source import Region, Scope, Value, identifier, number, wrap
 
 Layout = tuple[int, ...]
 INLINE = 60
@@ -60,14 +62,13 @@ class _Writer(Expressions):
         self.sequence(self.schedule.seq, top)
         results = [self.output(o.term, o.axes, top) for o in self.program_ir.outputs]
         head = ["import jax", "import jax.numpy as jnp", "import numpy as np", "from jax import lax", "", ""]
+        head += [line for name in sorted(self.helpers) for line in (*_plain_source(self.helpers[name]), "", "")]
         head.append(f"def {self.name}({', '.join(self.arguments)}):")
         comma = "," if len(results) == 1 else ""
         return "\n".join([*head, *top.lines, f"    return ({', '.join(results)}{comma})", ""])
 
     def output(self, t: int, axes: Axes, scope: Scope) -> str:
-        value = self.in_axes(self.read(t, scope), axes, scope)
-        term = self.program_ir.terms[t]
-        return self.typed(term) if isinstance(term, Literal) and value.text == self.literal(term) else value.text
+        return self.in_axes(self.read(t, scope), axes, scope).text
 
     def sequence(self, seq: Seq, scope: Scope) -> None:
         fused = self.memory.fused(seq)
@@ -137,6 +138,8 @@ class _Writer(Expressions):
         part = self.aligned(self.read(t, inner), self.layout(t))
         if t in loop.folds:
             term = self.program_ir.terms[t]
+            if self.accumulator(t) != term.dtype:
+                part = Value(f"{wrap(part)}.astype({self.dtype(self.accumulator(t))})", part.layout)
             if isinstance(term, Dot):
                 return f"{name} + {part.text}"
             assert isinstance(term, Fold)
@@ -152,3 +155,14 @@ class _Writer(Expressions):
         assert isinstance(term, Fold)
         identity = MONOIDS[term.monoid].identity(term.dtype)
         return f"jnp.full({shape}, {number(identity)}, {self.dtype(self.accumulator(t))})"
+
+
+def _plain_source(function: Callable[..., Any]) -> list[str]:
+    """The source of a helper, less the annotations, whose names an emitted program does not have."""
+    tree = ast.parse(inspect.getsource(function))
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.returns = None
+    for argument in definition.args.args:
+        argument.annotation = None
+    return ast.unparse(tree).splitlines()

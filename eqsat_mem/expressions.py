@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Rename, Term, bits
-from eqsat_mem.ops import MAPS, MONOIDS, Monoid, bind_call, block_text, map_text
+from eqsat_mem.ops import MAPS, MONOIDS, Monoid, bind_call, block_op, block_text, map_text
 from eqsat_mem.reads import Reader
 from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, shape_of, wrap
 
@@ -105,7 +105,7 @@ class Expressions(Reader):
         program, monoid = self.program_ir, MONOIDS[term.monoid]
         present = [i for i in bits(term.over) if program.free[term.arg] >> i & 1]
         absent = [i for i in bits(term.over) if i not in present]
-        if present and all(self.ex.unrolls.get(t, 0) >> i & 1 for i in present):
+        if present and all(self.ex.unrolls.get(t, 0) >> i & 1 and not self.looped(i, scope) for i in present):
             text, layout = self.unrolled(t, term, present, scope, region, fixed)
         else:
             value = self.value(term.arg, scope, region, fixed)
@@ -162,9 +162,7 @@ class Expressions(Reader):
         known = scope.values.get(made)
         if known is None:
             values = [self.in_axes(self.value(a, scope, region), axes, scope) for a, axes in zip(term.args, call.in_axes)]
-            args = [self.typed(self.program_ir.terms[a]) if isinstance(self.program_ir.terms[a], Literal) and v.layout == () and not axes else v.text
-                    for a, v, axes in zip(term.args, values, call.in_axes)]  # fmt: skip
-            text = self.call_text(call, args, scope)
+            text = self.call_text(call, [v.text for v in values], scope)
             self.where(t, scope)
             known = scope.values[made] = self.assign(text, (), scope, call.prim.name)
         out_axes = call.out_axes[term.out]
@@ -185,6 +183,7 @@ class Expressions(Reader):
         texts.add(block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes]))
         text = texts.pop()
         if text is not None and not texts:
+            self.helpers.update({f.__name__: f for f in block_op(call.prim.name).helpers if f"{f.__name__}(" in text})
             return text
         name = self.calls.get(id(call))
         if name is None:

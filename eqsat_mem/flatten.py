@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from eqsat_mem import diagonal
 from eqsat_mem.equations import Equation, Flat
 from eqsat_mem.ir import Source
 from eqsat_mem.ops import IDENTITIES
+from eqsat_mem.plain import plain_form
 
 _BODIES = {
     "jit": "jaxpr",
@@ -98,7 +98,7 @@ class _Flattening:
             return ins
         if name == "convert_element_type" and (same := self.converted(ins[0], params["new_dtype"])) is not None:
             return [same]
-        plain = diagonal.plain_form(self.flat, self.producer, name, params, ins)
+        plain = plain_form(self.flat, self.producer, name, params, ins)
         if plain is not None:
             return self.call(plain, ins, source)
         return self.emit(eqn, ins, source)

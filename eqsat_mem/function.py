@@ -57,7 +57,7 @@ class Function:
         refuse_collectives(self.jaxpr)
         with self._lock:
             if self._plan is None:
-                with self.settings.active(), jax.ensure_compile_time_eval():
+                with self.settings.active(), jax.core.eval_context():
                     self._plan = pipeline.plan(self.jaxpr, self.options, self.arg_names, self.name)
             return self._plan
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Fold, Map, Rename, children
+from eqsat_mem.ir import Fold, Map, Rename, Term, children
 from eqsat_mem.loops import Loop, Seq, has_effects, made, reads
-from eqsat_mem.ops import MAPS
+from eqsat_mem.ops import MAPS, MONOIDS
 
 SMALL_FOLD = 64
 """A fold over at most so many elements is computed inside its consumer."""
@@ -33,8 +33,8 @@ class Fused:
         return {t: p for p, operands in enumerate(self.operands) for t in operands}
 
 
-def fuse(ex: Extraction, seq: Seq) -> Fused:
-    """Group the terms of one region into kernels."""
+def fuse(ex: Extraction, seq: Seq, library_folds: bool = True) -> Fused:
+    """Group the terms of one region into kernels. ``library_folds`` is how XLA:CPU folds: in a library that knows some operations."""
     program = ex.program
     terms = [s for s in seq.steps if isinstance(s, int)]
     inside = set(terms)
@@ -46,7 +46,7 @@ def fuse(ex: Extraction, seq: Seq) -> Fused:
             continue
         for c in set(children(program.terms[s])) & inside:
             users[c].append(s)
-    virtual = _virtual(ex, [t for t in terms if t not in escapes], users)
+    virtual = _virtual(ex, [t for t in terms if t not in escapes], users, library_folds)
     kept, operands, members = [], [], []
     for s in seq.steps:
         if isinstance(s, int):
@@ -65,23 +65,23 @@ def fuse(ex: Extraction, seq: Seq) -> Fused:
     return Fused(tuple(kept), tuple(operands), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)))
 
 
-def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]]) -> set[int]:
+def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], library_folds: bool) -> set[int]:
     """The terms that are computed on the way to others.
 
     An elementwise value with several users is computed in each of them if it is cheap, unless one of them ends in a fold: XLA:CPU hands folds to a
-    kernel library, and does not repeat work there.
+    kernel library, does not repeat work there, and keeps the operands of what the library does not know.
     """
     virtual: set[int] = set()
     ends: dict[int, frozenset[int]] = {}
     for t in reversed(terms):
         into = frozenset().union(*(ends.get(u, frozenset([u])) for u in users[t]))
-        if _computed_on_the_way(ex, t, users[t], into):
+        if _computed_on_the_way(ex, t, users[t], into, library_folds):
             virtual.add(t)
             ends[t] = into
     return virtual
 
 
-def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozenset[int]) -> bool:
+def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozenset[int], library_folds: bool) -> bool:
     """Is ``t`` not held? ``ends`` are the kernels that it is computed in if so."""
     program, term = ex.program, ex.program.terms[t]
     if isinstance(term, Rename):
@@ -91,12 +91,22 @@ def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozens
     if not all(isinstance(program.terms[u], (Map, Fold, Rename)) for u in users):
         return False
     alone = len(ends) == 1 and not (len(users) > 1 and isinstance(term, Fold))
+    folds = [e for e in ends if isinstance(program.terms[e], Fold) and not ex.unrolls.get(e)]
     match term:
+        case Map() if library_folds and folds:
+            return alone and _in_library(term, program.terms[folds[0]])
         case Map():
-            return alone or MAPS[term.op].cheap and not any(isinstance(program.terms[e], Fold) for e in ends)
+            return alone or MAPS[term.op].cheap
         case Fold():
             return alone and program.extent(term.over) <= SMALL_FOLD
     return False
+
+
+def _in_library(term: Map, fold: Term) -> bool:
+    """Can XLA:CPU's kernel library compute this operation inside this fold?"""
+    assert isinstance(fold, Fold)
+    wide = str(term.dtype) in ("float32", "float64")
+    return wide and MAPS[term.op].library and MONOIDS[fold.monoid].library
 
 
 def _group(ex: Extraction, root: int, virtual: set[int]) -> list[int]:

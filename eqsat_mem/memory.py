@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused, fuse
-from eqsat_mem.ir import Block, Dot, Map, Program, bits, children, itemsize
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, bits, children, itemsize
 from eqsat_mem.loops import Chunks, Loop, Path, Seq, is_leaf, loops, made
 
 Extents = tuple[int, ...]
@@ -33,6 +33,7 @@ class Memory:
     """Peaks of regions of one program, each computed once per combination of extents."""
 
     ex: Extraction
+    library_folds: bool = True
     _fused: dict[Seq, Fused] = field(default_factory=dict)
     _inner: dict[Seq, tuple[Loop, ...]] = field(default_factory=dict)
     _peaks: dict[tuple[Seq, Extents, tuple[int, ...]], Peak] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class Memory:
     def fused(self, seq: Seq) -> Fused:
         known = self._fused.get(seq)
         if known is None:
-            known = self._fused[seq] = fuse(self.ex, seq)
+            known = self._fused[seq] = fuse(self.ex, seq, self.library_folds)
         return known
 
     def key(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[Seq, Extents, tuple[int, ...]]:
@@ -130,12 +131,13 @@ class Memory:
         return new[step] if any(live[t] == new[step] for t in dying) else 0
 
     def _slices(self, step: int, members: tuple[int, ...], extents: Extents, live: dict[int, int]) -> int:
-        """Copies of slices: what a contraction or block operation reads from outside the loop it runs in."""
+        """Copies of slices: what a contraction, a block operation or a fold by the kernel library reads from outside the loop it runs in."""
         program, term = self.ex.program, self.ex.program.terms[step]
-        if not isinstance(term, (Dot, Block)):
+        by_library = self.library_folds and isinstance(term, Fold) and not self.ex.unrolls.get(step)
+        if not isinstance(term, (Dot, Block)) and not by_library:
             return 0
         copied = 0
-        for c in set(children(term)):
+        for c in {c for t in members for c in children(program.terms[t]) if c not in members}:
             sliced = any(extents[i] != program.indices[i].extent for i in self._layouts[c])
             if c not in live and sliced:
                 copied += self.size(c, extents)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ class Reader:
         self.indices = [identifier(i.name, self.taken) for i in self.program_ir.indices]
         self.letters = letters([i.name for i in self.program_ir.indices])
         self.calls: dict[int, str] = {}
+        self.helpers: dict[str, Callable[..., Any]] = {}
         self.last_source = ""
 
     def bind(self, name: str, value: Any) -> str:
@@ -45,7 +46,7 @@ class Reader:
             return known
         term = self.program_ir.terms[t]
         if isinstance(term, Literal):
-            return Value(self.literal(term), (), atom=not self.literal(term).startswith("-"))
+            return Value(self.typed(term), ())
         if isinstance(term, Iota):
             value = self.iota(term, scope)
         elif isinstance(term, Rename):
@@ -58,16 +59,20 @@ class Reader:
         return value
 
     def renamed(self, term: Rename, scope: Scope) -> Value:
-        """The operand's whole array, its axes called by other names, then sliced by the loops it is read in."""
-        home, around = scope, []
-        while home.parent is not None and term.arg not in home.values:
-            around.append(home)
-            home = home.parent
+        """The operand's array outside of every loop over an old or a new name, its axes called by the new ones, then sliced by those loops."""
+        home, around, inner = scope, [], []
+        touched = {i for pair in term.pairs for i in pair}
+        holder = scope
+        while holder.parent is not None:
+            inner.append(holder)
+            holder = holder.parent
+            if inner[-1].index in touched:
+                home, around = holder, list(inner)
         pairs = dict(term.pairs)
         value = self.read(term.arg, home)
         value = Value(value.text, tuple(pairs.get(i, i) for i in value.layout), value.atom)
-        for inner in reversed(around):
-            value = self.sliced(value, inner)
+        for loop in reversed(around):
+            value = self.sliced(value, loop)
         return value
 
     def sliced(self, value: Value, scope: Scope) -> Value:
@@ -142,12 +147,16 @@ class Reader:
         return Value(text, flat, atom)
 
     def extent(self, i: int, scope: Scope) -> str:
+        return f"size_{self.indices[i]}" if self.looped(i, scope) else str(self.program_ir.indices[i].extent)
+
+    def looped(self, i: int, scope: Scope) -> bool:
+        """Does a scope stand inside a loop over index ``i``?"""
         holder: Scope | None = scope
         while holder is not None:
             if holder.index == i:
-                return f"size_{self.indices[i]}"
+                return True
             holder = holder.parent
-        return str(self.program_ir.indices[i].extent)
+        return False
 
     def product(self, axis: tuple[int, ...], scope: Scope) -> str:
         factors = [self.extent(i, scope) for i in axis]

@@ -75,7 +75,7 @@ class _Search:
     split_size: int | None
 
     def __post_init__(self) -> None:
-        self.memory = Memory(self.ex)
+        self.memory = Memory(self.ex, self.device.library_folds)
         self.timing = Timing(self.memory, self.device)
         self.full = self.memory.full_extents()
 

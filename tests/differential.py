@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqsat_mem import control
-from eqsat_mem.costs import Device, term_seconds
+from eqsat_mem.costs import cpu, term_seconds
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction, as_written, extract
 from eqsat_mem.ir import Program
-from eqsat_mem.loops import Kind, Loop, Seq, kind_of, loops, region, regions, shared_slices, split, with_region
+from eqsat_mem.loops import Kind, Loop, Seq, enclosing, kind_of, loops, region, regions, shared_slices, split, with_region
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, _Search, schedule
@@ -26,7 +26,7 @@ from tests import stepwise
 from tests.extraction import chaos
 from tests.programs import Sample
 
-TINY = Device("tiny", 1e9, 1e9, ((256, 1e12), (1024, 1e10), (float("inf"), 1e8)), 1e-9, 1e-9, 1.0, 2.0)
+TINY = replace(cpu(), name="tiny", levels=((256, 1e12), (1024, 1e10), (float("inf"), 1e8)), kernel_s=1e-9, iteration_s=1e-9)
 """A device whose caches hold a few numbers, so that small programs are worth splitting."""
 TOLERANCES = {"float64": 1e-6, "complex128": 1e-6, "float32": 2e-3, "complex64": 2e-3, "bfloat16": 0.1, "float16": 0.05}
 """Largest difference, relative to the largest value of an array. Sums are re-associated and distances expanded."""
@@ -76,7 +76,7 @@ def random_tree(ex: Extraction, rng: random.Random, most: int = 3) -> tuple[Seq,
         if not straight:
             break
         path, inner = rng.choice(straight)
-        around = {loop.index for loop in _enclosing(seq, path)}
+        around = {loop.index for loop in enclosing(seq, path)}
         indices = [i for i in range(len(ex.program.indices)) if i not in around and ex.program.indices[i].extent > 1]
         able = [i for i in indices if any(kind_of(ex, t, i) is not Kind.WHOLE for t in inner.steps)]  # type: ignore[arg-type]
         if not able:
@@ -92,12 +92,6 @@ def random_tree(ex: Extraction, rng: random.Random, most: int = 3) -> tuple[Seq,
 
 def _chunk(extent: int, rng: random.Random) -> int:
     return rng.choice([1, max(1, extent // 2), max(1, extent - 1), rng.randint(1, extent)])
-
-
-def _enclosing(seq: Seq, path: Sequence[int]) -> list[Loop]:
-    from eqsat_mem.loops import enclosing
-
-    return enclosing(seq, tuple(path))
 
 
 def random_schedule(ex: Extraction, rng: random.Random) -> Schedule:
@@ -171,15 +165,10 @@ def tolerance(case: Case) -> float:
 
 def _jaxprs(jaxpr: Any) -> Iterator[Any]:
     yield jaxpr
-    for inner in jax.core.jaxprs_in_params({}) if False else _inner(jaxpr):
-        yield from _jaxprs(inner)
-
-
-def _inner(jaxpr: Any) -> Iterator[Any]:
     for eqn in jaxpr.eqns:
         for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns") or hasattr(v, "jaxpr")):
             if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-                yield getattr(value, "jaxpr", value)
+                yield from _jaxprs(getattr(value, "jaxpr", value))
 
 
 def close(a: Any, b: Any, allowed: float) -> bool:

@@ -115,7 +115,7 @@ class _Writer:
         if kind < 0.3 and floating:
             loss = (
                 f"def loss({names}):\n    parts = [o for o in map(jnp.asarray, g({names})) if jnp.issubdtype(o.dtype, jnp.floating)]\n"
-                "    return sum(jnp.sum(jnp.sin(o)).astype(float) for o in parts) + 0.0\n"
+                "    return sum(jnp.sum(jnp.tanh(o / 3)).astype(float) for o in parts) + 0.0\n"
             )
             changed = f"{source.replace('def f(', 'def g(')}\n\n{loss}\n\nf = jax.{self.rng.choice(['grad', 'value_and_grad'])}(loss, {floating})\n"
             return (changed, tuple(arguments)) if self.valid(changed, arguments) else plain
@@ -180,8 +180,8 @@ class _Writer:
 
 def unary(w: _Writer) -> str | None:
     x = w.pick(kind="f")
-    return x and w.choose("jnp.tanh({0})", "jnp.exp(-jnp.abs({0}))", "jnp.sin({0})", "jnp.sqrt(jnp.abs({0}) + 1)", "{0} ** 2", "-{0}", "jax.nn.relu({0})",
-                          "jnp.log1p(jnp.abs({0}))", "jnp.clip({0}, -1, 1)", "jax.nn.sigmoid({0})", "0.5 * {0}", "jnp.abs({0})", "jnp.floor({0})",
+    return x and w.choose("jnp.tanh({0})", "jnp.exp(-jnp.abs({0}))", "jnp.sin(jnp.tanh({0}))", "jnp.sqrt(jnp.abs({0}) + 1)", "{0} ** 2", "-{0}", "jax.nn.relu({0})",
+                          "jnp.log1p(jnp.abs({0}))", "jnp.clip({0}, -1, 1)", "jax.nn.sigmoid({0})", "0.5 * {0}", "jnp.abs({0})", "jnp.floor({0} + 0.3173)",
                           "1 / (1 + {0} ** 2)", "jnp.exp(-0.5 * {0} ** 2)", "jax.checkpoint(jnp.tanh)({0})").format(x)  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def outer(w: _Writer) -> str | None:
     x, y = w.pick((1, 2)), w.pick((1, 2))
     if not x or not y:
         return None
-    op = w.choose("{0} + {1}", "{0} - {1}", "{0} * {1}", "jnp.maximum({0}, {1})", "({0} > {1}).astype(float)", "({0} - {1}) ** 2")
+    op = w.choose("{0} + {1}", "{0} - {1}", "{0} * {1}", "jnp.maximum({0}, {1})", "({0} > {1} + 0.3173).astype(float)", "({0} - {1}) ** 2")
     forms = {(1, 1): ("[:, None]", "[None]"), (2, 2): ("[:, None]", "[None]"), (1, 2): ("[:, None, None]", "[None]"), (2, 1): ("[:, :, None]", "")}
     left, right = forms[len(w.shape(x)), len(w.shape(y))]
     return op.format(x + left, y + right)
@@ -247,23 +247,28 @@ def reduction(w: _Writer) -> str | None:
     keep = w.choose("", "", ", keepdims=True")
     axis = w.choose(str(w.axis(x)), str(w.axis(x)), "-1", "None" if not keep else "0", "(0, -1)")
     form = w.choose("jnp.sum({0}, {1}{2})", "jnp.sum({0}, {1}{2})", "jnp.mean({0}, {1}{2})", "jnp.max({0}, {1}{2})", "jnp.min({0}, {1}{2})",
-                    "jnp.prod(jnp.tanh({0}), {1}{2})", "jnp.any({0} > 0.5, {1}{2})", "jnp.all({0} > -2, {1}{2})", "jax.nn.logsumexp({0}, {1}{2})",
+                    "jnp.prod(jnp.tanh({0}), {1}{2})", "jnp.any({0} > 0.3173, {1}{2})", "jnp.all({0} > -1.7173, {1}{2})", "jax.nn.logsumexp({0}, {1}{2})",
                     "jnp.var({0}, {1}{2})")  # fmt: skip
     return form.format(x, axis, keep.replace("keepdims", "keepdims"))
 
 
 def search(w: _Writer) -> str | None:
     x = w.pick((1, 9), "f")
-    return x and w.choose("jnp.argmax({0}, {1})", "jnp.argmin({0}, {1})", "jnp.sort({0}, {1})", "jnp.argsort({0}, {1})", "jnp.cumsum({0}, {1})",
-                          "lax.cummax({0}, {1}, reverse=True)", "lax.top_k({0}, 2)[0]", "lax.top_k(-{0}, 2)[1]", "jnp.flip({0}, {1})",
-                          "lax.cumprod(jnp.tanh({0}), {1})").format(x, w.axis(x))  # fmt: skip
+    return x and w.choose("jnp.argmax({2}, {1})", "jnp.argmin({2}, {1})", "jnp.sort({0}, {1})", "jnp.argsort({2}, {1})", "jnp.cumsum({0}, {1})",
+                          "lax.cummax({0}, {1}, reverse=True)", "lax.top_k({0}, 2)[0]", "lax.top_k(-{2}, 2)[1]", "jnp.flip({0}, {1})",
+                          "lax.cumprod(jnp.tanh({0}), {1})").format(x, w.axis(x), rounded(x))  # fmt: skip
+
+
+def rounded(x: str) -> str:
+    """Values among which those that are equal but for rounding are equal, so that their order does not depend on a plan."""
+    return f"jnp.round(jnp.tanh({x}) * 997.3)"
 
 
 def normalised(w: _Writer) -> str | None:
     x = w.pick((1, 9), "f")
     return x and w.choose("jax.nn.softmax({0}, {1})", "{0} - jnp.mean({0}, {1}, keepdims=True)", "{0} / (1 + jnp.sum({0} ** 2, {1}, keepdims=True))",
                           "jax.nn.softmax({0} @ {0}.T, -1) @ {0}", "{0} - jnp.max({0}, {1}, keepdims=True)",
-                          "jnp.where({0} == jnp.max({0}, {1}, keepdims=True), 1, {0})").format(x, w.axis(x))  # fmt: skip
+                          "jnp.where({2} == jnp.max({2}, {1}, keepdims=True), 1, {0})").format(x, w.axis(x), rounded(x))  # fmt: skip
 
 
 def layout(w: _Writer) -> str | None:
@@ -282,9 +287,9 @@ def masks(w: _Writer) -> str | None:
     if not x or not y:
         return None
     n, m = w.shape(x)[0], w.shape(x)[-1]
-    return w.choose("jnp.where({0} > 0, {0}, {1})", "jnp.tril({0})", f"jnp.where(jnp.arange({n})[:, None] >= jnp.arange({m})[None], {{0}}, -1.0)",
+    return w.choose("jnp.where({0} > 0.3173, {0}, {1})", "jnp.tril({0})", f"jnp.where(jnp.arange({n})[:, None] >= jnp.arange({m})[None], {{0}}, -1.0)",
                     f"{{0}} * jnp.arange({m})", f"{{0}} + jnp.eye({n})", f"jnp.where(jnp.eye({n}, dtype=bool), {{0}}, 0)", "jnp.diag({0})", "jnp.trace({0})",
-                    "jnp.where({1}.astype(bool), {0}, 0)", f"jax.nn.one_hot(jnp.argmax({{0}}, 0), {n})", "jnp.diagonal({0})",
+                    "jnp.where({1}.astype(bool), {0}, 0)", f"jax.nn.one_hot(jnp.argmax({rounded(x)}, 0), {n})", "jnp.diagonal({0})",
                     f"jnp.eye({n}) @ {{0}}").format(x, y)  # fmt: skip
 
 
@@ -295,9 +300,9 @@ def moves(w: _Writer) -> str | None:
     a, n = w.axis(x), w.shape(x)[0]
     at = [int(k) for k in w.rng.randint(0, max(n, 1), 3)]
     return w.choose("jnp.concatenate([{0}, {1}], 0)", "jnp.stack([{0}, {0}], {2})", "jnp.pad({0}, 1)", "{0}[1:]", "{0}[::2]", "{0}[::-1]", "jnp.roll({0}, 1, {2})",
-                    f"{{0}}[np.array({at})]", f"jnp.take({{0}}, jnp.argmax({{1}}, 0) % {max(n, 1)}, 0)", "jnp.repeat({0}, 2, {2})", "jnp.tile({0}, 2)",
+                    f"{{0}}[np.array({at})]", f"jnp.take({{0}}, jnp.argmax({rounded(y)}, 0) % {max(n, 1)}, 0)", "jnp.repeat({0}, 2, {2})", "jnp.tile({0}, 2)",
                     "{0}[0]", "{0}[..., -1]", f"{{0}}.at[{at[0]}].set(1)", f"{{0}}.at[np.array({at})].add(2)",
-                    "jnp.take_along_axis({0}, jnp.argsort({0}, 0), 0)", f"jax.ops.segment_sum({{0}}, jnp.arange({n}) % 2, 2)",
+                    f"jnp.take_along_axis({{0}}, jnp.argsort({rounded(x)}, 0), 0)", f"jax.ops.segment_sum({{0}}, jnp.arange({n}) % 2, 2)",
                     "lax.dynamic_slice_in_dim({0}, 1, 1)", f"jnp.convolve({{0}}, jnp.ones(3), 'same')",
                     f"jax.vmap(lambda i: {{0}}[i])(jnp.arange({n}) // 2)").format(x, y, a)  # fmt: skip
 
@@ -307,7 +312,8 @@ def algebra(w: _Writer) -> str | None:
     if not x or not y:
         return None
     n = w.shape(x)[0]
-    chol = f"jnp.linalg.cholesky(jnp.tanh({x}) @ jnp.tanh({x}).T + {n + 1} * jnp.eye({n}, dtype={x}.dtype))"
+    x, y = f"{x}.astype(float)", f"{y}.astype(float)"
+    chol = f"jnp.linalg.cholesky(jnp.tanh({x}) @ jnp.tanh({x}).T + {n + 1} * jnp.eye({n}))"
     return w.choose(chol, f"jax.scipy.linalg.solve_triangular({chol}, {x}, lower=True)", f"jax.scipy.linalg.cho_solve(({chol}, True), {y})",
                     f"jnp.linalg.slogdet({x} @ {x}.T + jnp.eye({n}))[1]", f"jnp.fft.rfft({x}).real", f"jnp.sum(jnp.log(jnp.diag({chol})))")  # fmt: skip
 
@@ -318,8 +324,8 @@ def control(w: _Writer) -> str | None:
         "lax.scan(lambda c, r: (jnp.tanh(c + jnp.sum(r)), c * r), jnp.zeros((), {0}.dtype), {0})[1]",
         "lax.scan(lambda c, r: (jnp.tanh(c + r), jnp.sum(c)), {0}[0], {0}, reverse=True)[0]",
         "lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c + i * {0}), {0})",
-        "lax.while_loop(lambda c: jnp.sum(c) > 1, lambda c: c / 2, jnp.abs({0}))",
-        "lax.cond(jnp.sum({1}) > 0, lambda z: jnp.sin(z), lambda z: -z, {0})",
+        "lax.while_loop(lambda c: jnp.sum(c) > 1.3173, lambda c: c / 2, jnp.abs({0}))",
+        "lax.cond(jnp.sum({1}) > 0.3173, lambda z: jnp.sin(z), lambda z: -z, {0})",
         "lax.map(lambda r: jnp.sum(r) * {1}, {0})", "jax.vmap(lambda r: jnp.dot(r, r))({0})", "lax.associative_scan(jnp.add, {0})",
         "lax.scan(lambda c, r: (c, r @ {0}.T), 0, {0})[1]").format(x, y)  # fmt: skip
 
@@ -327,7 +333,7 @@ def control(w: _Writer) -> str | None:
 def conversion(w: _Writer) -> str | None:
     x = w.pick(kind="" if w.mixed else "biu")
     return x and w.choose("{0}.astype(jnp.float32)", "{0}.astype(jnp.int32)", "{0}.astype(bool)", "{0}.astype(jnp.float64)", "{0}.astype(jnp.bfloat16)",
-                          "jnp.real({0})", "{0}.astype(jnp.complex64)", "{0} > 0", "jnp.sum({0}, 0)", "jnp.cumsum({0})", "jnp.bitwise_xor({0}, 3)", "{0} // 2",
+                          "jnp.real({0})", "{0}.astype(jnp.complex64)", "{0} > 0.3173", "jnp.sum({0}, 0)", "jnp.cumsum({0})", "jnp.bitwise_xor({0}, 3)", "{0} // 2",
                           "jnp.max({0}, -1)", "jnp.any({0})").format(x)  # fmt: skip
 
 

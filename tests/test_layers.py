@@ -12,10 +12,10 @@ PACKAGE = ROOT / "eqsat_mem"
 
 LAYERS = (
     "sizes errors config",
-    "ir ops diagonal flatten effects trace interpret",
+    "ir ops equations diagonal plain flatten axes infer effects trace interpret",
     "forms vocabulary rules encode egraph saturate extract",
-    "loops fusion memory costs timing schedule",
-    "emit verify report pipeline",
+    "loops fusion memory costs timing schedule control",
+    "source reads expressions emit verify report pipeline",
     "manual function primitive api demo userfile __main__",
 )
 ORDER = [name for line in LAYERS for name in line.split()]

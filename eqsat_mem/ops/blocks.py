@@ -48,7 +48,7 @@ class BlockOp:
 
     ``pointwise(in_shapes, out_shapes, params)`` lists its groups. ``resize(params, in_shapes, groups)`` is the parameters of the
     same call where ``groups`` have the extents of ``in_shapes``. ``weight(in_shapes, out_shapes, params)`` is its cost
-    in additions. ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several).
+    in additions. ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several), which may call the functions of ``helpers``.
     """
 
     name: str
@@ -56,6 +56,7 @@ class BlockOp:
     resize: Resize = unchanged
     weight: Weight = elements
     text: Text = no_text
+    helpers: tuple[Callable[..., Any], ...] = ()
 
 
 def all_but(bound: Sequence[int], rank: int, operands: Sequence[int] = (0,), results: Sequence[int] = (0,)) -> list[Group]:

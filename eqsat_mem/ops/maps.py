@@ -25,7 +25,7 @@ class MapOp:
     ``weight`` is the cost of one element in additions (measured with XLA:CPU, which computes some functions one element at a time). ``cheap`` operations are repeated by XLA in each consumer
     instead of kept. ``text`` is a template over operands ``{0}``, ``{1}`` and parameters, or a function of
     ``(args, params, dtype)``; ``None`` where the primitive has no readable source. ``defaults`` are the parameters
-    that a term need not mention.
+    that a term need not mention. ``library`` operations are part of XLA:CPU's kernel library, which computes them inside a fold.
     """
 
     name: str
@@ -35,6 +35,7 @@ class MapOp:
     prim: Any
     constructor: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    library: bool = False
 
     def bind(self, *args: Any, **params: Any) -> Any:
         """The operation on arrays of one shape."""
@@ -155,7 +156,7 @@ def _row(name: str, weight: float, text: Text = "lax", cheap: bool | None = None
     if text == "lax":
         text = f"lax.{name}(" + ", ".join(f"{{{k}}}" for k in range(arity)) + ")"
     cheap = weight <= 1.5 if cheap is None else cheap
-    return MapOp(name, weight, cheap, text, getattr(primitives, f"{name}_p"), constructor or _camel(name), defaults)
+    return MapOp(name, weight, cheap, text, getattr(primitives, f"{name}_p"), constructor or _camel(name), defaults, name in _IN_LIBRARY)
 
 
 _MEANINGLESS = frozenset({"sharding", "out_sharding", "weak_type"})
@@ -163,6 +164,8 @@ _BINARY = frozenset({"pow", "rem", "atan2", "nextafter", "igamma", "igammac", "i
                      "shift_right_arithmetic", "complex", "zeta"})  # fmt: skip
 _TERNARY = frozenset({"clamp", "regularized_incomplete_beta"})
 _LIBRARY = {"accuracy": None}
+_IN_LIBRARY = frozenset({"neg", "abs", "sign", "square", "floor", "ceil", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log1p", "logistic",
+                         "tanh", "erf", "integer_pow", "add", "sub", "mul", "div", "max", "min", "pow"})  # fmt: skip
 
 _ROWS = [
     # arithmetic

@@ -19,7 +19,7 @@ class Monoid:
     ``identity(dtype)`` is a numpy scalar. ``reduce_text`` is source for operand ``{0}`` and axes ``{1}``, bitwise
     equal to the primitive; ``combine_text`` is source for two partial results. ``combine`` and ``reduce`` are the same on
     arrays. ``repeat(x, n)`` is ``x`` combined with itself ``n >= 1`` times: a fold over an index of extent ``n`` that ``x``
-    does not depend on.
+    does not depend on. XLA:CPU folds ``library`` monoids of f32 and f64 with its kernel library.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Monoid:
     reduce: Callable[[Any, Sequence[int]], Any]
     repeat: Callable[[Any, int], Any]
     idempotent: bool = False
+    library: bool = False
 
 
 def _number(value: int) -> Callable[[Any], Any]:
@@ -75,7 +76,7 @@ def _row(name: str, identity: Callable[[Any], Any], primitive: str, combine_text
          repeat: Callable[[Any, int], Any]) -> Monoid:  # fmt: skip
     reduce = getattr(lax, primitive)
     return Monoid(name, identity, f"lax.{primitive}({{0}}, {{1}})", combine_text, combine,
-                  lambda x, axes: reduce(x, tuple(axes)), repeat, repeat is _same)  # fmt: skip
+                  lambda x, axes: reduce(x, tuple(axes)), repeat, repeat is _same, name in ("add", "max", "min"))  # fmt: skip
 
 
 _ROWS = [

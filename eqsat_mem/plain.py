@@ -1,0 +1,44 @@
+"""Equations that mean the same as a few elementwise operations and folds, which rules and loops can take apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from eqsat_mem import diagonal
+from eqsat_mem.equations import Equation, Flat
+
+
+def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Any:
+    """A jaxpr of elementwise operations and folds that means the same as this equation, ``None`` if there is none."""
+    if name in _SEARCHES:
+        return _search(flat, name, params, ins[0])
+    return diagonal.plain_form(flat, producer, name, params, ins)
+
+
+LARGEST = 1 << 24
+"""The positions that float32 holds exactly."""
+_SEARCHES: dict[str, Callable[..., Any]] = {"argmin": lax.reduce_min, "argmax": lax.reduce_max}
+
+
+def _search(flat: Flat, name: str, params: dict[str, Any], operand: int) -> Any:
+    """``argmin x`` is the first position where ``x`` is its own minimum, or is not a number (whose minimum is not a number either)."""
+    shape, dtype = flat.shapes[operand], flat.dtypes[operand]
+    kind = np.dtype(dtype).kind if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else ""
+    if len(params["axes"]) != 1 or shape[params["axes"][0]] > LARGEST or kind == "c" or not (kind in "iu" or jax.numpy.issubdtype(dtype, np.floating)):
+        return None
+    (axis,) = params["axes"]
+
+    def first(x: Any) -> Any:
+        extreme = lax.expand_dims(_SEARCHES[name](x, (axis,)), (axis,))
+        found = lax.eq(x, lax.broadcast_in_dim(extreme, shape, range(len(shape))))
+        if kind not in "iu":
+            found = found | lax.ne(x, x)
+        places = lax.broadcasted_iota(np.float32, shape, axis)  # whole numbers, exact; folds of floating-point numbers are faster
+        return lax.reduce_min(lax.select(found, places, lax.full_like(places, shape[axis])), (axis,)).astype(params["index_dtype"])
+
+    return jax.make_jaxpr(first)(jax.ShapeDtypeStruct(shape, dtype))
