@@ -64,12 +64,12 @@ def cpu() -> Device:
     return Device(
         name=f"cpu ({cores} cores)",
         flops=225e9 * cores,
-        elements=33e9 * cores,
-        levels=((l2 / 2, 50e9 * cores), (l2, 40e9 * cores), (l3 / 2, 30e9 * cores), (l3, 12e9 * cores), (math.inf, 5e9 * cores)),
+        elements=50e9 * cores,
+        levels=((l2 / 2, 50e9 * cores), (l2, 40e9 * cores), (l3, 30e9 * cores), (4 * l3, 20e9 * cores), (math.inf, 6e9 * cores)),
         kernel_s=1e-6,
         iteration_s=2e-6,
-        reduce_weight=6.0,
-        short_reduce_weight=25.0,
+        reduce_weight=9.0,
+        short_reduce_weight=35.0,
         small_flops=4e6,
         library_folds=True,
     )

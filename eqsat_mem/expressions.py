@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Rename, Term, bits
+from eqsat_mem.ir import Block, Call, Dot, Fold, Input, Literal, Map, Rename, Term, bits
 from eqsat_mem.ops import MAPS, MONOIDS, Monoid, bind_call, block_op, block_text, map_text
 from eqsat_mem.reads import Reader
 from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, shape_of, wrap
@@ -27,10 +27,12 @@ class Expressions(Reader):
         if known is not None:
             return known
         term = self.program_ir.terms[t]
-        if t not in region.terms or isinstance(term, Rename):
-            return self.pinned(self.read(t, scope) if t not in region.terms else self.local_rename(t, scope, region), fixed, scope)
+        if isinstance(term, Rename) and t in region.terms:
+            return self.pinned(self.local_rename(t, scope, region), fixed)
+        if t not in region.terms:
+            return self.outer(t, scope, fixed)
         if fixed and t in region.kept:
-            return self.pinned(self.value(t, scope, region), fixed, scope)
+            return self.pinned(self.value(t, scope, region), fixed)
         text, layout = self.compute(t, scope, region, fixed)
         inline = not isinstance(term, Block) and region.users[t] == 1 and t not in region.outs and t not in region.kept and len(text) < INLINE
         if text.isidentifier():
@@ -50,7 +52,27 @@ class Expressions(Reader):
             self.value(term.arg, scope, region)
         return self.read(t, scope)
 
-    def pinned(self, value: Value, fixed: Fixed, scope: Scope) -> Value:
+    def outer(self, t: int, scope: Scope, fixed: Fixed) -> Value:
+        """A value from outside at fixed positions: taken apart where it stands, so that loops slice what lies side by side in memory."""
+        if not fixed:
+            return self.read(t, scope)
+        known = scope.values.get((t, fixed))
+        if known is not None:
+            return known
+        if scope.parent is None or t in scope.values or isinstance(self.program_ir.terms[t], Rename):
+            value = self.pinned(self.read(t, scope), fixed)
+            if value.layout:
+                value = self.assign(value.text, value.layout, scope, self.argument_word(t))
+        else:
+            value = self.sliced(self.outer(t, scope.parent, fixed), scope)
+        scope.values[(t, fixed)] = value
+        return value
+
+    def argument_word(self, t: int) -> str:
+        term = self.program_ir.terms[t]
+        return self.arguments[term.slot] if isinstance(term, Input) else self.word(t)
+
+    def pinned(self, value: Value, fixed: Fixed) -> Value:
         if not fixed:
             return value
         at = dict(fixed)

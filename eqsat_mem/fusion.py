@@ -15,7 +15,7 @@ from eqsat_mem.loops import Loop, Seq, has_effects, made, reads
 from eqsat_mem.ops import MAPS, MONOIDS
 
 SMALL_FOLD = 64
-"""A fold over at most so many elements is computed inside its consumer."""
+"""A fold over at most so many elements is computed inside its consumer where folds are not left to a library."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozens
         case Map():
             return alone or MAPS[term.op].cheap
         case Fold():
-            return alone and program.extent(term.over) <= SMALL_FOLD
+            return alone and (bool(ex.unrolls.get(t)) or not library_folds and program.extent(term.over) <= SMALL_FOLD)
     return False
 
 

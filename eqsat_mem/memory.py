@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused, fuse
-from eqsat_mem.ir import Block, Dot, Fold, Map, Program, bits, children, itemsize
+from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Map, Program, bits, children, itemsize
 from eqsat_mem.loops import Chunks, Loop, Path, Seq, is_leaf, loops, made
 
 Extents = tuple[int, ...]
@@ -68,7 +68,16 @@ class Memory:
 
     def total(self, seq: Seq, chunks: Chunks) -> int:
         """Arguments, outputs and temporaries of the whole program."""
-        return argument_bytes(self.ex.program) + self.peak(seq, self.full_extents(), chunks).nbytes + self._output_copies(seq)
+        peak = self.peak(seq, self.full_extents(), chunks).nbytes
+        return argument_bytes(self.ex.program) + peak + self._output_copies(seq) + (self._taken_apart() if chunks else 0)
+
+    def _taken_apart(self) -> int:
+        """Arguments that unrolled folds read one position at a time are copied position by position, once, before the loops."""
+        program, unrolled = self.ex.program, 0
+        for mask in self.ex.unrolls.values():
+            unrolled |= mask
+        leaves = [t for t in program.reachable() if isinstance(program.terms[t], (Input, Const))]
+        return sum(program.nbytes(t) for t in leaves if program.free[t] & unrolled and program.free[t] & ~unrolled)
 
     def _output_copies(self, seq: Seq) -> int:
         """Outputs that are plain reads, or that are returned twice, are copies of their own."""

@@ -49,7 +49,7 @@ class Reader:
             return Value(self.typed(term), ())
         if isinstance(term, Iota):
             value = self.iota(term, scope)
-        elif isinstance(term, Rename):
+        elif isinstance(term, Rename) and not self.known_outside(t, scope):
             value = self.renamed(term, scope)
         elif scope.parent is None:
             value = self.argument(t, scope)
@@ -57,6 +57,13 @@ class Reader:
             value = self.sliced(self.read(t, scope.parent), scope)
         scope.values[t] = value
         return value
+
+    def known_outside(self, t: int, scope: Scope) -> bool:
+        """Does a scope around this one hold the value of a term?"""
+        holder = scope.parent
+        while holder is not None and t not in holder.values:
+            holder = holder.parent
+        return holder is not None
 
     def renamed(self, term: Rename, scope: Scope) -> Value:
         """The operand's array outside of every loop over an old or a new name, its axes called by the new ones, then sliced by those loops."""

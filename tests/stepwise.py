@@ -77,8 +77,9 @@ def _while(params: Any, args: list[Array]) -> list[Array]:
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     cond_consts, body_consts, carry = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-    while bool(_run(cond.jaxpr, cond.consts, [*cond_consts, *carry])[0]):
-        carry = _run(body.jaxpr, body.consts, [*body_consts, *carry])
+    while np.any(going := _run(cond.jaxpr, cond.consts, [*cond_consts, *carry])[0]):
+        new = _run(body.jaxpr, body.consts, [*body_consts, *carry])
+        carry = [np.where(going.reshape(going.shape + (1,) * (n.ndim - going.ndim)), n, old) for n, old in zip(new, carry)]  # batched: some go on
     return carry
 
 

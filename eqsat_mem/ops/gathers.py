@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .blocks import BlockOp, Group, Params, Shapes, extents, replaced, unchanged
+from .maps import value_text
 
 
 def _gather(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
@@ -66,7 +67,7 @@ def _gather_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
     return (f"lax.gather({args[0]}, {args[1]}, {_numbers_text('GatherDimensionNumbers', params['dimension_numbers'])}, "
             f"slice_sizes={tuple(map(int, params['slice_sizes']))}, unique_indices={params['unique_indices']}, "
             f"indices_are_sorted={params['indices_are_sorted']}, mode=lax.GatherScatterMode.{params['mode'].name}"
-            + (")" if fill is None else f", fill_value={fill!r})"))  # fmt: skip
+            + (")" if fill is None else f", fill_value={value_text(fill)})"))  # fmt: skip
 
 
 def _scatter_text(function: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,10 +60,15 @@ def map_text(op: str, params: Params | Mapping[str, Any], args: Sequence[str], d
     if row.text is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return None
     text = _render(row, args, given, dtype)
-    if text is not None and text.startswith("lax.") and any(map(_is_number, args)):
+    if text is not None and _is_call(row, len(args), given, dtype) and any(map(_is_number, args)):
         kind = np.zeros((), dtype).real.dtype if op == "complex" else dtype
         text = _render(row, [f"{dtype_text(kind)}({a})" if _is_number(a) else a for a in args], given, dtype)
     return text
+
+
+def _is_call(row: MapOp, arity: int, given: Mapping[str, Any], dtype: Any) -> bool:
+    """Whether a row's source is a call of a ``lax`` function, which converts no operand; operands may themselves begin with one."""
+    return str(_render(row, ["x"] * arity, given, dtype)).startswith("lax.")
 
 
 def _render(row: MapOp, args: Sequence[str], given: Mapping[str, Any], dtype: Any) -> str | None:
@@ -98,7 +104,9 @@ def value_text(value: Any) -> str:
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return dtype_text(value)
     if isinstance(value, np.generic):
-        return repr(value.item())
+        return value_text(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return "jnp.nan" if math.isnan(value) else "jnp.inf" if value > 0 else "-jnp.inf"
     if isinstance(value, tuple):
         return "(" + ", ".join(map(value_text, value)) + ("," if len(value) == 1 else "") + ")"
     return repr(value)
@@ -172,8 +180,8 @@ _ROWS = [
     _row("add", 1, _infix("+", "add")),
     _row("sub", 1, _infix("-", "sub")),
     _row("mul", 1, _infix("*", "mul"), out_dtype=None),
-    _row("div", 5, _infix("/", "div", np.inexact)),
-    _row("rem", 400),
+    _row("div", 7.5, _infix("/", "div", np.inexact)),
+    _row("rem", 600),
     _row("neg", 1, "-{0}"),
     _row("abs", 1, "jnp.abs({0})"),
     _row("sign", 1.5),
@@ -214,44 +222,44 @@ _ROWS = [
     _row("conj", 0.5, _conj),
     _row("complex", 1),
     # powers, exponentials, logarithms
-    _row("pow", 130),
-    _row("sqrt", 8, "jnp.sqrt({0})", **_LIBRARY),
-    _row("rsqrt", 12, **_LIBRARY),
-    _row("cbrt", 350, **_LIBRARY),
-    _row("exp", 14, "jnp.exp({0})", **_LIBRARY),
-    _row("exp2", 14, **_LIBRARY),
-    _row("expm1", 25, "jnp.expm1({0})", **_LIBRARY),
-    _row("log", 22, "jnp.log({0})", **_LIBRARY),
-    _row("log1p", 42, "jnp.log1p({0})", **_LIBRARY),
-    _row("logistic", 20, **_LIBRARY),
+    _row("pow", 195),
+    _row("sqrt", 12, "jnp.sqrt({0})", **_LIBRARY),
+    _row("rsqrt", 18, **_LIBRARY),
+    _row("cbrt", 525, **_LIBRARY),
+    _row("exp", 21, "jnp.exp({0})", **_LIBRARY),
+    _row("exp2", 21, **_LIBRARY),
+    _row("expm1", 37.5, "jnp.expm1({0})", **_LIBRARY),
+    _row("log", 33, "jnp.log({0})", **_LIBRARY),
+    _row("log1p", 63, "jnp.log1p({0})", **_LIBRARY),
+    _row("logistic", 30, **_LIBRARY),
     # trigonometry
-    _row("sin", 400, "jnp.sin({0})", **_LIBRARY),
-    _row("cos", 200, "jnp.cos({0})", **_LIBRARY),
-    _row("tan", 250, "jnp.tan({0})", **_LIBRARY),
-    _row("asin", 300),
-    _row("acos", 500),
-    _row("atan", 280),
-    _row("atan2", 450),
-    _row("sinh", 45),
-    _row("cosh", 20),
-    _row("tanh", 16, "jnp.tanh({0})", **_LIBRARY),
-    _row("asinh", 60),
-    _row("acosh", 60),
-    _row("atanh", 60),
+    _row("sin", 600, "jnp.sin({0})", **_LIBRARY),
+    _row("cos", 300, "jnp.cos({0})", **_LIBRARY),
+    _row("tan", 375, "jnp.tan({0})", **_LIBRARY),
+    _row("asin", 450),
+    _row("acos", 750),
+    _row("atan", 420),
+    _row("atan2", 675),
+    _row("sinh", 67.5),
+    _row("cosh", 30),
+    _row("tanh", 24, "jnp.tanh({0})", **_LIBRARY),
+    _row("asinh", 90),
+    _row("acosh", 90),
+    _row("atanh", 90),
     # special functions
-    _row("erf", 15),
-    _row("erfc", 28),
-    _row("erf_inv", 80),
-    _row("lgamma", 260),
-    _row("digamma", 260),
-    _row("polygamma", 200, _polygamma),
-    _row("zeta", 150),
-    _row("igamma", 300),
-    _row("igammac", 300),
-    _row("igamma_grad_a", 400),
-    _row("regularized_incomplete_beta", 300, "lax.betainc({0}, {1}, {2})", constructor="BetaInc"),
-    _row("bessel_i0e", 30, None),
-    _row("bessel_i1e", 30),
+    _row("erf", 22.5),
+    _row("erfc", 42),
+    _row("erf_inv", 120),
+    _row("lgamma", 390),
+    _row("digamma", 390),
+    _row("polygamma", 300, _polygamma),
+    _row("zeta", 225),
+    _row("igamma", 450),
+    _row("igammac", 450),
+    _row("igamma_grad_a", 600),
+    _row("regularized_incomplete_beta", 450, "lax.betainc({0}, {1}, {2})", constructor="BetaInc"),
+    _row("bessel_i0e", 45, None),
+    _row("bessel_i1e", 45),
 ]
 
 MAPS: dict[str, MapOp] = {row.name: row for row in _ROWS}

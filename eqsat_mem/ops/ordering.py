@@ -42,7 +42,7 @@ def _top_k(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return all_but([params["axis"]], len(ins[0]), results=(0, 1))
 
 
-SELECTION = 66.0
+SELECTION = 100.0
 """Additions per element that a search for the largest takes on XLA:CPU (measured)."""
 
 
@@ -64,7 +64,7 @@ def _top_k_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
     if block is None:
         return SELECTION * every
     n = ins[0][-1]
-    return 8.0 * every + SELECTION * every / n * (n // block + params["k"] * block)
+    return 16.0 * every + SELECTION * every / n * (n // block + params["k"] * block)
 
 
 def _approx_top_k(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
@@ -78,14 +78,14 @@ def _per_element(cost: float) -> Weight:
 
 def _sort_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
     length = ins[0][params["dimension"]]
-    return 650.0 * sum(map(math.prod, ins)) * max(1.0, math.log2(max(length, 1)))
+    return 1000.0 * sum(map(math.prod, ins)) * max(1.0, math.log2(max(length, 1)))
 
 
 ORDERING = [
-    *(BlockOp(name, _running, unchanged, _per_element(120), _along(name)) for name in ("cumsum", "cumprod", "cummax", "cummin")),
+    *(BlockOp(name, _running, unchanged, _per_element(180), _along(name)) for name in ("cumsum", "cumprod", "cummax", "cummin")),
     BlockOp("cumlogsumexp", _running, unchanged, _per_element(40), _along("cumlogsumexp")),
-    BlockOp("argmax", _search, unchanged, _per_element(150), _search_text("argmax")),
-    BlockOp("argmin", _search, unchanged, _per_element(150), _search_text("argmin")),
+    BlockOp("argmax", _search, unchanged, _per_element(400), _search_text("argmax")),
+    BlockOp("argmin", _search, unchanged, _per_element(400), _search_text("argmin")),
     BlockOp("sort", _sort, unchanged, _sort_weight, _sort_text),
     BlockOp("top_k", _top_k, unchanged, _top_k_weight, _top_k_text, helpers=(top_k_by_blocks,)),
     BlockOp("approx_top_k", _approx_top_k, unchanged, _per_element(SELECTION)),
