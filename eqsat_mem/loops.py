@@ -120,11 +120,11 @@ class _Phases:
         self.phase: dict[int, int] = {}
         self.stacked: set[int] = set()
         self._classify(seq.outs)
+        needed = frozenset(self.stacked)
         self.stacked |= {t for t in keep if self.kind.get(t) is Kind.SLICE}
-        self.roots: dict[int, list[int]] = {}
-        for t in self.terms:
-            if self.kind[t] is Kind.FOLD or t in self.stacked:
-                self.roots.setdefault(self.phase[t], []).append(t)
+        self.roots = self._roots()
+        self.stacked = {t for t in self.stacked if t in needed or self._read_later(t)}
+        self.roots = self._roots()
         self.count = 1 + max([*self.phase.values(), *self.roots, 0]) + 1
         self.place = self._place_whole()
 
@@ -143,6 +143,19 @@ class _Phases:
                 effects_phase = phase = max(phase, effects_phase)
             self.kind[t], self.phase[t] = kind, phase
         self.stacked |= {t for t in outs if self.kind.get(t) is Kind.SLICE}
+
+    def _roots(self) -> dict[int, list[int]]:
+        """What the loop of each phase hands on."""
+        roots: dict[int, list[int]] = {}
+        for t in self.terms:
+            if self.kind[t] is Kind.FOLD or t in self.stacked:
+                roots.setdefault(self.phase[t], []).append(t)
+        return roots
+
+    def _read_later(self, t: int) -> bool:
+        """Does the loop of a later phase read slice ``t``? It need not if it reads slices that are kept and computed from ``t``."""
+        terms = self.ex.program.terms
+        return any(t in children(terms[u]) for p in self.roots if p > self.phase[t] for u in self.body(p))
 
     def _place_whole(self) -> dict[int, int]:
         """The stretch of every whole term: as late as its users allow where it is larger than what it reads, else as early as possible."""

@@ -129,8 +129,9 @@ class Memory:
             total += sum(new.values())
             for t in dying:
                 total -= live.pop(t)
-            if isinstance(step, int) and step not in fused.last_use and step not in seq.outs:
-                total -= live.pop(step)
+            for t in new:
+                if t not in fused.last_use and t not in seq.outs:
+                    total -= live.pop(t)
         return best
 
     def _taken_over(self, step: int | Loop | Seq, new: dict[int, int], dying: list[int], live: dict[int, int]) -> int:

@@ -48,15 +48,15 @@ def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: s
     with clock("trace"):
         loaded = load(jaxpr, arg_names)
     find = partial(_fastest, loaded, options, device, clock)
-    best, before = find(limit)
+    best, before, fired = find(limit)
     with clock("emit and verify"):
         kept = _keep(jaxpr, before, limit, options, name) if before.fits(limit) and best.seconds > GAIN * before.seconds else None
         chosen = kept or _emit_within(find, best, jaxpr, limit, options, name)
-    return _report(chosen, before, limit, clock, name, unchanged=kept is not None)
+    return _report(chosen, before, limit, clock, name, () if kept is not None else fired, kept is not None)
 
 
-def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, limit: int) -> tuple[Schedule, Schedule]:
-    """The fastest schedule found that fits (else the smallest), and the program as written."""
+def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, limit: int) -> tuple[Schedule, Schedule, tuple[str, ...]]:
+    """The fastest schedule found that fits (else the smallest), the program as written, and the rules that fired."""
     with clock("bodies"):
         program = plan_bodies(loaded, limit, partial(_plan_body, options))
     with clock("saturate"):
@@ -70,7 +70,7 @@ def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, l
         knobs = options.tensor_size_threshold, options.tensor_split_size
         found = [schedule(c, limit, device, *knobs) for c in candidates]
         best = min(found, key=lambda s: (not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes))
-        return best, straight(written, device)
+        return best, straight(written, device), tuple(sorted(view.matches))
 
 
 def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Callable[..., Any] | None, int]:
@@ -120,7 +120,7 @@ def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, opti
             return _Chosen(best, code, held)
         smallest = min(smallest or held, held)
         target = _tighter(best, held, limit)
-        best, _ = find(target)
+        best, *_ = find(target)
     raise _too_large(best, limit, smallest or best.peak_bytes, name)
 
 
@@ -136,7 +136,7 @@ def _too_large(s: Schedule, limit: int, smallest: int, name: str) -> MemoryLimit
     return MemoryLimitError(limit, smallest, _peak_tensors(s), name, argument_bytes(program) + _output_bytes(program))
 
 
-def _report(chosen: _Chosen, before: Schedule, limit: int, clock: _Clock, name: str, unchanged: bool = False) -> Plan:
+def _report(chosen: _Chosen, before: Schedule, limit: int, clock: _Clock, name: str, fired: tuple[str, ...], unchanged: bool) -> Plan:
     s, program = chosen.schedule, chosen.schedule.ex.program
     return Plan(
         name=name,
@@ -153,7 +153,7 @@ def _report(chosen: _Chosen, before: Schedule, limit: int, clock: _Clock, name: 
         original_predicted_s=before.seconds,
         seconds=clock.seconds,
         loops=list(_loop_summaries(s, s.seq, 0)),
-        rules_used=(),
+        rules_fired=fired,
         peak_tensors=_peak_tensors(s),
         program=program,
         schedule=s,

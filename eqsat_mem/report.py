@@ -66,7 +66,7 @@ class Plan:
         predicted_s, original_predicted_s: seconds by the time model, or None where it was not asked.
         seconds: seconds that each stage of planning took.
         loops: the loops of the plan in the order of the program, outer ones before those inside.
-        rules_used: the names of the rules that changed what is computed.
+        rules_fired: the names of the rules that matched something in the program.
         peak_tensors: ``(description, bytes, source)`` of what is held at the plan's peak.
         program, schedule: the chosen terms and their loop tree, for those who want to look further.
     """
@@ -85,7 +85,7 @@ class Plan:
     original_predicted_s: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     loops: Sequence[LoopSummary] = ()
-    rules_used: Sequence[str] = ()
+    rules_fired: Sequence[str] = ()
     peak_tensors: Sequence[Tensor] = ()
     program: Any = field(default=None, repr=False)
     schedule: Any = field(default=None, repr=False)
@@ -151,7 +151,7 @@ def _peak(plan: Plan) -> list[str]:
 
 
 def _rules(plan: Plan) -> list[str]:
-    return [f"rules: {', '.join(plan.rules_used)}"] if plan.rules_used else ["no rules used"]
+    return [f"rules that fired: {', '.join(plan.rules_fired)}"] if plan.rules_fired else ["no rules fired"]
 
 
 def _planning(plan: Plan) -> list[str]:
@@ -181,6 +181,6 @@ def to_json(plan: Plan) -> str:
     record = {item.name: getattr(plan, item.name) for item in fields(plan) if item.name not in ("function", "program", "schedule")}
     record["seconds"] = dict(plan.seconds)
     record["loops"] = [asdict(loop) for loop in plan.loops]
-    record["rules_used"] = list(plan.rules_used)
+    record["rules_fired"] = list(plan.rules_fired)
     record["peak_tensors"] = [dict(zip(("description", "bytes", "source"), tensor, strict=True)) for tensor in plan.peak_tensors]
     return json.dumps(record, indent=2)

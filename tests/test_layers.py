@@ -12,7 +12,7 @@ PACKAGE = ROOT / "eqsat_mem"
 
 LAYERS = (
     "sizes errors config",
-    "ir ops equations diagonal plain flatten axes infer effects trace interpret",
+    "terms ir ops equations diagonal plain flatten axes infer effects trace interpret",
     "forms vocabulary rules encode egraph saturate extract",
     "loops fusion memory costs timing schedule control",
     "source reads expressions emit verify report pipeline",

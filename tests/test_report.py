@@ -29,7 +29,7 @@ def plan():
             LoopSummary("n", 122_880, 128, stacks=["out"]),
             LoopSummary("m", 10_007, 256, depth=1, accumulates=["sum of exp * v"]),
         ],
-        rules_used=["split", "reassociate-right"],
+        rules_fired=["split", "reassociate-right"],
         peak_tensors=[("v", MiB // 2, None), ("exp", 2 * MiB, "kernel.py:12 (matvec)")],
     )
 
@@ -51,7 +51,7 @@ def test_the_table(plan):
         "held at the peak\n"
         "    2 MiB  exp  at kernel.py:12 (matvec)\n"
         "  512 KiB  v\n"
-        "rules: split, reassociate-right\n"
+        "rules that fired: split, reassociate-right\n"
         "planned in 21.5 ms: trace 20 ms, saturate 1.5 ms"
     )
 
@@ -67,7 +67,7 @@ def test_the_table_of_a_program_that_was_left_as_it_was(plan):
         original_predicted_s=None,
         seconds={},
         loops=(),
-        rules_used=(),
+        rules_fired=(),
         peak_tensors=(),
     )
     assert str(same) == (
@@ -79,7 +79,7 @@ def test_the_table_of_a_program_that_was_left_as_it_was(plan):
         "    temporaries     56.25 GiB   56.25 GiB\n"
         "  limit                             1 TiB\n"
         "no loops\n"
-        "no rules used"
+        "no rules fired"
     )
 
 

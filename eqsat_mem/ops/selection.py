@@ -14,31 +14,35 @@ def top_k_by_blocks(x: Any, k: int, block: int) -> Any:
 
     The k largest elements lie in the k blocks with the largest maxima: each other block has k elements ahead of all of its own, the
     blocks' maxima (where two are equal, the earlier block's comes first, as its element does in ``x``). Candidates stay in the order of ``x``.
-    Where something is not a number (a sum tells; XLA:CPU's maxima pass over it) all elements are searched.
+    A maximum may pass over what is not a number (XLA:CPU's does), which comes before all numbers: a sum tells, scaled so that it does not overflow.
+    (It also tells of a block with both infinities; then equal infinities in more than k blocks may come in another order.)
     """
-
-    def search(x: Any) -> Any:
-        count = x.shape[-1] // block
-        head, tail = x[..., : count * block], x[..., count * block :]
-        head = head.reshape(*x.shape[:-1], count, block)
-        found = lax.sort(lax.top_k(lax.reduce_max(head, (x.ndim,)), k)[1])
-        candidates = jnp.take_along_axis(head, found[..., None], axis=-2).reshape(*x.shape[:-1], k * block)
-        places = (found[..., None] * block + jnp.arange(block, dtype=jnp.int32)).reshape(candidates.shape)
-        candidates = jnp.concatenate([candidates, tail], axis=-1)
-        rest = jnp.arange(count * block, x.shape[-1], dtype=jnp.int32)
-        places = jnp.concatenate([places, jnp.broadcast_to(rest, tail.shape)], axis=-1)
-        values, chosen = lax.top_k(candidates, k)
-        return [values, jnp.take_along_axis(places, chosen, axis=-1)]
-
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return search(x)
-    return lax.cond(jnp.isnan(jnp.sum(x)), lambda x: lax.top_k(x, k), search, x)
+    count = x.shape[-1] // block
+    head, tail = x[..., : count * block], x[..., count * block :]
+    head = head.reshape(*x.shape[:-1], count, block)
+    largest = lax.reduce_max(head, (x.ndim,))
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        total = lax.reduce_sum(head * (0.5 / block), (x.ndim,))
+        largest = jnp.where(jnp.isnan(total), total, largest)
+    found = lax.sort(lax.top_k(largest, k)[1])
+    candidates = jnp.take_along_axis(head, found[..., None], axis=-2).reshape(*x.shape[:-1], k * block)
+    places = (found[..., None] * block + jnp.arange(block, dtype=jnp.int32)).reshape(candidates.shape)
+    rest = jnp.arange(count * block, x.shape[-1], dtype=jnp.int32)
+    candidates = jnp.concatenate([candidates, tail], axis=-1)
+    places = jnp.concatenate([places, jnp.broadcast_to(rest, tail.shape)], axis=-1)
+    values, chosen = lax.top_k(candidates, k)
+    return values, jnp.take_along_axis(places, chosen, axis=-1)
 
 
 def block_length(n: int, k: int) -> int | None:
-    """The block for ``k`` of ``n`` elements that leaves the fewest to be sorted; None where that is not much less than all of them."""
+    """The block for ``k`` of ``n`` elements that leaves few to be sorted; None where that is not much less than all of them.
+
+    A divisor of ``n`` is preferred: then blocks are read where they stand.
+    """
     if not 0 < k or n < 1024:
         return None
-    block = 1 << max(4, round(math.log2(math.sqrt(n / k))))
+    best = math.sqrt(n / k)
+    divisors = [b for b in range(max(8, int(best / 2)), int(best * 2) + 1) if n % b == 0]
+    block = min(divisors, key=lambda b: (abs(b - best), b)) if divisors else 1 << max(4, round(math.log2(best)))
     sorted_elements = n // block + k * block + n % block
     return block if n // block >= k and sorted_elements * 4 <= n else None

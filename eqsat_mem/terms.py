@@ -1,0 +1,190 @@
+"""Indices and terms: tensors as functions of named indices.
+
+A term's value depends on its set of *free* indices and has no axis order of its own; its size is the
+product of their extents. An axis of an array is a product of indices, outermost first: ``()`` is an
+axis of extent one, ``(n,)`` an ordinary axis, ``(b, t)`` two axes merged by a reshape. Sets of indices
+are integer bitmasks: bit ``i`` stands for ``program.indices[i]``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Axis = tuple[int, ...]
+Axes = tuple[Axis, ...]
+Params = tuple[tuple[str, Any], ...]
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The members of an index set, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def mask_of(indices: Iterable[int]) -> int:
+    """The index set with these members."""
+    out = 0
+    for i in indices:
+        out |= 1 << i
+    return out
+
+
+def axes_mask(axes: Axes) -> int:
+    """The index set that occurs in an array's axes."""
+    return mask_of(i for axis in axes for i in axis)
+
+
+@dataclass(frozen=True)
+class Index:
+    """A named axis with an extent, at least two except for axes of extent zero or one that must stay."""
+
+    name: str
+    extent: int
+
+
+# --- terms ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Term:
+    """What every term has: the dtype of its value (a numpy or JAX extended dtype)."""
+
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Input(Term):
+    """A read of argument ``slot``, each axis of the array named by ``axes``."""
+
+    slot: int
+    axes: Axes
+
+
+@dataclass(frozen=True)
+class Const(Term):
+    """A read of the closed-over array ``program.consts[slot]``, named by ``axes``."""
+
+    slot: int
+    axes: Axes
+
+
+@dataclass(frozen=True)
+class Literal(Term):
+    """A scalar. ``value`` is a Python number; equal numbers of different type or sign are kept apart by ``key``."""
+
+    value: Any
+    key: str
+
+    @staticmethod
+    def of(value: Any, dtype: Any) -> Literal:
+        value = np.asarray(value).item()
+        return Literal(dtype, value, f"{type(value).__name__}:{value!r}")
+
+
+@dataclass(frozen=True)
+class Iota(Term):
+    """The position along ``index``: 0, 1, ... extent - 1."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Map(Term):
+    """An elementwise operation; free indices of the operands broadcast against each other by name."""
+
+    op: str
+    args: tuple[int, ...]
+    params: Params = ()
+
+
+@dataclass(frozen=True)
+class Fold(Term):
+    """A monoid folded over the index set ``over``; an index that ``arg`` does not depend on counts all the same."""
+
+    monoid: str
+    over: int
+    arg: int
+
+
+@dataclass(frozen=True)
+class Dot(Term):
+    """The contraction ``sum_over lhs * rhs``, which is what a matrix unit runs."""
+
+    over: int
+    lhs: int
+    rhs: int
+    precision: Any = None
+
+
+@dataclass(frozen=True)
+class Rename(Term):
+    """``arg`` read under other index names: ``pairs`` (source, destination), all at once, destinations not free in ``arg`` unless renamed away."""
+
+    pairs: tuple[tuple[int, int], ...]
+    arg: int
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One equation that binds some axes of its operands: a JAX primitive with its parameters.
+
+    Operand ``a`` is laid out as ``in_axes[a]``, output ``k`` comes as ``out_axes[k]``. The operation is pointwise in
+    the indices of ``pointwise`` (single-index axes of the output, and of every operand that they occur in); all other
+    operand axes are bound. ``scratch_bytes`` is what it holds inside while it runs. Calls compare by identity, so equations with effects
+    are never merged.
+    """
+
+    prim: Any
+    params: dict[str, Any]
+    in_axes: tuple[Axes, ...]
+    out_axes: tuple[Axes, ...]
+    out_dtypes: tuple[Any, ...]
+    pointwise: int = 0
+    effects: bool = False
+    scratch_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Block(Term):
+    """Output ``out`` of a :class:`Call` on ``args``."""
+
+    call: Call
+    args: tuple[int, ...]
+    out: int
+
+
+def children(term: Term) -> tuple[int, ...]:
+    """The operands of a term."""
+    match term:
+        case Map() | Block():
+            return term.args
+        case Fold() | Rename():
+            return (term.arg,)
+        case Dot():
+            return (term.lhs, term.rhs)
+        case _:
+            return ()
+
+
+def with_children(term: Term, new: tuple[int, ...]) -> Term:
+    """The same operation on other operands."""
+    match term:
+        case Map():
+            return Map(term.dtype, term.op, new, term.params)
+        case Block():
+            return Block(term.dtype, term.call, new, term.out)
+        case Fold():
+            return Fold(term.dtype, term.monoid, term.over, new[0])
+        case Rename():
+            return Rename(term.dtype, term.pairs, new[0])
+        case Dot():
+            return Dot(term.dtype, term.over, new[0], new[1], term.precision)
+        case _:
+            return term

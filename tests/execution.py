@@ -1,0 +1,203 @@
+"""Loop trees run step by step: the slow, obvious meaning of a schedule, and what it holds while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from eqsat_mem import interpret
+from eqsat_mem.ir import Block, Dot, Fold, Index, Map, Program, bits, children
+from eqsat_mem.loops import Loop, Seq, is_leaf, made
+from eqsat_mem.memory import Memory, within
+from eqsat_mem.ops import MONOIDS
+from eqsat_mem.schedule import Schedule
+from tests import stepwise
+
+Ranges = dict[int, slice]
+"""The positions of the current chunk of each index that is looped over."""
+
+
+# --- values -----------------------------------------------------------------------------------------
+
+
+def execute(made_by: Schedule, args: Sequence[Any]) -> list[Any]:
+    """The outputs of a program, computed chunk by chunk in the order of its loop tree."""
+    run = _Execution(made_by, args)
+    run.sequence(made_by.seq, top := _Frame({}))
+    program = run.program
+    return [np.asarray(interpret.to_axes(program, run.fetch(o.term, top, {}), program.free[o.term], o.axes)) for o in program.outputs]
+
+
+@dataclass
+class _Frame:
+    """The values that one turn of a body has made; axes are indices in ascending order."""
+
+    ranges: Ranges
+    outer: _Frame | None = None
+    values: dict[Any, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Execution:
+    schedule: Schedule
+    args: Sequence[Any]
+    jaxprs: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def program(self) -> Program:
+        return self.schedule.ex.program
+
+    def sequence(self, seq: Seq, frame: _Frame) -> None:
+        for step in seq.steps:
+            if isinstance(step, int):
+                frame.values[step] = self.compute(step, frame)
+            elif isinstance(step, Seq):
+                self.sequence(step, frame)
+            else:
+                self.loop(step, frame)
+
+    def loop(self, loop: Loop, frame: _Frame) -> None:
+        extent, chunk = self.program.indices[loop.index].extent, self.schedule.chunks[loop]
+        stacked: dict[int, list[Any]] = {t: [] for t in loop.stacks}
+        folded: dict[int, Any] = {}
+        for start in range(0, extent, chunk):
+            inner = _Frame({**frame.ranges, loop.index: slice(start, min(start + chunk, extent))}, frame)
+            self.sequence(loop.body, inner)
+            for t in loop.stacks:
+                stacked[t].append(inner.values[t])
+            for t in loop.folds:
+                folded[t] = inner.values[t] if t not in folded else self.combine(t, folded[t], inner.values[t])
+        for t, parts in stacked.items():
+            frame.values[t] = np.concatenate(parts, list(bits(self.program.free[t])).index(loop.index))
+        frame.values.update(folded)
+
+    def combine(self, t: int, left: Any, right: Any) -> Any:
+        term = self.program.terms[t]
+        return np.asarray(left + right if isinstance(term, Dot) else MONOIDS[term.monoid].combine(left, right))  # type: ignore[attr-defined]
+
+    def compute(self, t: int, frame: _Frame) -> Any:
+        term = self.program.terms[t]
+        if type(term).__name__ == "Rename":
+            touched = {i for pair in term.pairs for i in pair}  # type: ignore[attr-defined]
+            whole = self.fetch(term.arg, frame, {i: r for i, r in frame.ranges.items() if i not in touched})  # type: ignore[attr-defined]
+            to = dict(term.pairs)  # type: ignore[attr-defined]
+            names = [to.get(i, i) for i in bits(self.program.free[term.arg])]  # type: ignore[attr-defined]
+            value = np.transpose(whole, sorted(range(len(names)), key=names.__getitem__))
+            return value[tuple(frame.ranges[i] if i in frame.ranges and i in touched else slice(None) for i in sorted(names))]
+        if isinstance(term, Block):
+            key = (id(term.call), term.args)
+            if key not in frame.values:
+                frame.values[key] = self.bind(t, frame, lambda program, values: _all_outputs(program, term, values))
+            return frame.values[key][term.out]
+        return self.bind(t, frame, lambda program, values: [interpret._operation(program, term, program.free[t], values, {})])[0]
+
+    def bind(self, t: int, frame: _Frame, meaning: Any) -> list[Any]:
+        """A term's operation at the extents of the current chunks."""
+        sizes = [len(range(*frame.ranges[k].indices(i.extent))) if k in frame.ranges else i.extent for k, i in enumerate(self.program.indices)]
+        program = replace(self.program, indices=[Index(i.name, n) for i, n in zip(self.program.indices, sizes)])
+        operands = {c: self.fetch(c, frame, frame.ranges) for c in children(self.program.terms[t])}
+        key = (t, tuple(v.shape for v in operands.values()))
+        if key not in self.jaxprs:
+            structs = {c: jax.ShapeDtypeStruct(v.shape, v.dtype) for c, v in operands.items()}
+            self.jaxprs[key] = jax.make_jaxpr(lambda values: meaning(program, values))(structs)
+        return stepwise.run(self.jaxprs[key], [operands[c] for c in sorted(operands)])
+
+    def fetch(self, t: int, frame: _Frame, ranges: Ranges) -> Any:
+        """The value of a term at these ranges of its indices, from the innermost frame that holds it that wide."""
+        program, free = self.program, list(bits(self.program.free[t]))
+        if is_leaf(program.terms[t]):
+            value, have = np.asarray(interpret._leaf(program, program.terms[t], self.args)), {}
+        else:
+            holder: _Frame | None = frame
+            while holder is not None and (t not in holder.values or any(i in free and i not in ranges for i in holder.ranges)):
+                holder = holder.outer
+            assert holder is not None, f"%{t} is read before it is computed"
+            value, have = holder.values[t], holder.ranges
+        return value[tuple(ranges[i] if i in ranges and i not in have else slice(None) for i in free)]
+
+
+def _all_outputs(program: Program, term: Block, values: Any) -> list[Any]:
+    results: dict[Any, list[Any]] = {}
+    interpret._block(program, term, values, results)
+    return [interpret.from_axes(program, r, axes) for r, axes in zip(results[term.call], term.call.out_axes)]
+
+
+# --- memory -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Heap:
+    """Bytes allocated, and the most there ever were."""
+
+    now: int = 0
+    high: int = 0
+
+    def allocate(self, nbytes: int) -> None:
+        self.now += nbytes
+        self.high = max(self.high, self.now)
+
+    def release(self, nbytes: int) -> None:
+        self.now -= nbytes
+
+
+def brute_force_peak(made_by: Schedule) -> int:
+    """The most bytes that values of the loop tree take together, by running every turn of every loop with reference counts."""
+    heap = Heap()
+    _hold(made_by, Memory(made_by.ex), made_by.seq, tuple(i.extent for i in made_by.ex.program.indices), heap)
+    return heap.high
+
+
+def _hold(made_by: Schedule, memory: Memory, seq: Seq, extents: tuple[int, ...], heap: Heap) -> dict[int, int]:
+    """Run a region; afterwards its results are still allocated: their bytes."""
+    fused = memory.fused(seq)
+    references = {t: sum(t in operands for operands in fused.operands) + (t in seq.outs) for t in {s for step in fused.kept for s in made(step)}}
+    alive: dict[int, int] = {}
+    for step, operands in zip(fused.kept, fused.operands):
+        for t in operands:
+            if t in references:
+                references[t] -= 1
+        dying = [t for t in operands if t in alive and not references[t]]
+        if isinstance(step, Loop):
+            for t in made(step):
+                alive[t] = memory.size(t, extents)
+                heap.allocate(alive[t])
+            _turns(made_by, memory, step, extents, heap)
+        elif isinstance(step, Seq):
+            alive |= _hold(made_by, memory, step, extents, heap)
+        else:
+            _compute(memory, step, operands, dying, alive, extents, heap)
+        for t in {*dying, *(t for t in made(step) if t in alive and not references[t])} & set(alive):
+            heap.release(alive.pop(t))
+    return alive
+
+
+def _turns(made_by: Schedule, memory: Memory, loop: Loop, extents: tuple[int, ...], heap: Heap) -> None:
+    left = extents[loop.index]
+    inside = within(extents, loop, made_by.chunks)
+    while left:
+        chunk = min(inside[loop.index], left)
+        results = _hold(made_by, memory, loop.body, (*inside[: loop.index], chunk, *inside[loop.index + 1 :]), heap)
+        heap.release(sum(results.values()))
+        left -= chunk
+
+
+def _compute(
+    memory: Memory, step: int, operands: frozenset[int], dying: list[int], alive: dict[int, int], extents: tuple[int, ...], heap: Heap
+) -> None:
+    """One kernel: its result, slices of outer values that it needs as arrays of their own, and its scratch."""
+    program, term, size = memory.ex.program, memory.ex.program.terms[step], memory.size(step, extents)
+    taken = next((t for t in dying if alive[t] == size), None) if isinstance(term, Map) else None
+    if taken is not None:
+        heap.release(alive.pop(taken))
+    scratch = term.call.scratch_bytes if isinstance(term, Block) else 0
+    library_fold = isinstance(term, Fold) and not memory.ex.unrolls.get(step)
+    if isinstance(term, (Dot, Block)) or library_fold:
+        outer = [c for c in operands if c not in alive]
+        scratch += sum(memory.size(c, extents) for c in outer if any(extents[i] != program.indices[i].extent for i in bits(program.free[c])))
+    heap.allocate(size + scratch)
+    heap.release(scratch)
+    alive[step] = size
