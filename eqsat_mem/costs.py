@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from eqsat_mem.ir import Block, Dot, Fold, Input, Const, Iota, Literal, Map, Program, Rename, bits, children, itemsize
+from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, bits, children, itemsize
 from eqsat_mem.ops import MAPS, block_weight
 
 
@@ -22,7 +22,8 @@ class Device:
 
     ``elements`` counts elementwise additions of 4-byte numbers; ``levels`` pairs a capacity in bytes with the bytes per second of data that
     fits it, smallest first, ending with main memory. ``reduce_weight`` is the cost of folding one element in additions, and
-    ``short_reduce_weight`` that along an axis too short for vector registers. A contraction of less than ``small_flops`` runs at a quarter of the rate.
+    ``short_reduce_weight`` that along an axis too short for vector registers. A contraction of less than ``small_flops`` runs at a
+    quarter of the rate.
     ``library_folds``: see :mod:`eqsat_mem.fusion`.
     """
 

@@ -1,7 +1,8 @@
 """A schedule as readable JAX source, and the function it defines.
 
 Values are arrays whose axes are indices in ascending order unless a read says otherwise. A loop becomes ``lax.fori_loop`` over a body that
-takes the start of its chunk; what an extent leaves over runs once before the loop with the same body (first, so that the loop continues in its
+takes the start of its chunk; what an extent leaves over runs once before the loop with the same body (first, so that the loop continues
+in its
 buffers). Reads inside a loop are slices of what stands outside.
 """
 
@@ -72,8 +73,10 @@ class _Writer(Expressions):
 
     def sequence(self, seq: Seq, scope: Scope) -> None:
         fused = self.memory.fused(seq)
-        users = Counter(c for s in seq.steps if isinstance(s, int) for c in children(self.program_ir.terms[s]))
-        region = Region(frozenset(s for s in seq.steps if isinstance(s, int)), users, seq.outs, frozenset(s for s in fused.kept if isinstance(s, int)))
+        terms = [s for s in seq.steps if isinstance(s, int)]
+        users = Counter(c for s in terms for c in children(self.program_ir.terms[s]))
+        kept = frozenset(s for s in fused.kept if isinstance(s, int))
+        region = Region(frozenset(terms), users, seq.outs, kept)
         for step in fused.kept:
             if isinstance(step, int):
                 self.value(step, scope, region)
@@ -132,7 +135,8 @@ class _Writer(Expressions):
         """The dtype that a fold is accumulated in: sums of narrow floating-point numbers are kept in float32."""
         term = self.program_ir.terms[t]
         narrow = jnp.issubdtype(term.dtype, jnp.floating) and jnp.finfo(term.dtype).bits < 32
-        return np.dtype(np.float32) if narrow and (isinstance(term, Dot) or isinstance(term, Fold) and term.monoid == "add") else term.dtype
+        is_sum = isinstance(term, Dot) or (isinstance(term, Fold) and term.monoid == "add")
+        return np.dtype(np.float32) if narrow and is_sum else term.dtype
 
     def combined(self, t: int, name: str, loop: Loop, inner: Scope) -> str:
         part = self.aligned(self.read(t, inner), self.layout(t))

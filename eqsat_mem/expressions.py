@@ -34,7 +34,8 @@ class Expressions(Reader):
         if fixed and t in region.kept:
             return self.pinned(self.value(t, scope, region), fixed)
         text, layout = self.compute(t, scope, region, fixed)
-        inline = not isinstance(term, Block) and region.users[t] == 1 and t not in region.outs and t not in region.kept and len(text) < INLINE
+        on_the_way = t not in region.outs and t not in region.kept and not isinstance(term, Block)
+        inline = on_the_way and region.users[t] == 1 and len(text) < INLINE
         if text.isidentifier():
             value = Value(text, layout)
         elif inline:
@@ -164,8 +165,8 @@ class Expressions(Reader):
         left, right = (self.value(a, scope, region) for a in (term.lhs, term.rhs))
         layout = self.layout(t)
         batch = [i for i in layout if i in left.layout and i in right.layout]
-        natural = (*batch, *(i for i in left.layout if i in layout and i not in batch), *(i for i in right.layout if i in layout and i not in batch))
-        if natural != layout:
+        own = [[i for i in side.layout if i in layout and i not in batch] for side in (left, right)]
+        if (*batch, *own[0], *own[1]) != layout:
             left, right = right, left
         absent = [i for i in bits(term.over) if i not in left.layout and i not in right.layout]
         spec = f'"{self.spell(left.layout)},{self.spell(right.layout)}->{self.spell(layout)}"'

@@ -1,7 +1,8 @@
 """Which values of a straight region a compiler keeps, and which it only computes on the way.
 
 XLA fuses elementwise operations and reductions into their consumer, so that such values are never in memory. What is kept: results of
-contractions, block operations and loops, whatever those read, and values that several consumers need and that are too dear to compute twice.
+contractions, block operations and loops, whatever those read, and values that several consumers need and that are too dear to compute
+twice.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def fuse(ex: Extraction, seq: Seq, library_folds: bool = True) -> Fused:
 def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], library_folds: bool) -> set[int]:
     """The terms that are computed on the way to others.
 
-    An elementwise value with several users is computed in each of them if it is cheap, unless one of them ends in a fold: XLA:CPU hands folds to a
+    An elementwise value with several users is computed in each of them if it is cheap, unless one of them ends in a fold: XLA:CPU hands
+    folds to a
     kernel library, does not repeat work there, and keeps the operands of what the library does not know.
     """
     virtual: set[int] = set()
@@ -98,7 +100,7 @@ def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozens
         case Map():
             return alone or MAPS[term.op].cheap
         case Fold():
-            return alone and (bool(ex.unrolls.get(t)) or not library_folds and program.extent(term.over) <= SMALL_FOLD)
+            return alone and (bool(ex.unrolls.get(t)) or (not library_folds and program.extent(term.over) <= SMALL_FOLD))
     return False
 
 

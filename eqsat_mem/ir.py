@@ -217,7 +217,8 @@ class Program:
 
     def replace_calls(self, new: Mapping[Call, Call]) -> Program:
         """The same program with other calls in place of some."""
-        out, ids = self.empty_like(), {}
+        out = self.empty_like()
+        ids: dict[int, int] = {}
         for t in self.reachable():
             term = with_children(self.terms[t], tuple(ids[c] for c in children(self.terms[t])))
             if isinstance(term, Block) and term.call in new:

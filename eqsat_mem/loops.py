@@ -18,8 +18,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+import numpy as np
+
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Program, Rename, Term, children
+from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, Term, children
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +50,12 @@ Chunks = Mapping[Loop, int]
 """The extent of one chunk of every loop in a tree."""
 
 
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
+
 class Kind(Enum):
+    """How a term behaves under a loop over one index."""
+
     SLICE = "slice"
     FOLD = "fold"
     WHOLE = "whole"
@@ -142,6 +149,7 @@ class _Phases:
             if has_effects(terms[t]):
                 effects_phase = phase = max(phase, effects_phase)
             self.kind[t], self.phase[t] = kind, phase
+            self.stacked |= {c for c in self._compared(t) if self.phase[c] < phase and not self._same_bits_again(c)}
         self.stacked |= {t for t in outs if self.kind.get(t) is Kind.SLICE}
 
     def _roots(self) -> dict[int, list[int]]:
@@ -156,6 +164,31 @@ class _Phases:
         """Does the loop of a later phase read slice ``t``? It need not if it reads slices that are kept and computed from ``t``."""
         terms = self.ex.program.terms
         return any(t in children(terms[u]) for p in self.roots if p > self.phase[t] for u in self.body(p))
+
+    def _compared(self, t: int) -> list[int]:
+        """The slices that ``t`` compares exactly: with anything for equality, with an extreme for order.
+
+        ``x == max(x)`` holds nowhere if ``x`` is computed twice and rounds differently.
+        """
+        term, terms = self.ex.program.terms[t], self.ex.program.terms
+        if not isinstance(term, Map) or term.op not in COMPARISONS:
+            return []
+        extreme = any(getattr(terms[c], "monoid", None) in ("max", "min") for c in term.args)
+        return [c for c in term.args if self.kind.get(c) is Kind.SLICE] if extreme or term.op in ("eq", "ne") else []
+
+    def _same_bits_again(self, t: int) -> bool:
+        """Does slice ``t`` come out the same in every loop? Sums and blocks need not: libraries order them by shape."""
+        seen, stack = {t}, [t]
+        while stack:
+            u = stack.pop()
+            term = self.ex.program.terms[u]
+            inexact = np.dtype(term.dtype).kind not in "biu" if not isinstance(term, (Map, Rename)) else False
+            if inexact and not self.ex.unrolls.get(u) and getattr(term, "monoid", None) not in ("max", "min"):
+                return False
+            inside = {c for c in children(term) if self.kind.get(c) is Kind.SLICE}
+            stack.extend(inside - seen)
+            seen |= inside
+        return True
 
     def _place_whole(self) -> dict[int, int]:
         """The stretch of every whole term: as late as its users allow where it is larger than what it reads, else as early as possible."""

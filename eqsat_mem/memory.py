@@ -141,7 +141,8 @@ class Memory:
         return new[step] if any(live[t] == new[step] for t in dying) else 0
 
     def _slices(self, step: int, members: tuple[int, ...], extents: Extents, live: dict[int, int]) -> int:
-        """Copies of slices: what a contraction, a block operation or a fold by the kernel library reads from outside the loop it runs in."""
+        """Copies of slices: what a contraction, a block operation or a fold by the kernel library reads from outside the loop it runs
+        in."""
         program, term = self.ex.program, self.ex.program.terms[step]
         by_library = self.library_folds and isinstance(term, Fold) and not self.ex.unrolls.get(step)
         if not isinstance(term, (Dot, Block)) and not by_library:

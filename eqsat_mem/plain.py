@@ -29,7 +29,8 @@ def _search(flat: Flat, name: str, params: dict[str, Any], operand: int) -> Any:
     """``argmin x`` is the first position where ``x`` is its own minimum, or is not a number (whose minimum is not a number either)."""
     shape, dtype = flat.shapes[operand], flat.dtypes[operand]
     kind = np.dtype(dtype).kind if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else ""
-    if len(params["axes"]) != 1 or shape[params["axes"][0]] > LARGEST or kind == "c" or not (kind in "iu" or jax.numpy.issubdtype(dtype, np.floating)):
+    ordered = kind != "" and (kind in "iu" or jax.numpy.issubdtype(dtype, np.floating))
+    if not ordered or len(params["axes"]) != 1 or shape[params["axes"][0]] > LARGEST:
         return None
     (axis,) = params["axes"]
 

@@ -66,7 +66,8 @@ class Reader:
         return holder is not None
 
     def renamed(self, term: Rename, scope: Scope) -> Value:
-        """The operand's array outside of every loop over an old or a new name, its axes called by the new ones, then sliced by those loops."""
+        """The operand's array outside of every loop over an old or a new name, its axes called by the new ones, then sliced by those
+        loops."""
         home, around, inner = scope, [], []
         touched = {i for pair in term.pairs for i in pair}
         holder = scope
@@ -105,13 +106,10 @@ class Reader:
         return Value(name, flat) if text == name else self.assign(text, flat, scope, name)
 
     def iota(self, term: Iota, scope: Scope) -> Value:
-        index, holder = self.indices[term.index], scope
-        while holder is not None and holder.index != term.index:
-            holder = holder.parent
-        if holder is None:
-            text = f"lax.iota({self.dtype(term.dtype)}, {self.program_ir.indices[term.index].extent})"
-        else:
-            text = f"lax.iota({self.dtype(term.dtype)}, size_{index}) + jnp.asarray(start_{index}, {self.dtype(term.dtype)})"
+        index, dtype, extent = self.indices[term.index], self.dtype(term.dtype), self.extent(term.index, scope)
+        text = f"lax.iota({dtype}, {extent})"
+        if extent == f"size_{index}":  # a loop around this scope runs over the index
+            text += f" + jnp.asarray(start_{index}, {dtype})"
         return self.assign(text, (term.index,), scope, f"iota_{index}")
 
     # layouts and shapes

@@ -1,7 +1,8 @@
 """The fastest loop tree whose whole peak fits the limit.
 
 Starting from the straight program, the regions that hold the peak, or that spend time on values too large for the cache, are split along
-each of their large indices; chunk sizes are chosen for every tree, and the best trees are split further. The search is bounded by a number of
+each of their large indices; chunk sizes are chosen for every tree, and the best trees are split further. The search is bounded by a
+number of
 trees, never by a clock, so that plans are deterministic.
 """
 
@@ -44,10 +45,13 @@ class Schedule:
         return self.peak_bytes <= limit
 
 
-def schedule(ex: Extraction, limit: int, device: Device, tensor_size_threshold: int | None = None, tensor_split_size: int | None = None) -> Schedule:
+def schedule(
+    ex: Extraction, limit: int, device: Device, tensor_size_threshold: int | None = None, tensor_split_size: int | None = None
+) -> Schedule:
     """The fastest schedule found whose peak is at most ``limit`` bytes; the smallest found where none fits.
 
-    ``tensor_size_threshold`` restricts splitting to regions with a value of more bytes than that, and ``tensor_split_size`` bounds the bytes of each
+    ``tensor_size_threshold`` restricts splitting to regions with a value of more bytes than that, and ``tensor_split_size`` bounds the
+    bytes of each
     value inside a loop (the paper's two knobs).
     """
     search = _Search(ex, limit, device, tensor_size_threshold or 0, tensor_split_size)

@@ -8,9 +8,8 @@ are integer bitmasks: bit ``i`` stands for ``program.indices[i]``.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -125,7 +124,8 @@ class Dot(Term):
 
 @dataclass(frozen=True)
 class Rename(Term):
-    """``arg`` read under other index names: ``pairs`` (source, destination), all at once, destinations not free in ``arg`` unless renamed away."""
+    """``arg`` read under other index names: ``pairs`` (source, destination), all at once, destinations not free in ``arg`` unless
+    renamed away."""
 
     pairs: tuple[tuple[int, int], ...]
     arg: int

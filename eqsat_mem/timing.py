@@ -57,8 +57,8 @@ class Timing:
 
     def _reading(self, t: int, seq: Seq, extents: Extents, touched: int) -> float:
         """Seconds to read a value: a slice of something outside comes from where the whole of it fits."""
-        nbytes = self.memory.size(t, extents)
-        return nbytes / self.device.bandwidth(max(touched, self.memory.size(t, self.memory.full_extents()) if t not in self.inside(seq) else 0))
+        outside = 0 if t in self.inside(seq) else self.memory.size(t, self.memory.full_extents())
+        return self.memory.size(t, extents) / self.device.bandwidth(max(touched, outside))
 
     def inside(self, seq: Seq) -> frozenset[int]:
         """The terms that a region makes itself."""

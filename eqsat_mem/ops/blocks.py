@@ -48,7 +48,8 @@ class BlockOp:
 
     ``pointwise(in_shapes, out_shapes, params)`` lists its groups. ``resize(params, in_shapes, groups)`` is the parameters of the
     same call where ``groups`` have the extents of ``in_shapes``. ``weight(in_shapes, out_shapes, params)`` is its cost
-    in additions. ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several), which may call the functions of ``helpers``.
+    in additions. ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several), which may call the functions of
+    ``helpers``.
     """
 
     name: str

@@ -23,7 +23,8 @@ Text = str | Callable[[Sequence[str], Mapping[str, Any], Any], str | None] | Non
 class MapOp:
     """An elementwise primitive.
 
-    ``weight`` is the cost of one element in additions (measured with XLA:CPU, which computes some functions one element at a time). ``cheap`` operations are repeated by XLA in each consumer
+    ``weight`` is the cost of one element in additions (measured with XLA:CPU, which computes some functions one element at a time).
+    ``cheap`` operations are repeated by XLA in each consumer
     instead of kept. ``text`` is a template over operands ``{0}``, ``{1}`` and parameters, or a function of
     ``(args, params, dtype)``; ``None`` where the primitive has no readable source. ``defaults`` are the parameters
     that a term need not mention. ``library`` operations are part of XLA:CPU's kernel library, which computes them inside a fold.
@@ -172,8 +173,8 @@ _BINARY = frozenset({"pow", "rem", "atan2", "nextafter", "igamma", "igammac", "i
                      "shift_right_arithmetic", "complex", "zeta"})  # fmt: skip
 _TERNARY = frozenset({"clamp", "regularized_incomplete_beta"})
 _LIBRARY = {"accuracy": None}
-_IN_LIBRARY = frozenset({"neg", "abs", "sign", "square", "floor", "ceil", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log1p", "logistic",
-                         "tanh", "erf", "integer_pow", "add", "sub", "mul", "div", "max", "min", "pow"})  # fmt: skip
+_IN_LIBRARY = frozenset({"neg", "abs", "sign", "square", "floor", "ceil", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log1p",
+                         "logistic", "tanh", "erf", "integer_pow", "add", "sub", "mul", "div", "max", "min", "pow"})  # fmt: skip
 
 _ROWS = [
     # arithmetic

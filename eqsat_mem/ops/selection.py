@@ -13,8 +13,10 @@ def top_k_by_blocks(x: Any, k: int, block: int) -> Any:
     """``lax.top_k(x, k)`` along the last axis, ties included.
 
     The k largest elements lie in the k blocks with the largest maxima: each other block has k elements ahead of all of its own, the
-    blocks' maxima (where two are equal, the earlier block's comes first, as its element does in ``x``). Candidates stay in the order of ``x``.
-    A maximum may pass over what is not a number (XLA:CPU's does), which comes before all numbers: a sum tells, scaled so that it does not overflow.
+    blocks' maxima (where two are equal, the earlier block's comes first, as its element does in ``x``). Candidates stay in the order of
+    ``x``.
+    A maximum may pass over what is not a number (XLA:CPU's does), which comes before all numbers: a sum tells, scaled so that it does
+    not overflow.
     (It also tells of a block with both infinities; then equal infinities in more than k blocks may come in another order.)
     """
     count = x.shape[-1] // block
@@ -39,7 +41,7 @@ def block_length(n: int, k: int) -> int | None:
 
     A divisor of ``n`` is preferred: then blocks are read where they stand.
     """
-    if not 0 < k or n < 1024:
+    if not k > 0 or n < 1024:
         return None
     best = math.sqrt(n / k)
     divisors = [b for b in range(max(8, int(best / 2)), int(best * 2) + 1) if n % b == 0]
