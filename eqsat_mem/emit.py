@@ -20,7 +20,7 @@ import numpy as np
 
 from eqsat_mem.expressions import Expressions
 from eqsat_mem.ir import Axes, Dot, Fold, children
-from eqsat_mem.loops import Loop, Seq
+from eqsat_mem.loops import Loop, Seq, source_of
 from eqsat_mem.memory import Memory
 from eqsat_mem.ops import MONOIDS
 from eqsat_mem.schedule import Schedule
@@ -74,7 +74,7 @@ class _Writer(Expressions):
     def sequence(self, seq: Seq, scope: Scope) -> None:
         fused = self.memory.fused(seq)
         terms = [s for s in seq.steps if isinstance(s, int)]
-        users = Counter(c for s in terms for c in children(self.program_ir.terms[s]))
+        users = Counter(source_of(self.program_ir, c) for s in terms for c in children(self.program_ir.terms[s]))
         kept = frozenset(s for s in fused.kept if isinstance(s, int))
         region = Region(frozenset(terms), users, seq.outs, kept)
         for step in fused.kept:
@@ -83,17 +83,10 @@ class _Writer(Expressions):
             elif isinstance(step, Seq):
                 self.sequence(step, scope)
             else:
-                for t in self.virtual_reads(step.body, region):
-                    self.value(t, scope, region)
                 self.loop(step, scope)
         for t in seq.outs:
             if t in region.terms:
                 self.value(t, scope, region)
-
-    def virtual_reads(self, body: Seq, region: Region) -> list[int]:
-        """Terms of a region that a loop reads although no kernel keeps them."""
-        inside = [t for s in body.steps if isinstance(s, int) for t in children(self.program_ir.terms[s])]
-        return sorted({t for t in inside if t in region.terms})
 
     # loops
 

@@ -27,8 +27,8 @@ class Expressions(Reader):
         if known is not None:
             return known
         term = self.program_ir.terms[t]
-        if isinstance(term, Rename) and t in region.terms:
-            return self.pinned(self.local_rename(t, scope, region), fixed)
+        if isinstance(term, Rename) and term.arg in region.terms:
+            self.value(term.arg, scope, region)
         if t not in region.terms:
             return self.outer(t, scope, fixed)
         if fixed and t in region.kept:
@@ -45,13 +45,6 @@ class Expressions(Reader):
             value = self.assign(text, layout, scope, self.word(t))
         scope.values[key] = value
         return value
-
-    def local_rename(self, t: int, scope: Scope, region: Region) -> Value:
-        """A rename inside a region makes sure that its operand is there first."""
-        term = self.program_ir.terms[t]
-        if isinstance(term, Rename) and term.arg in region.terms:
-            self.value(term.arg, scope, region)
-        return self.read(t, scope)
 
     def outer(self, t: int, scope: Scope, fixed: Fixed) -> Value:
         """A value from outside at fixed positions: taken apart where it stands, so that loops slice what lies side by side in memory."""

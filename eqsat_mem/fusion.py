@@ -12,7 +12,7 @@ from functools import cached_property
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Fold, Map, Rename, Term, children
-from eqsat_mem.loops import Loop, Seq, has_effects, made, reads
+from eqsat_mem.loops import Loop, Seq, has_effects, operands, reads
 from eqsat_mem.ops import MAPS, MONOIDS
 
 SMALL_FOLD = 64
@@ -45,25 +45,23 @@ def fuse(ex: Extraction, seq: Seq, library_folds: bool = True) -> Fused:
         if not isinstance(s, int):
             escapes |= reads(program, s) & inside
             continue
-        for c in set(children(program.terms[s])) & inside:
+        for c in set(operands(program, s)) & inside:
             users[c].append(s)
+        escapes |= {term.arg for c in children(program.terms[s]) if isinstance(term := program.terms[c], Rename)}  # views are of arrays
     virtual = _virtual(ex, [t for t in terms if t not in escapes], users, library_folds)
-    kept, operands, members = [], [], []
+    kept, read, members = [], [], []
     for s in seq.steps:
         if isinstance(s, int):
             if s in virtual:
                 continue
             group = _group(ex, s, virtual)
-            operands.append(frozenset(c for t in group for c in children(program.terms[t]) if c not in group))
+            read.append(frozenset(c for t in group for c in operands(program, t) if c not in group))
             members.append(tuple(group))
         else:
-            outer: set[int] = set()
-            for t in reads(program, s):
-                outer |= {c for g in _group(ex, t, virtual) for c in children(program.terms[g])} if t in virtual else {t}
-            operands.append(frozenset(outer))
+            read.append(frozenset(reads(program, s)))
             members.append(())
         kept.append(s)
-    return Fused(tuple(kept), tuple(operands), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)))
+    return Fused(tuple(kept), tuple(read), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)))
 
 
 def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], library_folds: bool) -> set[int]:
@@ -86,11 +84,9 @@ def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], libr
 def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozenset[int], library_folds: bool) -> bool:
     """Is ``t`` not held? ``ends`` are the kernels that it is computed in if so."""
     program, term = ex.program, ex.program.terms[t]
-    if isinstance(term, Rename):
-        return True
     if not users:
         return not has_effects(term)
-    if not all(isinstance(program.terms[u], (Map, Fold, Rename)) for u in users):
+    if not all(isinstance(program.terms[u], (Map, Fold)) for u in users):
         return False
     alone = len(ends) == 1 and not (len(users) > 1 and isinstance(term, Fold))
     folds = [e for e in ends if isinstance(program.terms[e], Fold) and not ex.unrolls.get(e)]
@@ -116,11 +112,9 @@ def _group(ex: Extraction, root: int, virtual: set[int]) -> list[int]:
     seen = {root}
     stack = [root]
     while stack:
-        for c in children(ex.program.terms[stack.pop()]):
+        for c in operands(ex.program, stack.pop()):
             if c in virtual and c not in seen:
                 seen.add(c)
                 stack.append(c)
     return sorted(seen)
 
-
-__all__ = ["Fused", "fuse", "made"]

@@ -69,8 +69,20 @@ def is_leaf(term: Term) -> bool:
 def region(ex: Extraction) -> Seq:
     """The whole program as one straight region."""
     program = ex.program
-    steps = tuple(t for t in program.reachable() if not is_leaf(program.terms[t]))
-    return Seq(steps, frozenset(t for t in program.roots() if not is_leaf(program.terms[t])))
+    steps = tuple(t for t in program.reachable() if not is_leaf(program.terms[t]) and not isinstance(program.terms[t], Rename))
+    outs = (source_of(program, t) for t in program.roots())
+    return Seq(steps, frozenset(t for t in outs if not is_leaf(program.terms[t])))
+
+
+def source_of(program: Program, t: int) -> int:
+    """The term whose array a term is a view of: a rename reads its operand under other names, and is never computed."""
+    term = program.terms[t]
+    return term.arg if isinstance(term, Rename) else t
+
+
+def operands(program: Program, t: int) -> tuple[int, ...]:
+    """The terms whose arrays a term reads."""
+    return tuple(source_of(program, c) for c in children(program.terms[t]))
 
 
 def folded(term: Term) -> int:
@@ -82,7 +94,7 @@ def kind_of(ex: Extraction, t: int, i: int) -> Kind:
     """How term ``t`` behaves under a loop over ``i``."""
     program, term = ex.program, ex.program.terms[t]
     if program.free[t] >> i & 1:
-        if isinstance(term, Rename) or ex.splits.get(t, 0) >> i & 1:
+        if ex.splits.get(t, 0) >> i & 1:
             return Kind.SLICE
     elif ex.accumulates.get(t, 0) >> i & 1 and any(program.free[c] >> i & 1 for c in children(term)):
         return Kind.FOLD
@@ -91,13 +103,10 @@ def kind_of(ex: Extraction, t: int, i: int) -> Kind:
 
 def gathers(ex: Extraction, t: int, operand: int, i: int) -> bool:
     """Does any slice of ``t`` along ``i`` need ``operand`` whole along ``i``?"""
-    term = ex.program.terms[t]
-    match term:
-        case Rename():
-            return any(s == i for s, _ in term.pairs)
-        case Block():
-            return bool(ex.program.free[operand] >> i & 1) and not term.call.pointwise >> i & 1
-    return False
+    term, view = ex.program.terms[t], ex.program.terms[operand]
+    if isinstance(view, Rename) and any(s == i for s, _ in view.pairs):
+        return True
+    return isinstance(term, Block) and bool(ex.program.free[operand] >> i & 1) and not term.call.pointwise >> i & 1
 
 
 def split(ex: Extraction, seq: Seq, i: int, keep: frozenset[int] = frozenset()) -> Seq | None:
@@ -139,10 +148,11 @@ class _Phases:
         terms, effects_phase = self.ex.program.terms, 0
         for t in self.terms:
             kind, phase = kind_of(self.ex, t, self.index), 0
-            for c in children(terms[t]):
+            for view in children(terms[t]):
+                c = source_of(self.ex.program, view)
                 if c not in self.kind:
                     continue
-                whole = self.kind[c] is Kind.SLICE and (kind is Kind.WHOLE or gathers(self.ex, t, c, self.index))
+                whole = self.kind[c] is Kind.SLICE and (kind is Kind.WHOLE or gathers(self.ex, t, view, self.index))
                 if whole:
                     self.stacked.add(c)
                 phase = max(phase, self.phase[c] + (whole or self.kind[c] is Kind.FOLD))
@@ -162,8 +172,8 @@ class _Phases:
 
     def _read_later(self, t: int) -> bool:
         """Does the loop of a later phase read slice ``t``? It need not if it reads slices that are kept and computed from ``t``."""
-        terms = self.ex.program.terms
-        return any(t in children(terms[u]) for p in self.roots if p > self.phase[t] for u in self.body(p))
+        program = self.ex.program
+        return any(t in operands(program, u) for p in self.roots if p > self.phase[t] for u in self.body(p))
 
     def _compared(self, t: int) -> list[int]:
         """The slices that ``t`` compares exactly: with anything for equality, with an extreme for order.
@@ -173,8 +183,9 @@ class _Phases:
         term, terms = self.ex.program.terms[t], self.ex.program.terms
         if not isinstance(term, Map) or term.op not in COMPARISONS:
             return []
-        extreme = any(getattr(terms[c], "monoid", None) in ("max", "min") for c in term.args)
-        return [c for c in term.args if self.kind.get(c) is Kind.SLICE] if extreme or term.op in ("eq", "ne") else []
+        args = operands(self.ex.program, t)
+        extreme = any(getattr(terms[c], "monoid", None) in ("max", "min") for c in args)
+        return [c for c in args if self.kind.get(c) is Kind.SLICE] if extreme or term.op in ("eq", "ne") else []
 
     def _same_bits_again(self, t: int) -> bool:
         """Does slice ``t`` come out the same in every loop? Sums and blocks need not: libraries order them by shape."""
@@ -182,10 +193,10 @@ class _Phases:
         while stack:
             u = stack.pop()
             term = self.ex.program.terms[u]
-            inexact = np.dtype(term.dtype).kind not in "biu" if not isinstance(term, (Map, Rename)) else False
+            inexact = np.dtype(term.dtype).kind not in "biu" if not isinstance(term, Map) else False
             if inexact and not self.ex.unrolls.get(u) and getattr(term, "monoid", None) not in ("max", "min"):
                 return False
-            inside = {c for c in children(term) if self.kind.get(c) is Kind.SLICE}
+            inside = {c for c in operands(self.ex.program, u) if self.kind.get(c) is Kind.SLICE}
             stack.extend(inside - seen)
             seen |= inside
         return True
@@ -196,17 +207,17 @@ class _Phases:
         used: dict[int, int] = {}
         for p in self.roots:
             for t in self.body(p):
-                for c in children(program.terms[t]):
+                for c in operands(program, t):
                     used[c] = min(used.get(c, last), p)
         place: dict[int, int] = {}
         for t in reversed(self.terms):
             if self.kind[t] is not Kind.WHOLE:
                 continue
-            operands = children(program.terms[t])
-            grows = program.nbytes(t) > sum(program.nbytes(c) for c in operands)
+            read = operands(program, t)
+            grows = program.nbytes(t) > sum(program.nbytes(c) for c in read)
             late = grows and not has_effects(program.terms[t])
             place[t] = max(self.phase[t], used.get(t, last)) if late else self.phase[t]
-            for c in operands:
+            for c in read:
                 used[c] = min(used.get(c, last), place[t])
         return place
 
@@ -222,7 +233,7 @@ class _Phases:
             if t in inside:
                 continue
             inside.add(t)
-            for c in children(self.ex.program.terms[t]):
+            for c in operands(self.ex.program, t):
                 ready = c in self.stacked and self.phase[c] < p
                 if self.kind.get(c) is Kind.SLICE and not ready:
                     stack.append(c)
@@ -279,7 +290,7 @@ def reads(program: Program, step: Step) -> set[int]:
     """The terms that a step reads and does not define; leaves included."""
     match step:
         case int():
-            return set(children(program.terms[step]))
+            return set(operands(program, step))
         case Loop():
             return reads(program, step.body)
         case Seq():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused, fuse
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Map, Program, bits, children, itemsize
-from eqsat_mem.loops import Chunks, Loop, Path, Seq, is_leaf, loops, made
+from eqsat_mem.loops import Chunks, Loop, Path, Seq, is_leaf, loops, made, source_of
 
 Extents = tuple[int, ...]
 
@@ -148,9 +148,10 @@ class Memory:
         if not isinstance(term, (Dot, Block)) and not by_library:
             return 0
         copied = 0
-        for c in {c for t in members for c in children(program.terms[t]) if c not in members}:
+        for c in {c for t in members for c in children(program.terms[t])}:
             sliced = any(extents[i] != program.indices[i].extent for i in self._layouts[c])
-            if c not in live and sliced:
+            inside = c in members or source_of(program, c) in live
+            if sliced and not inside:
                 copied += self.size(c, extents)
         return copied
 

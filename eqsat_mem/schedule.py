@@ -14,7 +14,7 @@ from functools import cache
 
 from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Rename, bits, children
+from eqsat_mem.ir import Block, Dot, bits, children
 from eqsat_mem.loops import Chunks, Loop, Path, Seq, at, enclosing, folded, loops, region, regions, shared_slices, split, with_region
 from eqsat_mem.memory import Extents, Memory, Peak, within
 from eqsat_mem.timing import Timing
@@ -187,11 +187,11 @@ class _Search:
 
     def keeps(self, seq: Seq, extents: Extents, i: int) -> list[frozenset[int]]:
         """Choices of slices to keep for later loops: none, or all whose recomputation takes longer than storing them."""
-        program, slowest = self.ex.program, self.device.levels[-1][1]
+        slowest = self.device.levels[-1][1]
         kept = frozenset(
             t
             for t in shared_slices(self.ex, seq, i)
-            if not isinstance(program.terms[t], Rename) and self.recompute_s(t, extents) > 3 * self.memory.size(t, extents) / slowest
+            if self.recompute_s(t, extents) > 3 * self.memory.size(t, extents) / slowest
         )
         return [frozenset(), kept] if kept else [frozenset()]
 

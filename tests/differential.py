@@ -20,7 +20,9 @@ from eqsat_mem.ir import Program
 from eqsat_mem.loops import Kind, Loop, Seq, enclosing, kind_of, loops, region, regions, shared_slices, split, with_region
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
-from eqsat_mem.schedule import Schedule, _Search, schedule
+from eqsat_mem.memory import Memory
+from eqsat_mem.schedule import Schedule, schedule, straight
+from eqsat_mem.timing import Timing
 from eqsat_mem.trace import load
 from tests import stepwise
 from tests.extraction import chaos
@@ -96,7 +98,8 @@ def _chunk(extent: int, rng: random.Random) -> int:
 
 def random_schedule(ex: Extraction, rng: random.Random) -> Schedule:
     seq, chunks = random_tree(ex, rng)
-    return _Search(ex, 0, TINY, 0, None).evaluate(seq, chunks)
+    memory = Memory(ex, TINY.library_folds)
+    return Schedule(ex, seq, chunks, memory.total(seq, chunks), Timing(memory, TINY).total(seq, chunks))
 
 
 def planned_bodies(program: Program, seed: int) -> Program:
@@ -114,21 +117,26 @@ def planned_bodies(program: Program, seed: int) -> Program:
         control.SMALL_BYTES = small
 
 
-def plans(case: Case, seed: int) -> Iterator[tuple[str, Schedule]]:
-    """Plans of a program, each with a word for it."""
+def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, Schedule]]:
+    """Plans of a program, each with a word for it; a few of them unless ``thorough``."""
     rng = random.Random(seed)
     program = load(case.jaxpr, case.names)
     if rng.random() < 0.3:
         program = planned_bodies(program, seed)
     for word, ex in extractions(program, seed):
-        yield f"{word}, straight", _Search(ex, 0, TINY, 0, None).evaluate(region(ex), {})
-        for k in range(3):
+        yield f"{word}, straight", straight(ex, TINY)
+        for k in range(3 if thorough else 1):
             yield f"{word}, random tree {k}", random_schedule(ex, rng)
-        if word != "random":
-            smallest = schedule(ex, 1, TINY)
-            yield f"{word}, smallest", smallest
-            yield f"{word}, within 1.3 x the smallest", schedule(ex, int(1.3 * smallest.peak_bytes), TINY)
-            yield f"{word}, fastest", schedule(ex, 2**40, TINY)
+        if thorough and word != "random" or word == "smallest":
+            yield from ladder(word, ex)
+
+
+def ladder(word: str, ex: Extraction) -> Iterator[tuple[str, Schedule]]:
+    """What the search finds for limits from below the smallest possible peak up to none."""
+    smallest = schedule(ex, 1, TINY)
+    yield f"{word}, smallest", smallest
+    yield f"{word}, within 1.3 x the smallest", schedule(ex, int(1.3 * smallest.peak_bytes), TINY)
+    yield f"{word}, fastest", schedule(ex, 2**40, TINY)
 
 
 def check_plan(case: Case, made: Schedule, jit: bool = False) -> None:
@@ -197,6 +205,3 @@ def script(sample: Sample, word: str, source: str) -> str:
         f"arguments = {sample.arguments!r}\nargs = [value_of(shape, dtype, {sample.seed} + 1000 * k) for k, (_, shape, dtype) in enumerate(arguments)]\n"
         f"print(jax.tree.leaves(f(*args)))\n\n\n{source}\nprint(program(*args))\n"
     )
-
-
-__all__ = ["Case", "Mismatch", "case", "check_plan", "compare", "extractions", "plans", "random_schedule", "script"]

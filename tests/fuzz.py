@@ -13,7 +13,7 @@ from tests.differential import Mismatch, case, check_plan, plans, script
 from tests.programs import sample
 
 
-def failure(seed: int, jit: bool = False) -> str | None:
+def failure(seed: int, jit: bool = False, thorough: bool = True) -> str | None:
     """A script that shows what is wrong with some plan of the program of a seed, or None."""
     drawn = sample(seed)
     try:
@@ -22,7 +22,7 @@ def failure(seed: int, jit: bool = False) -> str | None:
         return f"# the program of seed {seed} itself: {type(error).__name__}: {error}\n{drawn.source}"
     word = "none"
     try:
-        for word, made in plans(known, seed):
+        for word, made in plans(known, seed, thorough):
             check_plan(known, made, jit)
     except Mismatch as error:
         return f"{script(drawn, word, error.source)}\n# {word}: " + str(error).replace("\n", "\n# ")

@@ -1,0 +1,51 @@
+"""Random programs: every plan of every one computes what the program computes, with the same shapes and dtypes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+from eqsat_mem.memory import Memory
+from eqsat_mem.trace import load
+from tests.differential import case, check_plan, compare, extractions, plans, random_schedule
+from tests.execution import brute_force_peak, execute
+from tests.fuzz import failure
+from tests.programs import sample
+
+BLOCKS, SEEDS = 24, 6
+
+
+@pytest.fixture(autouse=True)
+def double_precision() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.filterwarnings("ignore")  # random programs warn of casts and overflows of their own
+def test_plans_of_random_programs_compute_the_same(block):
+    for seed in range(SEEDS * block, SEEDS * (block + 1)):
+        assert (found := failure(seed, thorough=False)) is None, found
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_plans_compute_the_same(seed):
+    known = case(sample(seed))
+    for word, made in plans(known, seed, thorough=False):
+        if "random tree" in word:
+            check_plan(known, made, jit=True)
+
+
+@pytest.mark.parametrize("seed", range(200, 216))
+@pytest.mark.filterwarnings("ignore")
+def test_loop_trees_mean_the_program_and_hold_what_is_predicted(seed):
+    known = case(sample(seed))
+    rng = random.Random(seed)
+    for _, ex in extractions(load(known.jaxpr, known.names), seed):
+        made, memory = random_schedule(ex, rng), Memory(ex)
+        compare(known, execute(made, known.args), "the loop tree itself")
+        assert memory.peak(made.seq, memory.full_extents(), made.chunks).nbytes == brute_force_peak(made)
