@@ -250,10 +250,10 @@ class Dag:
         first = best = self.chosen[c]
         least = self.total
         for k, cost in enumerate(self.costs.of[c]):
-            if k == first or cost == math.inf or not self.buildable(c, k):
+            if k == first or cost == math.inf or any(self.chosen[a] < 0 for a in self.view.nodes[c][k].children):
                 continue
             self.switch(c, k)
-            if self.total < least * (1 - 1e-12):
+            if self.total < least * (1 - 1e-12) and self.buildable(c, k):  # few choices are cheaper: asked last
                 best, least = k, self.total
             self.switch(c, first)
         if best != first:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Fold, Map, Rename, Term, children
-from eqsat_mem.loops import Loop, Seq, has_effects, operands, reads
+from eqsat_mem.loops import Loop, Seq, has_effects, operands
 from eqsat_mem.ops import MAPS, MONOIDS
 
 SMALL_FOLD = 64
@@ -43,7 +43,7 @@ def fuse(ex: Extraction, seq: Seq, library_folds: bool = True) -> Fused:
     escapes = set(seq.outs)
     for s in seq.steps:
         if not isinstance(s, int):
-            escapes |= reads(program, s) & inside
+            escapes |= _reads(s) & inside
             continue
         for c in set(operands(program, s)) & inside:
             users[c].append(s)
@@ -58,10 +58,14 @@ def fuse(ex: Extraction, seq: Seq, library_folds: bool = True) -> Fused:
             read.append(frozenset(c for t in group for c in operands(program, t) if c not in group))
             members.append(tuple(group))
         else:
-            read.append(frozenset(reads(program, s)))
+            read.append(_reads(s))
             members.append(())
         kept.append(s)
     return Fused(tuple(kept), tuple(read), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)))
+
+
+def _reads(step: Loop | Seq) -> frozenset[int]:
+    return step.body.reads if isinstance(step, Loop) else step.reads
 
 
 def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], library_folds: bool) -> set[int]:

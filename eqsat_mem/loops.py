@@ -26,10 +26,14 @@ from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Pro
 
 @dataclass(frozen=True, eq=False)
 class Seq:
-    """Steps in order: terms, loops and nested stretches. ``outs`` are the terms that are needed after it."""
+    """Steps in order: terms, loops and nested stretches.
+
+    ``outs`` are the terms that are needed after it, ``reads`` those from outside whose arrays it reads.
+    """
 
     steps: tuple[int | Loop | Seq, ...]
     outs: frozenset[int]
+    reads: frozenset[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +75,12 @@ def region(ex: Extraction) -> Seq:
     program = ex.program
     steps = tuple(t for t in program.reachable() if not is_leaf(program.terms[t]) and not isinstance(program.terms[t], Rename))
     outs = (source_of(program, t) for t in program.roots())
-    return Seq(steps, frozenset(t for t in outs if not is_leaf(program.terms[t])))
+    return straight(program, steps, frozenset(t for t in outs if not is_leaf(program.terms[t])))
+
+
+def straight(program: Program, terms: tuple[int, ...], outs: frozenset[int] = frozenset()) -> Seq:
+    """A sequence of terms."""
+    return Seq(terms, outs, frozenset(c for t in terms for c in operands(program, t)).difference(terms))
 
 
 def source_of(program: Program, t: int) -> int:
@@ -119,10 +128,10 @@ def split(ex: Extraction, seq: Seq, i: int, keep: frozenset[int] = frozenset()) 
         return None
     steps: list[Step] = []
     for p in range(phases.count):
-        steps.append(Seq(tuple(phases.stretch(p)), frozenset()))
+        steps.append(straight(ex.program, tuple(phases.stretch(p))))
         if p in phases.roots:
             steps.append(phases.loop(p))
-    return _with_outs(ex.program, [s for s in steps if not isinstance(s, Seq) or s.steps], seq.outs)
+    return _with_outs([s for s in steps if not isinstance(s, Seq) or s.steps], seq)
 
 
 class _Phases:
@@ -243,7 +252,7 @@ class _Phases:
         roots = self.roots[p]
         folds = tuple(t for t in roots if self.kind[t] is Kind.FOLD)
         stacks = tuple(t for t in roots if self.kind[t] is Kind.SLICE)
-        return Loop(self.index, Seq(tuple(self.body(p)), frozenset(roots)), folds, stacks)
+        return Loop(self.index, straight(self.ex.program, tuple(self.body(p)), frozenset(roots)), folds, stacks)
 
     def shared_slices(self) -> list[int]:
         """Slices that more than one loop computes: candidates to be kept."""
@@ -263,16 +272,18 @@ def has_effects(term: Term) -> bool:
     return isinstance(term, Block) and term.call.effects
 
 
-def _with_outs(program: Program, steps: list[Step], outs: frozenset[int]) -> Seq:
-    """A sequence whose nested stretches hand on exactly what later steps read."""
-    needed = set(outs)
+def _with_outs(steps: list[Step], whole: Seq) -> Seq:
+    """The steps in place of ``whole``, their nested stretches handing on exactly what later steps read."""
+    needed = set(whole.outs)
     done: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, Seq):
             step = replace(step, outs=frozenset(made(step) & needed))
+            needed |= step.reads
+        elif isinstance(step, Loop):
+            needed |= step.body.reads
         done.append(step)
-        needed |= reads(program, step)
-    return Seq(tuple(reversed(done)), outs)
+    return replace(whole, steps=tuple(reversed(done)))
 
 
 def made(step: Step) -> set[int]:
@@ -284,22 +295,6 @@ def made(step: Step) -> set[int]:
             return {*step.folds, *step.stacks}
         case Seq():
             return set().union(*(made(s) for s in step.steps))
-
-
-def reads(program: Program, step: Step) -> set[int]:
-    """The terms that a step reads and does not define; leaves included."""
-    match step:
-        case int():
-            return set(operands(program, step))
-        case Loop():
-            return reads(program, step.body)
-        case Seq():
-            need: set[int] = set()
-            have: set[int] = set()
-            for s in step.steps:
-                need |= reads(program, s) - have
-                have |= made(s)
-            return need
 
 
 # --- walking and rebuilding ---------------------------------------------------------------------------

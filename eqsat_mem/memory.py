@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused, fuse
@@ -68,9 +69,14 @@ class Memory:
 
     def total(self, seq: Seq, chunks: Chunks) -> int:
         """Arguments, outputs and temporaries of the whole program."""
-        peak = self.peak(seq, self.full_extents(), chunks).nbytes
-        return argument_bytes(self.ex.program) + peak + self._output_copies(seq) + (self._taken_apart() if chunks else 0)
+        return self._fixed + self.peak(seq, self.full_extents(), chunks).nbytes + (self._taken_apart if chunks else 0)
 
+    @cached_property
+    def _fixed(self) -> int:
+        """What no plan changes besides outputs that are computed."""
+        return argument_bytes(self.ex.program) + self._output_copies()
+
+    @cached_property
     def _taken_apart(self) -> int:
         """Arguments that unrolled folds read one position at a time are copied position by position, once, before the loops."""
         program, unrolled = self.ex.program, 0
@@ -79,9 +85,10 @@ class Memory:
         leaves = [t for t in program.reachable() if isinstance(program.terms[t], (Input, Const))]
         return sum(program.nbytes(t) for t in leaves if program.free[t] & unrolled and program.free[t] & ~unrolled)
 
-    def _output_copies(self, seq: Seq) -> int:
+    def _output_copies(self) -> int:
         """Outputs that are plain reads, or that are returned twice, are copies of their own."""
-        program, seen, extra = self.ex.program, set(), 0
+        program, extra = self.ex.program, 0
+        seen: set[int] = set()
         for o in program.outputs:
             size = math.prod(program.shape(o.axes)) * itemsize(program.terms[o.term].dtype)
             if is_leaf(program.terms[o.term]) or o.term in seen or size != program.nbytes(o.term):

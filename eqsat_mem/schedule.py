@@ -23,10 +23,10 @@ MAX_DEPTH = 4
 """How many splits on top of each other are tried."""
 BEAM = 4
 """How many trees are kept for another split."""
+LARGE_PROGRAM = 200
+"""Terms from which on only one tree is kept, and split further up."""
 CANDIDATES = 6
 """How many indices of a region are tried."""
-TILE_ROUNDS = 2
-"""How often the chunk of every loop is reconsidered."""
 WORTHWHILE = 0.05
 """The share of a schedule's time that a region must lose to memory traffic and overheads to be split for speed."""
 
@@ -57,8 +57,9 @@ def schedule(
     search = _Search(ex, limit, device, tensor_size_threshold or 0, tensor_split_size)
     beam = [search.tile(region(ex))]
     best = beam[0]
-    for _ in range(MAX_DEPTH):
-        beam = sorted((new for s in beam for new in search.expand(s)), key=search.rank)[:BEAM]
+    width = BEAM if len(beam[0].seq.steps) <= LARGE_PROGRAM else 1
+    for _ in range(MAX_DEPTH if width > 1 else 2 * MAX_DEPTH):
+        beam = sorted((new for s in beam for new in search.expand(s)), key=search.rank)[:width]
         if not beam:
             break
         best = min(best, beam[0], key=search.rank)
@@ -90,16 +91,19 @@ class _Search:
 
     # chunk sizes
 
-    def tile(self, seq: Seq) -> Schedule:
-        """Chunk sizes by coordinate descent along each loop's ladder: the fastest that fit, or the smallest peak."""
+    def tile(self, seq: Seq, parent: Schedule | None = None) -> Schedule:
+        """Chunk sizes by coordinate descent along each loop's ladder: the fastest that fit, or the smallest peak.
+
+        Loops that ``parent`` has too start from its chunks, and are reconsidered once the new ones have theirs.
+        """
+        known = {(loop.index, loop.folds, loop.stacks): chunk for loop, chunk in parent.chunks.items()} if parent else {}
         every = list(loops(seq))
-        best = self.evaluate(seq, {loop: first_chunk(self.full[loop.index]) for loop in every})
-        for _ in range(TILE_ROUNDS if len(every) > 1 else 1):
-            before = best
-            for loop in every:
+        fresh = [loop for loop in every if (loop.index, loop.folds, loop.stacks) not in known]
+        start = {loop: known.get((loop.index, loop.folds, loop.stacks), first_chunk(self.full[loop.index])) for loop in every}
+        best = self.evaluate(seq, start)
+        for some in (fresh, every) if len(every) > 1 else (every,):
+            for loop in some:
                 best = self.descend(best, loop)
-            if best is before:
-                break
         return best
 
     def descend(self, s: Schedule, loop: Loop) -> Schedule:
@@ -140,7 +144,7 @@ class _Search:
                 for keep in self.keeps(seq, extents, i):
                     changed = split(self.ex, seq, i, keep)
                     if changed is not None:
-                        yield self.tile(with_region(s.seq, path, changed))
+                        yield self.tile(with_region(s.seq, path, changed), s)
 
     def hot_spots(self, s: Schedule) -> list[tuple[Path, Seq, Extents]]:
         """The straight regions worth splitting: the one with the peak, and those that move the most data through slow memory."""

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from eqsat_mem import interpret
-from eqsat_mem.ir import Block, Dot, Fold, Index, Map, Program, bits, children
+from eqsat_mem.ir import Block, Dot, Fold, Index, Map, Program, Rename, bits, children
 from eqsat_mem.loops import Loop, Seq, is_leaf, made
 from eqsat_mem.memory import Memory, within
 from eqsat_mem.ops import MONOIDS
@@ -81,13 +81,8 @@ class _Execution:
 
     def compute(self, t: int, frame: _Frame) -> Any:
         term = self.program.terms[t]
-        if type(term).__name__ == "Rename":
-            touched = {i for pair in term.pairs for i in pair}  # type: ignore[attr-defined]
-            whole = self.fetch(term.arg, frame, {i: r for i, r in frame.ranges.items() if i not in touched})  # type: ignore[attr-defined]
-            to = dict(term.pairs)  # type: ignore[attr-defined]
-            names = [to.get(i, i) for i in bits(self.program.free[term.arg])]  # type: ignore[attr-defined]
-            value = np.transpose(whole, sorted(range(len(names)), key=names.__getitem__))
-            return value[tuple(frame.ranges[i] if i in frame.ranges and i in touched else slice(None) for i in sorted(names))]
+        if isinstance(term, Rename):
+            return self.fetch(t, frame, frame.ranges)
         if isinstance(term, Block):
             key = (id(term.call), term.args)
             if key not in frame.values:
@@ -109,6 +104,8 @@ class _Execution:
     def fetch(self, t: int, frame: _Frame, ranges: Ranges) -> Any:
         """The value of a term at these ranges of its indices, from the innermost frame that holds it that wide."""
         program, free = self.program, list(bits(self.program.free[t]))
+        if isinstance(program.terms[t], Rename):
+            return self.renamed(program.terms[t], frame, ranges)
         if is_leaf(program.terms[t]):
             value, have = np.asarray(interpret._leaf(program, program.terms[t], self.args)), {}
         else:
@@ -118,6 +115,14 @@ class _Execution:
             assert holder is not None, f"%{t} is read before it is computed"
             value, have = holder.values[t], holder.ranges
         return value[tuple(ranges[i] if i in ranges and i not in have else slice(None) for i in free)]
+
+    def renamed(self, term: Rename, frame: _Frame, ranges: Ranges) -> Any:
+        """The operand whole along every old and new name, its axes called by the new ones, then sliced along those."""
+        to, touched = dict(term.pairs), {i for pair in term.pairs for i in pair}
+        whole = self.fetch(term.arg, frame, {i: r for i, r in ranges.items() if i not in touched})
+        names = [to.get(i, i) for i in bits(self.program.free[term.arg])]
+        value = np.transpose(whole, sorted(range(len(names)), key=names.__getitem__))
+        return value[tuple(ranges[i] if i in ranges and i in touched else slice(None) for i in sorted(names))]
 
 
 def _all_outputs(program: Program, term: Block, values: Any) -> list[Any]:
