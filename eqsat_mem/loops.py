@@ -118,12 +118,24 @@ def gathers(ex: Extraction, t: int, operand: int, i: int) -> bool:
     return isinstance(term, Block) and bool(ex.program.free[operand] >> i & 1) and not term.call.pointwise >> i & 1
 
 
-def split(ex: Extraction, seq: Seq, i: int, keep: frozenset[int] = frozenset()) -> Seq | None:
-    """``seq`` as loops over index ``i`` with whole stretches between them; None if no loop would do anything.
+@dataclass(frozen=True)
+class Choices:
+    """What a split leaves open.
 
-    ``keep`` names slices to be stacked by the loop of their phase rather than recomputed by the loops of later phases.
+    Attributes:
+        keep: slices to be stacked by the loop of their phase rather than recomputed by the loops of later phases.
+        sink: whole terms to be computed again in every turn of the loops that read them, so that those can be split further.
+        small: terms that are as well computed whole as long as what they read is there whole.
     """
-    phases = _Phases(ex, seq, i, keep)
+
+    keep: frozenset[int] = frozenset()
+    sink: frozenset[int] = frozenset()
+    small: frozenset[int] = frozenset()
+
+
+def split(ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()) -> Seq | None:
+    """``seq`` as loops over index ``i`` with whole stretches between them; None if no loop would do anything."""
+    phases = _Phases(ex, seq, i, choices)
     if not phases.roots:
         return None
     steps: list[Step] = []
@@ -137,8 +149,8 @@ def split(ex: Extraction, seq: Seq, i: int, keep: frozenset[int] = frozenset()) 
 class _Phases:
     """Kinds, phases and placement of the terms of one region under one index."""
 
-    def __init__(self, ex: Extraction, seq: Seq, i: int, keep: frozenset[int]):
-        self.ex, self.index = ex, i
+    def __init__(self, ex: Extraction, seq: Seq, i: int, choices: Choices):
+        self.ex, self.index, self.sink, self.small = ex, i, choices.sink, choices.small
         self.terms: list[int] = [t for t in seq.steps if isinstance(t, int)]
         assert len(self.terms) == len(seq.steps), "only straight regions are split"
         self.kind: dict[int, Kind] = {}
@@ -146,17 +158,17 @@ class _Phases:
         self.stacked: set[int] = set()
         self._classify(seq.outs)
         needed = frozenset(self.stacked)
-        self.stacked |= {t for t in keep if self.kind.get(t) is Kind.SLICE}
+        self.stacked |= {t for t in choices.keep if self.kind.get(t) is Kind.SLICE}
         self.roots = self._roots()
         self.stacked = {t for t in self.stacked if t in needed or self._read_later(t)}
         self.roots = self._roots()
         self.count = 1 + max([*self.phase.values(), *self.roots, 0]) + 1
-        self.place = self._place_whole()
+        self.place = self._place_whole(seq.outs)
 
     def _classify(self, outs: frozenset[int]) -> None:
         terms, effects_phase = self.ex.program.terms, 0
         for t in self.terms:
-            kind, phase = kind_of(self.ex, t, self.index), 0
+            kind, phase = Kind.WHOLE if self._stays_whole(t) else kind_of(self.ex, t, self.index), 0
             for view in children(terms[t]):
                 c = source_of(self.ex.program, view)
                 if c not in self.kind:
@@ -170,6 +182,14 @@ class _Phases:
             self.kind[t], self.phase[t] = kind, phase
             self.stacked |= {c for c in self._compared(t) if self.phase[c] < phase and not self._same_bits_again(c)}
         self.stacked |= {t for t in outs if self.kind.get(t) is Kind.SLICE}
+
+    def _stays_whole(self, t: int) -> bool:
+        """Is ``t`` small, and made of small things that are there whole?"""
+        program = self.ex.program
+        read = operands(program, t)
+        if not all(self.kind.get(c, Kind.WHOLE) is Kind.WHOLE for c in read):
+            return False
+        return t in self.small and (not folded(program.terms[t]) >> self.index & 1 or all(c in self.small for c in read))
 
     def _roots(self) -> dict[int, list[int]]:
         """What the loop of each phase hands on."""
@@ -210,17 +230,23 @@ class _Phases:
             seen |= inside
         return True
 
-    def _place_whole(self) -> dict[int, int]:
-        """The stretch of every whole term: as late as its users allow where it is larger than what it reads, else as early as possible."""
+    def _place_whole(self, outs: frozenset[int]) -> dict[int, int]:
+        """The stretch of every whole term that something outside of loops makes or hands to them.
+
+        As late as its users allow where it is larger than what it reads, else as early as possible.
+        """
         program, last = self.ex.program, self.count - 1
         used: dict[int, int] = {}
         for p in self.roots:
-            for t in self.body(p):
+            body = self.body(p)
+            for t in body:
                 for c in operands(program, t):
-                    used[c] = min(used.get(c, last), p)
+                    if c not in self.sink or c not in body:
+                        used[c] = min(used.get(c, last), p)
         place: dict[int, int] = {}
         for t in reversed(self.terms):
-            if self.kind[t] is not Kind.WHOLE:
+            needed = t in used or t in outs or has_effects(program.terms[t])
+            if self.kind[t] is not Kind.WHOLE or not needed:
                 continue
             read = operands(program, t)
             grows = program.nbytes(t) > sum(program.nbytes(c) for c in read)
@@ -244,7 +270,7 @@ class _Phases:
             inside.add(t)
             for c in operands(self.ex.program, t):
                 ready = c in self.stacked and self.phase[c] < p
-                if self.kind.get(c) is Kind.SLICE and not ready:
+                if (self.kind.get(c) is Kind.SLICE and not ready) or (c in self.sink and self.kind.get(c) is Kind.WHOLE):
                     stack.append(c)
         return sorted(inside)
 
@@ -263,9 +289,9 @@ class _Phases:
         return [t for t, n in times.items() if n > 1 and self.kind[t] is Kind.SLICE]
 
 
-def shared_slices(ex: Extraction, seq: Seq, i: int, keep: frozenset[int] = frozenset()) -> list[int]:
+def shared_slices(ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()) -> list[int]:
     """The slices that several loops over ``i`` would compute again."""
-    return _Phases(ex, seq, i, keep).shared_slices()
+    return _Phases(ex, seq, i, choices).shared_slices()
 
 
 def has_effects(term: Term) -> bool:

@@ -9,20 +9,38 @@ trees, never by a clock, so that plans are deterministic.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Block, Dot, bits, children
-from eqsat_mem.loops import Chunks, Loop, Path, Seq, at, enclosing, folded, loops, region, regions, shared_slices, split, with_region
-from eqsat_mem.memory import Extents, Memory, Peak, within
+from eqsat_mem.ir import Block, Dot, Map, bits, children
+from eqsat_mem.loops import (
+    Choices,
+    Chunks,
+    Loop,
+    Path,
+    Seq,
+    at,
+    enclosing,
+    folded,
+    loops,
+    operands,
+    region,
+    regions,
+    shared_slices,
+    split,
+    with_region,
+)
+from eqsat_mem.memory import Extents, Memory, Peak, argument_bytes, within
 from eqsat_mem.timing import Timing
 
 MAX_DEPTH = 4
 """How many splits on top of each other are tried."""
 BEAM = 4
 """How many trees are kept for another split."""
+SMALL_SHARE = 1 / 32
+"""The share of the room beside arguments up to which a value is computed whole rather than in a loop."""
 LARGE_PROGRAM = 200
 """Terms from which on only one tree is kept, and split further up."""
 CANDIDATES = 6
@@ -141,10 +159,38 @@ class _Search:
         """The schedules that one more split gives."""
         for path, seq, extents in self.hot_spots(s):
             for i in self.candidates(seq, extents):
-                for keep in self.keeps(seq, extents, i):
-                    changed = split(self.ex, seq, i, keep)
+                small = self.small(seq, extents)
+                for choices in self.keeps(seq, extents, i, Choices(small=small)):
+                    changed = split(self.ex, seq, i, choices)
                     if changed is not None:
                         yield self.tile(with_region(s.seq, path, changed), s)
+                for changed in self.sunk(seq, extents, i, small):
+                    yield self.tile(with_region(s.seq, path, changed), s)
+
+    def small(self, seq: Seq, extents: Extents) -> frozenset[int]:
+        """Values, leaves included, that hardly count: a share of what may be held beside the arguments, and of the cache."""
+        most = min(self.device.levels[0][0], max(self.limit - argument_bytes(self.ex.program), 0) * SMALL_SHARE)
+        seen = {v for t in seq.steps if isinstance(t, int) for v in (t, *operands(self.ex.program, t))}
+        return frozenset(t for t in seen if self.memory.size(t, extents) <= most)
+
+    def sunk(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Iterator[Seq]:
+        """``seq`` split along ``i``, large elementwise values that do not depend on it computed again inside, along an index of theirs."""
+        program = self.ex.program
+        inside = frozenset(t for t in seq.steps if isinstance(t, int))
+        large = [t for t in inside if isinstance(program.terms[t], Map) and not program.free[t] >> i & 1]
+        large = [t for t in large if self.memory.size(t, extents) * 8 > self.limit]
+        if not large:
+            return
+        changed = split(self.ex, seq, i, Choices(sink=frozenset(large), small=small))
+        along = {j for t in large for j in bits(program.free[t]) if extents[j] == self.full[j]}
+        if changed is None or not along:
+            return
+        j = min(along, key=lambda j: (-extents[j], j))
+        for k, step in enumerate(changed.steps):
+            if isinstance(step, Loop) and set(step.body.steps).intersection(large):
+                inner = split(self.ex, step.body, j, Choices(small=small))
+                changed = changed if inner is None else with_region(changed, (k,), inner)
+        yield changed
 
     def hot_spots(self, s: Schedule) -> list[tuple[Path, Seq, Extents]]:
         """The straight regions worth splitting: the one with the peak, and those that move the most data through slow memory."""
@@ -189,15 +235,15 @@ class _Search:
         large = [i for i, nbytes in sizes.items() if nbytes * 8 >= top]
         return sorted(large, key=lambda i: (-extents[i], i))[:CANDIDATES]
 
-    def keeps(self, seq: Seq, extents: Extents, i: int) -> list[frozenset[int]]:
-        """Choices of slices to keep for later loops: none, or all whose recomputation takes longer than storing them."""
+    def keeps(self, seq: Seq, extents: Extents, i: int, choices: Choices) -> list[Choices]:
+        """``choices`` with slices to keep for later loops: none, or all whose recomputation takes longer than storing them."""
         slowest = self.device.levels[-1][1]
         kept = frozenset(
             t
-            for t in shared_slices(self.ex, seq, i)
+            for t in shared_slices(self.ex, seq, i, choices)
             if self.recompute_s(t, extents) > 3 * self.memory.size(t, extents) / slowest
         )
-        return [frozenset(), kept] if kept else [frozenset()]
+        return [choices, replace(choices, keep=kept)] if kept else [choices]
 
     def recompute_s(self, t: int, extents: Extents) -> float:
         term = self.ex.program.terms[t]

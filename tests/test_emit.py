@@ -1,0 +1,134 @@
+"""Emitted source: two plans as they were when somebody last looked, and what holds for every one."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from eqsat_mem.costs import cpu
+from eqsat_mem.emit import emit
+from eqsat_mem.extract import Extraction, original
+from eqsat_mem.loops import loops, region, split
+from eqsat_mem.schedule import Schedule, straight
+from eqsat_mem.trace import load
+from tests.test_loops import softmax, traced
+from tests.test_schedule import kernel_vector
+
+GOLDEN = Path(__file__).parent / "golden"
+RNG = np.random.default_rng(0)
+
+
+def split_along(ex: Extraction, index: int, chunk: int) -> Schedule:
+    tree = split(ex, region(ex), index)
+    assert tree is not None
+    return Schedule(ex, tree, {loop: chunk for loop in loops(tree)}, 0, 0.0)
+
+
+def alone(source: str) -> Any:
+    """The function of a source that sees nothing else."""
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "<alone>", "exec"), namespace)
+    return namespace["program"]
+
+
+PLANS = {
+    "kernel_times_vector": lambda: split_along(traced(kernel_vector, (61, 3), (53, 3), (53, 2)), 0, 16),
+    "attention_over_keys": lambda: split_along(traced(softmax, (11, 3), (7, 3), (7, 2)), 2, 3),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plans_read_as_they_did(name, request):
+    path, source = GOLDEN / f"{name}.py.txt", emit(PLANS[name]()).source
+    if request.config.getoption("--update-golden"):
+        path.write_text(source)
+    assert source == path.read_text(), "if the change is meant: pytest tests/test_emit.py --update-golden, and look at the difference"
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_source_stands_alone(name):
+    made = PLANS[name]()
+    args = [RNG.standard_normal(b.shape).astype(np.float32) for b in made.ex.program.inputs]
+    want = emit(straight(made.ex, cpu())).function(*args)[0]
+    np.testing.assert_allclose(alone(emit(made).source)(*args)[0], want, rtol=1e-4, atol=1e-5)
+
+
+def test_arguments_may_have_the_names_of_keywords_modules_and_other_values():
+    words = ["lambda", "jnp", "program", "a b", "1st", "exp", "lax"]
+    args = [jax.ShapeDtypeStruct((3,), np.float32)] * len(words)
+    program = load(jax.make_jaxpr(lambda *xs: sum(jnp.exp(x) for x in xs))(*args), words)
+    code = emit(straight(original(program), cpu()))
+    names = [argument.arg for node in ast.parse(code.source).body if isinstance(node, ast.FunctionDef) for argument in node.args.args]
+    assert len(set(names)) == len(words)
+    values = [RNG.standard_normal(3).astype(np.float32) for _ in words]
+    np.testing.assert_allclose(code.function(*values)[0], sum(np.exp(v) for v in values), rtol=1e-5)
+
+
+def check(fun: Any, *args: Any, index: int | None = None, chunk: int = 2) -> str:
+    """The source of a function's plan, which computes what the function computes, also under strict promotion of dtypes."""
+    ex = original(load(jax.make_jaxpr(fun)(*args), "abcdefgh"[: len(args)]))
+    code = emit(straight(ex, cpu()) if index is None else split_along(ex, index, chunk))
+    with jax.numpy_dtype_promotion("strict"):
+        got = code.function(*args)
+    want = jax.tree.leaves(fun(*args))
+    assert len(got) == len(want)
+    for a, b in zip(got, map(jnp.asarray, want)):
+        assert (jnp.shape(a), jnp.result_type(a)) == (b.shape, b.dtype)
+        wide = np.float64 if jnp.issubdtype(b.dtype, jnp.floating) else b.dtype
+        np.testing.assert_allclose(np.asarray(a).astype(wide), np.asarray(b).astype(wide), rtol=0.02 if b.dtype.itemsize == 2 else 1e-5)
+    return code.source
+
+
+A = RNG.standard_normal((7, 3)).astype(np.float32)
+
+
+def test_literals_that_are_results_or_operands_of_calls_keep_their_dtype():
+    check(lambda a: (jnp.zeros((2, 3), jnp.bfloat16), jnp.float16(2.5), jnp.full((), True), a), A)
+    check(lambda a: lax.dynamic_update_slice(jnp.zeros((9, 3), a.dtype), a, (1, 0)), A)
+    check(lambda a: jnp.pad(a, 1, constant_values=2), A)
+
+
+def test_numbers_beside_calls_of_lax_keep_their_dtype():
+    k = np.arange(12, dtype=np.int32)
+    check(lambda k: lax.rem(k, jnp.int32(5)) != 3, k)
+    check(lambda k: lax.rem(k, jnp.int32(5)) < 3, k)
+    check(lambda k: (k // 5, k % 5, k >> 1), k)
+
+
+def test_nan_and_infinity_are_written_so_that_python_reads_them():
+    check(lambda a: jnp.where(a > 0, jnp.nan, -jnp.inf), A)
+    check(lambda a: a[np.array([0, 3, 20])], A)  # a gather that fills with nan
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_sums_accumulate_in_float32(dtype):
+    narrow = RNG.standard_normal((512, 3)).astype(jnp.dtype(dtype))
+    source = check(lambda a: (jnp.sum(a, 0, dtype=a.dtype), jnp.max(a, 0)), narrow, index=0, chunk=4)
+    assert "jnp.float32" in source
+
+
+def test_a_fold_over_the_chunk_of_a_loop_is_not_written_out():
+    """Positions of an unrolled index are those of the whole; inside a loop over it there are only those of a chunk."""
+    check(lambda a: jnp.sum(jnp.exp(a[:, :, None] - a[:, None]) ** 2, 0), A, index=0, chunk=3)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 6, 7])
+def test_chunks_of_every_size_cover_an_index_once(chunk):
+    check(lambda a: (jnp.sum(a, 0), jnp.sin(a), jnp.max(a), jnp.prod(a, 0), jnp.arange(7.0)[:, None] * a), A, index=0, chunk=chunk)
+
+
+def test_renamed_reads_take_the_whole_of_what_a_loop_slices():
+    for chunk in (1, 3):
+        for index in range(2):
+            check(lambda a: a @ a.T + (jnp.exp(a @ a.T).T + jnp.exp(a) @ a.T), A, index=index, chunk=chunk)
+
+
+def test_user_lines_stand_above_what_they_made():
+    assert "test_emit.py" in check(lambda a: jnp.exp(a) @ a.T, A)

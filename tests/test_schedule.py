@@ -1,0 +1,94 @@
+"""The search for a loop tree: the same every time, smaller for tighter limits, and what the paper's two knobs do."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqsat_mem.costs import cpu
+from eqsat_mem.emit import emit
+from eqsat_mem.extract import Extraction
+from eqsat_mem.loops import loops, regions
+from eqsat_mem.schedule import first_chunk, ladder, schedule, straight
+from tests.differential import TINY
+from tests.test_loops import bound, softmax, traced
+
+
+def kernel_vector(x, y, v):
+    return jnp.exp(-0.5 * jnp.sum((x[:, None] - y[None]) ** 2, -1)) @ v
+
+
+PROGRAMS = {
+    "kernel times vector": (kernel_vector, [(61, 3), (53, 3), (53, 2)]),
+    "kernel gradient": (jax.grad(lambda *a: jnp.sum(kernel_vector(*a) ** 2), (0, 1, 2)), [(61, 3), (53, 3), (53, 2)]),
+    "attention gradient": (jax.grad(lambda *a: jnp.sum(softmax(*a) ** 2), (0, 1, 2)), [(47, 3), (41, 3), (41, 2)]),
+    "bound gradient": (jax.grad(bound, (0, 2)), [(97, 2), (97, 1), (5, 2)]),
+    "layer": (lambda x, w, u: jnp.tanh(x @ w) @ u, [(64, 8), (8, 67), (67, 4)]),
+}
+
+
+def program(name: str) -> Extraction:
+    fun, shapes = PROGRAMS[name]
+    return traced(fun, *shapes)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_schedules_are_the_same_every_time(name):
+    ex = program(name)
+    middle = (schedule(ex, 1, TINY).peak_bytes + straight(ex, TINY).peak_bytes) // 2
+    assert emit(schedule(program(name), middle, TINY)).source == emit(schedule(program(name), middle, TINY)).source
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_tighter_limits_never_give_larger_peaks_or_faster_plans(name):
+    ex = program(name)
+    smallest, largest = schedule(ex, 1, TINY).peak_bytes, straight(ex, TINY).peak_bytes
+    limits = [smallest + (largest - smallest) * k // 8 for k in range(9)]
+    made = [schedule(ex, limit, TINY) for limit in limits]
+    fitting = [s.fits(limit) for s, limit in zip(made, limits)]
+    assert fitting[-1]
+    assert fitting == sorted(fitting)
+    kept = [s for s, fits in zip(made, fitting) if fits]
+    assert all(tight.peak_bytes <= limit for tight, limit in zip(made, limits) if tight.fits(limit))
+    assert all(loose.seconds <= 1.05 * tight.seconds for tight, loose in zip(kept, kept[1:]))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_some_schedule_is_much_smaller_than_the_program(name):
+    assert schedule(program(name), 1, TINY).peak_bytes < 0.7 * straight(program(name), TINY).peak_bytes
+
+
+def test_a_program_whose_values_stay_in_cache_is_not_split():
+    assert not list(loops(schedule(program("kernel times vector"), 2**40, cpu()).seq))
+
+
+def test_only_regions_with_a_value_above_the_threshold_are_split():
+    ex = program("kernel times vector")
+    largest = 61 * 53 * 3 * 4
+    assert list(loops(schedule(ex, 1, TINY, tensor_size_threshold=largest - 1).seq))
+    assert not list(loops(schedule(ex, 1, TINY, tensor_size_threshold=largest).seq))
+
+
+def test_slices_are_no_larger_than_the_split_size():
+    ex = program("kernel times vector")
+    made = schedule(ex, 2**40, TINY, tensor_split_size=2048)
+    for loop in loops(made.seq):
+        for _, seq in regions(loop.body):
+            extents = [made.chunks[loop] if i == loop.index else index.extent for i, index in enumerate(ex.program.indices)]
+            for t in seq.steps:
+                if isinstance(t, int):
+                    shape = [extents[i] for i in range(len(extents)) if ex.program.free[t] >> i & 1]
+                    assert 4 * int(np.prod(shape)) <= 2048
+
+
+@pytest.mark.parametrize("extent", [1, 2, 3, 7, 16, 97, 1000, 1009])
+def test_chunk_ladders_ascend_from_one_and_prefer_divisors(extent):
+    steps = ladder(extent)
+    assert steps == sorted(set(steps))
+    assert steps[0] == 1
+    assert all(1 <= c <= extent for c in steps)
+    assert first_chunk(extent) in steps
+    if extent == 1000:
+        assert 125 in steps
