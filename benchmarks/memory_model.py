@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import eqsat_mem
 from benchmarks.programs import BENCHMARKS, Benchmark
@@ -20,6 +23,9 @@ from eqsat_mem.verify import compiled_peak
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "memory.md"
 BEGIN, END = "<!-- begin: benchmarks.memory_model -->", "<!-- end: benchmarks.memory_model -->"
+
+WARM_EXTENT = 256
+"""Rows of the matrices that a process is warmed up with."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +78,23 @@ def measure(b: Benchmark, resident: bool) -> Figures:
         written = compiled_peak(b.function, specs)[0]
         compiled = plan.compiled_peak_bytes or 0
         grown = _in_a_process(b.name) if resident else None
-        return Figures(
-            b.name, b.limit_bytes, plan.original_peak_bytes, written, plan.peak_bytes, compiled, dict(plan.seconds), grown
-        )
+        return Figures(b.name, b.limit_bytes, plan.original_peak_bytes, written, plan.peak_bytes, compiled, dict(plan.seconds), grown)
 
 
 def table(rows: list[Figures]) -> str:
     """A Markdown table: MiB and seconds."""
     stages = ("trace", "bodies", "saturate", "extract", "schedule", "emit and verify")
     resident = any(r.resident is not None for r in rows)
-    head = ["program", "limit", "as written: predicted", "compiled", "plan: predicted", "compiled", "ratio", *(["resident"] if resident else [])]
+    head = [
+        "program",
+        "limit",
+        "as written: predicted",
+        "compiled",
+        "plan: predicted",
+        "compiled",
+        "ratio",
+        *(["resident"] if resident else []),
+    ]
     head += ["planned in", *stages]
     lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
     for r in rows:
@@ -111,7 +124,8 @@ def _mib(nbytes: int) -> str:
 
 
 def _in_a_process(name: str) -> int | None:
-    """The growth of resident memory while a plan runs, in a process that has run nothing else."""
+    """The growth of resident memory while a plan runs, in a process that has run nothing else, with one heap for all threads."""
+    os.environ["MALLOC_ARENA_MAX"] = "1"  # glibc reads it when the process starts
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(resident_growth, (name,))
 
@@ -123,6 +137,7 @@ def resident_growth(name: str) -> int | None:
     with jax.enable_x64(b.x64):
         args = b.arguments()
         run = eqsat_mem.optimize(b.function, memory_limit=b.limit_bytes).lower(*args).compile()
+        _warm(args[0].dtype)
         try:
             before = _field(status, "VmRSS")
             reset.write_text("5")  # the high-water mark starts again from here
@@ -130,6 +145,15 @@ def resident_growth(name: str) -> int | None:
             return None
         jax.block_until_ready(run(*args))
         return _field(status, "VmHWM") - before + sum(a.nbytes for a in args)
+
+
+def _warm(dtype: Any) -> None:
+    """Let threads start, and libraries allocate what they keep."""
+    if dtype in (jnp.float32, jnp.float64):
+        square = jnp.eye(WARM_EXTENT, dtype=dtype)
+        rows = jnp.ones((WARM_EXTENT, 8 * WARM_EXTENT), dtype)
+        solved = jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(square), rows, lower=True)
+        jax.block_until_ready(solved @ solved.T)
 
 
 def _field(status: Path, key: str) -> int:

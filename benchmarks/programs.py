@@ -53,7 +53,9 @@ class Benchmark:
 BENCHMARKS: list[Benchmark] = []
 
 
-def benchmark(limit_mib: int, *shapes: tuple[int, ...], dtype: str = "float32", by_hand: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def benchmark(
+    limit_mib: int, *shapes: tuple[int, ...], dtype: str = "float32", by_hand: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
     """Enter a function of arrays of these shapes, all of one dtype, into the list."""
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:

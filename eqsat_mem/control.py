@@ -13,21 +13,23 @@ from jax.extend.core import ClosedJaxpr
 from eqsat_mem.ir import Block, Call, Program, itemsize
 from eqsat_mem.memory import argument_bytes
 
-Planner = Callable[[ClosedJaxpr, int], tuple[Callable[..., Any] | None, int]]
-"""Plans a jaxpr under a limit in bytes: the function (None: it stays as it is), and the bytes it holds besides its arguments."""
+Planner = Callable[[ClosedJaxpr, int], tuple[Any, int, int]]
+"""Plans a jaxpr under a limit in bytes: its schedule (None: it stays as it is), and what it holds besides arguments, planned and as written."""
 
 SMALL_BYTES = 2**20
 """Bodies whose every value is smaller than this are left as they are."""
 
 
-def plan_bodies(program: Program, limit: int, planner: Planner) -> Program:
-    """The program with every large body of its control flow planned."""
+def plan_bodies(program: Program, limit: int, planner: Planner) -> tuple[Program, int]:
+    """The program with every large body of its control flow planned, and the most bytes that this saves in one of them."""
     new: dict[Call, Call] = {}
+    saved = 0
     for call in dict.fromkeys(_calls(program)):
-        changed = _planned(call, limit - argument_bytes(program), planner)
+        changed, written = _planned(call, limit - argument_bytes(program), planner)
         if changed is not None:
             new[call] = changed
-    return program.replace_calls(new) if new else program
+            saved = max(saved, written - changed.scratch_bytes)
+    return (program.replace_calls(new) if new else program), saved
 
 
 def _calls(program: Program) -> Iterator[Call]:
@@ -37,25 +39,27 @@ def _calls(program: Program) -> Iterator[Call]:
             yield term.call
 
 
-def _planned(call: Call, room: int, planner: Planner) -> Call | None:
-    """A call with planned bodies; ``room`` is what they may hold besides the program's arguments."""
-    params, scratch, changed = dict(call.params), 0, False
-    for key in BODIES[call.prim.name]:
-        bodies = params[key] if isinstance(params[key], tuple) else (params[key],)
-        done = []
-        for body in bodies:
-            if largest_value(body) < SMALL_BYTES:
-                done.append(body)
-                continue
-            function, held = planner(body, max(room, 0) + _bytes(body.in_avals))
-            done.append(body if function is None else _traced(function, body))
-            scratch, changed = max(scratch, held), changed or function is not None
-        params[key] = tuple(done) if isinstance(params[key], tuple) else done[0]
-    return replace(call, params=params, scratch_bytes=scratch) if changed or scratch else None
+def _planned(call: Call, room: int, planner: Planner) -> tuple[Call | None, int]:
+    """A call with planned bodies, and what they hold as written; ``room`` is what they may hold besides the program's arguments."""
+    plans = []
+    for body in bodies(call):
+        small = largest_value(body) < SMALL_BYTES
+        plans.append((None, 0, 0) if small else planner(body, max(room, 0) + _bytes(body.in_avals)))
+    schedules = tuple(schedule for schedule, _, _ in plans)
+    held, written = max(held for _, held, _ in plans), max(written for _, _, written in plans)
+    changed = held > 0 or any(schedule is not None for schedule in schedules)
+    return (replace(call, bodies=schedules, scratch_bytes=held) if changed else None), written
 
 
-def _traced(function: Callable[..., Any], body: ClosedJaxpr) -> ClosedJaxpr:
-    return jax.make_jaxpr(lambda *args: list(function(*args)))(*map(_struct, body.in_avals))
+def bodies(call: Call) -> list[ClosedJaxpr]:
+    """The functions that a loop or branch runs."""
+    values = [call.params[key] for key in BODIES[call.prim.name]]
+    return [body for value in values for body in (value if isinstance(value, tuple | list) else (value,))]
+
+
+def has_plans(program: Program) -> bool:
+    """Whether a loop or branch of the program has a plan of its own."""
+    return any(s is not None for call in _calls(program) for s in call.bodies)
 
 
 BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
@@ -77,7 +81,3 @@ def _result_bytes(jaxpr: Any) -> Iterator[int]:
 
 def _bytes(avals: Any) -> int:
     return sum(math.prod(getattr(a, "shape", ())) * itemsize(a.dtype) for a in avals if hasattr(a, "dtype"))
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

@@ -11,20 +11,24 @@ from __future__ import annotations
 import ast
 import inspect
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
+from eqsat_mem.calls import Body
 from eqsat_mem.expressions import Expressions
+from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Axes, Dot, Fold, children
-from eqsat_mem.loops import Loop, Seq, source_of
+from eqsat_mem.loops import Loop, Seq, region, source_of
 from eqsat_mem.memory import Memory
 from eqsat_mem.ops import MONOIDS
 from eqsat_mem.schedule import Schedule
-from eqsat_mem.source import Region, Scope, Value, identifier, number, wrap
+from eqsat_mem.source import Module, Region, Scope, Value, identifier, number, tuple_text, wrap
+from eqsat_mem.trace import load
 
 Layout = tuple[int, ...]
 INLINE = 60
@@ -33,26 +37,30 @@ INLINE = 60
 
 @dataclass(frozen=True)
 class Emitted:
-    """The source of a program and the function it defines: flat arrays in, a tuple of flat arrays out."""
+    """The source of a program and the function it defines: flat arrays in, a tuple of flat arrays out.
+
+    ``namespace`` is what the source names but does not define: large closed-over arrays, and operations that have no source.
+    """
 
     source: str
     function: Callable[..., tuple[Any, ...]]
+    namespace: Mapping[str, Any] = field(default_factory=dict)
 
 
 def emit(schedule: Schedule, name: str = "program") -> Emitted:
     """Write a schedule as source and compile it."""
-    writer = _Writer(schedule, name)
-    source = writer.program()
-    namespace = dict(writer.namespace)
+    module = Module({"jax", "jnp", "lax", "np", "primitives", name})
+    source = _Writer(schedule, name, module).program()
+    namespace = dict(module.namespace)
     exec(compile(source, f"<eqsat_mem {name}>", "exec"), namespace)
-    return Emitted(source, namespace[name])
+    return Emitted(source, namespace[name], module.namespace)
 
 
 class _Writer(Expressions):
     """Sequences and loops."""
 
-    def __init__(self, schedule: Schedule, name: str):
-        super().__init__(schedule.ex, name)
+    def __init__(self, schedule: Schedule, name: str, module: Module, arguments: Sequence[str] | None = None):
+        super().__init__(schedule.ex, name, module, arguments)
         self.schedule = schedule
         self.memory = Memory(schedule.ex)
 
@@ -60,13 +68,41 @@ class _Writer(Expressions):
 
     def program(self) -> str:
         top = Scope()
-        self.sequence(self.schedule.seq, top)
-        results = [self.output(o.term, o.axes, top) for o in self.program_ir.outputs]
-        head = ["import jax", "import jax.numpy as jnp", "import numpy as np", "from jax import lax", "", ""]
-        head += [line for name in sorted(self.helpers) for line in (*_plain_source(self.helpers[name]), "", "")]
-        head.append(f"def {self.name}({', '.join(self.arguments)}):")
-        comma = "," if len(results) == 1 else ""
-        return "\n".join([*head, *top.lines, f"    return ({', '.join(results)}{comma})", ""])
+        results = self.statements(top)
+        lines = [f"def {self.name}({', '.join(self.arguments)}):", *(f"    {line}" for line in self.module.small), *top.lines]
+        lines += [f"    return {tuple_text(results)}", ""]
+        helpers = self.module.helpers
+        head = [*_outside(self.module.namespace), "import jax", "import jax.numpy as jnp", "import numpy as np", "from jax import lax"]
+        if any("primitives." in line for line in lines):
+            head.append("from jax.extend.core import primitives")
+        head += ["", "", *(line for name in sorted(helpers) for line in (*_plain_source(helpers[name]), "", ""))]
+        return "\n".join(head + lines)
+
+    def statements(self, scope: Scope) -> list[str]:
+        """Everything that is computed; the sources of the results."""
+        self.sequence(self.schedule.seq, scope)
+        return [self.output(o.term, o.axes, scope) for o in self.program_ir.outputs]
+
+    def function(self, body: Body, scope: Scope) -> str:
+        labels = getattr(body.jaxpr.jaxpr.debug_info, "arg_names", None) or ()
+        wanted = [label or "x" for label in labels] if len(labels) == len(body.jaxpr.in_avals) else ["x"] * len(body.jaxpr.in_avals)
+        name = identifier(body.word, self.taken)
+        arguments = [self.named(text, scope) for text in body.closed_over]
+        lines, taken = [], []
+        for word, length in body.parameters:
+            taken.append(identifier(word, self.taken))
+            given = [identifier(label, self.taken) for label in wanted[len(arguments) : len(arguments) + length]]
+            if given:
+                lines.append(f"{', '.join(given)}{',' if len(given) == 1 else ''} = {taken[-1]}")
+            arguments += given
+        writer = _Writer(body.schedule or _unplanned(body.jaxpr, arguments), name, self.module, arguments)
+        inner = Scope(indent=scope.indent + "    ")
+        for line in lines:
+            writer.line(inner, line)
+        writer.line(inner, f"return {body.results(writer.statements(inner))}")
+        self.line(scope, f"def {name}({', '.join(taken)}):")
+        scope.lines += inner.lines
+        return name
 
     def output(self, t: int, axes: Axes, scope: Scope) -> str:
         return self.in_axes(self.read(t, scope), axes, scope).text
@@ -152,6 +188,24 @@ class _Writer(Expressions):
         assert isinstance(term, Fold)
         identity = MONOIDS[term.monoid].identity(term.dtype)
         return f"jnp.full({shape}, {number(identity)}, {self.dtype(self.accumulator(t))})"
+
+
+def _unplanned(body: ClosedJaxpr, names: Sequence[str]) -> Schedule:
+    """A function as it is written."""
+    ex = Extraction(load(body, names), {}, {}, {})
+    return Schedule(ex, region(ex), {}, 0, 0.0)
+
+
+def _outside(namespace: Mapping[str, Any]) -> list[str]:
+    """A comment on the names that the source does not define."""
+
+    def what(value: Any) -> str:
+        if hasattr(value, "dtype"):
+            return f"{value.dtype}{list(value.shape)}"
+        return "operation without source" if callable(value) else repr(value)
+
+    names = [f"{name} ({what(value)})" for name, value in namespace.items()]
+    return [f"# Not defined here, but in the plan's namespace: {', '.join(names)}."] if names else []
 
 
 def _plain_source(function: Callable[..., Any]) -> list[str]:

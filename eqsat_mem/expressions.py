@@ -7,16 +7,16 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from eqsat_mem.ir import Block, Call, Dot, Fold, Input, Literal, Map, Rename, Term, bits
-from eqsat_mem.ops import MAPS, MONOIDS, Monoid, bind_call, block_op, block_text, map_text
-from eqsat_mem.reads import Reader
-from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, shape_of, wrap
+from eqsat_mem.calls import Calls
+from eqsat_mem.ir import Block, Dot, Fold, Input, Iota, Literal, Map, Rename, Term, bits
+from eqsat_mem.ops import MAPS, MONOIDS, Monoid, map_text, param_text, primitive_text
+from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, wrap
 
 INLINE = 60
 """Expressions that are used once and are shorter than this stand inside their user."""
 
 
-class Expressions(Reader):
+class Expressions(Calls):
     """The expression of each kind of term."""
 
     def value(self, t: int, scope: Scope, region: Region, fixed: Fixed = ()) -> Value:
@@ -34,6 +34,8 @@ class Expressions(Reader):
         if fixed and t in region.kept:
             return self.pinned(self.value(t, scope, region), fixed)
         text, layout = self.compute(t, scope, region, fixed)
+        if t in self.ex.exact:
+            text = self.rounded_once(text, term.dtype)
         on_the_way = t not in region.outs and t not in region.kept and not isinstance(term, Block)
         inline = on_the_way and region.users[t] == 1 and len(text) < INLINE
         if text.isidentifier():
@@ -46,10 +48,18 @@ class Expressions(Reader):
         scope.values[key] = value
         return value
 
+    def rounded_once(self, text: str, dtype: Any) -> str:
+        """An identity that XLA:CPU's kernel library does not know: every kernel that reads the value gets the same bits."""
+        bits_of = jnp.finfo(dtype)
+        return f"lax.reduce_precision({text}, {bits_of.nexp}, {bits_of.nmant})"
+
     def outer(self, t: int, scope: Scope, fixed: Fixed) -> Value:
         """A value from outside at fixed positions: taken apart where it stands, so that loops slice what lies side by side in memory."""
+        term = self.program_ir.terms[t]
         if not fixed:
             return self.read(t, scope)
+        if isinstance(term, Iota):
+            return Value(f"{self.dtype(term.dtype)}({fixed[0][1]})", ())
         known = scope.values.get((t, fixed))
         if known is not None:
             return known
@@ -58,7 +68,7 @@ class Expressions(Reader):
             if value.layout:
                 value = self.assign(value.text, value.layout, scope, self.argument_word(t))
         else:
-            value = self.sliced(self.outer(t, scope.parent, fixed), scope)
+            value = self.sliced(self.outer(t, scope.parent, fixed), scope, scope)
         scope.values[(t, fixed)] = value
         return value
 
@@ -100,22 +110,28 @@ class Expressions(Reader):
                 values.append(self.aligned(self.value(a, scope, region, fixed), layout))
         text = map_text(term.op, term.params, [v.text for v in values], term.dtype)
         if text is None:
-            text = f"{self.opaque_map(term)}({', '.join(v.text for v in values)})"
+            text = self.primitive_map(term, [
+                self.typed(o) if isinstance(o, Literal) else v.text for o, v in zip(operands, values)
+            ])  # fmt: skip
         return text, layout
 
     def weak_literal(self, term: Map, literal: Literal, operands: Sequence[Term]) -> bool:
         """May a literal stand as a bare number: does another operand fix its dtype?"""
         return any(not isinstance(o, Literal) and o.dtype == literal.dtype for o in operands)
 
-    def opaque_map(self, term: Map) -> str:
-        """A named function for an operation that has no readable source."""
+    def primitive_map(self, term: Map, args: Sequence[str]) -> str:
+        """An operation by the name of its primitive, or a named function where that has no source."""
         row, params = MAPS[term.op], dict(term.params)
+        same_shape = args if len(args) == 1 else [f"*jnp.broadcast_arrays({', '.join(args)})"]
+        text = primitive_text(row.prim, {**row.defaults, **params}, same_shape)
+        if text is not None:
+            return text
 
         def run(*arrays: Any) -> Any:
             shape = jnp.broadcast_shapes(*(jnp.shape(a) for a in arrays))
             return row.bind(*(jnp.broadcast_to(a, shape) for a in arrays), **params)
 
-        return self.bind(term.op, run)
+        return f"{self.bind(term.op, run)}({', '.join(args)})"
 
     def fold(self, t: int, term: Fold, scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
         program, monoid = self.program_ir, MONOIDS[term.monoid]
@@ -136,9 +152,7 @@ class Expressions(Reader):
         """A value folded with itself: a fold over an index that it does not depend on."""
         if monoid.idempotent:
             return text
-        if monoid.name == "add":
-            return f"{wrap(Value(text, (), False))} * {count}"
-        return f"{self.bind(f'repeat_{monoid.name}', monoid.repeat)}({text}, {count})"
+        return monoid.repeat_text.format(wrap(Value(text, (), False)), count)
 
     def unrolled(self, t: int, term: Fold, present: list[int], scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
         """The fold as one expression per position: no axis is left to reduce."""
@@ -163,7 +177,7 @@ class Expressions(Reader):
             left, right = right, left
         absent = [i for i in bits(term.over) if i not in left.layout and i not in right.layout]
         spec = f'"{self.spell(left.layout)},{self.spell(right.layout)}->{self.spell(layout)}"'
-        options = "" if term.precision is None else f", precision={self.bind('precision', term.precision)}"
+        options = "" if term.precision is None else f", precision={param_text(term.precision) or self.bind('precision', term.precision)}"
         if program.terms[term.lhs].dtype != term.dtype or program.terms[term.rhs].dtype != term.dtype:
             options += f", preferred_element_type={self.dtype(term.dtype)}"
         text = f"jnp.einsum({spec}, {left.text}, {right.text}{options})"
@@ -174,40 +188,16 @@ class Expressions(Reader):
     def block(self, t: int, term: Block, scope: Scope, region: Region) -> tuple[str, Layout]:
         """One output of a call; the call itself is made once per scope."""
         call = term.call
-        made = ("call", id(call), term.args)
-        known = scope.values.get(made)
+        made = (id(call), term.args)
+        known = scope.calls.get(made)
         if known is None:
-            values = [self.in_axes(self.value(a, scope, region), axes, scope) for a, axes in zip(term.args, call.in_axes)]
-            text = self.call_text(call, [v.text for v in values], scope)
+            args = [self.in_axes(self.value(a, scope, region), axes, scope).text for a, axes in zip(term.args, call.in_axes)]
             self.where(t, scope)
-            known = scope.values[made] = self.assign(text, (), scope, call.prim.name)
+            single = len(call.out_axes) == 1 and not call.prim.multiple_results
+            known = scope.calls[made] = [self.call_text(call, args, scope)] if single else self.results(call, args, scope)
         out_axes = call.out_axes[term.out]
         flat = tuple(i for axis in out_axes for i in axis)
-        text = known.text if len(call.out_axes) == 1 and not call.prim.multiple_results else f"{known.text}[{term.out}]"
+        text = known[term.out]
         if any(len(axis) != 1 for axis in out_axes):
             text = f"{text}.reshape({self.shape(flat, scope)})"
         return text, flat
-
-    def call_text(self, call: Call, args: list[str], scope: Scope) -> str:
-        """Source of a call: readable where there is such and it holds for every chunk, else a named function."""
-        extents = [i.extent for i in self.program_ir.indices]
-        texts = {block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes])}
-        while (looped := scope.parent) is not None:
-            assert scope.index is not None
-            extents[scope.index] = 1
-            scope = looped
-        texts.add(block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes]))
-        text = texts.pop()
-        if text is not None and not texts:
-            self.helpers.update({f.__name__: f for f in block_op(call.prim.name).helpers if f"{f.__name__}(" in text})
-            return text
-        name = self.calls.get(id(call))
-        if name is None:
-            single = len(call.out_axes) == 1 and not call.prim.multiple_results
-
-            def run(*arrays: Any) -> Any:
-                outs = bind_call(call, list(arrays))
-                return outs[0] if single else outs
-
-            name = self.calls[id(call)] = self.bind(call.prim.name, run)
-        return f"{name}({', '.join(args)})"

@@ -11,10 +11,12 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from eqsat_mem import ir
 from eqsat_mem.egraph import View
 from eqsat_mem.encode import Node, pointwise
+from eqsat_mem.exact import compared
 from eqsat_mem.ir import Program
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
@@ -45,6 +47,16 @@ class Extraction:
     splits: Mapping[int, int]
     accumulates: Mapping[int, int]
     unrolls: Mapping[int, int]
+
+    @cached_property
+    def compared(self) -> Mapping[int, frozenset[int]]:
+        """The comparisons that need their operands bit for bit, with these operands: see :mod:`eqsat_mem.exact`."""
+        return compared(self.program)
+
+    @cached_property
+    def exact(self) -> frozenset[int]:
+        """All operands that some comparison needs bit for bit."""
+        return frozenset().union(*self.compared.values())
 
 
 def extract(view: View, seconds: Seconds, memory_price: float) -> Extraction:
@@ -103,21 +115,42 @@ class Costs:
 
 
 def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
-    """Costs of nodes on some operands of their classes; all operands of a class have the same shape."""
+    """Costs of nodes on some operands of their classes; all operands of a class have the same shape.
+
+    A node that depends on more indices than another of its class is constant along them, and is not used.
+    """
     scratch = view.empty_program()
-    known: dict[int, int] = {}
+    order = _bottom_up(view)
+    known = _fewest_indices(view, scratch, order)
     original = {(view.class_of[t], node) for t, node in view.original.items()}
     costs = [[math.inf] * len(nodes) for nodes in view.nodes]
-    for c, k in _bottom_up(view):
+    for c, k in order:
         node = view.nodes[c][k]
         t = scratch.add(view.term(c, node, tuple(known[a] for a in node.children)))
-        known.setdefault(c, t)
+        if scratch.free[t] != scratch.free[known[c]]:
+            continue
         term = scratch.terms[t]
         computed = not isinstance(term, ir.Input | ir.Const | ir.Literal | ir.Iota)
         unrolled = isinstance(term, ir.Fold) and not term.over & ~view.facts["unrolls"].get(c, 0)
         costs[c][k] = seconds(scratch, t, unrolled) + (memory_price * scratch.nbytes(t) if computed else 0.0)
         costs[c][k] += 1e-12 if (c, node) in original else 2e-12
     return Costs(costs)
+
+
+def _fewest_indices(view: View, scratch: Program, order: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """A term of each class that depends on as few indices as any found: ``sum_j [i == j]`` and ``1`` may be one class."""
+    known: dict[int, int] = {}
+    changed = True
+    while changed:
+        changed = False
+        for c, k in order:
+            node = view.nodes[c][k]
+            t = scratch.add(view.term(c, node, tuple(known[a] for a in node.children)))
+            if c not in known:
+                known[c] = t
+            elif scratch.free[t].bit_count() < scratch.free[known[c]].bit_count():
+                known[c], changed = t, True
+    return known
 
 
 def _bottom_up(view: View) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ waits only for the platform is the branch of this platform.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -100,7 +101,7 @@ class _Flattening:
             return [same]
         plain = plain_form(self.flat, self.producer, name, params, ins)
         if plain is not None:
-            return self.call(plain, ins, source)
+            return self.inline(plain.jaxpr, plain.consts, ins, source)
         return self.emit(eqn, ins, source)
 
     def converted(self, value: int, dtype: Any) -> int | None:
@@ -173,13 +174,15 @@ def _key(prim: Any, params: dict[str, Any], ins: Sequence[int]) -> Any:
 def _source(eqn: Any) -> Source | None:
     """The user's line that an equation comes from."""
     try:
-        from jax._src.source_info_util import user_frame
+        from jax._src.source_info_util import user_frames
     except ImportError:  # JAX moved its private module: programs load without lines
         return None
-    frame = user_frame(eqn.source_info.traceback)
+    frame = next((f for f in user_frames(eqn.source_info.traceback) if f.file_name not in _OURS), None)
     return None if frame is None else Source(frame.file_name, frame.start_line, frame.function_name.rsplit(".", 1)[-1])
 
 
+_OURS = frozenset(str(Path(__file__).with_name(f"{name}.py")) for name in ("plain", "diagonal", "function", "primitive", "api"))
+"""Files of ours that trace: what they add to a program is not the user's line."""
 _LIBRARY = jax.__file__.rsplit("/", 1)[0] + "/"
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Fold, Map, Rename, Term, children
+from eqsat_mem.ir import Block, Fold, Map, Rename, Term, children
 from eqsat_mem.loops import Loop, Seq, has_effects, operands
-from eqsat_mem.ops import MAPS, MONOIDS
+from eqsat_mem.ops import MAPS, MONOIDS, block_op
 
 SMALL_FOLD = 64
 """A fold over at most so many elements is computed inside its consumer where folds are not left to a library."""
@@ -49,13 +49,18 @@ def fuse(ex: Extraction, seq: Seq, library_folds: bool = True) -> Fused:
             users[c].append(s)
         escapes |= {term.arg for c in children(program.terms[s]) if isinstance(term := program.terms[c], Rename)}  # views are of arrays
     virtual = _virtual(ex, [t for t in terms if t not in escapes], users, library_folds)
-    kept, read, members = [], [], []
+    kept: list[int | Loop | Seq] = []
+    read: list[frozenset[int]] = []
+    members: list[tuple[int, ...]] = []
     for s in seq.steps:
         if isinstance(s, int):
             if s in virtual:
                 continue
             group = _group(ex, s, virtual)
-            read.append(frozenset(c for t in group for c in operands(program, t) if c not in group))
+            own = frozenset(c for t in group for c in operands(program, t) if c not in group)
+            if _rereads(program.terms[s]):  # what makes its operands is computed in its kernels once more
+                own = own.union(*(r for k, r in zip(kept, read, strict=True) if k in own and isinstance(k, int)))
+            read.append(own)
             members.append(tuple(group))
         else:
             read.append(_reads(s))
@@ -68,29 +73,37 @@ def _reads(step: Loop | Seq) -> frozenset[int]:
     return step.body.reads if isinstance(step, Loop) else step.reads
 
 
+def _rereads(term: Term) -> bool:
+    return isinstance(term, Block) and block_op(term.call.prim.name).rereads
+
+
 def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], library_folds: bool) -> set[int]:
     """The terms that are computed on the way to others.
 
     An elementwise value with several users is computed in each of them if it is cheap, unless one of them ends in a fold: XLA:CPU hands
-    folds to a
-    kernel library, does not repeat work there, and keeps the operands of what the library does not know.
+    folds to a kernel library, does not repeat work there, and keeps the operands of what the library does not know.
     """
     virtual: set[int] = set()
     ends: dict[int, frozenset[int]] = {}
+    again = {t for t in terms if any(_rereads(ex.program.terms[u]) for u in users[t])}
     for t in reversed(terms):
         into = frozenset().union(*(ends.get(u, frozenset([u])) for u in users[t]))
-        if _computed_on_the_way(ex, t, users[t], into, library_folds):
+        if _computed_on_the_way(ex, t, users[t], into, again, library_folds):
             virtual.add(t)
             ends[t] = into
     return virtual
 
 
-def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozenset[int], library_folds: bool) -> bool:
-    """Is ``t`` not held? ``ends`` are the kernels that it is computed in if so."""
+def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozenset[int], again: set[int], library_folds: bool) -> bool:
+    """Is ``t`` not held? ``ends`` are the kernels that it is computed in if so, ``again`` those that are computed more than once."""
     program, term = ex.program, ex.program.terms[t]
     if not users:
         return not has_effects(term)
+    if t in ex.exact and len(ends) > 1:  # two kernels may round it differently
+        return False
     if not all(isinstance(program.terms[u], (Map, Fold)) for u in users):
+        return False
+    if isinstance(term, Map) and not MAPS[term.op].cheap and ends & again:
         return False
     alone = len(ends) == 1 and not (len(users) > 1 and isinstance(term, Fold))
     folds = [e for e in ends if isinstance(program.terms[e], Fold) and not ex.unrolls.get(e)]

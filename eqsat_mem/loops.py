@@ -54,9 +54,6 @@ Chunks = Mapping[Loop, int]
 """The extent of one chunk of every loop in a tree."""
 
 
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-
-
 class Kind(Enum):
     """How a term behaves under a loop over one index."""
 
@@ -180,7 +177,8 @@ class _Phases:
             if has_effects(terms[t]):
                 effects_phase = phase = max(phase, effects_phase)
             self.kind[t], self.phase[t] = kind, phase
-            self.stacked |= {c for c in self._compared(t) if self.phase[c] < phase and not self._same_bits_again(c)}
+            exact = [c for c in self.ex.compared.get(t, ()) if self.kind.get(c) is Kind.SLICE and self.phase[c] < phase]
+            self.stacked |= {c for c in exact if not self._same_bits_again(c)}
         self.stacked |= {t for t in outs if self.kind.get(t) is Kind.SLICE}
 
     def _stays_whole(self, t: int) -> bool:
@@ -203,18 +201,6 @@ class _Phases:
         """Does the loop of a later phase read slice ``t``? It need not if it reads slices that are kept and computed from ``t``."""
         program = self.ex.program
         return any(t in operands(program, u) for p in self.roots if p > self.phase[t] for u in self.body(p))
-
-    def _compared(self, t: int) -> list[int]:
-        """The slices that ``t`` compares exactly: with anything for equality, with an extreme for order.
-
-        ``x == max(x)`` holds nowhere if ``x`` is computed twice and rounds differently.
-        """
-        term, terms = self.ex.program.terms[t], self.ex.program.terms
-        if not isinstance(term, Map) or term.op not in COMPARISONS:
-            return []
-        args = operands(self.ex.program, t)
-        extreme = any(getattr(terms[c], "monoid", None) in ("max", "min") for c in args)
-        return [c for c in args if self.kind.get(c) is Kind.SLICE] if extreme or term.op in ("eq", "ne") else []
 
     def _same_bits_again(self, t: int) -> bool:
         """Does slice ``t`` come out the same in every loop? Sums and blocks need not: libraries order them by shape."""

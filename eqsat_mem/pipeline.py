@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,13 +13,13 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.config import Options, resolve_limit
-from eqsat_mem.control import plan_bodies
+from eqsat_mem.control import has_plans, plan_bodies
 from eqsat_mem.costs import Device, device_for, term_seconds
 from eqsat_mem.emit import Emitted, emit
 from eqsat_mem.errors import MemoryLimitError, Tensor
 from eqsat_mem.extract import Extraction, as_written, extract
 from eqsat_mem.ir import Program, itemsize, names
-from eqsat_mem.loops import Loop, Seq
+from eqsat_mem.loops import Loop, Seq, region
 from eqsat_mem.memory import Memory, argument_bytes
 from eqsat_mem.report import LoopSummary, Plan
 from eqsat_mem.rules import load_rules
@@ -50,7 +50,7 @@ def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: s
     find = partial(_fastest, loaded, options, device, clock)
     best, before, fired = find(limit)
     with clock("emit and verify"):
-        kept = _keep(jaxpr, before, limit, options, name) if before.fits(limit) and best.seconds > GAIN * before.seconds else None
+        kept = _keep(jaxpr, loaded, before, limit, options, name) if before.fits(limit) and best.seconds > GAIN * before.seconds else None
         chosen = kept or _emit_within(find, best, jaxpr, limit, options, name)
     return _report(chosen, before, limit, clock, name, () if kept is not None else fired, kept is not None)
 
@@ -58,7 +58,7 @@ def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: s
 def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, limit: int) -> tuple[Schedule, Schedule, tuple[str, ...]]:
     """The fastest schedule found that fits (else the smallest), the program as written, and the rules that fired."""
     with clock("bodies"):
-        program = plan_bodies(loaded, limit, partial(_plan_body, options))
+        program, saved = plan_bodies(loaded, limit, partial(_plan_body, options))
     with clock("saturate"):
         rules = load_rules(options.rules, accuracy=options.accuracy)
         view = saturate(program, rules, Limits(options.max_rows, options.max_iterations, options.max_seconds))
@@ -70,17 +70,19 @@ def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, l
         knobs = options.tensor_size_threshold, options.tensor_split_size
         found = [schedule(c, limit, device, *knobs) for c in candidates]
         best = min(found, key=lambda s: (not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes))
-        return best, straight(written, device), tuple(sorted(view.matches))
+        before = straight(written, device)
+        return best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(view.matches))
 
 
-def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Callable[..., Any] | None, int]:
-    """The body of a loop or branch planned under ``limit``: its function, and what it holds besides its arguments."""
+def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
+    """The body of a loop or branch planned under ``limit``: its schedule, and what it holds besides arguments, planned and as written."""
     names = [f"x{k}" for k in range(len(body.in_avals))]
     try:
         inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body")
     except MemoryLimitError as error:
-        return None, error.smallest_bytes
-    return (None if inner.unchanged else inner.function), inner.peak_bytes - inner.argument_bytes
+        return None, error.smallest_bytes, error.smallest_bytes
+    written = inner.original_peak_bytes - inner.argument_bytes
+    return (None if inner.unchanged else inner.schedule), inner.peak_bytes - inner.argument_bytes, written
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,18 @@ def _distinct(candidates: Sequence[Extraction]) -> list[Extraction]:
     return list({str(c.program): c for c in reversed(candidates)}.values())[::-1]
 
 
-def _keep(jaxpr: ClosedJaxpr, before: Schedule, limit: int, options: Options, name: str) -> _Chosen | None:
-    """The program as it was, if it holds no more than the limit once compiled."""
+def _keep(jaxpr: ClosedJaxpr, loaded: Program, before: Schedule, limit: int, options: Options, name: str) -> _Chosen | None:
+    """The program as it was, if it holds no more than the limit once compiled; its source is the same written out."""
+    if not options.verify and has_plans(before.ex.program):
+        return None  # it was predicted to fit with the plans of its loops' bodies
     function = jaxpr_as_fun(jaxpr)
     held = compiled_peak(function, jaxpr.in_avals)[0] if options.verify else None
     if held is not None and held > limit:
         return None
-    return _Chosen(before, Emitted(f"# {name} is left as it was written\n{jaxpr}", lambda *args: tuple(function(*args))), held)
+    ex = Extraction(loaded, {}, {}, {})
+    code = emit(Schedule(ex, region(ex), {}, 0, 0.0), name)
+    source = f"# {name} runs as it was written; this is the same, written out.\n{code.source}"
+    return _Chosen(before, Emitted(source, lambda *args: tuple(function(*args)), code.namespace), held)
 
 
 def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, options: Options, name: str) -> _Chosen:
@@ -142,6 +149,7 @@ def _report(chosen: _Chosen, before: Schedule, limit: int, clock: _Clock, name: 
         name=name,
         source=chosen.code.source,
         function=chosen.code.function,
+        namespace=chosen.code.namespace,
         limit_bytes=limit,
         peak_bytes=s.peak_bytes,
         compiled_peak_bytes=chosen.compiled_bytes,

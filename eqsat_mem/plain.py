@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 
 from eqsat_mem import diagonal
 from eqsat_mem.equations import Equation, Flat
@@ -17,7 +19,38 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
     """A jaxpr of elementwise operations and folds that means the same as this equation, ``None`` if there is none."""
     if name in _SEARCHES:
         return _search(flat, name, params, ins[0])
+    if name == "while" and params["cond_jaxpr"].out_avals[0].shape:
+        return _traced(flat, partial(_while_any, params), ins)
+    if name == "custom_linear_solve":
+        return _traced(flat, partial(_solve, params), ins)
     return diagonal.plain_form(flat, producer, name, params, ins)
+
+
+def _traced(flat: Flat, function: Callable[..., Any], ins: Sequence[int]) -> Any:
+    return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in ins))
+
+
+def _while_any(params: dict[str, Any], *args: Any) -> Any:
+    """A loop of a batch, which ``vmap`` makes: it runs while any element does, and changes those that run."""
+    condition, body = jaxpr_as_fun(params["cond_jaxpr"]), jaxpr_as_fun(params["body_jaxpr"])
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+
+    def runs(carry: Sequence[Any]) -> Any:
+        return condition(*args[:first], *carry)[0]
+
+    def step(carry: Sequence[Any]) -> list[Any]:
+        running, new = runs(carry), body(*args[first:second], *carry)
+        return [lax.select(lax.broadcast_in_dim(running, n.shape, range(running.ndim)), n, c) for n, c in zip(new, carry)]
+
+    return lax.while_loop(lambda carry: jax.numpy.any(runs(carry)), step, list(args[second:]))
+
+
+def _solve(params: dict[str, Any], *args: Any) -> Any:
+    """A linear solver is the function it solves with; the others serve derivatives, which have been taken."""
+    lengths = list(params["const_lengths"])
+    place = params["const_lengths"]._fields.index("solve")
+    start = sum(lengths[:place])
+    return jaxpr_as_fun(params["jaxprs"].solve)(*args[start : start + lengths[place]], *args[sum(lengths) :])
 
 
 LARGEST = 1 << 24

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Axes, Block, Const, Fold, Input, Iota, Literal, Map, Rename, Term, bits
-from eqsat_mem.source import Layout, Scope, Value, identifier, letters, number, wrap
+from eqsat_mem.source import Layout, Module, Scope, Value, array_text, identifier, letters, number, wrap
 
 INLINE = 60
 """Expressions that are used once and are shorter than this stand inside their user."""
@@ -18,24 +18,33 @@ INLINE = 60
 class Reader:
     """Names, layouts and reads: what expressions are made of."""
 
-    def __init__(self, ex: Extraction, name: str):
+    def __init__(self, ex: Extraction, name: str, module: Module, arguments: Sequence[str] | None = None):
         self.ex = ex
         self.program_ir = ex.program
         self.name = name
-        self.namespace: dict[str, Any] = {}
-        self.taken = {"jax", "jnp", "lax", "np", name}
-        self.arguments = [identifier(b.name, self.taken) for b in self.program_ir.inputs]
-        self.consts = [self.bind("const", c) for c in self.program_ir.consts]
+        self.module = module
+        self.taken = module.taken
+        self.arguments = arguments or [identifier(b.name, self.taken) for b in self.program_ir.inputs]
         self.indices = [identifier(i.name, self.taken) for i in self.program_ir.indices]
         self.letters = letters([i.name for i in self.program_ir.indices])
-        self.calls: dict[int, str] = {}
-        self.helpers: dict[str, Callable[..., Any]] = {}
         self.last_source = ""
 
     def bind(self, name: str, value: Any) -> str:
         unique = identifier(name, self.taken)
-        self.namespace[unique] = value
+        self.module.namespace[unique] = value
         return unique
+
+    def const(self, slot: int) -> str:
+        """The name of a closed-over array: a small one is written out, a large one stays outside of the source."""
+        value = self.program_ir.consts[slot]
+        name = self.module.constants.get(id(value))
+        if name is None:
+            text = array_text(value)
+            name = self.bind("const", value) if text is None else identifier("const", self.taken)
+            if text is not None:
+                self.module.small.append(f"{name} = {text}")
+            self.module.constants[id(value)] = name
+        return name
 
     # values
 
@@ -54,7 +63,7 @@ class Reader:
         elif scope.parent is None:
             value = self.argument(t, scope)
         else:
-            value = self.sliced(self.read(t, scope.parent), scope)
+            value = self.sliced(self.read(t, scope.parent), scope, scope)
         scope.values[t] = value
         return value
 
@@ -66,35 +75,38 @@ class Reader:
         return holder is not None
 
     def renamed(self, term: Rename, scope: Scope) -> Value:
-        """The operand's array outside of every loop over an old or a new name, its axes called by the new ones, then sliced by those
-        loops."""
-        home, around, inner = scope, [], []
-        touched = {i for pair in term.pairs for i in pair}
-        holder = scope
-        while holder.parent is not None:
-            inner.append(holder)
-            holder = holder.parent
-            if inner[-1].index in touched:
-                home, around = holder, list(inner)
-        pairs = dict(term.pairs)
+        """The operand's array outside of every loop over an old name, its axes called by the new ones, then sliced by the loops inside.
+
+        Loops over a new name have not sliced the operand, wherever they stand.
+        """
+        chain = [scope]
+        while chain[-1].parent is not None:
+            chain.append(chain[-1].parent)
+        old, new = ({pair[k] for pair in term.pairs} for k in (0, 1))
+        inside = max((depth + 1 for depth, holder in enumerate(chain) if holder.index in old), default=0)
+        home, pairs = chain[inside], dict(term.pairs)
         value = self.read(term.arg, home)
         value = Value(value.text, tuple(pairs.get(i, i) for i in value.layout), value.atom)
-        for loop in reversed(around):
-            value = self.sliced(value, loop)
+        for holder in reversed(chain[inside:]):
+            if holder.index in new:
+                value = self.sliced(value, holder, home)
+        for holder in reversed(chain[:inside]):
+            value = self.sliced(value, holder, holder)
         return value
 
-    def sliced(self, value: Value, scope: Scope) -> Value:
-        if scope.index is None or scope.index not in value.layout:
+    def sliced(self, value: Value, loop: Scope, into: Scope) -> Value:
+        """The chunk of a value that the loop of a scope is at, as a line of the scope ``into``."""
+        if loop.index is None or loop.index not in value.layout:
             return value
-        axis, index = value.layout.index(scope.index), self.indices[scope.index]
+        axis, index = value.layout.index(loop.index), self.indices[loop.index]
         text = f"lax.dynamic_slice_in_dim({value.text}, start_{index}, size_{index}, {axis})"
-        return self.assign(text, value.layout, scope, value.text)
+        return self.assign(text, value.layout, into, value.text)
 
     def argument(self, t: int, scope: Scope) -> Value:
         """An argument or constant as an array with one axis per index."""
         term = self.program_ir.terms[t]
         assert isinstance(term, (Input, Const)), f"%{t} is read before it is computed: {term}"
-        name = (self.arguments if isinstance(term, Input) else self.consts)[term.slot]
+        name = self.arguments[term.slot] if isinstance(term, Input) else self.const(term.slot)
         flat = tuple(i for axis in term.axes for i in axis)
         text = name
         if any(len(axis) != 1 for axis in term.axes):
@@ -203,7 +215,7 @@ class Reader:
             case Fold():
                 return {"add": "sum", "mul": "prod", "and": "all", "or": "any"}.get(term.monoid, term.monoid)
             case Block():
-                return f"{term.call.prim.name}_{term.out}"
+                return f"{term.call.prim.name}_{term.out}" if len(term.call.out_axes) > 1 else str(term.call.prim.name)
         return type(term).__name__.lower()
 
     def dtype(self, dtype: Any) -> str:

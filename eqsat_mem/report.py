@@ -55,8 +55,10 @@ class Plan:
 
     Attributes:
         name: the user's function.
-        source: the emitted JAX program, which stands alone.
+        source: the JAX program as source. It imports JAX and numpy only; ``exec(plan.source, dict(plan.namespace))`` defines it.
         function: the same as a callable: flat arrays in, a list of flat arrays out; JAX can trace it.
+        namespace: what the source names but does not define, by name: closed-over arrays of more than a few elements, and
+            operations that have no source (callbacks, primitives of other packages).
         limit_bytes: what the program may hold at its peak.
         peak_bytes: what the plan is predicted to hold at its peak.
         compiled_peak_bytes: what XLA reserves for it, or None where it was not compiled.
@@ -87,11 +89,17 @@ class Plan:
     loops: Sequence[LoopSummary] = ()
     rules_fired: Sequence[str] = ()
     peak_tensors: Sequence[Tensor] = ()
+    namespace: Mapping[str, Any] = field(default_factory=dict, repr=False)
     program: Any = field(default=None, repr=False)
     schedule: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return table(self)
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether the source defines everything that it names."""
+        return not self.namespace
 
     def to_json(self) -> str:
         """The figures, loops, rules and source of the plan as one JSON object."""

@@ -69,11 +69,18 @@ def schedule(
     """The fastest schedule found whose peak is at most ``limit`` bytes; the smallest found where none fits.
 
     ``tensor_size_threshold`` restricts splitting to regions with a value of more bytes than that, and ``tensor_split_size`` bounds the
-    bytes of each
-    value inside a loop (the paper's two knobs).
+    bytes of each value inside a loop (the paper's two knobs).
     """
-    search = _Search(ex, limit, device, tensor_size_threshold or 0, tensor_split_size)
-    beam = [search.tile(region(ex))]
+    best = _search(_Search(ex, limit, device, tensor_size_threshold, tensor_split_size))
+    if best.fits(limit):
+        return best
+    smallest = _search(_Search(ex, 0, device, tensor_size_threshold, tensor_split_size))  # it does not stop at what almost fits
+    return min(best, smallest, key=lambda s: s.peak_bytes)
+
+
+def _search(search: _Search) -> Schedule:
+    """The best tree of a beam search over splits."""
+    beam = [search.tile(region(search.ex))]
     best = beam[0]
     width = BEAM if len(beam[0].seq.steps) <= LARGE_PROGRAM else 1
     for _ in range(MAX_DEPTH if width > 1 else 2 * MAX_DEPTH):
@@ -86,7 +93,7 @@ def schedule(
 
 def straight(ex: Extraction, device: Device) -> Schedule:
     """A program without loops."""
-    return _Search(ex, 0, device, 0, None).evaluate(region(ex), {})
+    return _Search(ex, 0, device, None, None).evaluate(region(ex), {})
 
 
 @dataclass(eq=False)
@@ -94,7 +101,7 @@ class _Search:
     ex: Extraction
     limit: int
     device: Device
-    threshold: int
+    threshold: int | None
     split_size: int | None
 
     def __post_init__(self) -> None:
@@ -102,10 +109,25 @@ class _Search:
         self.timing = Timing(self.memory, self.device)
         self.full = self.memory.full_extents()
 
-    def rank(self, s: Schedule) -> tuple[bool, float, float]:
-        """What fits comes first, the fastest of it; of what does not, the smallest."""
-        over = not s.fits(self.limit)
-        return over, s.peak_bytes if over else s.seconds, s.seconds if over else s.peak_bytes
+    def rank(self, s: Schedule) -> tuple[bool, float, float, float]:
+        """What fits comes first, the fastest of it; of what does not, the smallest. The knobs of sizes come before time."""
+        if s.fits(self.limit):
+            return False, self.excess(s), s.seconds, s.peak_bytes
+        return True, s.peak_bytes, self.excess(s), s.seconds
+
+    def excess(self, s: Schedule) -> int:
+        """Bytes by which the largest value is above the threshold outside of loops, or above the split size inside, where given."""
+        if self.threshold is None and self.split_size is None:
+            return 0
+        worst = 0
+        for path, seq in regions(s.seq):
+            around, extents = enclosing(s.seq, path), self.full
+            for loop in around:
+                extents = within(extents, loop, s.chunks)
+            bound = self.split_size if around else self.threshold
+            if bound is not None:
+                worst = max(worst, self.largest(seq, extents) - bound)
+        return worst
 
     # chunk sizes
 
@@ -133,7 +155,7 @@ class _Search:
             worse = 0
             for position in path:
                 new = self.evaluate(s.seq, {**best.chunks, loop: steps[position]})
-                if self.allowed(new) and self.rank(new) < self.rank(best):
+                if self.rank(new) < self.rank(best):
                     best, worse = new, 0
                 else:
                     worse += 1
@@ -143,12 +165,6 @@ class _Search:
 
     def evaluate(self, seq: Seq, chunks: Chunks) -> Schedule:
         return Schedule(self.ex, seq, chunks, self.memory.total(seq, chunks), self.timing.total(seq, chunks))
-
-    def allowed(self, s: Schedule) -> bool:
-        """No value inside a loop is larger than the split size, if there is one."""
-        if self.split_size is None:
-            return True
-        return all(self.largest(loop.body, within(self.full, loop, s.chunks)) <= self.split_size for loop in loops(s.seq))
 
     def largest(self, seq: Seq, extents: Extents) -> int:
         return max((self.memory.size(t, extents) for t in seq.steps if isinstance(t, int)), default=0)
@@ -177,10 +193,13 @@ class _Search:
         """``seq`` split along ``i``, large elementwise values that do not depend on it computed again inside, along an index of theirs."""
         program = self.ex.program
         inside = frozenset(t for t in seq.steps if isinstance(t, int))
-        large = [t for t in inside if isinstance(program.terms[t], Map) and not program.free[t] >> i & 1]
-        large = [t for t in large if self.memory.size(t, extents) * 8 > self.limit]
+        simple = {t for t in inside if isinstance(program.terms[t], Map) and not program.free[t] >> i & 1 and t not in small}
+        large = [t for t in simple if self.memory.size(t, extents) * 8 > self.limit]
         if not large:
             return
+        for t in sorted(simple, reverse=True):  # with what they are made of
+            if any(t in operands(program, u) for u in large) and t not in large:
+                large.append(t)
         changed = split(self.ex, seq, i, Choices(sink=frozenset(large), small=small))
         along = {j for t in large for j in bits(program.free[t]) if extents[j] == self.full[j]}
         if changed is None or not along:
@@ -203,10 +222,11 @@ class _Search:
             for loop in enclosing(s.seq, path):
                 runs *= extents[loop.index] / s.chunks[loop]
                 extents = within(extents, loop, s.chunks)
-            if self.largest(seq, extents) <= self.threshold:
+            if self.largest(seq, extents) <= (self.threshold or 0):
                 continue
             spare = runs * (self.timing.seconds(seq, extents, s.chunks) - self.timing.arithmetic(seq, extents))
-            if path == peak_path and not s.fits(self.limit):
+            wanted = (path == peak_path and not s.fits(self.limit)) or (self.threshold is not None and extents == self.full)
+            if wanted:
                 spots.append((float("inf"), path, seq, extents))
             elif spare > WORTHWHILE * s.seconds and self.timing.touched(seq, extents, s.chunks) > self.device.levels[0][0]:
                 spots.append((spare, path, seq, extents))
@@ -256,8 +276,8 @@ def ladder(extent: int) -> list[int]:
     """Chunk sizes to try, ascending: near powers of two, divisors of the extent where one is near (no remainder to run)."""
     sizes = {1}
     power = 2
-    while power < extent:
-        near = [c for c in range(max(1, power * 3 // 4), min(extent - 1, power * 4 // 3) + 1) if extent % c == 0]
+    while 2 * power <= extent:
+        near = [c for c in range(max(1, power * 3 // 4), min(extent // 2, power * 4 // 3) + 1) if extent % c == 0]
         sizes.add(min(near, key=lambda c: (abs(c - power), c)) if near else power)
         power *= 2
     return sorted(sizes)

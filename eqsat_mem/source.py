@@ -6,14 +6,17 @@ import keyword
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eqsat_mem.ir import Axes
-from eqsat_mem.ops.maps import atom
+from eqsat_mem.ops import is_key
+from eqsat_mem.ops.maps import atom, dtype_text
 
 Layout = tuple[int, ...]
 """The index of each axis of an array."""
@@ -36,13 +39,35 @@ class Value:
 
 @dataclass(eq=False)
 class Scope:
-    """Values by term, inside the body of a loop over ``index`` or (``index`` None) of the whole program."""
+    """Values by term and results by call, inside the body of a loop over ``index`` or (``index`` None) of the whole program."""
 
     parent: Scope | None = None
     index: int | None = None
     indent: str = "    "
     values: dict[Any, Value] = field(default_factory=dict)
+    calls: dict[Any, list[str]] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Module:
+    """What all functions of one source share.
+
+    Attributes:
+        taken: names in use.
+        namespace: what the source names but does not define: large closed-over arrays, and operations without source.
+        helpers: functions of ours that the source calls, which it carries with it.
+        constants: the name of each closed-over array.
+        small: lines that define the closed-over arrays that are written out.
+        calls: the name of each call without source.
+    """
+
+    taken: set[str]
+    namespace: dict[str, Any] = field(default_factory=dict)
+    helpers: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    constants: dict[int, str] = field(default_factory=dict)
+    small: list[str] = field(default_factory=list)
+    calls: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,6 +92,10 @@ def identifier(text: str, taken: set[str]) -> str:
     return unique
 
 
+def tuple_text(items: Sequence[str]) -> str:
+    return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
+
+
 def shape_of(extents: Sequence[int], axes: Axes) -> tuple[int, ...]:
     return tuple(math.prod(extents[i] for i in axis) for axis in axes)
 
@@ -76,6 +105,26 @@ def number(value: Any) -> str:
     if isinstance(value, float) and not np.isfinite(value):
         return "jnp.nan" if value != value else "jnp.inf" if value > 0 else "-jnp.inf"
     return repr(value)
+
+
+SMALL = 16
+"""Elements of a closed-over array that is written out."""
+
+
+def array_text(value: Any) -> str | None:
+    """Source of a small array of numbers or keys; ``None`` where it is large, or known only while something is traced."""
+    if isinstance(value, jax.core.Tracer) or np.size(value) > SMALL:
+        return None
+    if is_key(value.dtype):
+        text = array_text(jax.random.key_data(value))
+        return None if text is None else f"jax.random.wrap_key_data({text}, impl={str(jax.random.key_impl(value))!r})"
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf" and array.dtype != jnp.bfloat16:
+        return None
+    numbers = array.reshape(-1).tolist()
+    if 0 in array.shape or not all(map(math.isfinite, numbers)):
+        return None
+    return f"jnp.array({array.tolist()}, {dtype_text(array.dtype)})"
 
 
 def wrap(value: Value) -> str:

@@ -137,7 +137,8 @@ class Call:
 
     Operand ``a`` is laid out as ``in_axes[a]``, output ``k`` comes as ``out_axes[k]``. The operation is pointwise in
     the indices of ``pointwise`` (single-index axes of the output, and of every operand that they occur in); all other
-    operand axes are bound. ``scratch_bytes`` is what it holds inside while it runs. Calls compare by identity, so equations with effects
+    operand axes are bound. ``scratch_bytes`` is what it holds inside while it runs; ``bodies`` are the plans (``None``:
+    none) of the functions that a loop or branch runs, in the order of its parameters. Calls compare by identity, so equations with effects
     are never merged.
     """
 
@@ -149,6 +150,7 @@ class Call:
     pointwise: int = 0
     effects: bool = False
     scratch_bytes: int = 0
+    bodies: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

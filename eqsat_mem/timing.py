@@ -10,6 +10,9 @@ from eqsat_mem.ir import Block
 from eqsat_mem.loops import Chunks, Loop, Seq, made
 from eqsat_mem.memory import Extents, Memory, within
 
+STRIDED = 5.0
+"""How much longer unrolled folds take outside of loops, where XLA fuses the taking apart of their arguments into them."""
+
 
 @dataclass(eq=False)
 class Timing:
@@ -51,6 +54,8 @@ class Timing:
                         continue
                     calls.add(call)
                 work = sum(arithmetic_s(program, t, extents, self.device, t in fused.unrolled) for t in members)
+                if extents == self.memory.full_extents() and fused.unrolled.intersection(members):
+                    work *= STRIDED
                 moved = self.memory.size(step, extents) / bandwidth + sum(self._reading(t, seq, extents, touched) for t in operands)
                 seconds += max(work, moved) + self.device.kernel_s
         return seconds

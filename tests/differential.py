@@ -9,18 +9,31 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from eqsat_mem import control
 from eqsat_mem.costs import cpu, term_seconds
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction, as_written, extract
-from eqsat_mem.ir import Program
-from eqsat_mem.loops import Kind, Loop, Seq, enclosing, kind_of, loops, region, regions, shared_slices, split, with_region
+from eqsat_mem.ir import Map, Program
+from eqsat_mem.loops import (
+    Choices,
+    Kind,
+    Loop,
+    Seq,
+    enclosing,
+    kind_of,
+    loops,
+    operands,
+    region,
+    regions,
+    shared_slices,
+    split,
+    with_region,
+)
+from eqsat_mem.memory import Memory
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
-from eqsat_mem.memory import Memory
 from eqsat_mem.schedule import Schedule, schedule, straight
 from eqsat_mem.timing import Timing
 from eqsat_mem.trace import load
@@ -84,12 +97,23 @@ def random_tree(ex: Extraction, rng: random.Random, most: int = 3) -> tuple[Seq,
         if not able:
             continue
         index = rng.choice(able)
-        shared = shared_slices(ex, inner, index)
-        keep = frozenset(t for t in shared if rng.random() < 0.5) if rng.random() < 0.5 else frozenset()
-        changed = split(ex, inner, index, keep)
+        changed = split(ex, inner, index, _random_choices(ex, inner, index, rng))
         if changed is not None:
             seq = with_region(seq, path, changed)
     return seq, {loop: _chunk(ex.program.indices[loop.index].extent, rng) for loop in loops(seq)}
+
+
+def _random_choices(ex: Extraction, seq: Seq, i: int, rng: random.Random) -> Choices:
+    """Some slices kept, some values taken for small, some elementwise values that do not depend on ``i`` computed in every turn."""
+    share = rng.choice([0.0, 0.0, 0.5])
+    values = sorted({v for t in seq.steps if isinstance(t, int) for v in (t, *operands(ex.program, t))})
+    simple = [t for t in seq.steps if isinstance(t, int) and isinstance(ex.program.terms[t], Map) and not ex.program.free[t] >> i & 1]
+    choices = Choices(small=_some(values, share, rng), sink=_some(simple, rng.choice([0.0, 0.0, 0.5]), rng))
+    return replace(choices, keep=_some(shared_slices(ex, seq, i, choices), rng.choice([0.0, 0.5]), rng))
+
+
+def _some(values: Sequence[int], share: float, rng: random.Random) -> frozenset[int]:
+    return frozenset(v for v in values if rng.random() < share)
 
 
 def _chunk(extent: int, rng: random.Random) -> int:
@@ -104,11 +128,12 @@ def random_schedule(ex: Extraction, rng: random.Random) -> Schedule:
 
 def planned_bodies(program: Program, seed: int) -> Program:
     """The program with the bodies of its loops and branches planned too, however small."""
+
     def planner(body: Any, limit: int) -> tuple[Any, int]:
         inner = load(body, [f"x{k}" for k in range(len(body.in_avals))])
         *_, (_, ex) = extractions(inner, seed)
         made = random_schedule(ex, random.Random(seed))
-        return emit(made, "body").function, made.peak_bytes
+        return made, made.peak_bytes
 
     small, control.SMALL_BYTES = control.SMALL_BYTES, 1
     try:
@@ -127,7 +152,7 @@ def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, S
         yield f"{word}, straight", straight(ex, TINY)
         for k in range(3 if thorough else 1):
             yield f"{word}, random tree {k}", random_schedule(ex, rng)
-        if thorough and word != "random" or word == "smallest":
+        if (thorough and word != "random") or word == "smallest":
             yield from ladder(word, ex)
 
 
@@ -201,7 +226,8 @@ def difference(a: Any, b: Any) -> float:
 def script(sample: Sample, word: str, source: str) -> str:
     """What to paste to see a failure again."""
     return (
-        f"# seed {sample.seed}, plan: {word}\nimport jax\njax.config.update('jax_enable_x64', True)\nfrom tests.programs import value_of\n{sample.source}\n"
-        f"arguments = {sample.arguments!r}\nargs = [value_of(shape, dtype, {sample.seed} + 1000 * k) for k, (_, shape, dtype) in enumerate(arguments)]\n"
+        f"# seed {sample.seed}, plan: {word}\nimport jax\njax.config.update('jax_enable_x64', True)\n"
+        f"from tests.programs import Sample\n{sample.source}\n"
+        f"args = Sample({sample.seed}, '', {sample.arguments!r}).values()\n"
         f"print(jax.tree.leaves(f(*args)))\n\n\n{source}\nprint(program(*args))\n"
     )

@@ -92,7 +92,9 @@ class _Execution:
 
     def bind(self, t: int, frame: _Frame, meaning: Any) -> list[Any]:
         """A term's operation at the extents of the current chunks."""
-        sizes = [len(range(*frame.ranges[k].indices(i.extent))) if k in frame.ranges else i.extent for k, i in enumerate(self.program.indices)]
+        sizes = [
+            len(range(*frame.ranges[k].indices(i.extent))) if k in frame.ranges else i.extent for k, i in enumerate(self.program.indices)
+        ]
         program = replace(self.program, indices=[Index(i.name, n) for i, n in zip(self.program.indices, sizes)])
         operands = {c: self.fetch(c, frame, frame.ranges) for c in children(self.program.terms[t])}
         key = (t, tuple(v.shape for v in operands.values()))
@@ -159,7 +161,9 @@ def brute_force_peak(made_by: Schedule) -> int:
 def _hold(made_by: Schedule, memory: Memory, seq: Seq, extents: tuple[int, ...], heap: Heap) -> dict[int, int]:
     """Run a region; afterwards its results are still allocated: their bytes."""
     fused = memory.fused(seq)
-    references = {t: sum(t in operands for operands in fused.operands) + (t in seq.outs) for t in {s for step in fused.kept for s in made(step)}}
+    references = {
+        t: sum(t in operands for operands in fused.operands) + (t in seq.outs) for t in {s for step in fused.kept for s in made(step)}
+    }
     alive: dict[int, int] = {}
     for step, operands in zip(fused.kept, fused.operands):
         for t in operands:
@@ -202,7 +206,9 @@ def _compute(
     library_fold = isinstance(term, Fold) and not memory.ex.unrolls.get(step)
     if isinstance(term, (Dot, Block)) or library_fold:
         outer = [c for c in operands if c not in alive]
-        scratch += sum(memory.size(c, extents) for c in outer if any(extents[i] != program.indices[i].extent for i in bits(program.free[c])))
+        scratch += sum(
+            memory.size(c, extents) for c in outer if any(extents[i] != program.indices[i].extent for i in bits(program.free[c]))
+        )
     heap.allocate(size + scratch)
     heap.release(scratch)
     alive[step] = size

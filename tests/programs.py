@@ -117,7 +117,8 @@ class _Writer:
                 f"def loss({names}):\n    parts = [o for o in map(jnp.asarray, g({names})) if jnp.issubdtype(o.dtype, jnp.floating)]\n"
                 "    return sum(jnp.sum(jnp.tanh(o / 3)).astype(float) for o in parts) + 0.0\n"
             )
-            changed = f"{source.replace('def f(', 'def g(')}\n\n{loss}\n\nf = jax.{self.rng.choice(['grad', 'value_and_grad'])}(loss, {floating})\n"
+            transform = self.choose("grad", "value_and_grad")
+            changed = f"{source.replace('def f(', 'def g(')}\n\n{loss}\n\nf = jax.{transform}(loss, {floating})\n"
             return (changed, tuple(arguments)) if self.valid(changed, arguments) else plain
         if kind < 0.4 and arguments:
             axes = tuple(None if self.rng.rand() < 0.4 else 0 for _ in arguments)
@@ -180,8 +181,10 @@ class _Writer:
 
 def unary(w: _Writer) -> str | None:
     x = w.pick(kind="f")
-    return x and w.choose("jnp.tanh({0})", "jnp.exp(-jnp.abs({0}))", "jnp.sin(jnp.tanh({0}))", "jnp.sqrt(jnp.abs({0}) + 1)", "{0} ** 2", "-{0}", "jax.nn.relu({0})",
-                          "jnp.log1p(jnp.abs({0}))", "jnp.clip({0}, -1, 1)", "jax.nn.sigmoid({0})", "0.5 * {0}", "jnp.abs({0})", "jnp.floor({0} + 0.3173)",
+    return x and w.choose("jnp.tanh({0})", "jnp.exp(-jnp.abs({0}))", "jnp.sin(jnp.tanh({0}))", "jnp.sqrt(jnp.abs({0}) + 1)",
+                          "{0} ** 2", "-{0}", "jax.nn.relu({0})",
+                          "jnp.log1p(jnp.abs({0}))", "jnp.clip({0}, -1, 1)", "jax.nn.sigmoid({0})", "0.5 * {0}", "jnp.abs({0})",
+                          "jnp.floor({0} + 0.3173)",
                           "1 / (1 + {0} ** 2)", "jnp.exp(-0.5 * {0} ** 2)", "jax.checkpoint(jnp.tanh)({0})").format(x)  # fmt: skip
 
 
@@ -195,7 +198,12 @@ def outer(w: _Writer) -> str | None:
     if not x or not y:
         return None
     op = w.choose("{0} + {1}", "{0} - {1}", "{0} * {1}", "jnp.maximum({0}, {1})", "({0} > {1} + 0.3173).astype(float)", "({0} - {1}) ** 2")
-    forms = {(1, 1): ("[:, None]", "[None]"), (2, 2): ("[:, None]", "[None]"), (1, 2): ("[:, None, None]", "[None]"), (2, 1): ("[:, :, None]", "")}
+    forms = {
+        (1, 1): ("[:, None]", "[None]"),
+        (2, 2): ("[:, None]", "[None]"),
+        (1, 2): ("[:, None, None]", "[None]"),
+        (2, 1): ("[:, :, None]", ""),
+    }
     left, right = forms[len(w.shape(x)), len(w.shape(y))]
     return op.format(x + left, y + right)
 
@@ -233,7 +241,7 @@ def einsum(w: _Writer) -> str | None:
         left += label(n, left)
     for n in w.shape(y):
         right += label(n, right)
-    if 0.1 > w.rng.rand() and len(left) > 1 and w.shape(x)[0] == w.shape(x)[1]:
+    if w.rng.rand() < 0.1 and len(left) > 1 and w.shape(x)[0] == w.shape(x)[1]:
         left = left[0] * 2 + left[2:]
     used = sorted(set(left + right))
     out = "".join(c for c in w.rng.permutation(used) if w.rng.rand() < 0.6)
@@ -247,14 +255,16 @@ def reduction(w: _Writer) -> str | None:
     keep = w.choose("", "", ", keepdims=True")
     axis = w.choose(str(w.axis(x)), str(w.axis(x)), "-1", "None" if not keep else "0", "(0, -1)")
     form = w.choose("jnp.sum({0}, {1}{2})", "jnp.sum({0}, {1}{2})", "jnp.mean({0}, {1}{2})", "jnp.max({0}, {1}{2})", "jnp.min({0}, {1}{2})",
-                    "jnp.prod(jnp.tanh({0}), {1}{2})", "jnp.any({0} > 0.3173, {1}{2})", "jnp.all({0} > -1.7173, {1}{2})", "jax.nn.logsumexp({0}, {1}{2})",
+                    "jnp.prod(jnp.tanh({0}), {1}{2})", "jnp.any({0} > 0.3173, {1}{2})", "jnp.all({0} > -1.7173, {1}{2})",
+                    "jax.nn.logsumexp({0}, {1}{2})",
                     "jnp.var({0}, {1}{2})")  # fmt: skip
     return form.format(x, axis, keep.replace("keepdims", "keepdims"))
 
 
 def search(w: _Writer) -> str | None:
     x = w.pick((1, 9), "f")
-    return x and w.choose("jnp.argmax({2}, {1})", "jnp.argmin({2}, {1})", "jnp.sort({0}, {1})", "jnp.argsort({2}, {1})", "jnp.cumsum({0}, {1})",
+    return x and w.choose("jnp.argmax({2}, {1})", "jnp.argmin({2}, {1})", "jnp.sort({0}, {1})", "jnp.argsort({2}, {1})",
+                          "jnp.cumsum({0}, {1})",
                           "lax.cummax({0}, {1}, reverse=True)", "lax.top_k({0}, 2)[0]", "lax.top_k(-{2}, 2)[1]", "jnp.flip({0}, {1})",
                           "lax.cumprod(jnp.tanh({0}), {1})").format(x, w.axis(x), rounded(x))  # fmt: skip
 
@@ -266,7 +276,8 @@ def rounded(x: str) -> str:
 
 def normalised(w: _Writer) -> str | None:
     x = w.pick((1, 9), "f")
-    return x and w.choose("jax.nn.softmax({0}, {1})", "{0} - jnp.mean({0}, {1}, keepdims=True)", "{0} / (1 + jnp.sum({0} ** 2, {1}, keepdims=True))",
+    return x and w.choose("jax.nn.softmax({0}, {1})", "{0} - jnp.mean({0}, {1}, keepdims=True)",
+                          "{0} / (1 + jnp.sum({0} ** 2, {1}, keepdims=True))",
                           "jax.nn.softmax({0} @ {0}.T, -1) @ {0}", "{0} - jnp.max({0}, {1}, keepdims=True)",
                           "jnp.where({2} == jnp.max({2}, {1}, keepdims=True), 1, {0})").format(x, w.axis(x), rounded(x))  # fmt: skip
 
@@ -287,8 +298,10 @@ def masks(w: _Writer) -> str | None:
     if not x or not y:
         return None
     n, m = w.shape(x)[0], w.shape(x)[-1]
-    return w.choose("jnp.where({0} > 0.3173, {0}, {1})", "jnp.tril({0})", f"jnp.where(jnp.arange({n})[:, None] >= jnp.arange({m})[None], {{0}}, -1.0)",
-                    f"{{0}} * jnp.arange({m})", f"{{0}} + jnp.eye({n})", f"jnp.where(jnp.eye({n}, dtype=bool), {{0}}, 0)", "jnp.diag({0})", "jnp.trace({0})",
+    return w.choose("jnp.where({0} > 0.3173, {0}, {1})", "jnp.tril({0})",
+                    f"jnp.where(jnp.arange({n})[:, None] >= jnp.arange({m})[None], {{0}}, -1.0)",
+                    f"{{0}} * jnp.arange({m})", f"{{0}} + jnp.eye({n})", f"jnp.where(jnp.eye({n}, dtype=bool), {{0}}, 0)",
+                    "jnp.diag({0})", "jnp.trace({0})",
                     "jnp.where({1}.astype(bool), {0}, 0)", f"jax.nn.one_hot(jnp.argmax({rounded(x)}, 0), {n})", "jnp.diagonal({0})",
                     f"jnp.eye({n}) @ {{0}}").format(x, y)  # fmt: skip
 
@@ -299,11 +312,13 @@ def moves(w: _Writer) -> str | None:
         return None
     a, n = w.axis(x), w.shape(x)[0]
     at = [int(k) for k in w.rng.randint(0, max(n, 1), 3)]
-    return w.choose("jnp.concatenate([{0}, {1}], 0)", "jnp.stack([{0}, {0}], {2})", "jnp.pad({0}, 1)", "{0}[1:]", "{0}[::2]", "{0}[::-1]", "jnp.roll({0}, 1, {2})",
-                    f"{{0}}[np.array({at})]", f"jnp.take({{0}}, jnp.argmax({rounded(y)}, 0) % {max(n, 1)}, 0)", "jnp.repeat({0}, 2, {2})", "jnp.tile({0}, 2)",
+    return w.choose("jnp.concatenate([{0}, {1}], 0)", "jnp.stack([{0}, {0}], {2})", "jnp.pad({0}, 1)", "{0}[1:]", "{0}[::2]",
+                    "{0}[::-1]", "jnp.roll({0}, 1, {2})",
+                    f"{{0}}[np.array({at})]", f"jnp.take({{0}}, jnp.argmax({rounded(y)}, 0) % {max(n, 1)}, 0)",
+                    "jnp.repeat({0}, 2, {2})", "jnp.tile({0}, 2)",
                     "{0}[0]", "{0}[..., -1]", f"{{0}}.at[{at[0]}].set(1)", f"{{0}}.at[np.array({at})].add(2)",
                     f"jnp.take_along_axis({{0}}, jnp.argsort({rounded(x)}, 0), 0)", f"jax.ops.segment_sum({{0}}, jnp.arange({n}) % 2, 2)",
-                    "lax.dynamic_slice_in_dim({0}, 1, 1)", f"jnp.convolve({{0}}, jnp.ones(3), 'same')",
+                    "lax.dynamic_slice_in_dim({0}, 1, 1)", "jnp.convolve({0}, jnp.ones(3), 'same')",
                     f"jax.vmap(lambda i: {{0}}[i])(jnp.arange({n}) // 2)").format(x, y, a)  # fmt: skip
 
 
@@ -315,7 +330,8 @@ def algebra(w: _Writer) -> str | None:
     x, y = f"{x}.astype(float)", f"{y}.astype(float)"
     chol = f"jnp.linalg.cholesky(jnp.tanh({x}) @ jnp.tanh({x}).T + {n + 1} * jnp.eye({n}))"
     return w.choose(chol, f"jax.scipy.linalg.solve_triangular({chol}, {x}, lower=True)", f"jax.scipy.linalg.cho_solve(({chol}, True), {y})",
-                    f"jnp.linalg.slogdet({x} @ {x}.T + jnp.eye({n}))[1]", f"jnp.fft.rfft({x}).real", f"jnp.sum(jnp.log(jnp.diag({chol})))")  # fmt: skip
+                    f"jnp.linalg.slogdet({x} @ {x}.T + jnp.eye({n}))[1]", f"jnp.fft.rfft({x}).real",
+                    f"jnp.sum(jnp.log(jnp.diag({chol})))")  # fmt: skip
 
 
 def control(w: _Writer) -> str | None:
@@ -332,13 +348,16 @@ def control(w: _Writer) -> str | None:
 
 def conversion(w: _Writer) -> str | None:
     x = w.pick(kind="" if w.mixed else "biu")
-    return x and w.choose("{0}.astype(jnp.float32)", "{0}.astype(jnp.int32)", "{0}.astype(bool)", "{0}.astype(jnp.float64)", "{0}.astype(jnp.bfloat16)",
-                          "jnp.real({0})", "{0}.astype(jnp.complex64)", "{0} > 0.3173", "jnp.sum({0}, 0)", "jnp.cumsum({0})", "jnp.bitwise_xor({0}, 3)", "{0} // 2",
+    return x and w.choose("{0}.astype(jnp.float32)", "{0}.astype(jnp.int32)", "{0}.astype(bool)", "{0}.astype(jnp.float64)",
+                          "{0}.astype(jnp.bfloat16)",
+                          "jnp.real({0})", "{0}.astype(jnp.complex64)", "{0} > 0.3173", "jnp.sum({0}, 0)", "jnp.cumsum({0})",
+                          "jnp.bitwise_xor({0}, 3)", "{0} // 2",
                           "jnp.max({0}, -1)", "jnp.any({0})").format(x)  # fmt: skip
 
 
 _TABLE: list[tuple[Callable[[_Writer], str | None], float]] = [
-    (unary, 3), (binary, 3), (outer, 2), (distance, 1.5), (product, 2), (einsum, 3), (reduction, 4), (search, 1.2), (normalised, 1.5), (layout, 2.5),
+    (unary, 3), (binary, 3), (outer, 2), (distance, 1.5), (product, 2), (einsum, 3), (reduction, 4), (search, 1.2), (normalised, 1.5),
+        (layout, 2.5),
     (masks, 1.5), (moves, 2), (algebra, 0.6), (control, 0.8), (conversion, 0.8),
 ]  # fmt: skip
 STEPS = [step for step, _ in _TABLE]

@@ -141,6 +141,14 @@ def trace_of_covariance(x):
     return jnp.trace(jnp.exp(-sq(x, x)))
 
 
+def trace_of_oblong(a, b):
+    return jnp.trace(jnp.einsum("ij,kl->ki", b, a)), jnp.sum(jnp.where(jnp.arange(3)[:, None] == jnp.arange(5), 2.0, 0.0), 0)
+
+
+def ones_and_columns_of_eye(a, b):
+    return jnp.sum(jnp.eye(len(b)) @ b) * a, 1.0 - jnp.tanh(a), jnp.sum(jnp.eye(len(b)), 0)
+
+
 def diagonal_both(a):
     mask = jnp.eye(len(a), dtype=bool)
     rows = jnp.sum(jnp.where(mask, jnp.where(mask, a @ a, 0.0), 0.0), 0)
@@ -201,7 +209,7 @@ PROGRAMS: dict[str, tuple[Callable, tuple[np.ndarray, ...]]] = {
         (plus_noise, [(5, 2), (5, 1)]),
         (noise_plus, [(5, 2), (5, 1)]), (diagonal_scale, [(4, 2), (4,)]), (trace_of_product, [(4, 4), (4, 4)]),
         (trace_of_covariance, [(4, 2)]),
-        (diagonal_both, [(4, 4)]), (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]),
+        (diagonal_both, [(4, 4)]), (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]), (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]),
         (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
     ]
 }  # fmt: skip

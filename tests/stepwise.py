@@ -48,10 +48,20 @@ def _equation(eqn: Any, args: list[Array]) -> list[Array]:
     inner = params.get("jaxpr") or params.get("call_jaxpr")
     if name in CONTROL:
         return CONTROL[name](params, args)
-    if name in ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"):
+    if name in (
+        "jit",
+        "pjit",
+        "closed_call",
+        "core_call",
+        "remat2",
+        "checkpoint",
+        "custom_jvp_call",
+        "custom_vjp_call",
+        "custom_vjp_call_jaxpr",
+    ):
         return _run(inner.jaxpr, inner.consts, args) if isinstance(inner, ClosedJaxpr) else _run(inner, (), args)
     floating = all(np.dtype(a.dtype).kind in "fc" for a in args if not _is_key(a.dtype))
-    if name in EXACT or name in SIMPLE and floating and all(a.size for a in args):
+    if name in EXACT or (name in SIMPLE and floating and all(a.size for a in args)):
         return [SIMPLE[name](params, *args)]
     results = eqn.primitive.bind(*map(jnp.asarray, args), **eqn.primitive.get_bind_params(params))
     return [_plain(r) for r in (results if eqn.primitive.multiple_results else [results])]
@@ -79,7 +89,9 @@ def _while(params: Any, args: list[Array]) -> list[Array]:
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
     while np.any(going := _run(cond.jaxpr, cond.consts, [*cond_consts, *carry])[0]):
         new = _run(body.jaxpr, body.consts, [*body_consts, *carry])
-        carry = [np.where(going.reshape(going.shape + (1,) * (n.ndim - going.ndim)), n, old) for n, old in zip(new, carry)]  # batched: some go on
+        carry = [
+            np.where(going.reshape(going.shape + (1,) * (n.ndim - going.ndim)), n, old) for n, old in zip(new, carry)
+        ]  # batched: some go on
     return carry
 
 
@@ -111,7 +123,11 @@ def _dot(params: Any, x: Array, y: Array) -> Array:
     for a, b in [*zip(left, right), *zip(batch_left, batch_right)]:
         ys[b] = xs[a]
     batch = [xs[a] for a in batch_left]
-    out = [*batch, *(c for a, c in enumerate(xs) if a not in {*left, *batch_left}), *(c for b, c in enumerate(ys) if b not in {*right, *batch_right})]
+    out = [
+        *batch,
+        *(c for a, c in enumerate(xs) if a not in {*left, *batch_left}),
+        *(c for b, c in enumerate(ys) if b not in {*right, *batch_right}),
+    ]
     wide = params["preferred_element_type"] or np.result_type(x, y)
     wide = np.float32 if np.dtype(wide).itemsize == 2 else wide
     return np.einsum(f"{''.join(xs)},{''.join(ys)}->{''.join(out)}", x.astype(wide), y.astype(wide))
@@ -140,7 +156,9 @@ def _slice(params: Any, x: Array) -> Array:
 
 def _iota(params: Any, *_: Array) -> Array:
     shape, axis = params["shape"], params["dimension"]
-    return np.broadcast_to(np.arange(shape[axis]).astype(params["dtype"]).reshape([-1 if a == axis else 1 for a in range(len(shape))]), shape)
+    return np.broadcast_to(
+        np.arange(shape[axis]).astype(params["dtype"]).reshape([-1 if a == axis else 1 for a in range(len(shape))]), shape
+    )
 
 
 def _select(params: Any, which: Array, *cases: Array) -> Array:
@@ -161,8 +179,10 @@ def _plainly(function: Any) -> Callable[..., Array]:
 
 
 EXACT: dict[str, Callable[..., Array]] = {
-    "add": _plainly(np.add), "sub": _plainly(np.subtract), "mul": _plainly(np.multiply), "add_any": _plainly(np.add), "max": _plainly(np.maximum),
-    "min": _plainly(np.minimum), "lt": _plainly(np.less), "le": _plainly(np.less_equal), "gt": _plainly(np.greater), "ge": _plainly(np.greater_equal),
+    "add": _plainly(np.add), "sub": _plainly(np.subtract), "mul": _plainly(np.multiply), "add_any": _plainly(np.add),
+    "max": _plainly(np.maximum),
+    "min": _plainly(np.minimum), "lt": _plainly(np.less), "le": _plainly(np.less_equal), "gt": _plainly(np.greater),
+    "ge": _plainly(np.greater_equal),
     "eq": _plainly(np.equal), "ne": _plainly(np.not_equal), "broadcast_in_dim": _broadcast, "reshape": _reshape,
     "transpose": lambda params, x: np.transpose(x, params["permutation"]), "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
         "dynamic_slice": _dynamic_slice, "dynamic_update_slice": _dynamic_update_slice, "slice": _slice, "iota": _iota, "select_n": _select,
@@ -176,6 +196,7 @@ EXACT: dict[str, Callable[..., Array]] = {
 SIMPLE: dict[str, Callable[..., Array]] = EXACT | {
     "div": _plainly(np.divide), "neg": _plainly(np.negative), "exp": _plainly(np.exp), "log": _plainly(np.log), "tanh": _plainly(np.tanh),
     "sqrt": _plainly(np.sqrt), "sin": _plainly(np.sin), "cos": _plainly(np.cos), "abs": _plainly(np.abs), "square": _plainly(np.square),
-    "integer_pow": lambda params, x: x ** params["y"], "dot_general": _dot, "reduce_sum": _sum, "reduce_prod": _reduce(np.prod), "reduce_max": _reduce(np.max), "reduce_min": _reduce(np.min),
+    "integer_pow": lambda params, x: x ** params["y"], "dot_general": _dot, "reduce_sum": _sum, "reduce_prod": _reduce(np.prod),
+    "reduce_max": _reduce(np.max), "reduce_min": _reduce(np.min),
 }  # fmt: skip
 """What numpy does as JAX does for floating-point numbers, up to rounding."""

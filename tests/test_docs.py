@@ -43,7 +43,7 @@ def test_quoted_lines_stand_in_the_code():
     quoted += re.findall(r"^```lisp quoted\n(.*?)^```", DESIGN.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert len(quoted) >= 4
     for line in "".join(quoted).splitlines():
-        assert line in code, line
+        assert line.strip() in code, line
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=title)

@@ -13,9 +13,9 @@ PACKAGE = ROOT / "eqsat_mem"
 LAYERS = (
     "sizes errors config",
     "terms ir ops equations diagonal plain flatten axes infer effects trace interpret",
-    "forms vocabulary rules encode egraph saturate extract",
+    "forms vocabulary rules encode egraph saturate exact extract",
     "loops fusion memory costs timing schedule control",
-    "source reads expressions emit verify report pipeline",
+    "source reads calls expressions emit verify report pipeline",
     "manual function primitive api demo userfile __main__",
 )
 ORDER = [name for line in LAYERS for name in line.split()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
-from eqsat_mem.extract import Extraction, original
+from eqsat_mem.extract import Extraction
 from eqsat_mem.loops import loops, region
 from eqsat_mem.memory import Memory, argument_bytes
 from eqsat_mem.schedule import Schedule, schedule, straight
@@ -102,7 +103,7 @@ def test_larger_chunks_hold_no_less_but_for_buffers_that_happen_to_fit(seed):
     for loop in loops(seq):
         extent = ex.program.indices[loop.index].extent
         peaks = [memory.total(seq, {**chunks, loop: chunk}) for chunk in range(1, extent)]
-        assert all(larger >= 0.9 * smaller for smaller, larger in zip(peaks, peaks[1:]))
+        assert all(larger >= 0.9 * smaller for smaller, larger in itertools.pairwise(peaks))
 
 
 # --- against XLA --------------------------------------------------------------------------------------

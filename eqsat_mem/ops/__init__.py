@@ -16,6 +16,7 @@ from .algebra import ALGEBRA
 from .blocks import BlockOp, Group, Place, Shapes
 from .control import CONTROL, OPAQUE
 from .gathers import GATHERS
+from .literals import is_key, param_text, primitive_text
 from .maps import ALIASES, IDENTITIES, MAPS, MapOp, map_params, map_text
 from .monoids import MONOIDS, REDUCTIONS, Monoid, foldable
 from .ordering import ORDERING
@@ -24,7 +25,8 @@ from .shaping import SHAPING
 
 __all__ = [
     "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "BlockOp", "Group", "MapOp", "Monoid", "Place", "bind_call",
-    "block_op", "block_text", "block_weight", "call_groups", "call_params", "foldable", "map_params", "map_text",
+    "block_op", "block_text", "block_weight", "call_groups", "call_params", "foldable", "is_key", "map_params", "map_text",
+    "param_text", "primitive_text",
 ]  # fmt: skip
 
 BLOCKS: dict[str, BlockOp] = {row.name: row for row in [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL]}
@@ -65,8 +67,9 @@ def call_groups(call: Call) -> list[Group]:
 
 def block_text(call: Call, args: Sequence[str], in_shapes: Shapes) -> str | None:
     """JAX source of ``call`` on these operands, a tuple if it has several results; ``None`` where there is none."""
-    row = block_op(call.prim.name)
-    return row.text(call_params(call, in_shapes), args, in_shapes)
+    row, params = block_op(call.prim.name), call_params(call, in_shapes)
+    text = row.text(params, args, in_shapes)
+    return primitive_text(call.prim, params, args) if text is None else text
 
 
 def block_weight(call: Call, in_shapes: Shapes, out_shapes: Shapes) -> float:

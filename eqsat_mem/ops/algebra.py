@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 
-from .blocks import BlockOp, Group, Params, Pointwise, Shape, Shapes, Weight, unchanged
+from jax import lax
+
+from .blocks import BlockOp, Group, Params, Pointwise, Shape, Shapes, Text, Weight, unchanged
+from .literals import params_text
 
 
 def _leading(bound: int) -> Pointwise:
@@ -28,9 +32,26 @@ def _cubic(factor: float) -> Weight:
     return weight
 
 
-def _solve_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
-    flags = "".join(f", {k}={v!r}" for k, v in params.items())
-    return f"lax.linalg.triangular_solve({args[0]}, {args[1]}{flags})"
+def _linalg(name: str) -> Text:
+    """The function of ``lax.linalg`` that passes its arguments on, less what are its defaults."""
+    defaults = {k: p.default for k, p in inspect.signature(getattr(lax.linalg, name)).parameters.items()}
+
+    def text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+        keywords = params_text({k: v for k, v in params.items() if k not in defaults or v != defaults[k]})
+        return None if keywords is None or not set(params) <= set(defaults) else f"lax.linalg.{name}({', '.join(args)}{keywords})"
+
+    return text
+
+
+def _cholesky_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
+    """Zeros above the diagonal, where the primitive may leave what it found there; JAX itself binds it so only."""
+    return f"lax.linalg.cholesky({args[0]}, symmetrize_input=False)"
+
+
+def _eigh_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+    renamed = {"implementation" if k == "algorithm" else k: v for k, v in params.items()}
+    keywords = params_text({k: v for k, v in renamed.items() if v is not None})
+    return None if keywords is None else f"lax.linalg.eigh({args[0]}{keywords}, symmetrize_input=False)"
 
 
 def _triangular_solve(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
@@ -64,6 +85,24 @@ def _conv(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
 def _conv_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
     out_features = params["dimension_numbers"][1][0]
     return 2.0 * math.prod(outs[0]) * math.prod(n for a, n in enumerate(ins[1]) if a != out_features)
+
+
+def _conv_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+    """Dimension numbers as words: ``N`` batch, ``C`` features, ``I`` and ``O`` those of the kernel, one sign for each spatial axis."""
+    spatial = len(ins[0]) - 2
+    signs = "DHW"[3 - spatial :] if spatial <= 3 else "0123456789"[:spatial]
+    heads = ("NC", "OI", "NC")
+    layouts = []
+    for spec, head in zip(params["dimension_numbers"], heads):
+        place = dict(zip(spec, head + signs))
+        layouts.append("".join(place[a] for a in range(spatial + 2)))
+    rest = {k: v for k, v in params.items() if k not in ("window_strides", "padding", "dimension_numbers", "out_sharding")}
+    given = {k: v for k, v in rest.items() if v not in (None, 1, (1,) * spatial)}
+    keywords = params_text(given)
+    if spatial > 10 or params.get("out_sharding") is not None or keywords is None:
+        return None
+    return (f"lax.conv_general_dilated({args[0]}, {args[1]}, {tuple(params['window_strides'])}, "
+            f"{tuple(map(tuple, params['padding']))}, dimension_numbers={tuple(layouts)}{keywords})")  # fmt: skip
 
 
 def _fft(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
@@ -121,19 +160,20 @@ def _reduce_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
 
 
 ALGEBRA = [
-    BlockOp("cholesky", _leading(2), unchanged, _cubic(0.33)),
-    BlockOp("triangular_solve", _triangular_solve, unchanged, _triangular_solve_weight, _solve_text),
-    BlockOp("lu", _leading(2), unchanged, _cubic(0.67)),
-    BlockOp("qr", _leading(2), unchanged, _cubic(2)),
-    BlockOp("householder_product", _leading(2), unchanged, _cubic(2)),
-    BlockOp("eigh", _leading(2), unchanged, _cubic(10)),
-    BlockOp("eig", _leading(2), unchanged, _cubic(25)),
+    BlockOp("cholesky", _leading(2), unchanged, _cubic(0.33), _cholesky_text),
+    BlockOp("triangular_solve", _triangular_solve, unchanged, _triangular_solve_weight, _linalg("triangular_solve")),
+    BlockOp("lu", _leading(2), unchanged, _cubic(0.67), _linalg("lu")),
+    BlockOp("qr", _leading(2), unchanged, _cubic(2), _linalg("qr")),
+    BlockOp("householder_product", _leading(2), unchanged, _cubic(2), _linalg("householder_product")),
+    BlockOp("eigh", _leading(2), unchanged, _cubic(10), _eigh_text),
+    BlockOp("eig", _leading(2), unchanged, _cubic(25), _linalg("eig")),
     BlockOp("svd", _leading(2), unchanged, _cubic(20)),
-    BlockOp("schur", _leading(2), unchanged, _cubic(25)),
-    BlockOp("hessenberg", _leading(2), unchanged, _cubic(4)),
-    BlockOp("tridiagonal", _leading(2), unchanged, _cubic(2)),
-    BlockOp("tridiagonal_solve", _tridiagonal_solve, unchanged, lambda i, o, p: 10.0 * math.prod(o[0])),
-    BlockOp("conv_general_dilated", _conv, unchanged, _conv_weight),
+    BlockOp("schur", _leading(2), unchanged, _cubic(25), _linalg("schur")),
+    BlockOp("hessenberg", _leading(2), unchanged, _cubic(4), _linalg("hessenberg")),
+    BlockOp("tridiagonal", _leading(2), unchanged, _cubic(2), _linalg("tridiagonal")),
+    BlockOp("tridiagonal_solve", _tridiagonal_solve, unchanged, lambda i, o, p: 10.0 * math.prod(o[0]),
+            _linalg("tridiagonal_solve")),
+    BlockOp("conv_general_dilated", _conv, unchanged, _conv_weight, _conv_text),
     BlockOp("fft", _fft, unchanged, _fft_weight, _fft_text),
     *(
         BlockOp(name, _window, unchanged, _window_weight)

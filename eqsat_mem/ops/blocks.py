@@ -49,7 +49,7 @@ class BlockOp:
     ``pointwise(in_shapes, out_shapes, params)`` lists its groups. ``resize(params, in_shapes, groups)`` is the parameters of the
     same call where ``groups`` have the extents of ``in_shapes``. ``weight(in_shapes, out_shapes, params)`` is its cost
     in additions. ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several), which may call the functions of
-    ``helpers``.
+    ``helpers``. An operation that ``rereads`` its operands uses them in several kernels, each of which XLA may have compute them again.
     """
 
     name: str
@@ -58,6 +58,7 @@ class BlockOp:
     weight: Weight = elements
     text: Text = no_text
     helpers: tuple[Callable[..., Any], ...] = ()
+    rereads: bool = False
 
 
 def all_but(bound: Sequence[int], rank: int, operands: Sequence[int] = (0,), results: Sequence[int] = (0,)) -> list[Group]:

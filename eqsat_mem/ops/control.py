@@ -45,7 +45,6 @@ CONTROL = [
     BlockOp("scan", nothing, unchanged, _times(1)),
     BlockOp("while", nothing, unchanged, _times(UNKNOWN_TRIPS)),
     BlockOp("cond", nothing, unchanged, _times(1)),
-    BlockOp("custom_linear_solve", nothing, unchanged, _times(1)),
 ]
 
 OPAQUE = BlockOp("opaque", nothing, unchanged, _times(1))

@@ -65,23 +65,26 @@ def _dims(*groups: Sequence[Any]) -> set[int]:
 def _gather_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
     fill = params["fill_value"]
     return (f"lax.gather({args[0]}, {args[1]}, {_numbers_text('GatherDimensionNumbers', params['dimension_numbers'])}, "
-            f"slice_sizes={tuple(map(int, params['slice_sizes']))}, unique_indices={params['unique_indices']}, "
-            f"indices_are_sorted={params['indices_are_sorted']}, mode=lax.GatherScatterMode.{params['mode'].name}"
+            f"slice_sizes={tuple(map(int, params['slice_sizes']))}{_flags_text(params)}, mode=lax.GatherScatterMode.{params['mode'].name}"
             + (")" if fill is None else f", fill_value={value_text(fill)})"))  # fmt: skip
 
 
 def _scatter_text(function: str) -> Any:
     def text(params: Params, args: Sequence[str], ins: Shapes) -> str:
         return (f"lax.{function}({args[0]}, {args[1]}, {args[2]}, "
-                f"{_numbers_text('ScatterDimensionNumbers', params['dimension_numbers'])}, "
-                f"indices_are_sorted={params['indices_are_sorted']}, unique_indices={params['unique_indices']}, "
+                f"{_numbers_text('ScatterDimensionNumbers', params['dimension_numbers'])}{_flags_text(params)}, "
                 f"mode=lax.GatherScatterMode.{params['mode'].name})")  # fmt: skip
 
     return text
 
 
+def _flags_text(params: Params) -> str:
+    """What the caller promised of the positions."""
+    return "".join(f", {name}=True" for name in ("unique_indices", "indices_are_sorted") if params[name])
+
+
 def _numbers_text(cls: str, numbers: Any) -> str:
-    fields = {k: tuple(map(int, v)) for k, v in numbers._asdict().items()}
+    fields = {k: tuple(map(int, v)) for k, v in numbers._asdict().items() if len(v) or "batching" not in k}
     return f"lax.{cls}(" + ", ".join(f"{k}={v}" for k, v in fields.items()) + ")"
 
 

@@ -19,7 +19,7 @@ class Monoid:
     ``identity(dtype)`` is a numpy scalar. ``reduce_text`` is source for operand ``{0}`` and axes ``{1}``, bitwise
     equal to the primitive; ``combine_text`` is source for two partial results. ``combine`` and ``reduce`` are the same on
     arrays. ``repeat(x, n)`` is ``x`` combined with itself ``n >= 1`` times: a fold over an index of extent ``n`` that ``x``
-    does not depend on. XLA:CPU folds ``library`` monoids of f32 and f64 with its kernel library.
+    does not depend on, and ``repeat_text`` its source. XLA:CPU folds ``library`` monoids of f32 and f64 with its kernel library.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Monoid:
     combine: Callable[[Any, Any], Any]
     reduce: Callable[[Any, Sequence[int]], Any]
     repeat: Callable[[Any, int], Any]
+    repeat_text: str = "{0}"
     idempotent: bool = False
     library: bool = False
 
@@ -76,8 +77,15 @@ def _row(name: str, identity: Callable[[Any], Any], primitive: str, combine_text
          repeat: Callable[[Any, int], Any]) -> Monoid:  # fmt: skip
     reduce = getattr(lax, primitive)
     return Monoid(name, identity, f"lax.{primitive}({{0}}, {{1}})", combine_text, combine,
-                  lambda x, axes: reduce(x, tuple(axes)), repeat, repeat is _same, name in ("add", "max", "min"))  # fmt: skip
+                  lambda x, axes: reduce(x, tuple(axes)), repeat, _REPEATS.get(repeat, "{0}"), repeat is _same,
+                  name in ("add", "max", "min"))  # fmt: skip
 
+
+_REPEATS: dict[Callable[..., Any], str] = {
+    _times: "{0} * {1}",
+    _power: "lax.integer_pow({0}, {1})",
+    _parity: "jnp.where({1} % 2 == 1, {0}, jnp.zeros_like({0}))",
+}
 
 _ROWS = [
     _row("add", _number(0), "reduce_sum", "{0} + {1}", lax.add, _times),

@@ -72,6 +72,11 @@ def _approx_top_k(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return []
 
 
+def _approx_top_k_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
+    keywords = "".join(f", {k}={v!r}" for k, v in params.items() if k != "is_max_k")
+    return f"lax.approx_{'max' if params['is_max_k'] else 'min'}_k({args[0]}{keywords})"
+
+
 def _per_element(cost: float) -> Weight:
     return lambda ins, outs, params: cost * math.prod(ins[0])
 
@@ -87,6 +92,6 @@ ORDERING = [
     BlockOp("argmax", _search, unchanged, _per_element(400), _search_text("argmax")),
     BlockOp("argmin", _search, unchanged, _per_element(400), _search_text("argmin")),
     BlockOp("sort", _sort, unchanged, _sort_weight, _sort_text),
-    BlockOp("top_k", _top_k, unchanged, _top_k_weight, _top_k_text, helpers=(top_k_by_blocks,)),
-    BlockOp("approx_top_k", _approx_top_k, unchanged, _per_element(SELECTION)),
+    BlockOp("top_k", _top_k, unchanged, _top_k_weight, _top_k_text, helpers=(top_k_by_blocks,), rereads=True),
+    BlockOp("approx_top_k", _approx_top_k, unchanged, _per_element(SELECTION), _approx_top_k_text),
 ]

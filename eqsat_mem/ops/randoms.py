@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
-from .blocks import BlockOp, Group, Params, Shapes, all_but
+from .blocks import BlockOp, Group, Params, Shapes, Text, all_but
 
 
 def _keys(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
@@ -29,14 +31,47 @@ def _bits_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
     return 60.0 * sum(map(math.prod, outs))
 
 
+def _one_key(function: str, *params: str) -> Text:
+    """A function of ``jax.random``, which takes one key; keys of more axes are left to the primitive."""
+
+    def text(params_: Params, args: Sequence[str], ins: Shapes) -> str | None:
+        if any(ins):
+            return None
+        return f"jax.random.{function}({', '.join([*args, *(str(params_[p]) for p in params)])})"
+
+    return text
+
+
+def _bits_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+    return None if ins[0] else f"jax.random.bits({args[0]}, {tuple(params['shape'])}, jnp.uint{params['bit_width']})"
+
+
+def _seed_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+    if not _known(params["impl"]):
+        return None
+    function = f"lambda seed: jax.random.key(seed, impl={params['impl'].name!r})"
+    for _ in ins[0]:
+        function = f"jax.vmap({function})"
+    return f"{function}({args[0]})" if ins[0] else f"jax.random.key({args[0]}, impl={params['impl'].name!r})"
+
+
+def _wrap_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+    return f"jax.random.wrap_key_data({args[0]}, impl={params['impl'].name!r})" if _known(params["impl"]) else None
+
+
+def _known(impl: Any) -> bool:
+    """Whether JAX finds a generator by its name."""
+    return getattr(impl, "name", None) in ("threefry2x32", "rbg", "unsafe_rbg")
+
+
 RANDOMS = [
-    BlockOp("random_bits", _keys, weight=_bits_weight),
-    BlockOp("random_split", _keys, weight=_bits_weight),
-    BlockOp("random_seed", _keys),
-    BlockOp("random_wrap", _keys),
-    BlockOp("random_unwrap", _keys),
-    BlockOp("random_clone", _alike),
-    BlockOp("random_fold_in", _alike, weight=_bits_weight),
+    BlockOp("random_bits", _keys, weight=_bits_weight, text=_bits_text),
+    BlockOp("random_split", _keys, weight=_bits_weight, text=_one_key("split", "shape")),
+    BlockOp("random_seed", _keys, text=_seed_text),
+    BlockOp("random_wrap", _keys, text=_wrap_text),
+    BlockOp("random_unwrap", _keys, text=lambda p, a, s: f"jax.random.key_data({a[0]})"),
+    BlockOp("random_clone", _alike, text=lambda p, a, s: f"jax.random.clone({a[0]})"),
+    BlockOp("random_fold_in", _alike, weight=_bits_weight, text=_one_key("fold_in")),
     BlockOp("random_gamma", _key_each, weight=lambda i, o, p: 500.0 * math.prod(o[0])),
     BlockOp("threefry2x32", _alike, weight=_bits_weight),
 ]

@@ -15,17 +15,16 @@ def top_k_by_blocks(x: Any, k: int, block: int) -> Any:
     The k largest elements lie in the k blocks with the largest maxima: each other block has k elements ahead of all of its own, the
     blocks' maxima (where two are equal, the earlier block's comes first, as its element does in ``x``). Candidates stay in the order of
     ``x``.
-    A maximum may pass over what is not a number (XLA:CPU's does), which comes before all numbers: a sum tells, scaled so that it does
-    not overflow.
-    (It also tells of a block with both infinities; then equal infinities in more than k blocks may come in another order.)
+    A maximum may pass over what is not a number (XLA:CPU's does), which comes before all numbers: a sum tells. (It also tells of a block
+    with both infinities, or whose sums overflow both ways; then elements that are equal in more than k blocks may come in another order.)
     """
     count = x.shape[-1] // block
     head, tail = x[..., : count * block], x[..., count * block :]
     head = head.reshape(*x.shape[:-1], count, block)
     largest = lax.reduce_max(head, (x.ndim,))
     if jnp.issubdtype(x.dtype, jnp.floating):
-        total = lax.reduce_sum(head * (0.5 / block), (x.ndim,))
-        largest = jnp.where(jnp.isnan(total), total, largest)
+        total = lax.reduce_sum(head, (x.ndim,))
+        largest = jnp.where(jnp.isnan(total), jnp.nan, largest)
     found = lax.sort(lax.top_k(largest, k)[1])
     candidates = jnp.take_along_axis(head, found[..., None], axis=-2).reshape(*x.shape[:-1], k * block)
     places = (found[..., None] * block + jnp.arange(block, dtype=jnp.int32)).reshape(candidates.shape)

@@ -1,0 +1,185 @@
+"""Calls of primitives as source: an expression, or local functions for the bodies of loops, branches and reductions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr
+
+from eqsat_mem.ir import Call
+from eqsat_mem.ops import bind_call, block_op, block_text, param_text
+from eqsat_mem.reads import Reader
+from eqsat_mem.source import Scope, identifier, shape_of, tuple_text
+
+STANDS_FOR = 7_000_000_000
+"""Plus its number, the extent of an index that a loop runs over, while its name in the source is not known."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """A function inside the source.
+
+    Attributes:
+        word: what it is called, as far as that is free.
+        jaxpr: what it computes.
+        schedule: its plan, ``None`` if it has none of its own.
+        closed_over: source of its first arguments, which it reads where it stands.
+        parameters: name and length of each tuple that it takes, which together hold the other arguments.
+        results: source of what it returns, from sources of its results.
+    """
+
+    word: str
+    jaxpr: ClosedJaxpr
+    schedule: Any
+    closed_over: Sequence[str]
+    parameters: Sequence[tuple[str, int]]
+    results: Callable[[Sequence[str]], str]
+
+
+class Calls(Reader):
+    """Source of calls."""
+
+    def function(self, body: Body, scope: Scope) -> str:
+        """The name of a local function that is written here."""
+        raise NotImplementedError
+
+    def results(self, call: Call, args: Sequence[str], scope: Scope) -> list[str]:
+        """Make a call that returns several arrays, and name them."""
+        word, several = call.prim.name, len(call.out_axes) > 1
+        control = _CONTROL.get(word)
+        if control is not None:
+            text, target = control(self, call, list(args), scope)
+        else:
+            text, target = self.call_text(call, args, scope), _unpacked
+        if call.effects and control is not None and not _returned(call):
+            self.line(scope, text)
+            return ["jnp.zeros((), bool)"]
+        names = [identifier(f"{word}_{k}" if several else word, self.module.taken) for k in range(len(call.out_axes))]
+        self.line(scope, f"{target(names)} = {text}")
+        return names
+
+    def call_text(self, call: Call, args: Sequence[str], scope: Scope) -> str:
+        """Source of a call: readable where there is such and it holds for every chunk, else a named function."""
+        text = self.readable(call, args, scope)
+        if text is not None:
+            self.module.helpers.update({f.__name__: f for f in block_op(call.prim.name).helpers if f"{f.__name__}(" in text})
+            return text
+        return f"{self.opaque(call)}({', '.join(args)})"
+
+    def readable(self, call: Call, args: Sequence[str], scope: Scope) -> str | None:
+        """The operation table's source, extents of chunks by their names; ``None`` if it depends on them in another way."""
+        full = [i.extent for i in self.program_ir.indices]
+        looped = [i for i in range(len(full)) if self.looped(i, scope)]
+
+        def text(extents: Sequence[int]) -> str | None:
+            return block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes])
+
+        if not looped:
+            return text(full)
+        general = text(_replaced(full, {i: STANDS_FOR + i for i in looped}))
+        if general is None:
+            return None
+        for chunk in (full, _replaced(full, dict.fromkeys(looped, 1))):
+            if _with_extents(general, {i: str(chunk[i]) for i in looped}) != text(chunk):
+                return None
+        return _with_extents(general, {i: self.extent(i, scope) for i in looped})
+
+    def opaque(self, call: Call) -> str:
+        """A named function for a call that has no source."""
+        name = self.module.calls.get(id(call))
+        if name is None:
+            single = len(call.out_axes) == 1 and not call.prim.multiple_results
+
+            def run(*arrays: Any) -> Any:
+                outs = bind_call(call, list(arrays))
+                return outs[0] if single else outs
+
+            name = self.module.calls[id(call)] = self.bind(call.prim.name, run)
+        return name
+
+    # loops, branches and reductions
+
+    def scan(self, call: Call, args: list[str], scope: Scope) -> tuple[str, Callable[[Sequence[str]], str]]:
+        p = call.params
+        consts, carry = p["num_consts"], p["num_carry"]
+        init, xs = args[consts : consts + carry], args[consts + carry :]
+
+        def halves(texts: Sequence[str]) -> str:
+            return f"{tuple_text(texts[:carry])}, {tuple_text(texts[carry:])}"
+
+        parameters = (("carry", carry), ("x", len(xs)))
+        body = self.function(Body("scan_body", p["jaxpr"], _schedule(call, 0), args[:consts], parameters, halves), scope)
+        options = "" if xs else f", length={p['length']}"
+        options += ", reverse=True" if p["reverse"] else ""
+        options += f", unroll={p['unroll']}" if p["unroll"] != 1 else ""
+        return f"lax.scan({body}, {tuple_text(init)}, {tuple_text(xs) if xs else None}{options})", halves
+
+    def while_loop(self, call: Call, args: list[str], scope: Scope) -> tuple[str, Callable[[Sequence[str]], str]]:
+        p = call.params
+        first, second = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+        init = args[second:]
+        parameters = (("carry", len(init)),)
+        condition = Body("while_condition", p["cond_jaxpr"], _schedule(call, 0), args[:first], parameters, lambda texts: texts[0])
+        body = Body("while_body", p["body_jaxpr"], _schedule(call, 1), args[first:second], parameters, tuple_text)
+        names = [self.function(condition, scope), self.function(body, scope)]
+        return f"lax.while_loop({', '.join(names)}, {tuple_text(init)})", _unpacked
+
+    def branches(self, call: Call, args: list[str], scope: Scope) -> tuple[str, Callable[[Sequence[str]], str]]:
+        jaxprs = call.params["branches"]
+        words = ["when_false", "when_true"] if len(jaxprs) == 2 else [f"branch_{k}" for k in range(len(jaxprs))]
+        operands = [self.named(a, scope) for a in args[1:]]
+        bodies = [Body(word, jaxpr, _schedule(call, k), operands, (), tuple_text) for k, (word, jaxpr) in enumerate(zip(words, jaxprs))]
+        names = [self.function(body, scope) for body in bodies]
+        if len(names) == 2:
+            return f"lax.cond({args[0]}, {names[1]}, {names[0]})", _unpacked
+        return f"lax.switch({args[0]}, {tuple_text(names)})", _unpacked
+
+    def reduce(self, call: Call, args: list[str], scope: Scope) -> tuple[str, Callable[[Sequence[str]], str]]:
+        half, p = len(args) // 2, call.params
+        jaxpr = p["jaxpr"] if isinstance(p["jaxpr"], ClosedJaxpr) else ClosedJaxpr(p["jaxpr"], p.get("consts", ()))
+        body = Body("combine", jaxpr, None, (), (("left", half), ("right", half)), tuple_text)
+        operands = f"{tuple_text(args[:half])}, {tuple_text(args[half:])}, {self.function(body, scope)}"
+        if call.prim.name == "reduce":
+            return f"lax.reduce({operands}, {tuple(map(int, p['dimensions']))})", _unpacked
+        options = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
+        return f"lax.reduce_window({operands}, {', '.join(f'{k}={param_text(p[k])}' for k in options)})", _unpacked
+
+    def named(self, text: str, scope: Scope) -> str:
+        """A name for an expression that is read more than once."""
+        return text if text.isidentifier() else self.assign(text, (), scope, "operand").text
+
+
+_CONTROL = {
+    "scan": Calls.scan,
+    "while": Calls.while_loop,
+    "cond": Calls.branches,
+    "reduce": Calls.reduce,
+    "reduce_window": Calls.reduce,
+}
+
+
+def _unpacked(names: Sequence[str]) -> str:
+    return ", ".join(names) + ("," if len(names) == 1 else "")
+
+
+def _schedule(call: Call, k: int) -> Any:
+    """The plan of the call's body ``k``."""
+    return call.bodies[k] if call.bodies else None
+
+
+def _returned(call: Call) -> bool:
+    """Whether a loop or branch has results: one that is there for its effect only has none."""
+    p = call.params
+    jaxpr = p.get("jaxpr") or p.get("body_jaxpr") or p["branches"][0]
+    return bool(jaxpr.out_avals)
+
+
+def _replaced(extents: Sequence[int], new: dict[int, int]) -> list[int]:
+    return [new.get(i, n) for i, n in enumerate(extents)]
+
+
+def _with_extents(text: str, extents: dict[int, str]) -> str:
+    return re.sub(rf"\b{STANDS_FOR // 10**9}\d{{9}}\b", lambda found: extents[int(found[0]) - STANDS_FOR], text)

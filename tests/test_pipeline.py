@@ -1,0 +1,197 @@
+"""Plans from end to end, at sizes that take a moment: values, peaks, knobs, bodies of control flow, and the error where nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from eqsat_mem import MemoryLimitError, control, optimize
+from tests.test_loops import bound, softmax
+from tests.test_schedule import kernel_vector
+
+MIB = 2**20
+
+
+def squared_distances(x, y):
+    return jnp.sum((x[:, None] - y[None]) ** 2, -1)
+
+
+def nearest(x, y):
+    return lax.top_k(-squared_distances(x, y), 5)
+
+
+def chamfer(x, y):
+    d = squared_distances(x, y)
+    return jnp.mean(jnp.min(d, 0)) + jnp.mean(jnp.min(d, 1))
+
+
+def layers(x, w, u):
+    return jnp.mean((jnp.tanh(x @ w) @ u) ** 2)
+
+
+def forces(x):
+    d = x[:, None] - x[None]
+    return jnp.sum(d / (jnp.sum(d**2, -1, keepdims=True) + 0.1) ** 1.5, 1)
+
+
+Case = tuple[Callable[..., Any], list[tuple[int, ...]], int]
+CASES: dict[str, Case] = {  # a function, shapes of its arguments, and a limit far below what it holds as written
+    "kernel times vector": (kernel_vector, [(1200, 3), (1200, 3), (1200, 2)], MIB),
+    "kernel gradients": (jax.grad(lambda *a: jnp.sum(kernel_vector(*a) ** 2), (0, 1, 2)), [(1200, 3), (1200, 3), (1200, 2)], MIB),
+    "attention": (softmax, [(900, 16), (900, 16), (900, 16)], MIB),
+    "attention gradients": (jax.grad(lambda *a: jnp.sum(softmax(*a) ** 2), (0, 1, 2)), [(900, 16)] * 3, MIB),
+    "nearest neighbours": (nearest, [(500, 8), (2003, 8)], MIB),
+    "nearest point": (lambda x, y: jnp.argmin(squared_distances(x, y), 1), [(500, 8), (2003, 8)], MIB),
+    "chamfer gradients": (jax.grad(chamfer, (0, 1)), [(700, 3), (801, 3)], MIB),
+    "network gradients": (jax.value_and_grad(layers, (1, 2)), [(2000, 16), (16, 256), (256, 4)], MIB),
+    "gradients of forces": (jax.grad(lambda x: jnp.sum(forces(x) ** 2)), [(800, 3)], MIB),
+    "bound gradients": (jax.value_and_grad(bound, (0, 2)), [(4000, 3), (4000, 1), (24, 3)], MIB),
+}
+
+
+def arguments(shapes: list[tuple[int, ...]]) -> list[Any]:
+    rng = np.random.default_rng(1)
+    return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plans_fit_and_compute_the_same(name):
+    fun, shapes, limit = CASES[name]
+    args = arguments(shapes)
+    plan = optimize(fun, memory_limit=limit).plan(*args)
+    assert not plan.unchanged
+    assert plan.loops
+    assert plan.peak_bytes <= limit < plan.original_peak_bytes
+    assert plan.compiled_peak_bytes is not None
+    assert plan.compiled_peak_bytes <= limit
+    with jax.enable_x64(True):  # the reference, of which float32 is one rounding away
+        want = jax.tree.leaves(jax.jit(fun)(*(np.asarray(a, np.float64) for a in args)))
+    for got, exact in zip(jax.jit(plan.function)(*args), want, strict=True):
+        exact = np.asarray(exact)
+        if exact.dtype.kind == "i":
+            assert np.mean(np.asarray(got) != exact) < 0.01  # points as near as rounding
+        else:
+            np.testing.assert_allclose(got, exact, atol=3e-4 * max(1.0, np.abs(exact).max()), rtol=3e-4)
+
+
+@pytest.mark.parametrize(("queries", "points", "width", "extra"), [(300, 20_011, 64, 4 * MIB), (40, 9001, 33, MIB)])
+def test_positions_of_minima_lie_within_the_searched_axis(queries, points, width, extra):
+    """The minimum must be found again where it is looked for, so values are not computed twice with different rounding."""
+    args = arguments([(queries, width), (points, width)])
+    fun = lambda x, y: jnp.argmin(squared_distances(x, y), 1)  # noqa: E731
+    plan = optimize(fun, memory_limit=4 * width * (queries + points) + extra).plan(*args)
+    got = np.asarray(jax.jit(plan.function)(*args)[0])
+    assert got.max() < points
+    assert np.mean(got != np.asarray(jax.jit(fun)(*args))) < 0.01
+
+
+# --- what is left alone --------------------------------------------------------------------------------
+
+
+def test_a_program_that_fits_and_gains_nothing_is_returned_bit_for_bit():
+    args = arguments([(40, 3), (30, 3), (30, 2)])
+    plan = optimize(kernel_vector, memory_limit="1GiB").plan(*args)
+    assert plan.unchanged
+    np.testing.assert_array_equal(jax.jit(plan.function)(*args)[0], jax.jit(kernel_vector)(*args))
+
+
+def test_bitwise_plans_give_the_same_bits():
+    fun = lambda x, y: jnp.max(jnp.exp(-jnp.abs(x[:, None] - y)), 1)  # noqa: E731
+    args = arguments([(3000,), (2000,)])
+    plan = optimize(fun, memory_limit=MIB // 4, accuracy="bitwise").plan(*args)
+    np.testing.assert_array_equal(jax.jit(plan.function)(*args)[0], jax.jit(fun)(*args))
+
+
+def test_shapes_are_enough_for_a_plan():
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in [(1200, 3), (1200, 3), (1200, 2)]]
+    optimized = optimize(kernel_vector, memory_limit=MIB)
+    assert optimized.plan(*shapes).source == optimized.plan(*arguments([s.shape for s in shapes])).source
+
+
+def test_plans_are_the_same_every_time():
+    fun, shapes, limit = CASES["attention gradients"]
+    args = arguments(shapes)
+    sources = {optimize(fun, memory_limit=limit, max_seconds=60.0).plan(*args).source for _ in range(2)}
+    assert len(sources) == 1
+
+
+# --- the knobs ------------------------------------------------------------------------------------------
+
+
+def test_only_tensors_above_the_threshold_are_split():
+    args = arguments([(1200, 3), (1200, 3), (1200, 2)])
+    assert optimize(kernel_vector, memory_limit=MIB, tensor_size_threshold="1kB").plan(*args).loops
+    with pytest.raises(MemoryLimitError):
+        optimize(kernel_vector, memory_limit=MIB, tensor_size_threshold="1GB").plan(*args)
+
+
+def test_slices_of_split_tensors_are_no_larger_than_asked_for():
+    args = arguments([(1200, 3), (1200, 3), (1200, 2)])
+    plan = optimize(kernel_vector, memory_limit=4 * MIB, tensor_split_size="100kB").plan(*args)
+    assert plan.loops
+    assert plan.peak_bytes < plan.argument_bytes + plan.output_bytes + 3 * 100_000
+
+
+# --- where nothing fits ----------------------------------------------------------------------------------
+
+
+def test_the_error_names_the_largest_tensors_with_their_lines():
+    x, w = arguments([(600, 600), (600, 600)])
+    with pytest.raises(MemoryLimitError) as caught:
+        optimize(lambda x, w: jnp.linalg.cholesky(x @ w), memory_limit=4 * MIB)(x, w)
+    error, text = caught.value, str(caught.value)
+    assert error.limit_bytes == 4 * MIB < error.smallest_bytes
+    assert "argument x [600, 600]" in text
+    assert "test_pipeline.py" in text
+    assert "Raise memory_limit" in text
+    assert error.tensors == sorted(error.tensors, key=lambda tensor: -tensor[1])
+
+
+def test_what_the_error_advises_is_enough():
+    fun, shapes, _ = CASES["attention"]
+    args = arguments(shapes)
+    with pytest.raises(MemoryLimitError) as caught:
+        optimize(fun, memory_limit=100_000)(*args)
+    assert optimize(fun, memory_limit=int(1.05 * caught.value.smallest_bytes)).plan(*args).loops
+
+
+# --- programs inside programs ----------------------------------------------------------------------------
+
+
+def through_scan(x, y, v):
+    return lax.scan(lambda c, _: (kernel_vector(x, y, c) / 1200, None), v, None, length=3)[0]
+
+
+def through_while(x, y, v):
+    return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, kernel_vector(x, y, c[1]) / 1200), (0, v))[1]
+
+
+def through_cond(x, y, v):
+    return lax.cond(v[0, 0] > 0, kernel_vector, lambda x, y, v: -kernel_vector(x, y, v), x, y, v)
+
+
+@pytest.mark.parametrize("fun", [through_scan, through_while, through_cond])
+def test_bodies_of_control_flow_are_planned(fun):
+    args = arguments([(1200, 3), (1200, 3), (1200, 2)])
+    plan = optimize(fun, memory_limit=MIB).plan(*args)
+    assert plan.compiled_peak_bytes is not None
+    assert plan.compiled_peak_bytes <= MIB
+    np.testing.assert_allclose(jax.jit(plan.function)(*args)[0], jax.jit(fun)(*args), rtol=1e-4, atol=1e-5)
+
+
+def test_small_bodies_are_left_as_they_are():
+    jaxpr = jax.make_jaxpr(lambda a: jnp.sin(a))(np.ones(10, np.float32))
+    assert control.largest_value(jaxpr) == 40 < control.SMALL_BYTES
+
+
+def test_optimised_functions_nest():
+    inner = optimize(kernel_vector, memory_limit=MIB)
+    args = arguments([(1200, 3), (1200, 3), (1200, 2)])
+    outer = optimize(lambda x, y, v: jnp.sin(inner(x, y, v)), memory_limit=MIB)
+    np.testing.assert_allclose(outer(*args), jnp.sin(kernel_vector(*args)), rtol=1e-3, atol=1e-4)
