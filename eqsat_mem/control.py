@@ -14,7 +14,7 @@ from eqsat_mem.ir import Block, Call, Program, itemsize
 from eqsat_mem.memory import argument_bytes
 
 Planner = Callable[[ClosedJaxpr, int], tuple[Any, int, int]]
-"""Plans a jaxpr under a limit in bytes: its schedule (None: it stays as it is), and what it holds besides arguments, planned and as written."""
+"""Plans a jaxpr under a limit in bytes: its schedule (None: leave it), and what it holds besides arguments, planned and as written."""
 
 SMALL_BYTES = 2**20
 """Bodies whose every value is smaller than this are left as they are."""

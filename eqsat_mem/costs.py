@@ -133,6 +133,8 @@ def dot_s(program: Program, term: Dot, extents: Sequence[int], device: Device) -
     if work / batch < device.small_flops:
         fill /= 4
     vector = work / 2 * (1 + device.reduce_weight) / device.elements
+    if m == n == 1:  # no matrix: XLA multiplies elementwise, having copied an operand into the layout of the other
+        return 2 * vector
     return min(work / (device.flops * max(fill, 1e-3)), vector)
 
 

@@ -225,7 +225,7 @@ _ROWS = [
     # powers, exponentials, logarithms
     _row("pow", 195),
     _row("sqrt", 12, "jnp.sqrt({0})", **_LIBRARY),
-    _row("rsqrt", 18, **_LIBRARY),
+    _row("rsqrt", 15, **_LIBRARY),
     _row("cbrt", 525, **_LIBRARY),
     _row("exp", 21, "jnp.exp({0})", **_LIBRARY),
     _row("exp2", 21, **_LIBRARY),
