@@ -25,6 +25,8 @@ Seconds = Callable[[Program, int, bool], float]
 """Seconds of a term of a program; the flag says whether it is a fold that is written out element by element."""
 Choice = dict[int, Node]
 
+TOLL = 1.15
+"""What a term must save to replace what was written, which is as accurate as its author expects."""
 PASSES = 4
 """How often the search starts again with the classes in use as paid."""
 ROUNDS = 6
@@ -132,8 +134,9 @@ def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
         term = scratch.terms[t]
         computed = not isinstance(term, ir.Input | ir.Const | ir.Literal | ir.Iota)
         unrolled = isinstance(term, ir.Fold) and not term.over & ~view.facts["unrolls"].get(c, 0)
-        costs[c][k] = seconds(scratch, t, unrolled) + (memory_price * scratch.nbytes(t) if computed else 0.0)
-        costs[c][k] += 1e-12 if (c, node) in original else 2e-12
+        written = (c, node) in original
+        costs[c][k] = seconds(scratch, t, unrolled) * (1.0 if written else TOLL) + (memory_price * scratch.nbytes(t) if computed else 0.0)
+        costs[c][k] += 1e-12 if written else 2e-12
     return Costs(costs)
 
 

@@ -73,6 +73,11 @@ def _reads(step: Loop | Seq) -> frozenset[int]:
     return step.body.reads if isinstance(step, Loop) else step.reads
 
 
+def _takes_in(term: Term) -> bool:
+    """Does XLA compute elementwise operands inside this operation?"""
+    return isinstance(term, (Map, Fold)) or (isinstance(term, Block) and block_op(term.call.prim.name).fuses)
+
+
 def _rereads(term: Term) -> bool:
     return isinstance(term, Block) and block_op(term.call.prim.name).rereads
 
@@ -101,7 +106,7 @@ def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozens
         return not has_effects(term)
     if t in ex.exact and len(ends) > 1:  # two kernels may round it differently
         return False
-    if not all(isinstance(program.terms[u], (Map, Fold)) for u in users):
+    if not all(_takes_in(program.terms[u]) for u in users):
         return False
     if isinstance(term, Map) and not MAPS[term.op].cheap and ends & again:
         return False

@@ -13,8 +13,9 @@ from functools import cached_property
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused, fuse
-from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Map, Program, bits, children, itemsize
+from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, bits, children, itemsize
 from eqsat_mem.loops import Chunks, Loop, Path, Seq, is_leaf, loops, made, source_of
+from eqsat_mem.ops import block_op
 
 Extents = tuple[int, ...]
 
@@ -112,7 +113,7 @@ class Memory:
         for position, step in enumerate(fused.kept):
             scratch = 0
             if isinstance(step, int) and isinstance(term := program.terms[step], Block):
-                scratch = term.call.scratch_bytes
+                scratch = block_scratch(term.call, term.args, program, extents)
             dying = [t for t in fused.operands[position] if fused.last_use[t] == position and t in live and t not in seq.outs]
             inner = Peak(0, (), -1, ())
             new: dict[int, int] = {}
@@ -161,6 +162,13 @@ class Memory:
             if sliced and not inside:
                 copied += self.size(c, extents)
         return copied
+
+
+def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: Extents) -> int:
+    """Bytes that a block operation holds beside its operands and results."""
+    ins, outs = ([tuple(math.prod(extents[i] for i in axis) for axis in axes) for axes in side] for side in (call.in_axes, call.out_axes))
+    elements = block_op(call.prim.name).scratch(ins, outs, call.params)
+    return call.scratch_bytes + (int(elements) * itemsize(program.terms[args[0]].dtype) if args else 0)
 
 
 def within(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:

@@ -13,6 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from eqsat_mem import diagonal
 from eqsat_mem.equations import Equation, Flat
+from eqsat_mem.ops.ordering import SHORT_SEARCH
 
 
 def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Any:
@@ -63,7 +64,7 @@ def _search(flat: Flat, name: str, params: dict[str, Any], operand: int) -> Any:
     shape, dtype = flat.shapes[operand], flat.dtypes[operand]
     kind = np.dtype(dtype).kind if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else ""
     ordered = kind != "" and (kind in "iu" or jax.numpy.issubdtype(dtype, np.floating))
-    if not ordered or len(params["axes"]) != 1 or shape[params["axes"][0]] > LARGEST:
+    if not ordered or len(params["axes"]) != 1 or not SHORT_SEARCH < shape[params["axes"][0]] <= LARGEST:
         return None
     (axis,) = params["axes"]
 

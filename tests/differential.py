@@ -129,15 +129,15 @@ def random_schedule(ex: Extraction, rng: random.Random) -> Schedule:
 def planned_bodies(program: Program, seed: int) -> Program:
     """The program with the bodies of its loops and branches planned too, however small."""
 
-    def planner(body: Any, limit: int) -> tuple[Any, int]:
+    def planner(body: Any, limit: int) -> tuple[Any, int, int]:
         inner = load(body, [f"x{k}" for k in range(len(body.in_avals))])
         *_, (_, ex) = extractions(inner, seed)
         made = random_schedule(ex, random.Random(seed))
-        return made, made.peak_bytes
+        return made, made.peak_bytes, made.peak_bytes
 
     small, control.SMALL_BYTES = control.SMALL_BYTES, 1
     try:
-        return control.plan_bodies(program, 2**20, planner)
+        return control.plan_bodies(program, 2**20, planner)[0]
     finally:
         control.SMALL_BYTES = small
 

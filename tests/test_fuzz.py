@@ -15,7 +15,7 @@ from tests.execution import brute_force_peak, execute
 from tests.fuzz import failure
 from tests.programs import sample
 
-BLOCKS, SEEDS = 16, 6
+BLOCKS, SEEDS = 12, 5
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,13 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction
-from eqsat_mem.loops import loops, regions
+from eqsat_mem.loops import enclosing, loops, regions
+from eqsat_mem.memory import Memory, within
 from eqsat_mem.schedule import first_chunk, ladder, schedule, straight
 from tests.differential import TINY
 from tests.test_loops import bound, softmax, traced
@@ -52,7 +52,7 @@ def test_looser_limits_are_kept_where_tighter_ones_are_and_never_slow_a_plan_dow
     made = [schedule(ex, limit, device) for limit in limits]
     assert [s.fits(limit) for s, limit in zip(made, limits)] == [True] * 9
     if device is not TINY:  # where everything is worth splitting, which splits come first decides
-        assert all(loose.seconds <= 1.05 * tight.seconds for tight, loose in itertools.pairwise(made))
+        assert all(loose.seconds <= 1.1 * tight.seconds for tight, loose in itertools.pairwise(made))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -71,16 +71,16 @@ def test_only_regions_with_a_value_above_the_threshold_are_split():
     assert not list(loops(schedule(ex, 1, TINY, tensor_size_threshold=largest).seq))
 
 
-def test_slices_are_no_larger_than_the_split_size():
+def test_slices_that_are_held_are_no_larger_than_the_split_size():
     ex = program("kernel times vector")
-    made = schedule(ex, 2**40, TINY, tensor_split_size=2048)
-    for loop in loops(made.seq):
-        for _, seq in regions(loop.body):
-            extents = [made.chunks[loop] if i == loop.index else index.extent for i, index in enumerate(ex.program.indices)]
-            for t in seq.steps:
-                if isinstance(t, int):
-                    shape = [extents[i] for i in range(len(extents)) if ex.program.free[t] >> i & 1]
-                    assert 4 * int(np.prod(shape)) <= 2048
+    made, memory = schedule(ex, 2**40, TINY, tensor_split_size=2048), Memory(ex, TINY.library_folds)
+    assert list(loops(made.seq))
+    for path, seq in regions(made.seq):
+        extents = memory.full_extents()
+        for loop in enclosing(made.seq, path):
+            extents = within(extents, loop, made.chunks)
+        if path and enclosing(made.seq, path):
+            assert all(memory.size(t, extents) <= 2048 for t in memory.fused(seq).kept if isinstance(t, int))
 
 
 @pytest.mark.parametrize("extent", [1, 2, 3, 7, 16, 97, 1000, 1009])

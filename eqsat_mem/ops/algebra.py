@@ -101,8 +101,9 @@ def _conv_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
     keywords = params_text(given)
     if spatial > 10 or params.get("out_sharding") is not None or keywords is None:
         return None
-    return (f"lax.conv_general_dilated({args[0]}, {args[1]}, {tuple(params['window_strides'])}, "
-            f"{tuple(map(tuple, params['padding']))}, dimension_numbers={tuple(layouts)}{keywords})")  # fmt: skip
+    padding = tuple((int(low), int(high)) for low, high in params["padding"])
+    return (f"lax.conv_general_dilated({args[0]}, {args[1]}, {tuple(map(int, params['window_strides']))}, {padding}, "
+            f"dimension_numbers={tuple(layouts)}{keywords})")  # fmt: skip
 
 
 def _fft(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:

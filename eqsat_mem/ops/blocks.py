@@ -42,14 +42,22 @@ def no_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
     return None
 
 
+def no_scratch(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """Nothing is held but operands and results."""
+    return 0.0
+
+
 @dataclass(frozen=True)
 class BlockOp:
     """A primitive that binds some axes.
 
     ``pointwise(in_shapes, out_shapes, params)`` lists its groups. ``resize(params, in_shapes, groups)`` is the parameters of the
     same call where ``groups`` have the extents of ``in_shapes``. ``weight(in_shapes, out_shapes, params)`` is its cost
-    in additions. ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several), which may call the functions of
-    ``helpers``. An operation that ``rereads`` its operands uses them in several kernels, each of which XLA may have compute them again.
+    in additions. ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several), which may call
+    functions of ``helpers``. ``scratch(in_shapes, out_shapes, params)`` is what it holds besides, in elements of its
+    first operand.
+    An operation that ``rereads`` its operands uses them in several kernels, each of which XLA may have compute them again; one that
+    ``fuses`` has XLA compute elementwise operands on the way.
     """
 
     name: str
@@ -59,6 +67,8 @@ class BlockOp:
     text: Text = no_text
     helpers: tuple[Callable[..., Any], ...] = ()
     rereads: bool = False
+    fuses: bool = False
+    scratch: Weight = no_scratch
 
 
 def all_but(bound: Sequence[int], rank: int, operands: Sequence[int] = (0,), results: Sequence[int] = (0,)) -> list[Group]:

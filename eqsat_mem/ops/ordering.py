@@ -12,7 +12,7 @@ from .selection import block_length, top_k_by_blocks
 
 def _along(name: str) -> Text:
     """Source of a running reduction."""
-    return lambda p, a, s: f"lax.{name}({a[0]}, axis={p['axis']}, reverse={p['reverse']})"
+    return lambda p, a, s: f"lax.{name}({a[0]}, axis={p['axis']}{', reverse=True' if p['reverse'] else ''})"
 
 
 def _running(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
@@ -29,13 +29,29 @@ def _search_text(name: str) -> Text:
     return lambda p, a, s: f"lax.{name}({a[0]}, {int(p['axes'][0])}, {dtype_text(p['index_dtype'])})" if len(p["axes"]) == 1 else None
 
 
+SHORT_SEARCH = 32
+"""Elements of an axis that XLA:CPU searches for many positions of the others at once; a longer axis it searches one element at a time."""
+
+
+def _search_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+    length = math.prod(ins[0][a] for a in params["axes"])
+    return math.prod(ins[0]) * (12.0 if length <= SHORT_SEARCH else 400.0)
+
+
+def _extremes(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """The values found, which XLA computes with their places."""
+    return float(math.prod(outs[0]))
+
+
 def _sort(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return all_but([params["dimension"]], len(ins[0]), operands=range(len(ins)), results=range(len(outs)))
 
 
 def _sort_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
     operands = ", ".join(args) + ("," if len(args) == 1 else "")
-    return f"lax.sort(({operands}), dimension={params['dimension']}, is_stable={params['is_stable']}, num_keys={params['num_keys']})"
+    options = "" if params["is_stable"] else ", is_stable=False"
+    options += "" if params["num_keys"] == 1 else f", num_keys={params['num_keys']}"
+    return f"lax.sort(({operands}), dimension={params['dimension']}{options})"
 
 
 def _top_k(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
@@ -89,8 +105,8 @@ def _sort_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
 ORDERING = [
     *(BlockOp(name, _running, unchanged, _per_element(180), _along(name)) for name in ("cumsum", "cumprod", "cummax", "cummin")),
     BlockOp("cumlogsumexp", _running, unchanged, _per_element(40), _along("cumlogsumexp")),
-    BlockOp("argmax", _search, unchanged, _per_element(400), _search_text("argmax")),
-    BlockOp("argmin", _search, unchanged, _per_element(400), _search_text("argmin")),
+    BlockOp("argmax", _search, unchanged, _search_weight, _search_text("argmax"), fuses=True, scratch=_extremes),
+    BlockOp("argmin", _search, unchanged, _search_weight, _search_text("argmin"), fuses=True, scratch=_extremes),
     BlockOp("sort", _sort, unchanged, _sort_weight, _sort_text),
     BlockOp("top_k", _top_k, unchanged, _top_k_weight, _top_k_text, helpers=(top_k_by_blocks,), rereads=True),
     BlockOp("approx_top_k", _approx_top_k, unchanged, _per_element(SELECTION), _approx_top_k_text),

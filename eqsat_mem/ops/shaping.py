@@ -57,6 +57,10 @@ def _pad(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return all_but([a for a, config in enumerate(params["padding_config"]) if tuple(config) != (0, 0, 0)], len(ins[0]))
 
 
+def _pad_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
+    return f"lax.pad({args[0]}, {args[1]}, {_tuple([_ints(config) for config in params['padding_config']])})"
+
+
 def _concatenate(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return all_but([params["dimension"]], len(ins[0]), operands=range(len(ins)))
 
@@ -120,7 +124,7 @@ SHAPING = [
     BlockOp("slice", _slice, _resize_slice, written, _slice_text),
     BlockOp("dynamic_slice", _dynamic_slice, _resize_dynamic_slice, written, _dynamic_slice_text),
     BlockOp("dynamic_update_slice", _dynamic_update_slice, unchanged, written, _dynamic_update_slice_text),
-    BlockOp("pad", _pad, unchanged, written, lambda p, a, s: f"lax.pad({a[0]}, {a[1]}, {tuple(map(tuple, p['padding_config']))})"),
+    BlockOp("pad", _pad, unchanged, written, _pad_text),
     BlockOp("concatenate", _concatenate, unchanged, written, lambda p, a, s: f"lax.concatenate([{', '.join(a)}], {p['dimension']})"),
     BlockOp("split", _split, unchanged, written, lambda p, a, s: f"lax.split({a[0]}, {_ints(p['sizes'])}, {p['axis']})"),
     BlockOp("stack", _stack, unchanged, written, lambda p, a, s: f"jnp.stack([{', '.join(a)}], {p['axis']})"),
