@@ -30,8 +30,10 @@ from eqsat_mem.verify import compiled_peak
 
 MEMORY_PRICES = (0.0, 1e-10, 1e-8)
 """Seconds per byte of a value, for each of which a program is extracted: from fastest to smallest."""
-GAIN = 0.95
-"""A plan replaces a program that fits only if it takes at most this share of its predicted time."""
+GAIN = 0.7
+"""A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
+NEARLY = 4.0
+"""A program as written may fit though up to so many times the limit is predicted: XLA may fuse what the model holds. XLA is asked."""
 RETRIES = 6
 """How often the limit is tightened because the compiled program holds more than was predicted."""
 
@@ -50,7 +52,8 @@ def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: s
     find = partial(_fastest, loaded, options, device, clock)
     best, before, fired = find(limit)
     with clock("emit and verify"):
-        kept = _keep(jaxpr, loaded, before, limit, options, name) if before.fits(limit) and best.seconds > GAIN * before.seconds else None
+        may_stay = before.fits(int(limit * NEARLY) if options.verify else limit) and best.seconds > GAIN * before.seconds
+        kept = _keep(jaxpr, loaded, before, limit, options, name) if may_stay else None
         chosen = kept or _emit_within(find, best, jaxpr, limit, options, name)
     return _report(chosen, before, limit, clock, name, () if kept is not None else fired, kept is not None)
 

@@ -45,6 +45,8 @@ LOOP_TOLL = 0.03
 """The share of its time that another loop must save: what is predicted to be as fast with fewer loops is the plan."""
 FOLD_TOLL = 0.02
 """The share that accumulating one more fold must save: slices keep every bit, sums of chunks round differently."""
+ROOM_TOLL = 0.1
+"""The share that filling the limit must save: what is predicted to be as fast in less leaves room for what is not predicted."""
 LARGE_PROGRAM = 200
 """Terms from which on only one tree is kept, and split further up."""
 CANDIDATES = 6
@@ -116,7 +118,7 @@ class _Search:
     def rank(self, s: Schedule) -> tuple[bool, float, float, float]:
         """What fits comes first, the fastest of it; of what does not, the smallest. Knobs of sizes come before time."""
         if s.fits(self.limit):
-            toll = sum(LOOP_TOLL + FOLD_TOLL * len(loop.folds) for loop in s.chunks)
+            toll = sum(LOOP_TOLL + FOLD_TOLL * len(loop.folds) for loop in s.chunks) + ROOM_TOLL * (s.peak_bytes / self.limit) ** 2
             return False, self.excess(s), s.seconds * (1 + toll), s.peak_bytes
         return True, s.peak_bytes, self.excess(s), s.seconds
 

@@ -340,7 +340,7 @@ def control(w: _Writer) -> str | None:
         "lax.scan(lambda c, r: (jnp.tanh(c + jnp.sum(r)), c * r), jnp.zeros((), {0}.dtype), {0})[1]",
         "lax.scan(lambda c, r: (jnp.tanh(c + r), jnp.sum(c)), {0}[0], {0}, reverse=True)[0]",
         "lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c + i * {0}), {0})",
-        "lax.while_loop(lambda c: jnp.sum(c) > 1.3173, lambda c: c / 2, jnp.abs({0}))",
+        "lax.while_loop(lambda c: jnp.sum(c) > 1.3173, lambda c: c / 2, jnp.abs(jnp.tanh({0})))",
         "lax.cond(jnp.sum({1}) > 0.3173, lambda z: jnp.sin(z), lambda z: -z, {0})",
         "lax.map(lambda r: jnp.sum(r) * {1}, {0})", "jax.vmap(lambda r: jnp.dot(r, r))({0})", "lax.associative_scan(jnp.add, {0})",
         "lax.scan(lambda c, r: (c, r @ {0}.T), 0, {0})[1]").format(x, y)  # fmt: skip

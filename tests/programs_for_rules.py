@@ -209,7 +209,9 @@ PROGRAMS: dict[str, tuple[Callable, tuple[np.ndarray, ...]]] = {
         (plus_noise, [(5, 2), (5, 1)]),
         (noise_plus, [(5, 2), (5, 1)]), (diagonal_scale, [(4, 2), (4,)]), (trace_of_product, [(4, 4), (4, 4)]),
         (trace_of_covariance, [(4, 2)]),
-        (diagonal_both, [(4, 4)]), (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]), (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]),
+        (diagonal_both, [(4, 4)]),
+        (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]),
+        (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]),
         (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
     ]
 }  # fmt: skip
