@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from eqsat_mem.calls import Calls
-from eqsat_mem.ir import Block, Dot, Fold, Input, Iota, Literal, Map, Rename, Term, bits
+from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits
 from eqsat_mem.ops import MAPS, MONOIDS, Monoid, map_text, param_text, primitive_text
 from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, wrap
 
@@ -52,37 +52,6 @@ class Expressions(Calls):
         """An identity that XLA:CPU's kernel library does not know: every kernel that reads the value gets the same bits."""
         bits_of = jnp.finfo(dtype)
         return f"lax.reduce_precision({text}, {bits_of.nexp}, {bits_of.nmant})"
-
-    def outer(self, t: int, scope: Scope, fixed: Fixed) -> Value:
-        """A value from outside at fixed positions: taken apart where it stands, so that loops slice what lies side by side in memory."""
-        term = self.program_ir.terms[t]
-        if not fixed:
-            return self.read(t, scope)
-        if isinstance(term, Iota):
-            return Value(f"{self.dtype(term.dtype)}({fixed[0][1]})", ())
-        known = scope.values.get((t, fixed))
-        if known is not None:
-            return known
-        if scope.parent is None or t in scope.values or isinstance(self.program_ir.terms[t], Rename):
-            value = self.pinned(self.read(t, scope), fixed)
-            if value.layout:
-                value = self.assign(value.text, value.layout, scope, self.argument_word(t))
-        else:
-            value = self.sliced(self.outer(t, scope.parent, fixed), scope, scope)
-        scope.values[(t, fixed)] = value
-        return value
-
-    def argument_word(self, t: int) -> str:
-        term = self.program_ir.terms[t]
-        return self.arguments[term.slot] if isinstance(term, Input) else self.word(t)
-
-    def pinned(self, value: Value, fixed: Fixed) -> Value:
-        if not fixed:
-            return value
-        at = dict(fixed)
-        where = tuple(str(at[i]) if i in at else ":" for i in value.layout)
-        base = wrap(value)
-        return Value(f"{base}[{', '.join(where)}]", tuple(i for i in value.layout if i not in at), picked=(base, where))
 
     def compute(self, t: int, scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
         term = self.program_ir.terms[t]

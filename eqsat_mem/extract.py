@@ -62,7 +62,7 @@ class Extraction:
 
 
 def extract(view: View, seconds: Seconds, memory_price: float) -> Extraction:
-    """The cheapest program found: ``seconds`` of each term, and ``memory_price`` seconds per byte of each computed value."""
+    """The cheapest program found: ``seconds`` of each term, and ``memory_price`` seconds per byte of each contraction or block."""
     return build(view, search(view, node_costs(view, seconds, memory_price)))
 
 
@@ -132,10 +132,10 @@ def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
         if scratch.free[t] != scratch.free[known[c]]:
             continue
         term = scratch.terms[t]
-        computed = not isinstance(term, ir.Input | ir.Const | ir.Literal | ir.Iota)
         unrolled = isinstance(term, ir.Fold) and not term.over & ~view.facts["unrolls"].get(c, 0)
         written = (c, node) in original
-        costs[c][k] = seconds(scratch, t, unrolled) * (1.0 if written else TOLL) + (memory_price * scratch.nbytes(t) if computed else 0.0)
+        held = isinstance(term, ir.Dot | ir.Block)  # elementwise values and folds are computed on the way
+        costs[c][k] = seconds(scratch, t, unrolled) * (1.0 if written else TOLL) + (memory_price * scratch.nbytes(t) if held else 0.0)
         costs[c][k] += 1e-12 if written else 2e-12
     return Costs(costs)
 

@@ -17,7 +17,7 @@ from eqsat_mem.control import has_plans, plan_bodies
 from eqsat_mem.costs import Device, device_for, term_seconds
 from eqsat_mem.emit import Emitted, emit
 from eqsat_mem.errors import MemoryLimitError, Tensor
-from eqsat_mem.extract import TOLL, Extraction, as_written, extract
+from eqsat_mem.extract import Extraction, as_written, extract
 from eqsat_mem.ir import Program, itemsize, names
 from eqsat_mem.loops import Loop, Seq, region
 from eqsat_mem.memory import Memory, argument_bytes
@@ -29,7 +29,7 @@ from eqsat_mem.trace import load
 from eqsat_mem.verify import compiled_peak
 
 MEMORY_PRICES = (0.0, 1e-10, 1e-8)
-"""Seconds per byte of a value, for each of which a program is extracted: from fastest to smallest."""
+"""Seconds per byte of contractions and blocks, for each of which a program is extracted: from fastest to smallest."""
 GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
 NEARLY = 4.0
@@ -72,15 +72,9 @@ def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, l
     with clock("schedule"):
         knobs = options.tensor_size_threshold, options.tensor_split_size
         found = [schedule(c, limit, device, *knobs) for c in candidates]
-        tolls = [1.0 if c is candidates[0] else TOLL for c in candidates]
-        _, best = min(zip(tolls, found, strict=True), key=lambda pair: _order(pair[1], limit, pair[0]))
+        best = min(found, key=lambda s: (not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes))
         before = straight(written, device)
         return best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(view.matches))
-
-
-def _order(s: Schedule, limit: int, toll: float) -> tuple[bool, float]:
-    """What fits comes first, the fastest of it; of what does not, the smallest."""
-    return not s.fits(limit), s.seconds * toll if s.fits(limit) else s.peak_bytes
 
 
 def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:

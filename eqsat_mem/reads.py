@@ -9,7 +9,7 @@ import numpy as np
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Axes, Block, Const, Fold, Input, Iota, Literal, Map, Rename, Term, bits
-from eqsat_mem.source import Layout, Module, Scope, Value, array_text, identifier, letters, number, wrap
+from eqsat_mem.source import Fixed, Layout, Module, Scope, Value, array_text, identifier, letters, number, wrap
 
 INLINE = 60
 """Expressions that are used once and are shorter than this stand inside their user."""
@@ -74,7 +74,40 @@ class Reader:
             holder = holder.parent
         return holder is not None
 
-    def renamed(self, term: Rename, scope: Scope) -> Value:
+    def outer(self, t: int, scope: Scope, fixed: Fixed) -> Value:
+        """A value from outside at fixed positions: taken apart where it stands, so that loops slice what lies side by side in memory."""
+        term = self.program_ir.terms[t]
+        if not fixed:
+            return self.read(t, scope)
+        if isinstance(term, Iota):
+            return Value(f"{self.dtype(term.dtype)}({fixed[0][1]})", ())
+        known = scope.values.get((t, fixed))
+        if known is not None:
+            return known
+        if isinstance(term, Rename):
+            value = self.renamed(term, scope, fixed)
+        elif scope.parent is not None and (isinstance(term, (Input, Const)) or self.known_outside(t, scope)):
+            value = self.sliced(self.outer(t, scope.parent, fixed), scope, scope)
+        else:
+            value = self.pinned(self.read(t, scope), fixed)
+            if value.layout:
+                value = self.assign(value.text, value.layout, scope, self.argument_word(t))
+        scope.values[(t, fixed)] = value
+        return value
+
+    def argument_word(self, t: int) -> str:
+        term = self.program_ir.terms[t]
+        return self.arguments[term.slot] if isinstance(term, Input) else self.word(t)
+
+    def pinned(self, value: Value, fixed: Fixed) -> Value:
+        if not fixed:
+            return value
+        at = dict(fixed)
+        where = tuple(str(at[i]) if i in at else ":" for i in value.layout)
+        base = wrap(value)
+        return Value(f"{base}[{', '.join(where)}]", tuple(i for i in value.layout if i not in at), picked=(base, where))
+
+    def renamed(self, term: Rename, scope: Scope, fixed: Fixed = ()) -> Value:
         """The operand's array outside of every loop over an old name, its axes called by the new ones, then sliced by the loops inside.
 
         Loops over a new name have not sliced the operand, wherever they stand.
@@ -85,7 +118,8 @@ class Reader:
         old, new = ({pair[k] for pair in term.pairs} for k in (0, 1))
         inside = max((depth + 1 for depth, holder in enumerate(chain) if holder.index in old), default=0)
         home, pairs = chain[inside], dict(term.pairs)
-        value = self.read(term.arg, home)
+        old_name = {new: old for old, new in term.pairs}
+        value = self.outer(term.arg, home, tuple((old_name.get(i, i), position) for i, position in fixed))
         value = Value(value.text, tuple(pairs.get(i, i) for i in value.layout), value.atom)
         for holder in reversed(chain[inside:]):
             if holder.index in new:
