@@ -18,6 +18,10 @@ from eqsat_mem.forms import read_forms
 from eqsat_mem.ir import Program
 
 
+class EgglogPanic(RuleError):
+    """egglog met an error of its own; the e-graph is of no more use."""
+
+
 @dataclass
 class View:
     """The classes of a saturated e-graph, numbered from zero.
@@ -170,7 +174,7 @@ class EGraph:
         except BaseException as error:
             if type(error).__name__ != "PanicException":  # what a panic of egglog is in Python; it is no Exception
                 raise
-            raise RuleError(f"egglog failed at {name}: {error}") from error
+            raise EgglogPanic(f"egglog failed at {name}: {error}") from error
 
 
 def _without_mirrors(nodes: list[Node], original: set[Node]) -> list[Node]:

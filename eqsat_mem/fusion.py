@@ -139,4 +139,3 @@ def _group(ex: Extraction, root: int, virtual: set[int]) -> list[int]:
                 seen.add(c)
                 stack.append(c)
     return sorted(seen)
-

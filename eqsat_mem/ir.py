@@ -233,8 +233,10 @@ class Program:
         return Program(list(self.indices), list(self.inputs), list(self.consts))
 
     def __str__(self) -> str:
-        return "\n".join([f"%{t} = {describe(self, t)}" for t in self.reachable()]
-                         + [f"return %{o.term} as {axes_text(self, o.axes)}" for o in self.outputs])
+        return "\n".join(
+            [f"%{t} = {describe(self, t)}" for t in self.reachable()]
+            + [f"return %{o.term} as {axes_text(self, o.axes)}" for o in self.outputs]
+        )
 
 
 def itemsize(dtype: Any) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from eqsat_mem.egraph import EGraph, View
+from eqsat_mem.egraph import EgglogPanic, EGraph, View
 from eqsat_mem.ir import Program
 from eqsat_mem.rules import RuleSet
 
@@ -32,15 +32,26 @@ class Limits:
 
 
 def saturate(program: Program, rules: RuleSet, limits: Limits = Limits()) -> View:
-    """The e-graph of ``program`` under ``rules``: closed under them, or as far as the limits allow (``View.stopped`` says which)."""
+    """The e-graph of ``program`` under ``rules``: closed under them, or as far as the limits allow (``View.stopped`` says which).
+
+    Where egglog fails, the e-graph is built again with fewer iterations.
+
+    Raises:
+        RuleError: if egglog refuses a rule, or fails without any iteration.
+    """
     run = _Run(program, rules, limits)
-    run.settle("simplify")
     iterations = 0
-    while not (stopped := run.exhausted(iterations)) and run.step("explore"):
-        iterations += 1
+    try:
         run.settle("simplify")
-    run.settle("splitting")
-    view = run.graph.read()
+        while not (stopped := run.exhausted(iterations)) and run.step("explore"):
+            iterations += 1
+            run.settle("simplify")
+        run.settle("splitting")
+        view = run.graph.read()
+    except EgglogPanic:
+        if limits.max_iterations == 0:
+            raise
+        return saturate(program, rules, replace(limits, max_iterations=min(iterations, limits.max_iterations - 1)))
     view.matches, view.rows, view.iterations = dict(sorted(run.matches.items())), run.rows[-1], iterations
     view.stopped = stopped or "saturated"
     return view

@@ -266,9 +266,7 @@ class _Search:
         """``choices`` with slices to keep for later loops: none, or all whose recomputation takes longer than storing them."""
         slowest = self.device.levels[-1][1]
         kept = frozenset(
-            t
-            for t in shared_slices(self.ex, seq, i, choices)
-            if self.recompute_s(t, extents) > 3 * self.memory.size(t, extents) / slowest
+            t for t in shared_slices(self.ex, seq, i, choices) if self.recompute_s(t, extents) > 3 * self.memory.size(t, extents) / slowest
         )
         return [choices, replace(choices, keep=kept)] if kept else [choices]
 

@@ -111,5 +111,3 @@ class Timing:
                     inner = max(inner, self.touched(step.body, within(extents, step, chunks), chunks))
             known = self._touched[key] = inner + sum(self.memory.size(t, extents) for t in values)
         return known
-
-

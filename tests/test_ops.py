@@ -289,6 +289,7 @@ BLOCK_CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("cond", lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x), (f32(3),)),
 ]  # fmt: skip
 
+
 def find(jaxpr: Any, name: str) -> Any:
     """The first equation of a primitive, in calls too."""
     for eqn in jaxpr.eqns:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqsat_mem.egraph import EgglogPanic, EGraph
 from eqsat_mem.errors import RuleError
 from eqsat_mem.extract import as_written, extract, original
 from eqsat_mem.interpret import evaluate
@@ -54,6 +55,22 @@ def test_programs_drawn_from_the_e_graph_equal_the_original(name):
         for got, expected in zip(evaluate(drawn, args), want, strict=True):
             assert got.dtype == expected.dtype
             np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9, err_msg=f"seed {seed}\n{drawn}")
+
+
+def test_where_egglog_fails_the_e_graph_is_built_with_fewer_iterations(monkeypatch):
+    step, calls = EGraph.step, []
+
+    def failing(self, ruleset):
+        calls.append(ruleset)
+        if calls.count("explore") == 3 and ruleset == "explore":
+            raise EgglogPanic("egglog failed")
+        return step(self, ruleset)
+
+    monkeypatch.setattr(EGraph, "step", failing)
+    fun, args = PROGRAMS["kernel_vector"]
+    view = saturate(program_of(fun, *args), RULES, SMALL)
+    assert view.iterations == 2
+    assert "after 2 iterations" in view.stopped
 
 
 def test_every_rule_fires_on_some_program():

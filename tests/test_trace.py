@@ -113,7 +113,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "heads": (multihead, (f32(5, 6), f32(6, 6), f32(6, 6), f32(6, 6), f32(6, 6))),
     "network": (network, (f32(6, 5), f32(5, 8), f32(8), f32(8, 3))),
     "conjugate gradients": (conjugate_gradients, (f32(6, 3), f32(6, 1))),
-    "chain": (lambda a, b, c, d: (((a @ b.T) @ c) @ d.T), (f32(7, 3), f32(6, 3), f32(6, 2), f32(5, 2))),
+    "chain": (lambda a, b, c, d: ((a @ b.T) @ c) @ d.T, (f32(7, 3), f32(6, 3), f32(6, 2), f32(5, 2))),
     "trace of a product": (lambda a, b: jnp.trace(a @ b), (f32(4, 6), f32(6, 4))),
     "self dot": (lambda a, b: jnp.exp(a @ b.T).T @ jnp.exp(a @ b.T), (f32(6, 2), f32(4, 2))),
     "hausdorff": (lambda x, y: jnp.maximum(sq_dist(x, y).min(0).max(), sq_dist(x, y).min(1).max()), (f32(6, 2), f32(4, 2))),

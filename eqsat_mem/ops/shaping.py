@@ -131,7 +131,12 @@ SHAPING = [
     BlockOp("unstack", _unstack, unchanged, written, lambda p, a, s: f"jnp.unstack({a[0]}, axis={p['axis']})"),
     BlockOp("rev", _rev, unchanged, written, lambda p, a, s: f"lax.rev({a[0]}, {_ints(p['dimensions'])})"),
     BlockOp("reshape", _reshape, _resize_reshape, _free, lambda p, a, s: f"lax.reshape({a[0]}, {_ints(p['new_sizes'])})"),
-    BlockOp("bitcast_convert_type", _bitcast, unchanged, elements,
-            lambda p, a, s: f"lax.bitcast_convert_type({a[0]}, {dtype_text(p['new_dtype'])})"),
+    BlockOp(
+        "bitcast_convert_type",
+        _bitcast,
+        unchanged,
+        elements,
+        lambda p, a, s: f"lax.bitcast_convert_type({a[0]}, {dtype_text(p['new_dtype'])})",
+    ),
     BlockOp("optimization_barrier", _everywhere, unchanged, _free, lambda p, a, s: f"lax.optimization_barrier({_tuple(a)})"),
 ]
