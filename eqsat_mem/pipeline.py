@@ -52,7 +52,8 @@ def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: s
     find = partial(_fastest, loaded, options, device, clock)
     best, before, fired = find(limit)
     with clock("emit and verify"):
-        may_stay = before.fits(int(limit * NEARLY) if options.verify else limit) and best.seconds > GAIN * before.seconds
+        may_stay = before.fits(int(limit * NEARLY) if options.verify else limit)
+        may_stay = may_stay and (best.seconds > GAIN * before.seconds or not best.fits(limit))
         kept = _keep(jaxpr, loaded, before, limit, options, name) if may_stay else None
         chosen = kept or _emit_within(find, best, jaxpr, limit, options, name)
     return _report(chosen, before, limit, clock, name, () if kept is not None else fired, kept is not None)
