@@ -13,7 +13,7 @@ from functools import cached_property
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused, fuse
-from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, bits, children, itemsize
+from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, Term, bits, children, itemsize
 from eqsat_mem.loops import Chunks, Loop, Path, Seq, is_leaf, loops, made, source_of
 from eqsat_mem.ops import block_op
 
@@ -43,7 +43,12 @@ class Memory:
     def __post_init__(self) -> None:
         program = self.ex.program
         self._layouts = [tuple(bits(free)) for free in program.free]
-        self._widths = [itemsize(term.dtype) for term in program.terms]
+        self._widths = [self._width(term) for term in program.terms]
+
+    def _width(self, term: Term) -> int:
+        """Bytes of an element. XLA:CPU computes with narrow floating-point numbers, and keeps what it computes, in float32."""
+        narrow = self.library_folds and str(term.dtype) in ("bfloat16", "float16") and not is_leaf(term)
+        return 4 if narrow else itemsize(term.dtype)
 
     def size(self, t: int, extents: Extents) -> int:
         """Bytes of a value at the given extents of its indices."""
