@@ -46,10 +46,12 @@ def main() -> int:
             found = failure(seed, options.jit)
             if found is not None:
                 failures += 1
+                print(f"# seed {seed}\n{found}\n", flush=True)
                 if not options.keep_going:
                     return 1
             seed += 1
-    return failures > 0
+    print(f"{seed - options.seed} programs from seed {options.seed} on: {failures} failed")
+    return int(failures > 0)
 
 
 if __name__ == "__main__":
