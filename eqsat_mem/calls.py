@@ -75,7 +75,7 @@ class Calls(Reader):
         looped = [i for i in range(len(full)) if self.looped(i, scope)]
 
         def text(extents: Sequence[int]) -> str | None:
-            return block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes])
+            return block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes], in_loop=bool(looped))
 
         if not looped:
             return text(full)

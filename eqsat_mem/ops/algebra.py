@@ -62,6 +62,19 @@ def _triangular_solve(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return [*groups, (("in", 1, column), ("out", 0, column))]
 
 
+def _solve_in_loop(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+    """``A^-1 B`` as the transpose of ``B^T A^-T``.
+
+    LAPACK stores columns. Asked for columns of ``B``, XLA:CPU lays out anew, whole and before the loop, whatever ``B`` is sliced from.
+    """
+    text = _linalg("triangular_solve")
+    if not params["left_side"]:
+        return text(params, args, ins)
+    flipped = {**params, "left_side": False, "transpose_a": not params["transpose_a"]}
+    solved = text(flipped, [args[0], f"jnp.swapaxes({args[1]}, -1, -2)"], ins)
+    return f"jnp.swapaxes({solved}, -1, -2)"
+
+
 def _triangular_solve_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
     return float(ins[0][-1] * math.prod(ins[1]))
 
@@ -162,7 +175,7 @@ def _reduce_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
 
 ALGEBRA = [
     BlockOp("cholesky", _leading(2), unchanged, _cubic(0.33), _cholesky_text),
-    BlockOp("triangular_solve", _triangular_solve, unchanged, _triangular_solve_weight, _linalg("triangular_solve")),
+    BlockOp("triangular_solve", _triangular_solve, unchanged, _triangular_solve_weight, _linalg("triangular_solve"), _solve_in_loop),
     BlockOp("lu", _leading(2), unchanged, _cubic(0.67), _linalg("lu")),
     BlockOp("qr", _leading(2), unchanged, _cubic(2), _linalg("qr")),
     BlockOp("householder_product", _leading(2), unchanged, _cubic(2), _linalg("householder_product")),
