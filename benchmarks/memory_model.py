@@ -12,20 +12,16 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 import eqsat_mem
 from benchmarks.programs import BENCHMARKS, Benchmark
+from benchmarks.resident import grown, warm_up
 from eqsat_mem.verify import compiled_peak
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "memory.md"
 BEGIN, END = "<!-- begin: benchmarks.memory_model -->", "<!-- end: benchmarks.memory_model -->"
-
-WARM_EXTENT = 256
-"""Rows of the matrices that a process is warmed up with."""
 
 
 @dataclass(frozen=True)
@@ -133,32 +129,12 @@ def _in_a_process(name: str) -> int | None:
 def resident_growth(name: str) -> int | None:
     """Bytes by which this process grew at most while the plan ran, arguments included; None where the system does not tell."""
     b = next(b for b in BENCHMARKS if b.name == name)
-    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     with jax.enable_x64(b.x64):
         args = b.arguments()
         run = eqsat_mem.optimize(b.function, memory_limit=b.limit_bytes).lower(*args).compile()
-        _warm(args[0].dtype)
-        try:
-            before = _field(status, "VmRSS")
-            reset.write_text("5")  # the high-water mark starts again from here
-        except OSError:
-            return None
-        jax.block_until_ready(run(*args))
-        return _field(status, "VmHWM") - before + sum(a.nbytes for a in args)
-
-
-def _warm(dtype: Any) -> None:
-    """Let threads start, and libraries allocate what they keep."""
-    if dtype in (jnp.float32, jnp.float64):
-        square = jnp.eye(WARM_EXTENT, dtype=dtype)
-        rows = jnp.ones((WARM_EXTENT, 8 * WARM_EXTENT), dtype)
-        solved = jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(square), rows, lower=True)
-        jax.block_until_ready(solved @ solved.T)
-
-
-def _field(status: Path, key: str) -> int:
-    line = next(line for line in status.read_text().splitlines() if line.startswith(f"{key}:"))
-    return int(line.split()[1]) * 1024
+        warm_up(args[0].dtype)
+        growth = grown(lambda: run(*args))[1]
+        return None if growth is None else growth + sum(a.nbytes for a in args)
 
 
 if __name__ == "__main__":
