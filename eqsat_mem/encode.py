@@ -20,6 +20,9 @@ from eqsat_mem.ir import Program, bits, mask_of
 MAX_BITS = 62
 SPARE_BITS = 4
 """Bits kept for names that a swap of two names goes through: one per extent."""
+RENAMED_TERMS = 64
+"""A change of names passes down to the leaves, which copies what lies between, unless that is more terms than this: residual networks
+read each layer's result under two names, and all layers below it once per name would be quadratically many."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Encoder:
                 return Node("Fold", (term.monoid, self.bits_of(term.over)), (term.arg,))
             case ir.Dot() if self._is_ordinary(term):
                 return Node("Dot", (self.bits_of(term.over),), (term.lhs, term.rhs))
-            case ir.Rename():
+            case ir.Rename() if self._copies(term) <= RENAMED_TERMS:
                 return self._rename(term)
         return None
 
@@ -140,6 +143,23 @@ class Encoder:
             arg = -1 - len(self._encoded)
             self._encoded[arg] = Encoded(node, self.bits_of(free), str(term.dtype), 0)
         return None
+
+    def _copies(self, term: ir.Rename) -> int:
+        """How many terms a change of names would copy on its way to what rules do not look into; beyond the bound, just that."""
+        program = self.program
+        seen: set[tuple[int, int]] = set()
+        stack = [(term.arg, mask_of(s for s, _ in term.pairs))]
+        while stack and len(seen) <= RENAMED_TERMS:
+            t, changed = stack.pop()
+            changed &= program.free[t]
+            if changed and (t, changed) not in seen:
+                seen.add((t, changed))
+                inner = program.terms[t]
+                if isinstance(inner, ir.Rename):
+                    changed |= mask_of(s for s, d in inner.pairs if changed >> d & 1)
+                if self._encoded[t].node.constructor not in ("Leaf", "Block"):
+                    stack.extend((c, changed) for c in ir.children(inner))
+        return len(seen)
 
     def _steps(self, term: ir.Rename) -> list[tuple[int, int]] | None:
         free, pending, steps = self.program.free[term.arg], dict(term.pairs), []

@@ -62,6 +62,7 @@ LANGUAGE = """
 (function size (i64) f64 :merge old)
 (function threshold () f64 :no-merge)
 (relation want (i64))
+(relation apart (i64 i64 i64))
 (relation large (i64))
 (relation floating (String))
 (relation integral (String))
@@ -88,9 +89,8 @@ LANGUAGE = """
       ((set (free e) fa) (set (dtype e) t) (set (pointwise e) fa)) :ruleset analysis :name "facts-Convert")
 
 (rule ((= m (free e))) ((want m)) :ruleset analysis :name "want-free")
-(rule ((want m) (!= m 0) (= low (& m (- 0 m)))) ((want (^ m low))) :ruleset analysis :name "want-smaller")
-(rule ((want m) (!= m 0) (= low (& m (- 0 m))) (= rest (size (^ m low))) (= n (extent low)))
-      ((set (size m) (* n rest))) :ruleset analysis :name "size")
+(rule ((want m) (!= m 0) (= low (& m (- 0 m)))) ((want (^ m low)) (apart m low (^ m low))) :ruleset analysis :name "want-smaller")
+(rule ((apart m low rest) (= n (extent low)) (= others (size rest))) ((set (size m) (* n others))) :ruleset analysis :name "size")
 (rule ((want m) (= n (size m)) (> n (threshold))) ((large m)) :ruleset analysis :name "large")
 
 (rewrite (Ren s d a) a :when ((= (& (free a) s) 0)) :ruleset simplify :name "rename-nothing")
