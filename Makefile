@@ -6,13 +6,17 @@ BIN := .venv/bin
 READY := .venv/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint format clean
+.PHONY: demo test repro lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m eqsat_mem demo $(ARGS)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+repro: $(READY)
+	@$(BIN)/python -c 'import faiss, h5py, matplotlib, pykeops, scipy, sklearn, tqdm' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[repro]'
+	$(BIN)/python -m paper_repro $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

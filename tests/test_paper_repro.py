@@ -1,44 +1,265 @@
-"""The scripts that reproduce the paper: points are measured right, kept, and continued."""
+"""The scripts that reproduce the paper: points are measured right, kept and continued, and tables say what was measured."""
 
 import csv
+import itertools
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from paper_repro import kernel_mvm
+from paper_repro import __main__ as everything
+from paper_repro import experiment, gp, keops, kernel_mvm, knn, matmul_chains, measuring, neighbours, sgpr, sgpr_reach, transformer
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMITS = {"kernel_mvm": "1MB", "transformer": "400kB"}
 
 
-@pytest.mark.parametrize("limit", ["none", "1MB"])
-def test_a_point_is_right_and_within_its_limit(limit):
-    row = kernel_mvm.measure(700, limit)
-    assert row["status"] == "ok"
-    assert row["error"] < 1e-12
-    if limit == "none":
-        assert row["held_bytes"] > 700 * 700 * 8
-    else:
-        assert row["held_bytes"] <= 1e6
+@pytest.fixture
+def here(monkeypatch):
+    """Points are measured in this process, which is faster; and no column needs a compiler."""
+    monkeypatch.setattr(keops, "installed", lambda: False)
+
+    def in_this_process(script, point, options, timeout):
+        folder = experiment.unfinished(script, options)
+        return dict.fromkeys(script.results, "") | json.loads(json.dumps(script.measure(point, folder)))
+
+    monkeypatch.setattr(experiment, "in_own_process", in_this_process)
 
 
-def test_plain_programs_that_do_not_fit_are_left_out():
-    grid = list(kernel_mvm.points({"sizes": [10, 1000], "plain_bytes": 1000.0}, ["none", "1MB"]))
-    assert grid == [(10, "none"), (10, "1MB"), (1000, "1MB")]
+def rows_of(folder, name):
+    with (folder / "tiny-cpu" / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
 
 
-def test_a_second_run_measures_only_what_is_missing(tmp_path, monkeypatch, capsys):
-    asked = []
+# --- every script -----------------------------------------------------------------------------------
 
-    def point(n, limit):
-        asked.append((n, limit))
-        return {"device": "test", "status": "ok", "held_bytes": 2**20, "seconds": 0.5, "plan_seconds": 0.1, "error": 0.0}
 
-    monkeypatch.setattr(kernel_mvm, "RESULTS", tmp_path)
-    monkeypatch.setattr(kernel_mvm, "in_own_process", point)
-    monkeypatch.setitem(kernel_mvm.SCALES, "small", {"sizes": [10, 20], "limits": ["none", "1MB"], "plain_bytes": 1e9})
-    monkeypatch.setattr("sys.argv", ["kernel_mvm"])
+def test_a_script_runs_from_the_command_line_and_continues(tmp_path):
+    command = [sys.executable, "-m", "paper_repro.kernel_mvm", "--scale", "tiny", "--results", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    path = tmp_path / "tiny-cpu" / "kernel_mvm.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    assert {row["status"] for row in rows_of(tmp_path, "kernel_mvm")} == {"ok"}
+    taken = rows_of(tmp_path, "kernel_mvm")[0]["seconds"]
+    kept = [lines[0], lines[1].replace(taken, "123.0"), *lines[2:-1]]
+    path.write_text("".join(kept))  # as if it had been interrupted before the last point
+    again = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert path.read_text().splitlines(keepends=True)[:-1] == kept
+    assert len(rows_of(tmp_path, "kernel_mvm")) == len(lines) - 1
+    assert f"{len(kept) - 1} of {len(lines) - 1} points are kept" in again.stderr
+    assert "| 300 | 123 |" in again.stdout
+
+
+@pytest.mark.parametrize("name", ["kernel_mvm", "knn", "matmul_chains", "transformer"])
+def test_columns_agree_and_limits_hold(name, tmp_path, here, capsys):
+    assert everything.main(["--scale", "tiny", "--only", name, "--results", str(tmp_path)]) == 0
+    rows = rows_of(tmp_path, name)
+    assert {row["status"] for row in rows} == {"ok"}
+    for row in rows:
+        if row["column"] == LIMITS.get(name):
+            assert float(row["held_bytes"]) <= float(row["column"].replace("MB", "e6").replace("kB", "e3"))
+        if row.get("error"):
+            assert float(row["error"]) < 1e-4
+    assert " ok " not in capsys.readouterr().out
+    assert (tmp_path / "tiny-cpu" / f"{name}.md").read_text().count("| ---:") >= 1
+
+
+def test_a_limit_of_the_command_line_takes_the_place_of_the_scales(tmp_path, here, capsys):
+    options = kernel_mvm.EXPERIMENT.parse(["--scale", "tiny", "--limit", "2MB", "--limit", "3MB", "--results", str(tmp_path)])
+    assert {point["column"] for point in kernel_mvm.grid(options)} == {"plain", "2MB", "3MB"}
+    with pytest.raises(SystemExit):
+        kernel_mvm.EXPERIMENT.parse(["--limit", "3 parsecs"])
+    assert "--limit = '3 parsecs'" in capsys.readouterr().err
+
+
+def test_points_that_fail_say_why_and_take_nothing_with_them(tmp_path):
+    options = Namespace(scale="tiny", device="cpu", results=tmp_path)
+    wrong = experiment.in_own_process(kernel_mvm.EXPERIMENT, {"n": 10, "column": "3 parsecs"}, options, 60)
+    assert wrong["status"].startswith("eqsat_mem.errors.OptionError: memory_limit = '3 parsecs'")
+    late = experiment.in_own_process(kernel_mvm.EXPERIMENT, {"n": 10, "column": "plain"}, options, 0.01)
+    assert late["status"] == "over 0.01 s"
+    assert set(wrong) == set(late) == set(kernel_mvm.EXPERIMENT.results)
+
+
+def test_results_of_another_version_are_not_mixed_in(tmp_path):
     path = tmp_path / "kernel_mvm.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, kernel_mvm.FIELDS)
-        writer.writeheader()
-        writer.writerow({"n": 10, "limit": "none", "status": "out of memory"})
-    assert kernel_mvm.main() == 0
-    assert asked == [(20, "none"), (10, "1MB"), (20, "1MB")]
-    assert "| 10 | does not fit | 0.5 s, 1.0 MiB |" in capsys.readouterr().out
+    path.write_text("n,limit\n10,none\n")
+    with pytest.raises(SystemExit, match=r"was written by another version of paper_repro\.kernel_mvm: pass --again"):
+        experiment.kept_rows(kernel_mvm.EXPERIMENT, path)
+
+
+def test_programs_that_do_not_fit_are_not_run(monkeypatch):
+    ones = np.ones(1000, np.float32)
+    monkeypatch.setattr(measuring, "device_capacity", lambda: 10_000)
+    out, results = measuring.measure_jax(lambda x: x + 1, lambda: [ones], None)
+    assert out is None
+    assert results["status"] == "not run: needs 7.81 KiB"
+    out, results = measuring.measure_jax(lambda x: x + 1, lambda: [ones], "4kB")
+    assert out is None
+    assert results["status"].startswith("no plan: the smallest found holds ")
+
+
+def test_publishing_fills_the_page(tmp_path, monkeypatch):
+    page, published, made = tmp_path / "README.md", tmp_path / "results", tmp_path / "made"
+    made.mkdir()
+    (made / "knn.md").write_text("| new |\n")
+    (made / "knn.csv").write_text("n\n1\n")
+    page.write_text("a\n<!-- begin: knn -->\n| old |\n<!-- end: knn -->\nz\n<!-- begin: sgpr -->\nkept\n<!-- end: sgpr -->\n")
+    monkeypatch.setattr(everything, "PAGE", page)
+    monkeypatch.setattr(everything, "PUBLISHED", published)
+    everything.publish(made, ["knn"])
+    assert page.read_text() == "a\n<!-- begin: knn -->\n| new |\n<!-- end: knn -->\nz\n<!-- begin: sgpr -->\nkept\n<!-- end: sgpr -->\n"
+    assert (published / "knn.csv").read_text() == "n\n1\n"
+
+
+def test_the_page_has_a_place_for_every_experiment():
+    text = everything.PAGE.read_text()
+    for script in everything.EXPERIMENTS:
+        assert everything.with_table(text, script.name, "TABLE\n").count("TABLE") == 1
+
+
+# --- programs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distance", knn.PROGRAMS)
+def test_neighbours_are_the_nearest_and_worse_ones_are_seen(distance):
+    rng = np.random.default_rng(0)
+    points, queries = (rng.standard_normal((n, 5), dtype=np.float32) for n in (200, 9))
+    found = np.asarray(knn.PROGRAMS[distance](points, queries))
+    assert found.shape == (9, knn.K)
+    assert neighbours.excess(points, queries, found, distance) < 1e-5
+    by_hand = np.asarray(knn.chunked(knn.PROGRAMS[distance], 4)(points, queries))
+    np.testing.assert_array_equal(by_hand, found)
+    assert neighbours.excess(points, queries, (found + 1) % 200, distance) > 1e-2
+
+
+@pytest.mark.parametrize("column", ["keops", "sklearn", "faiss"])
+@pytest.mark.parametrize("distance", ["L2", "L1", "cosine"])
+def test_other_programs_find_the_same(column, distance):
+    needed = {"keops": "pykeops", "sklearn": "sklearn", "faiss": "faiss"}[column]
+    pytest.importorskip(needed)
+    if column == "keops" and not keops.installed():
+        pytest.skip("no C++ compiler")
+    rng = np.random.default_rng(0)
+    points, queries = (rng.standard_normal((n, 5), dtype=np.float32) for n in (200, 9))
+    found = neighbours.searches(column, points, distance, knn.K)(queries)
+    assert found.shape == (9, knn.K)
+    assert neighbours.excess(points, queries, found, distance) < 1e-5
+
+
+def test_the_product_of_a_chain_is_that_of_its_factors():
+    matrices = matmul_chains.random_matrices(14, 30)
+    factors = list(matmul_chains.upright(matrices))
+    assert all(a.shape[1] == b.shape[0] for a, b in itertools.pairwise(factors))
+    assert matrices[5].shape == factors[5].T.shape
+    want = np.linalg.multi_dot(factors)
+    np.testing.assert_allclose(matmul_chains.chain(*matrices), want, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(matmul_chains.by_dynamic_programming(*matrices), want, rtol=1e-3, atol=1e-4)
+
+
+def test_the_decoder_sees_no_later_words_and_training_lowers_the_loss():
+    parameters, source, target = transformer.arguments(transformer.SCALES["tiny"], 12)
+    logits = transformer.inference(parameters, source, target)
+    changed = transformer.inference(parameters, source, target.copy() * (np.arange(12) < 7))
+    np.testing.assert_allclose(logits[:, :7], changed[:, :7], atol=1e-5)
+    assert np.max(np.abs(logits[:, 7:] - changed[:, 7:])) > 1e-3
+    trained, before = jax.jit(transformer.training)(parameters, source, target)
+    _, after = jax.jit(transformer.training)(trained, source, target)
+    assert float(after) < float(before)
+
+
+# --- sparse Gaussian processes ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_data():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(size=(40, 2))
+    with jax.enable_x64(True):
+        yield gp.start(2), x, np.sin(5 * x.sum(1)) + 0.1 * rng.standard_normal(40)
+
+
+def exact(parameters, x, y, new):
+    """The log density of y, and means and variances at new inputs, of the Gaussian process itself."""
+    noise = np.logaddexp(0, parameters["noise"]) + gp.LEAST_NOISE
+    covariance = np.asarray(gp.kernel(parameters, x, x)) + noise * np.eye(len(x))
+    inverse, across = np.linalg.inv(covariance), np.asarray(gp.kernel(parameters, new, x))
+    density = -0.5 * (y @ inverse @ y + np.linalg.slogdet(covariance)[1] + len(y) * np.log(2 * np.pi))
+    return density, across @ inverse @ y, np.diag(gp.kernel(parameters, new, new) - across @ inverse @ across.T) + noise
+
+
+def test_the_bound_is_exact_with_all_points_and_below_with_fewer(small_data):
+    parameters, x, y = small_data
+    density, mean, variance = exact(parameters, x, y, x[:5] + 0.1)
+    assert float(gp.bound(parameters, x, y, x)) == pytest.approx(density, abs=1e-2)
+    predicted = gp.predict(parameters, x, y, x, x[:5] + 0.1)
+    np.testing.assert_allclose(predicted[0], mean, atol=1e-4)
+    np.testing.assert_allclose(predicted[1], variance, atol=1e-4)
+    greedy, others = gp.greedy_points(parameters, x, 8), x[:8]
+    assert float(gp.bound(parameters, x, y, others)) < density - 1
+    assert float(gp.bound(parameters, x, y, others)) < float(gp.bound(parameters, x, y, greedy)) < density
+
+
+def test_greedy_points_have_the_largest_variance_left(small_data):
+    parameters, x, _ = small_data
+    chosen = gp.greedy_points(parameters, x, 6)
+    for k in range(1, 6):
+        covariance = np.asarray(gp.kernel(parameters, chosen[:k], chosen[:k])) + gp.JITTER * np.eye(k)
+        across = np.asarray(gp.kernel(parameters, x, chosen[:k]))
+        left = 1 - np.sum(across @ np.linalg.inv(covariance) * across, 1) / np.logaddexp(0, parameters["variance"])
+        assert np.array_equal(x[np.argmax(left)], chosen[k])
+    assert len(np.unique(gp.greedy_points(parameters, x, 40), axis=0)) == 40
+
+
+def test_an_interrupted_fit_goes_on(tmp_path):
+    pytest.importorskip("scipy")
+    path, counted = tmp_path / "fit.npz", []
+
+    def evaluate(p, fail_after=None):
+        counted.append(1)
+        if fail_after is not None and len(counted) > fail_after:
+            raise KeyboardInterrupt
+        return jax.value_and_grad(lambda q: jnp.sum((q["a"] - jnp.arange(6.0)) ** 4) + jnp.sum(q["b"] ** 2))(p)
+
+    with jax.enable_x64(True):
+        start = {"a": jnp.zeros(6), "b": jnp.ones(())}
+        with pytest.raises(KeyboardInterrupt):
+            sgpr.minimise(lambda p: evaluate(p, 9), start, 40, path)
+        done = int(np.load(path)["iterations"])
+        assert 0 < done < 9
+        saved = float(evaluate(jax.tree.map(jnp.asarray, start))[0])
+        fit = sgpr.minimise(evaluate, start, 40, path)
+        assert fit.value < 1e-3 < saved
+        assert done < int(np.load(path)["iterations"]) <= 40
+        counted.clear()
+        assert sgpr.minimise(evaluate, start, 0, path).value == pytest.approx(fit.value)
+        assert len(counted) == 1
+
+
+def test_more_inducing_points_fit_and_predict_better(tmp_path, here, monkeypatch, capsys):
+    pytest.importorskip("scipy")
+    monkeypatch.setattr(sgpr_reach, "CLOSE", 1.0)
+    assert everything.main(["--scale", "tiny", "--only", "sgpr", "--only", "sgpr_reach", "--results", str(tmp_path)]) == 0
+    found = {(row["inducing"], row["column"]): row for row in rows_of(tmp_path, "sgpr")}
+    assert found["20", "plain"]["status"].startswith("over the limit: holds ")
+    same = [float(found["5", column]["rmse"]) for column in ("plain", "planned")]
+    assert same[0] == pytest.approx(same[1], rel=1e-4)
+    assert float(found["20", "planned"]["rmse"]) < same[1]
+    assert float(found["20", "planned"]["held_bytes"]) <= 300e3
+    assert not list((tmp_path / "tiny-cpu" / "unfinished").rglob("*.npz"))
+    reach = {row["column"]: row for row in rows_of(tmp_path, "sgpr_reach")}
+    assert int(reach["planned"]["inducing"]) > 2 * int(reach["plain"]["inducing"]) > 0
+    assert all(float(row["held_bytes"]) <= 300e3 for row in reach.values())
+
+
+@pytest.mark.parametrize(("bound", "known"), [(5, 0), (8, 8), (9, 9), (100, 97), (1000, 960)])
+def test_the_search_for_the_largest_number(bound, known):
+    found = sgpr_reach.largest(lambda m: m <= bound)
+    assert known - 1 <= found <= bound
+    assert found >= bound * (1 - sgpr_reach.CLOSE) - 1 or bound < sgpr_reach.FIRST
