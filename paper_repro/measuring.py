@@ -36,7 +36,7 @@ def measure_jax(
 
     ``arguments`` makes numpy or JAX arrays (or pytrees of them). The output is None where ``status`` tells why nothing ran.
     """
-    args = jax.tree.map(jnp.asarray, tuple(arguments()))
+    args = jax.block_until_ready(jax.tree.map(jnp.asarray, tuple(arguments())))
     start = time.perf_counter()
     try:
         lowered = compiled_under(function, args, limit)

@@ -129,7 +129,7 @@ def _train(point: Point, data: dict[str, np.ndarray], folder: Path) -> dict[str,
     parameters = gp.start(data["x"].shape[1])
     z = gp.greedy_points(parameters, data["x"][: scale.candidates], point["inducing"])
     x, y = jnp.asarray(data["x"]), jnp.asarray(data["y"])
-    start = jax.tree.map(jnp.asarray, (parameters, x, y, z))
+    start = jax.block_until_ready(jax.tree.map(jnp.asarray, (parameters, x, y, z)))
     began = time.perf_counter()
     evaluate = _compiled(gp.loss_and_gradient, start, point)
     planned = time.perf_counter() - began

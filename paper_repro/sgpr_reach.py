@@ -78,7 +78,7 @@ def _run(run: Any, point: Point, data: dict[str, Any], m: int) -> dict[str, Any]
     import time
 
     z = gp.greedy_points(gp.start(point["d"]), data["x"][: 2 * m], m)
-    args = jax.tree.map(jnp.asarray, (gp.start(point["d"]), data["x"], data["y"], z))
+    args = jax.block_until_ready(jax.tree.map(jnp.asarray, (gp.start(point["d"]), data["x"], data["y"], z)))
     warm_up(args[1].dtype)
     start = time.perf_counter()
     (value, _), growth = grown(lambda: run(*args))
