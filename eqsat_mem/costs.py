@@ -22,8 +22,8 @@ class Device:
 
     ``elements`` counts elementwise additions of 4-byte numbers; ``levels`` pairs a capacity in bytes with the bytes per second of data that
     fits it, smallest first, ending with main memory. ``reduce_weight`` is the cost of folding one element in additions, and
-    ``short_reduce_weight`` that along an axis too short for vector registers. A contraction of less than ``small_flops`` runs at a
-    quarter of the rate.
+    ``short_reduce_weight`` that along an axis too short for vector registers. The rows of a
+    contraction are dealt to ``matrix_cores``.
     ``library_folds``: see :mod:`eqsat_mem.fusion`.
     """
 
@@ -35,7 +35,7 @@ class Device:
     iteration_s: float
     reduce_weight: float
     short_reduce_weight: float
-    small_flops: float
+    matrix_cores: int
     library_folds: bool
 
     def bandwidth(self, working_set: float) -> float:
@@ -71,7 +71,7 @@ def cpu() -> Device:
         iteration_s=2e-6,
         reduce_weight=9.0,
         short_reduce_weight=35.0,
-        small_flops=4e6,
+        matrix_cores=cores,
         library_folds=True,
     )
 
@@ -87,7 +87,7 @@ def gpu() -> Device:
         iteration_s=12e-6,
         reduce_weight=1.0,
         short_reduce_weight=2.0,
-        small_flops=1e8,
+        matrix_cores=64,
         library_folds=False,
     )
 
@@ -96,6 +96,8 @@ def device_for(platform: str) -> Device:
     return cpu() if platform == "cpu" else gpu()
 
 
+CORE_ROWS, CORE_COLUMNS = 64, 512
+"""A core of its own is worth so many rows of a contraction's result, fewer if they are longer than so many columns."""
 SHORT = 32
 """A reduction over fewer elements than this does not fill vector registers along its axis."""
 
@@ -122,20 +124,25 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Devic
 
 
 def dot_s(program: Program, term: Dot, extents: Sequence[int], device: Device) -> float:
-    """A contraction at the matrix unit's rate, less where a side is too thin to fill it."""
+    """A contraction at the matrix unit's rate, less where a side is too thin to fill it, or has too few rows for all cores."""
     left, right = program.free[term.lhs], program.free[term.rhs]
-    m, n = (_product(extents, side & ~other & ~term.over) for side, other in ((left, right), (right, left)))
-    k = _product(extents, (left | right) & term.over)
-    batch = _product(extents, left & right & ~term.over)
+    rows, columns = (left, right) if _first(left & ~right) < _first(right & ~left) else (right, left)
+    m, n = (_product(extents, side & ~other & ~term.over) for side, other in ((rows, columns), (columns, rows)))
+    k = _product(extents, (rows | columns) & term.over)
+    batch = _product(extents, rows & columns & ~term.over)
     width = itemsize(term.dtype) / 4
-    fill = min(1.0, m / 4) * min(1.0, n / 4) * k / (k + 6)
+    fill = m / (m + 4) * n / (n + 12) * k / (k + 20)
+    busy = min(device.matrix_cores, max(1.0, m / CORE_ROWS * max(1.0, n / CORE_COLUMNS))) / device.matrix_cores
     work = 2.0 * batch * m * n * k * width
-    if work / batch < device.small_flops:
-        fill /= 4
     vector = work / 2 * (1 + device.reduce_weight) / device.elements
     if m == n == 1:  # no matrix: XLA multiplies elementwise, having copied an operand into the layout of the other
         return 2 * vector
-    return min(work / (device.flops * max(fill, 1e-3)), vector)
+    return min(work / (device.flops * max(fill * busy, 1e-3)), vector)
+
+
+def _first(mask: int) -> float:
+    """The first index of a set: it stands first in arrays."""
+    return (mask & -mask).bit_length() or math.inf
 
 
 def term_seconds(program: Program, t: int, unrolled: bool = False, device: Device | None = None) -> float:
