@@ -8,6 +8,7 @@ the same size that dies with it. Values computed on the way are not held (see :m
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -39,6 +40,7 @@ class Memory:
     _fused: dict[Seq, Fused] = field(default_factory=dict)
     _inner: dict[Seq, tuple[Loop, ...]] = field(default_factory=dict)
     _peaks: dict[tuple[Seq, Extents, tuple[int, ...]], Peak] = field(default_factory=dict)
+    _sliced_along: dict[Seq, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         program = self.ex.program
@@ -124,11 +126,15 @@ class Memory:
             new: dict[int, int] = {}
             if isinstance(step, int):
                 new[step] = self.size(step, extents)
-                scratch += self._slices(step, fused.members[position], extents, live)
+                scratch += self._slices(seq, self._copied_reads(step, fused.members[position]), extents, live)
             elif isinstance(step, Loop):
                 new = {t: self.size(t, extents) for t in made(step)}
+                scratch += self._slices(seq, fused.operands[position], extents, live)
+                self._sliced_along[step.body] = step.index
                 inner = self.peak(step.body, within(extents, step, chunks), chunks)
             else:
+                if seq in self._sliced_along:
+                    self._sliced_along[step] = self._sliced_along[seq]
                 inner = self.peak(step, extents, chunks)
             reuse = self._taken_over(step, new, dying, live)
             now = total + sum(new.values()) - reuse + inner.nbytes + scratch
@@ -153,20 +159,21 @@ class Memory:
             return 0
         return new[step] if any(live[t] == new[step] for t in dying) else 0
 
-    def _slices(self, step: int, members: tuple[int, ...], extents: Extents, live: dict[int, int]) -> int:
-        """Copies of slices: what a contraction, a block operation or a fold by the kernel library reads from outside the loop it runs
-        in."""
+    def _copied_reads(self, step: int, members: tuple[int, ...]) -> Iterable[int]:
+        """What a contraction, a block operation or a fold by the kernel library reads: not in place, if these are slices."""
         program, term = self.ex.program, self.ex.program.terms[step]
         by_library = self.library_folds and isinstance(term, Fold) and not self.ex.unrolls.get(step)
         if not isinstance(term, (Dot, Block)) and not by_library:
+            return ()
+        return {c for t in members for c in children(program.terms[t]) if c not in members}
+
+    def _slices(self, seq: Seq, read: Iterable[int], extents: Extents, live: dict[int, int]) -> int:
+        """Copies of slices of outer values: by the loop around ``seq``, since what further loops have sliced is there as it is read."""
+        along = self._sliced_along.get(seq)
+        if along is None:
             return 0
-        copied = 0
-        for c in {c for t in members for c in children(program.terms[t])}:
-            sliced = any(extents[i] != program.indices[i].extent for i in self._layouts[c])
-            inside = c in members or source_of(program, c) in live
-            if sliced and not inside:
-                copied += self.size(c, extents)
-        return copied
+        outer = (c for c in read if source_of(self.ex.program, c) not in live)
+        return sum(self.size(c, extents) for c in outer if along in self._layouts[c])
 
 
 def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: Extents) -> int:

@@ -158,8 +158,8 @@ def brute_force_peak(made_by: Schedule) -> int:
     return heap.high
 
 
-def _hold(made_by: Schedule, memory: Memory, seq: Seq, extents: tuple[int, ...], heap: Heap) -> dict[int, int]:
-    """Run a region; afterwards its results are still allocated: their bytes."""
+def _hold(made_by: Schedule, memory: Memory, seq: Seq, extents: tuple[int, ...], heap: Heap, along: int | None = None) -> dict[int, int]:
+    """Run a region, in a turn of a loop over ``along``; afterwards its results are still allocated: their bytes."""
     fused = memory.fused(seq)
     references = {
         t: sum(t in operands for operands in fused.operands) + (t in seq.outs) for t in {s for step in fused.kept for s in made(step)}
@@ -174,11 +174,14 @@ def _hold(made_by: Schedule, memory: Memory, seq: Seq, extents: tuple[int, ...],
             for t in made(step):
                 alive[t] = memory.size(t, extents)
                 heap.allocate(alive[t])
+            slices = _slices(memory, operands, alive, extents, along)
+            heap.allocate(slices)
             _turns(made_by, memory, step, extents, heap)
+            heap.release(slices)
         elif isinstance(step, Seq):
-            alive |= _hold(made_by, memory, step, extents, heap)
+            alive |= _hold(made_by, memory, step, extents, heap, along)
         else:
-            _compute(memory, step, operands, dying, alive, extents, heap)
+            _compute(memory, step, operands, dying, alive, extents, heap, along)
         for t in {*dying, *(t for t in made(step) if t in alive and not references[t])} & set(alive):
             heap.release(alive.pop(t))
     return alive
@@ -189,26 +192,36 @@ def _turns(made_by: Schedule, memory: Memory, loop: Loop, extents: tuple[int, ..
     inside = within(extents, loop, made_by.chunks)
     while left:
         chunk = min(inside[loop.index], left)
-        results = _hold(made_by, memory, loop.body, (*inside[: loop.index], chunk, *inside[loop.index + 1 :]), heap)
+        results = _hold(made_by, memory, loop.body, (*inside[: loop.index], chunk, *inside[loop.index + 1 :]), heap, loop.index)
         heap.release(sum(results.values()))
         left -= chunk
 
 
+def _slices(memory: Memory, read: frozenset[int], alive: dict[int, int], extents: tuple[int, ...], along: int | None) -> int:
+    """Bytes of the slices that the loop over ``along`` takes of outer values."""
+    outer = [c for c in read if c not in alive]
+    return sum(memory.size(c, extents) for c in outer if along is not None and memory.ex.program.free[c] >> along & 1)
+
+
 def _compute(
-    memory: Memory, step: int, operands: frozenset[int], dying: list[int], alive: dict[int, int], extents: tuple[int, ...], heap: Heap
+    memory: Memory,
+    step: int,
+    operands: frozenset[int],
+    dying: list[int],
+    alive: dict[int, int],
+    extents: tuple[int, ...],
+    heap: Heap,
+    along: int | None,
 ) -> None:
     """One kernel: its result, slices of outer values that it needs as arrays of their own, and its scratch."""
-    program, term, size = memory.ex.program, memory.ex.program.terms[step], memory.size(step, extents)
+    term, size = memory.ex.program.terms[step], memory.size(step, extents)
     taken = next((t for t in dying if alive[t] == size), None) if isinstance(term, Map) else None
     if taken is not None:
         heap.release(alive.pop(taken))
     scratch = term.call.scratch_bytes if isinstance(term, Block) else 0
     library_fold = isinstance(term, Fold) and not memory.ex.unrolls.get(step)
     if isinstance(term, (Dot, Block)) or library_fold:
-        outer = [c for c in operands if c not in alive]
-        scratch += sum(
-            memory.size(c, extents) for c in outer if any(extents[i] != program.indices[i].extent for i in bits(program.free[c]))
-        )
+        scratch += _slices(memory, operands, alive, extents, along)
     heap.allocate(size + scratch)
     heap.release(scratch)
     alive[step] = size
