@@ -46,14 +46,14 @@ class Calls(Reader):
         """The name of a local function that is written here."""
         raise NotImplementedError
 
-    def results(self, call: Call, args: Sequence[str], scope: Scope) -> list[str]:
+    def results(self, call: Call, args: Sequence[str], scope: Scope, sliced: bool = False) -> list[str]:
         """Make a call that returns several arrays, and name them."""
         word, several = call.prim.name, len(call.out_axes) > 1
         control = _CONTROL.get(word)
         if control is not None:
             text, target = control(self, call, list(args), scope)
         else:
-            text, target = self.call_text(call, args, scope), _unpacked
+            text, target = self.call_text(call, args, scope, sliced), _unpacked
         if call.effects and control is not None and not _returned(call):
             self.line(scope, text)
             return ["jnp.zeros((), bool)"]
@@ -61,21 +61,24 @@ class Calls(Reader):
         self.line(scope, f"{target(names)} = {text}")
         return names
 
-    def call_text(self, call: Call, args: Sequence[str], scope: Scope) -> str:
-        """Source of a call: readable where there is such and it holds for every chunk, else a named function."""
-        text = self.readable(call, args, scope)
+    def call_text(self, call: Call, args: Sequence[str], scope: Scope, sliced: bool) -> str:
+        """Source of a call: readable where there is such and it holds for every chunk, else a named function.
+
+        ``sliced``: see :class:`eqsat_mem.ops.BlockOp`.
+        """
+        text = self.readable(call, args, scope, sliced)
         if text is not None:
             self.module.helpers.update({f.__name__: f for f in block_op(call.prim.name).helpers if f"{f.__name__}(" in text})
             return text
         return f"{self.opaque(call)}({', '.join(args)})"
 
-    def readable(self, call: Call, args: Sequence[str], scope: Scope) -> str | None:
+    def readable(self, call: Call, args: Sequence[str], scope: Scope, sliced: bool) -> str | None:
         """The operation table's source, extents of chunks by their names; ``None`` if it depends on them in another way."""
         full = [i.extent for i in self.program_ir.indices]
         looped = [i for i in range(len(full)) if self.looped(i, scope)]
 
         def text(extents: Sequence[int]) -> str | None:
-            return block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes], in_loop=bool(looped))
+            return block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes], sliced)
 
         if not looped:
             return text(full)

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from eqsat_mem.calls import Calls
-from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits
+from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, children
 from eqsat_mem.ops import MAPS, MONOIDS, Monoid, map_text, param_text, primitive_text
 from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, wrap
 
@@ -163,10 +163,24 @@ class Expressions(Calls):
             args = [self.in_axes(self.value(a, scope, region), axes, scope).text for a, axes in zip(term.args, call.in_axes)]
             self.where(t, scope)
             single = len(call.out_axes) == 1 and not call.prim.multiple_results
-            known = scope.calls[made] = [self.call_text(call, args, scope)] if single else self.results(call, args, scope)
+            sliced = self.reads_slices(term, scope, region)
+            known = scope.calls[made] = [self.call_text(call, args, scope, sliced)] if single else self.results(call, args, scope, sliced)
         out_axes = call.out_axes[term.out]
         flat = tuple(i for axis in out_axes for i in axis)
         text = known[term.out]
         if any(len(axis) != 1 for axis in out_axes):
             text = f"{text}.reshape({self.shape(flat, scope)})"
         return text, flat
+
+    def reads_slices(self, term: Block, scope: Scope, region: Region) -> bool:
+        """Are operands made, element by element, of slices of larger arrays? Vectors do not count: they have one layout only."""
+        program, stack = self.program_ir, list(term.args)
+        while stack:
+            c = stack.pop()
+            if c not in region.terms:
+                free = tuple(bits(program.free[c]))
+                if len(free) > 1 and any(self.looped(i, scope) for i in free):
+                    return True
+            elif isinstance(program.terms[c], Map):
+                stack.extend(children(program.terms[c]))
+        return False

@@ -409,7 +409,7 @@ def test_a_triangular_solve_in_a_loop_is_the_same_solve(left_side: bool, transpo
     a = np.tril(rng.standard_normal((5, 5)) + 1j * rng.standard_normal((5, 5))).astype(np.complex64) + 4 * np.eye(5, dtype=np.complex64)
     b = rng.standard_normal((5, 5)).astype(np.complex64)
     params = {"left_side": left_side, "lower": True, "transpose_a": transpose_a, "conjugate_a": conjugate_a, "unit_diagonal": False}
-    write = ops.BLOCKS["triangular_solve"].text_in_loops
+    write = ops.BLOCKS["triangular_solve"].text_of_slices
     assert write is not None
     source = write(params, ["a", "b"], [(5, 5), (5, 5)])
     got = eval(source, {"jnp": jnp, "lax": lax, "a": a, "b": b})

@@ -62,7 +62,7 @@ def _triangular_solve(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return [*groups, (("in", 1, column), ("out", 0, column))]
 
 
-def _solve_in_loop(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+def _solve_of_slices(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
     """``A^-1 B`` as the transpose of ``B^T A^-T``.
 
     LAPACK stores columns. Asked for columns of ``B``, XLA:CPU lays out anew, whole and before the loop, whatever ``B`` is sliced from.
@@ -175,7 +175,7 @@ def _reduce_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
 
 ALGEBRA = [
     BlockOp("cholesky", _leading(2), unchanged, _cubic(0.33), _cholesky_text),
-    BlockOp("triangular_solve", _triangular_solve, unchanged, _triangular_solve_weight, _linalg("triangular_solve"), _solve_in_loop),
+    BlockOp("triangular_solve", _triangular_solve, unchanged, _triangular_solve_weight, _linalg("triangular_solve"), _solve_of_slices),
     BlockOp("lu", _leading(2), unchanged, _cubic(0.67), _linalg("lu")),
     BlockOp("qr", _leading(2), unchanged, _cubic(2), _linalg("qr")),
     BlockOp("householder_product", _leading(2), unchanged, _cubic(2), _linalg("householder_product")),

@@ -54,9 +54,10 @@ class BlockOp:
     ``pointwise(in_shapes, out_shapes, params)`` lists its groups. ``resize(params, in_shapes, groups)`` is the parameters of the
     same call where ``groups`` have the extents of ``in_shapes``. ``weight(in_shapes, out_shapes, params)`` is its cost
     in additions. ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several), which may call functions of
-    ``helpers``; ``text_in_loops`` replaces it where a loop reads the operands in slices. ``scratch(in_shapes, out_shapes, params)`` is
-    what it holds besides, in elements of its first operand. An operation that ``rereads`` its operands uses them in several kernels,
-    each of which XLA may have compute them again; one that ``fuses`` has XLA compute elementwise operands on the way.
+    ``helpers``; ``text_of_slices`` replaces it where operands are made of slices of larger arrays.
+    ``scratch(in_shapes, out_shapes, params)`` is what it holds besides, in elements of its first operand. An operation that
+    ``rereads`` its operands uses them in several kernels, each of which XLA may have compute them again; one that ``fuses`` has XLA
+    compute elementwise operands on the way.
     """
 
     name: str
@@ -64,7 +65,7 @@ class BlockOp:
     resize: Resize = unchanged
     weight: Weight = elements
     text: Text = no_text
-    text_in_loops: Text | None = None
+    text_of_slices: Text | None = None
     helpers: tuple[Callable[..., Any], ...] = ()
     rereads: bool = False
     fuses: bool = False
