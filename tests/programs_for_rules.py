@@ -24,6 +24,12 @@ def kernel_vector(x, y, v):
     return jnp.exp(-0.5 * sq(x, y)) @ v
 
 
+def kernels(x, y, variance, width):
+    d = sq(x, y)
+    scales = variance * d, sq(y, x) * variance, d / width, d / 2.0, lax.mul(d, np.float64(0.25)), -d
+    return jnp.exp(-d), *(jnp.cos(s) for s in scales)
+
+
 def by_square(x, y):
     return jnp.sum(jnp.square(x[:, None] - y[None]), -1)
 
@@ -216,6 +222,7 @@ PROGRAMS: dict[str, tuple[Callable, tuple[np.ndarray, ...]]] = {
     ]
 }  # fmt: skip
 PROGRAMS |= {
+    "kernels": (kernels, (*normal(*XY), np.float64(0.3), np.array([0.5, 1.5, 2.0, 2.5]))),
     "divided": (divided, (*normal(*XY), np.array([0.5, 1.5, 2.0]))),
     "quotients": (quotients, (*normal((3, 4)), np.array([0.5, 1.5, 2.0]), *normal((4, 2)))),
     "lengthscale_gradient": (lengthscale_gradient, (*normal((4, 2), (4, 1)), np.array([0.7, 1.3]))),
