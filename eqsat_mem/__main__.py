@@ -1,10 +1,10 @@
-"""The command line: ``eqsat-mem plan`` shows the plan of a function in a file, ``eqsat-mem demo`` the main job."""
+"""The command line: ``eqsat-mem plan`` shows the plan of a function, ``run`` plans those of a script, ``demo`` does the main job."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from eqsat_mem import __version__
@@ -18,13 +18,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status is 0, 1 where the demonstration failed, or 2 for an error of the user's."""
     options = _parser().parse_args(argv)
     try:
-        return int(options.command(options))
+        status = options.command(options)
     except EqsatMemError as error:
         print(f"eqsat-mem: {error}", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
         print("eqsat-mem: interrupted", file=sys.stderr)
         return 130
+    return int(status() if callable(status) else status)  # a script runs here: what it raises is no error of ours
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,6 +53,21 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     plan.set_defaults(command=_plan)
 
+    run = commands.add_parser(
+        "run",
+        help="run a script in which every function compiled by jax.jit is planned",
+        description="Run a script as python does, with every outermost jax.jit function planned. A report at exit says what was planned.",
+    )
+    run.add_argument(
+        "--memory-limit", metavar="SIZE", help="what each function may hold (default: EQSAT_MEM_LIMIT, or the device's capacity)"
+    )
+    run.add_argument("--report", metavar="FILE", help="write the report as JSON, too")
+    run.add_argument("--strict", action="store_true", help="a function that cannot be planned is an error; else it runs as written")
+    run.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
+    run.add_argument("target", metavar="SCRIPT", help="the script")
+    run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
+    run.set_defaults(command=_run)
+
     demo = commands.add_parser("demo", help="a kernel product of 56 GiB in 64 MiB, checked")
     demo.add_argument("--points", type=_count, default=122_880, metavar="N", help="points on both sides (default: %(default)s)")
     demo.add_argument("--limit", default="64MiB", metavar="SIZE", help="the memory limit (default: %(default)s)")
@@ -72,6 +88,18 @@ def _plan(options: argparse.Namespace) -> int:
     plan = function.plan(*args, **kwargs)  # type: ignore[attr-defined]
     print(plan.to_json() if options.json else f"{plan}\n\n{plan.source}")
     return 0
+
+
+def _run(options: argparse.Namespace) -> Callable[[], int]:
+    from eqsat_mem.unmodified import prepare
+
+    script = prepare(options.target, is_module=options.is_module, limit=options.memory_limit, report=options.report, strict=options.strict)
+
+    def run() -> int:
+        script(options.arguments)
+        return 0
+
+    return run
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+from jax import jit
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
@@ -160,7 +161,7 @@ class Optimized:
         with self._lock:
             if limit not in self._jitted:
                 options = replace(self._options, memory_limit=limit)
-                self._jitted[limit] = jax.jit(_binding(self._fun, options), **self._jit_options)
+                self._jitted[limit] = jit(_binding(self._fun, options), **self._jit_options)
             return self._jitted[limit]
 
 

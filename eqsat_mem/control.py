@@ -71,6 +71,11 @@ def largest_value(jaxpr: ClosedJaxpr) -> int:
     return max(_result_bytes(jaxpr.jaxpr), default=0)
 
 
+def total_bytes(jaxpr: ClosedJaxpr) -> int:
+    """Bytes of all values that the equations make, inner jaxprs included, and of the arguments."""
+    return _bytes(jaxpr.in_avals) + sum(_result_bytes(jaxpr.jaxpr))
+
+
 def _result_bytes(jaxpr: Any) -> Iterator[int]:
     for eqn in jaxpr.eqns:
         yield from (_bytes([v.aval]) for v in eqn.outvars)

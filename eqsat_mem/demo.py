@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import jit
 
 from eqsat_mem.api import optimize
 from eqsat_mem.config import parse_bytes
@@ -94,7 +95,7 @@ def _points(count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _compile(function: Any, *args: jax.Array) -> Any:
-    return jax.jit(function).lower(*args).compile()
+    return jit(function).lower(*args).compile()
 
 
 def _held_bytes(compiled: Any) -> int:

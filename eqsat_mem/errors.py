@@ -26,6 +26,18 @@ class UserFileError(EqsatMemError):
     """A file named on the command line does not load, lacks the named function, or that function raises."""
 
 
+class PlanningError(EqsatMemError):
+    """Planning a function of a script failed, and ``eqsat-mem run --strict`` does not run it unplanned."""
+
+    def __init__(self, function: str, reason: str) -> None:
+        super().__init__(function, reason)  # as `args`, so that it can be pickled
+        self.function = function
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.function} could not be planned: {self.reason}\nWithout --strict it runs as written."
+
+
 class MemoryLimitError(EqsatMemError):
     """No plan holds as little as the limit.
 

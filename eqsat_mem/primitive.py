@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+from jax import jit
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
@@ -96,7 +97,7 @@ def _abstract_linear(*avals: Any, linear: Linear, jaxpr: ClosedJaxpr) -> tuple[l
 
 
 def _run(*args: Any, function: Function, jaxpr: ClosedJaxpr) -> list[Any]:
-    compiled = function.derive("compiled", lambda: jax.jit(function.evaluate))
+    compiled = function.derive("compiled", lambda: jit(function.evaluate))
     return compiled(*args)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import jit
 
 # --- memory ------------------------------------------------------------------------------------------
 
@@ -24,7 +25,7 @@ def compiled_peak(function: Callable[..., Any], avals: Sequence[Any], donate: Se
         NotImplementedError: if the backend does not analyse memory.
     """
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
-    compiled = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes).compile()
+    compiled = jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes).compile()
     return held_bytes(compiled), compiled
 
 

@@ -16,7 +16,7 @@ LAYERS = (
     "forms vocabulary rules encode egraph saturate exact extract",
     "loops fusion memory costs timing schedule control",
     "source reads calls expressions emit verify report pipeline",
-    "manual function primitive api demo userfile __main__",
+    "manual function primitive api demo userfile ledger jitted script unmodified __main__",
 )
 ORDER = [name for line in LAYERS for name in line.split()]
 """Modules in the order of the dataflow; each imports only those before it."""

@@ -1,0 +1,261 @@
+"""``jax.jit`` that plans: what a script run by ``eqsat-mem run`` gets in its place.
+
+A function made with it has two compiled forms. Called on its own it is planned, inside the real ``jax.jit``, once per signature. Called
+while JAX traces something around it, it is the real thing, and part of what is planned there. Both share one trace.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import jax
+from jax import jit as real_jit
+from jax._src.core import trace_state_clean  # whether JAX traces anything now; it has no public form
+from jax._src.traceback_util import api_boundary, register_exclusion  # hides these frames from users, as JAX hides its own
+from jax.core import ShapedArray, Tracer
+
+from eqsat_mem.api import argument_names, hoist_constants
+from eqsat_mem.config import Options, format_bytes, resolve_limit
+from eqsat_mem.control import total_bytes
+from eqsat_mem.errors import EqsatMemError, PlanningError
+from eqsat_mem.function import Function
+from eqsat_mem.ledger import Entry, Ledger, say
+from eqsat_mem.primitive import bind
+
+register_exclusion(__file__)
+
+ROOM = 2
+"""A program fits without a plan if so many times the bytes of all that it ever makes are within the limit."""
+
+
+def install(ledger: Ledger, strict: bool) -> None:
+    """Put :func:`planning_jit` in the place of ``jax.jit``."""
+    jax.jit = planning_jit(Settings(ledger, strict))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where outcomes are noted, and whether a failure to plan is an error."""
+
+    ledger: Ledger
+    strict: bool
+    local: threading.local = field(default_factory=threading.local)
+    known: WeakKeyDictionary[Any, dict[str, Callable[..., Any]]] = field(default_factory=WeakKeyDictionary)
+
+    def planning(self, fun: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+        """:func:`_planning`, made once for each function and options, as JAX compiles once where ``jax.jit(f)`` is written in a loop."""
+        try:
+            same = self.known.setdefault(fun, {})
+        except TypeError:  # what cannot be a key JAX refuses when it is called
+            same = {}
+        return same.setdefault(repr(sorted(options.items())), _planning(ref(fun), options, self))
+
+    @contextmanager
+    def outermost(self) -> Iterator[None]:
+        """Within it, :meth:`inside` is true: what this thread traces belongs to a function that was called on its own."""
+        before, self.local.inside = self.inside(), True
+        try:
+            yield
+        finally:
+            self.local.inside = before
+
+    def inside(self) -> bool:
+        return getattr(self.local, "inside", False)
+
+
+def planning_jit(settings: Settings) -> Callable[..., Any]:
+    """A function that is called as ``jax.jit`` is, and makes :class:`Jitted` functions."""
+
+    @api_boundary
+    @functools.wraps(real_jit)
+    def jit(*fun: Any, **options: Any) -> Any:
+        if not fun:
+            return functools.partial(jit, **options)
+        original = real_jit(*fun, **options)  # JAX checks the arguments
+        settings.ledger.made()
+        return Jitted(fun[0], original, options, settings)
+
+    return jit
+
+
+class Jitted:
+    """A function made with ``jax.jit``, planned where it is called on its own. Its attributes are those of the real one."""
+
+    def __init__(self, fun: Callable[..., Any], original: Any, options: dict[str, Any], settings: Settings) -> None:
+        functools.update_wrapper(self, original, updated=())
+        self.__wrapped__ = fun
+        self._original = original
+        self._planned: Any = real_jit(settings.planning(fun, options), **options)
+        self._settings = settings
+        self._placed = _placement(options)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # so that isinstance says what it says of the real one
+        return type(self._original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+    @api_boundary
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run("__call__", args, kwargs)
+
+    @api_boundary
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run("lower", args, kwargs)
+
+    @api_boundary
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run("trace", args, kwargs)
+
+    def clear_cache(self) -> None:
+        self._planned.clear_cache()
+        self._original.clear_cache()
+
+    def _cache_size(self) -> int:
+        return int(self._planned._cache_size() + self._original._cache_size())
+
+    def _run(self, method: str, args: Any, kwargs: Any) -> Any:
+        reason = self._why_alone(args, kwargs)
+        if reason is None:
+            with self._settings.outermost():
+                return getattr(self._planned, method)(*args, **kwargs)
+        if reason:
+            self._settings.ledger.add(Entry(**_identity(self.__wrapped__), outcome="left alone", reason=reason))
+        return getattr(self._original, method)(*args, **kwargs)
+
+    def _why_alone(self, args: Any, kwargs: Any) -> str | None:
+        """None if this call is to be planned; empty if it is part of one that is."""
+        if self._settings.inside() and not trace_state_clean():
+            return ""
+        if not trace_state_clean():
+            return "part of a grad, vmap, scan, eval_shape or the like outside of jax.jit: to plan that, put jax.jit around it"
+        if self._placed:
+            return f"made with {self._placed}: plans are for one device"
+        return "its arguments are spread over several devices" if _spread(args, kwargs) else None
+
+
+def _planning(reference: Callable[[], Any], options: dict[str, Any], settings: Settings) -> Callable[..., Any]:
+    """A function for ``jax.jit`` to trace, once per signature: it plans what the function would be traced to.
+
+    It refers to the function weakly, so that it may be kept as long as the function lives.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        fun = reference()
+        original = real_jit(fun, **options)  # with the caches of any other made from this function
+        if trace_state_clean():  # jit is disabled, or JAX looks for the operation that made a NaN
+            return fun(*args, **kwargs)
+        traced = original.trace(*args, **kwargs)
+        inputs = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, Tracer)]  # all that is not static
+        types = ", ".join(jax.typeof(x).str_short() for x in inputs)
+        known = {**_identity(fun), "arguments": types}
+        try:
+            function, captured = _function(fun, args, kwargs, traced.jaxpr, inputs)
+            entry = _plan(function, known)
+            out = bind(function, *captured, *inputs) if entry.outcome == "planned" else None
+            settings.ledger.add(entry)
+        except Exception as error:
+            out = None
+            _failed(error, known, settings)
+        return original(*args, **kwargs) if out is None else jax.tree.unflatten(traced.out_tree, out)
+
+    functools.update_wrapper(call, reference(), updated=())
+    with suppress(ValueError, TypeError):  # built-in functions have none
+        vars(call)["__signature__"] = inspect.signature(call)
+    vars(call).pop("__wrapped__")
+    return call
+
+
+def _function(fun: Any, args: Any, kwargs: Any, jaxpr: Any, inputs: list[Any]) -> tuple[Function, list[Any]]:
+    """What ``fun`` was traced to as a function with a plan, and the arrays that it takes before its inputs."""
+    jaxpr, captured = hoist_constants(jaxpr)
+    name = getattr(fun, "__name__", "")
+    names = [f"captured_{k}" for k in range(len(captured))] + argument_names(fun, args, kwargs, inputs)
+    options = Options(memory_limit=resolve_limit(Options()))
+    return Function(name if name.isidentifier() else "program", jaxpr, options, names), captured
+
+
+def _plan(function: Function, known: dict[str, Any]) -> Entry:
+    limit = function.options.memory_limit
+    assert limit is not None
+    if not all(isinstance(aval, ShapedArray) for aval in function.jaxpr.in_avals):
+        return Entry(**known, outcome="left alone", reason="it takes a reference to an array, which it may change")
+    most = total_bytes(function.jaxpr)
+    if ROOM * most <= limit:
+        return Entry(**known, outcome="fitting", reason=f"all that it ever makes takes {format_bytes(most)}", limit_bytes=limit)
+    plan = function.plan()
+    return Entry(
+        **known,
+        outcome="fitting" if plan.unchanged else "planned",
+        reason="it holds less than the limit as written" if plan.unchanged else "",
+        limit_bytes=limit,
+        original_peak_bytes=plan.original_peak_bytes,
+        peak_bytes=plan.peak_bytes if plan.compiled_peak_bytes is None else plan.compiled_peak_bytes,
+        planning_s=sum(plan.seconds.values()),
+    )
+
+
+def _failed(error: Exception, known: dict[str, Any], settings: Settings) -> None:
+    """Note the failure and warn of it once, or raise it."""
+    expected = isinstance(error, EqsatMemError)
+    reason = str(error) if expected else f"{type(error).__name__}: {error}"
+    trace = "" if expected else "".join(traceback.format_exception(error))
+    first = settings.ledger.add(Entry(**known, outcome="failed", reason=reason, traceback=trace))
+    if settings.strict:
+        raise error if expected else PlanningError(known["function"], reason) from error
+    if first:
+        say(f"warning: {known['function']} ({known['place']}) runs as written, for {reason}")
+
+
+def _placement(options: dict[str, Any]) -> str:
+    """The first option that places a function on devices."""
+    for name in ("device", "backend"):
+        if options.get(name) is not None:
+            return name
+    for name in ("in_shardings", "out_shardings"):
+        leaves = jax.tree.leaves(options.get(name))
+        if any(type(leaf).__name__ != "UnspecifiedValue" for leaf in leaves):
+            return name
+    return ""
+
+
+def _spread(args: Any, kwargs: Any) -> bool:
+    """Whether an array among the arguments lies on more than one device."""
+    if jax.device_count() == 1:
+        return False
+    return any(isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves((args, kwargs)))
+
+
+def _identity(fun: Any) -> dict[str, Any]:
+    """The name of a function, and its file and line."""
+    while isinstance(fun, functools.partial) or hasattr(fun, "__wrapped__"):
+        fun = fun.func if isinstance(fun, functools.partial) else fun.__wrapped__
+    name = getattr(fun, "__qualname__", type(fun).__qualname__)
+    code = getattr(fun, "__code__", None) or getattr(type(fun).__call__, "__code__", None)
+    if code is None:
+        return {"function": name, "place": getattr(fun, "__module__", None) or ""}
+    return {"function": name.replace("<locals>.", ""), "place": f"{_short(Path(code.co_filename))}:{code.co_firstlineno}"}
+
+
+def _short(file: Path) -> Path:
+    """The path from the current directory, or from where its module was found."""
+    above = [Path.cwd(), *map(Path, sys.path)]
+    return next((file.relative_to(path) for path in above if file.is_relative_to(path)), file)

@@ -1,0 +1,122 @@
+"""What ``eqsat-mem run`` did with each compiled function of a script, and how that prints: as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+from eqsat_mem.sizes import format_bytes
+
+Outcome = Literal["planned", "failed", "left alone", "fitting"]
+"""A plan runs; planning failed and the original runs; the function is not for us to plan; the original fits."""
+
+ROWS = 20
+"""Most rows of the table."""
+
+
+def say(text: str) -> None:
+    """A message of ours among the output of a script."""
+    sys.stderr.write(f"eqsat-mem: {text}\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One function, called with arguments of certain shapes and dtypes.
+
+    Attributes:
+        function: its qualified name.
+        place: its file and line.
+        outcome: what runs.
+        reason: why, where that is not the plan.
+        arguments: the types of its arrays.
+        limit_bytes: what it may hold at its peak.
+        original_peak_bytes: what it is predicted to hold as written.
+        peak_bytes: what the program that runs holds once compiled.
+        planning_s: seconds that planning took.
+        traceback: of an error that stopped the planner.
+    """
+
+    function: str
+    place: str
+    outcome: Outcome
+    reason: str = ""
+    arguments: str = ""
+    limit_bytes: int | None = None
+    original_peak_bytes: int | None = None
+    peak_bytes: int | None = None
+    planning_s: float | None = None
+    traceback: str = ""
+
+
+class Ledger:
+    """The entries of one process, in the order in which they came; each is kept once. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self.functions = 0
+        """How many functions were made with ``jax.jit``."""
+        self._entries: dict[tuple[str, ...], Entry] = {}
+        self._lock = threading.Lock()
+
+    def made(self) -> None:
+        """Count a function."""
+        with self._lock:
+            self.functions += 1
+
+    def add(self, entry: Entry) -> bool:
+        """Keep an entry; whether it is the first one of this function with this outcome."""
+        subject = entry.function, entry.place, entry.outcome
+        with self._lock:
+            known = any(subject == (other.function, other.place, other.outcome) for other in self._entries.values())
+            self._entries[(*subject, entry.reason, entry.arguments)] = entry
+            return not known
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The entries so far."""
+        with self._lock:
+            return list(self._entries.values())
+
+    def to_json(self, script: str) -> str:
+        """The entries as one JSON object, whose keys are the attributes of :class:`Entry`."""
+        record = {"script": script, "jitted_functions": self.functions, "functions": [asdict(entry) for entry in self.entries]}
+        return json.dumps(record, indent=2)
+
+    def table(self, script: str) -> str:
+        """A line that counts outcomes and one for each function that does not simply fit."""
+        entries = self.entries
+        if not entries:
+            return f"{script} {self._nothing()}"
+        count = Counter(entry.outcome for entry in entries)
+        summary = ", ".join(f"{count[outcome]} {outcome}" for outcome in get_args(Outcome) if count[outcome])
+        order = get_args(Outcome)
+        shown = sorted((e for e in entries if e.outcome != "fitting"), key=lambda e: order.index(e.outcome))
+        lines = [f"{script}: {summary}", *_aligned([_row(entry) for entry in shown[:ROWS]])]
+        if len(shown) > ROWS:
+            lines.append(f"  and {len(shown) - ROWS} more, which --report lists")
+        return "\n".join(lines)
+
+    def _nothing(self) -> str:
+        if "jax" not in sys.modules:
+            return "did not import jax: there was nothing to plan."
+        if not self.functions:
+            return "compiled nothing with jax.jit, so nothing was planned: put jax.jit around what should fit the limit."
+        return "called none of the functions that it made with jax.jit, so nothing was planned."
+
+
+def _row(entry: Entry) -> tuple[str, str, str, str]:
+    if entry.outcome == "planned":
+        before, after, limit = (format_bytes(n or 0) for n in (entry.original_peak_bytes, entry.peak_bytes, entry.limit_bytes))
+        text = f"{before} as written, {after} planned, limit {limit}"
+    else:
+        text = entry.reason.split("\n", 1)[0]
+    return entry.outcome, entry.function, entry.place, text
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[k]) for row in rows) for k in range(3)] if rows else []
+    return ["  " + "  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]

@@ -1,0 +1,99 @@
+"""``eqsat-mem run``: a script in which every function compiled by ``jax.jit`` is planned under a memory limit."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from eqsat_mem import script as scripts
+from eqsat_mem.config import LIMIT_VARIABLE, parse_bytes
+from eqsat_mem.errors import OptionError
+from eqsat_mem.ledger import Ledger, say
+
+
+def prepare(target: str, *, is_module: bool, limit: str | None, report: str | None, strict: bool) -> Callable[[Sequence[str]], None]:
+    """What runs a script or module as ``__main__`` with its arguments, ``jax.jit`` being one that plans; reports at exit.
+
+    JAX is not imported here, because scripts set environment variables before they import it.
+
+    Raises:
+        OptionError: if the limit is no size, or the report cannot be written.
+        UserFileError: if there is no such script.
+    """
+    if limit is not None:
+        parse_bytes(limit, "--memory-limit")
+        os.environ[LIMIT_VARIABLE] = limit
+    elif os.environ.get(LIMIT_VARIABLE, "").strip():
+        parse_bytes(os.environ[LIMIT_VARIABLE], LIMIT_VARIABLE)
+    file = None if report is None else _writable(report)
+    found = scripts.find(target, is_module)
+    ledger = Ledger()
+    atexit.register(_report, ledger, target, file)
+    after_import("jax", lambda module: _install(ledger, strict))
+    return partial(scripts.execute, found)
+
+
+def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Call ``then`` with a module once it is imported, before the import statement returns; now if it is already."""
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, then))
+
+
+class _AfterImport(MetaPathFinder):
+    """Finds one module, by asking the other finders, and adds a step to its import."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self.then = then
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_then(module: ModuleType) -> None:
+                execute(module)
+                self.then(module)
+
+            vars(spec.loader)["exec_module"] = execute_and_then
+        return spec
+
+
+def _install(ledger: Ledger, strict: bool) -> None:
+    try:
+        from eqsat_mem.jitted import install
+    except Exception as error:
+        if strict:
+            raise
+        say(f"warning: nothing is planned, for {type(error).__name__}: {error}")
+    else:
+        install(ledger, strict)
+
+
+def _report(ledger: Ledger, target: str, file: Path | None) -> None:
+    say(ledger.table(target))
+    if file is not None:
+        file.write_text(ledger.to_json(target) + "\n", encoding="utf-8")
+
+
+def _writable(report: str) -> Path:
+    """The report's path, which stays the same when the script changes its directory."""
+    try:
+        with open(report, "a", encoding="utf-8"):
+            return Path(report).absolute()
+    except OSError as error:
+        raise OptionError(f"--report {report}: {error.strerror}.") from error
