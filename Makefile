@@ -35,5 +35,5 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "eqsat_mem needs Python 3.11 or later; name one with: make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "making .venv with $(PYTHON); this happens once" >&2
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,libraries]'
 	@touch $@

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
 from eqsat_mem.sizes import format_bytes
@@ -59,7 +59,7 @@ class Ledger:
     def __init__(self) -> None:
         self.functions = 0
         """How many functions were made with ``jax.jit``."""
-        self._entries: dict[tuple[str, ...], Entry] = {}
+        self._entries: dict[Entry, Entry] = {}
         self._lock = threading.Lock()
 
     def made(self) -> None:
@@ -72,7 +72,7 @@ class Ledger:
         subject = entry.function, entry.place, entry.outcome
         with self._lock:
             known = any(subject == (other.function, other.place, other.outcome) for other in self._entries.values())
-            self._entries[(*subject, entry.reason, entry.arguments)] = entry
+            self._entries[replace(entry, planning_s=None)] = entry
             return not known
 
     @property
