@@ -62,8 +62,8 @@ class Settings:
         return same.setdefault(repr(sorted(options.items())), _planning(ref(fun), options, self))
 
     @contextmanager
-    def outermost(self) -> Iterator[None]:
-        """Within it, :meth:`inside` is true: what this thread traces belongs to a function that was called on its own."""
+    def within(self) -> Iterator[None]:
+        """Within it, :meth:`inside` is true: what this thread traces is part of a function of which a note has been made."""
         before, self.local.inside = self.inside(), True
         try:
             yield
@@ -135,17 +135,17 @@ class Jitted:
     def _run(self, method: str, args: Any, kwargs: Any) -> Any:
         reason = self._why_alone(args, kwargs)
         if reason is None:
-            with self._settings.outermost():
-                return getattr(self._planned, method)(*args, **kwargs)
+            return getattr(self._planned, method)(*args, **kwargs)
         if reason:
             self._settings.ledger.add(Entry(**_identity(self.__wrapped__), outcome="left alone", reason=reason))
-        return getattr(self._original, method)(*args, **kwargs)
+        with self._settings.within():
+            return getattr(self._original, method)(*args, **kwargs)
 
     def _why_alone(self, args: Any, kwargs: Any) -> str | None:
-        """None if this call is to be planned; empty if it is part of one that is."""
-        if self._settings.inside() and not trace_state_clean():
-            return ""
+        """None if this call is to be planned; empty if it is part of one of which a note has been made."""
         if not trace_state_clean():
+            if self._settings.inside():
+                return ""
             return "part of a grad, vmap, scan, eval_shape or the like outside of jax.jit: to plan that, put jax.jit around it"
         if self._placed:
             return f"made with {self._placed}: plans are for one device"
@@ -163,7 +163,8 @@ def _planning(reference: Callable[[], Any], options: dict[str, Any], settings: S
         original = real_jit(fun, **options)  # with the caches of any other made from this function
         if trace_state_clean():  # jit is disabled, or JAX looks for the operation that made a NaN
             return fun(*args, **kwargs)
-        traced = original.trace(*args, **kwargs)
+        with settings.within():
+            traced = original.trace(*args, **kwargs)
         inputs = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, Tracer)]  # all that is not static
         types = ", ".join(jax.typeof(x).str_short() for x in inputs)
         known = {**_identity(fun), "arguments": types}
@@ -239,9 +240,14 @@ def _placement(options: dict[str, Any]) -> str:
 
 def _spread(args: Any, kwargs: Any) -> bool:
     """Whether an array among the arguments lies on more than one device."""
-    if jax.device_count() == 1:
+    if not _several_devices():
         return False
     return any(isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves((args, kwargs)))
+
+
+@functools.cache
+def _several_devices() -> bool:
+    return jax.device_count() > 1
 
 
 def _identity(fun: Any) -> dict[str, Any]:
