@@ -11,40 +11,48 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.ir import Block, Call, Program, itemsize
+from eqsat_mem.loops import is_leaf, source_of
 from eqsat_mem.memory import argument_bytes
 
 Planner = Callable[[ClosedJaxpr, int], tuple[Any, int, int]]
 """Plans a jaxpr under a limit in bytes: its schedule (None: leave it), and what it holds besides arguments, planned and as written."""
 
 SMALL_BYTES = 2**20
-"""Bodies whose every value is smaller than this are left as they are."""
+"""Bodies whose every value is smaller than this, and than a sixteenth of the limit, are left as they are."""
 
 
 def plan_bodies(program: Program, limit: int, planner: Planner) -> tuple[Program, int]:
     """The program with every large body of its control flow planned, and the most bytes that this saves in one of them."""
     new: dict[Call, Call] = {}
     saved = 0
-    for call in dict.fromkeys(_calls(program)):
-        changed, written = _planned(call, limit - argument_bytes(program), planner)
+    for call, live in _calls(program).items():
+        changed, written = _planned(call, limit - argument_bytes(program) - live, min(SMALL_BYTES, limit // 16), planner)
         if changed is not None:
             new[call] = changed
             saved = max(saved, written - changed.scratch_bytes)
     return (program.replace_calls(new) if new else program), saved
 
 
-def _calls(program: Program) -> Iterator[Call]:
+def _calls(program: Program) -> dict[Call, int]:
+    """The control flow of a program, with the bytes of the operands and results of each that are not arguments of the program."""
+    found: dict[Call, int] = {}
     for t in program.reachable():
         term = program.terms[t]
         if isinstance(term, Block) and term.call.prim.name in BODIES:
-            yield term.call
+            made = (a for a in {source_of(program, a) for a in term.args} if not is_leaf(program.terms[a]))
+            found.setdefault(term.call, sum(map(program.nbytes, made)))
+            found[term.call] += program.nbytes(t)
+    return found
 
 
-def _planned(call: Call, room: int, planner: Planner) -> tuple[Call | None, int]:
-    """A call with planned bodies, and what they hold as written; ``room`` is what they may hold besides the program's arguments."""
-    plans = []
-    for body in bodies(call):
-        small = largest_value(body) < SMALL_BYTES
-        plans.append((None, 0, 0) if small else planner(body, max(room, 0) + _bytes(body.in_avals)))
+def _planned(call: Call, room: int, small: int, planner: Planner) -> tuple[Call | None, int]:
+    """A call with planned bodies, and what they hold as written; ``room`` is what they may hold besides what
+    stands around them.
+
+    Bodies whose values all have fewer bytes than ``small`` are left alone.
+    """
+    left_alone: tuple[Any, int, int] = None, 0, 0
+    plans = [left_alone if largest_value(body) < small else planner(body, max(room, 0) + _bytes(body.in_avals)) for body in bodies(call)]
     schedules = tuple(schedule for schedule, _, _ in plans)
     held, written = max(held for _, held, _ in plans), max(written for _, _, written in plans)
     changed = held > 0 or any(schedule is not None for schedule in schedules)

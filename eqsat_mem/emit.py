@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.calls import Body
@@ -25,7 +23,7 @@ from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Axes, Dot, Fold, children
 from eqsat_mem.loops import Loop, Seq, region, source_of
 from eqsat_mem.memory import Memory
-from eqsat_mem.ops import MONOIDS
+from eqsat_mem.ops import MONOIDS, accumulator
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.source import Module, Region, Scope, Value, identifier, number, tuple_text, wrap
 from eqsat_mem.trace import load
@@ -163,9 +161,7 @@ class _Writer(Expressions):
     def accumulator(self, t: int) -> Any:
         """The dtype that a fold is accumulated in: sums of narrow floating-point numbers are kept in float32."""
         term = self.program_ir.terms[t]
-        narrow = jnp.issubdtype(term.dtype, jnp.floating) and jnp.finfo(term.dtype).bits < 32
-        is_sum = isinstance(term, Dot) or (isinstance(term, Fold) and term.monoid == "add")
-        return np.dtype(np.float32) if narrow and is_sum else term.dtype
+        return accumulator(getattr(term, "monoid", "add"), term.dtype)
 
     def combined(self, t: int, name: str, loop: Loop, inner: Scope) -> str:
         part = self.aligned(self.read(t, inner), self.layout(t))

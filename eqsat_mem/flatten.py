@@ -6,7 +6,8 @@ waits only for the platform is the branch of this platform.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +179,31 @@ def _source(eqn: Any) -> Source | None:
     except ImportError:  # JAX moved its private module: programs load without lines
         return None
     frame = next((f for f in user_frames(eqn.source_info.traceback) if f.file_name not in _OURS), None)
-    return None if frame is None else Source(frame.file_name, frame.start_line, frame.function_name.rsplit(".", 1)[-1])
+    if frame is None:
+        return _of_scope(str(eqn.source_info.name_stack))
+    return Source(frame.file_name, frame.start_line, frame.function_name.rsplit(".", 1)[-1])
 
 
-_OURS = frozenset(str(Path(__file__).with_name(f"{name}.py")) for name in ("plain", "diagonal", "function", "primitive", "api"))
+@contextmanager
+def lines_of(source: Source | None) -> Iterator[None]:
+    """Equations that are traced here without a line of the user's are said to come from ``source``."""
+    with jax.named_scope(f"{_SCOPE}{source.file}|{source.line}|{source.function}|") if source is not None else nullcontext():
+        yield
+
+
+def _of_scope(scopes: str) -> Source | None:
+    _, found, text = scopes.rpartition(_SCOPE)
+    if not found:
+        return None
+    file, line, function = text.split("|")[:3]
+    return Source(file, int(line), function)
+
+
+_SCOPE = "eqsat_mem line "
+_OURS = frozenset(
+    [str(Path(__file__).with_name(f"{name}.py")) for name in ("plain", "diagonal", "function", "primitive", "api", "interpret", "staging")]
+    + [str(path) for path in Path(__file__).parent.glob("ops/*.py")]
+)
 """Files of ours that trace: what they add to a program is not the user's line."""
 _LIBRARY = jax.__file__.rsplit("/", 1)[0] + "/"
 

@@ -22,14 +22,18 @@ def evaluate(program: Program, args: Sequence[Array]) -> list[Array]:
     values: dict[int, Array] = {}
     results: dict[Call, list[Array]] = {}
     for t in _order(program):
-        term = program.terms[t]
-        if children(term):
-            values[t] = _operation(program, term, program.free[t], values, results)
-        elif isinstance(term, Block):
-            values[t] = _block(program, term, values, results)
-        else:
-            values[t] = _leaf(program, term, args)
+        values[t] = evaluate_term(program, t, args, values, results)
     return [to_axes(program, values[o.term], program.free[o.term], o.axes) for o in program.outputs]
+
+
+def evaluate_term(program: Program, t: int, args: Sequence[Array], values: dict[int, Array], results: dict[Call, list[Array]]) -> Array:
+    """One term, whose operands are in ``values``; what calls return is kept in ``results``."""
+    term = program.terms[t]
+    if children(term):
+        return _operation(program, term, program.free[t], values, results)
+    if isinstance(term, Block):
+        return _block(program, term, values, results)
+    return _leaf(program, term, args)
 
 
 def _order(program: Program) -> list[int]:

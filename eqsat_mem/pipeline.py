@@ -17,7 +17,7 @@ from eqsat_mem.control import has_plans, plan_bodies
 from eqsat_mem.costs import Device, device_for, term_seconds
 from eqsat_mem.emit import Emitted, emit
 from eqsat_mem.errors import MemoryLimitError, Tensor
-from eqsat_mem.extract import Extraction, as_written, extract
+from eqsat_mem.extract import Extraction, as_written, extract, original
 from eqsat_mem.ir import Program, itemsize, names
 from eqsat_mem.loops import Loop, Seq, region
 from eqsat_mem.memory import Memory, argument_bytes
@@ -25,6 +25,7 @@ from eqsat_mem.report import LoopSummary, Plan
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, schedule, straight
+from eqsat_mem.staging import forms
 from eqsat_mem.trace import load
 from eqsat_mem.verify import compiled_peak
 
@@ -49,7 +50,7 @@ def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: s
     device = device_for(jax.default_backend())
     with clock("trace"):
         loaded = load(jaxpr, arg_names)
-    find = partial(_fastest, loaded, options, device, clock)
+    find = partial(_fastest_form, _Forms(loaded, options), options, device, clock)
     best, before, fired = find(limit)
     with clock("emit and verify"):
         may_stay = before.fits(int(limit * NEARLY) if options.verify else limit)
@@ -57,6 +58,41 @@ def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: s
         kept = _keep(jaxpr, loaded, before, limit, options, name) if may_stay else None
         chosen = kept or _emit_within(find, best, jaxpr, limit, options, name)
     return _report(chosen, before, limit, clock, name, () if kept is not None else fired, kept is not None)
+
+
+class _Forms:
+    """A program and its forms with less and less stacked by scans, each made when it is asked for."""
+
+    def __init__(self, loaded: Program, options: Options):
+        self.loaded, self.options = loaded, options
+        self.made = [loaded]
+        self.others: Iterator[Program] | None = None
+
+    def __iter__(self) -> Iterator[Program]:
+        yield from self.made
+        if self.others is None:
+            self.others = forms(original(self.loaded, load_rules(self.options.rules, accuracy=self.options.accuracy)))
+        for program in self.others:
+            self.made.append(program)
+            yield program
+
+
+def _fastest_form(
+    programs: _Forms, options: Options, device: Device, clock: _Clock, limit: int
+) -> tuple[Schedule, Schedule, tuple[str, ...]]:
+    """The fastest schedule of the first form that fits (else the smallest of all), the program as written, and the rules that fired."""
+    found = []
+    for program in programs:
+        found.append(_fastest(program, options, device, clock, limit))
+        if found[-1][0].fits(limit):
+            break
+    best, _, fired = min(found, key=lambda f: _order(f[0], limit))
+    return best, found[0][1], fired
+
+
+def _order(s: Schedule, limit: int) -> tuple[bool, float]:
+    """What fits comes first, the fastest of it; of what does not, the smallest."""
+    return not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes
 
 
 def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, limit: int) -> tuple[Schedule, Schedule, tuple[str, ...]]:
@@ -73,7 +109,7 @@ def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, l
     with clock("schedule"):
         knobs = options.tensor_size_threshold, options.tensor_split_size
         found = [schedule(c, limit, device, *knobs) for c in candidates]
-        best = min(found, key=lambda s: (not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes))
+        best = min(found, key=partial(_order, limit=limit))
         before = straight(written, device)
         return best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(view.matches))
 
@@ -84,7 +120,8 @@ def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Schedul
     try:
         inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body")
     except MemoryLimitError as error:
-        return None, error.smallest_bytes, error.smallest_bytes
+        held = max(error.smallest_bytes - sum(_bytes(a.shape, a.dtype) for a in body.in_avals), 0)
+        return None, held, held
     written = inner.original_peak_bytes - inner.argument_bytes
     return (None if inner.unchanged else inner.schedule), inner.peak_bytes - inner.argument_bytes, written
 

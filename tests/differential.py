@@ -14,7 +14,7 @@ import numpy as np
 from eqsat_mem import control
 from eqsat_mem.costs import cpu, term_seconds
 from eqsat_mem.emit import emit
-from eqsat_mem.extract import Extraction, as_written, extract
+from eqsat_mem.extract import Extraction, as_written, extract, original
 from eqsat_mem.ir import Map, Program
 from eqsat_mem.loops import (
     Choices,
@@ -35,6 +35,7 @@ from eqsat_mem.memory import Memory
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, schedule, straight
+from eqsat_mem.staging import forms
 from eqsat_mem.timing import Timing
 from eqsat_mem.trace import load
 from tests import stepwise
@@ -146,6 +147,8 @@ def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, S
     """Plans of a program, each with a word for it; a few of them unless ``thorough``."""
     rng = random.Random(seed)
     program = load(case.jaxpr, case.names)
+    staged = [program, *forms(original(program, RULES))]
+    program = staged[rng.randrange(len(staged))]
     if rng.random() < 0.3:
         program = planned_bodies(program, seed)
     for word, ex in extractions(program, seed):

@@ -18,14 +18,14 @@ from .control import CONTROL, OPAQUE
 from .gathers import GATHERS
 from .literals import is_key, param_text, primitive_text
 from .maps import ALIASES, IDENTITIES, MAPS, MapOp, map_params, map_text
-from .monoids import MONOIDS, REDUCTIONS, Monoid, foldable
+from .monoids import MONOIDS, REDUCTIONS, Monoid, accumulator, foldable
 from .ordering import ORDERING
 from .randoms import RANDOMS
 from .shaping import SHAPING
 
 __all__ = [
-    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "BlockOp", "Group", "MapOp", "Monoid", "Place", "bind_call",
-    "block_op", "block_text", "block_weight", "call_groups", "call_params", "foldable", "is_key", "map_params", "map_text",
+    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "BlockOp", "Group", "MapOp", "Monoid", "Place", "accumulator",
+    "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_params", "foldable", "is_key", "map_params", "map_text",
     "param_text", "primitive_text",
 ]  # fmt: skip
 

@@ -116,3 +116,9 @@ def foldable(monoid: str, dtype: Any) -> bool:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return False
     return monoid not in ("max", "min") or not jax.dtypes.issubdtype(dtype, np.complexfloating)
+
+
+def accumulator(monoid: str, dtype: Any) -> Any:
+    """The dtype that partial results are kept in: sums of narrow floating-point numbers in float32."""
+    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return np.dtype(np.float32) if narrow and monoid == "add" else dtype

@@ -1,0 +1,362 @@
+"""Scans as loops over a sequential index: what can be computed step by step around them instead of being stacked.
+
+The leading axis of what a scan reads and of what it stacks is the index of its steps, its *lane*. A value that is pointwise in a lane
+can be computed inside of the scan that reads it, one slice in each step; a fold over the lane can be accumulated in the carry of the
+scan whose results it folds; and what a scan has stacked can be computed again from its carries by the scan that reads it. This module
+says which values those are; :mod:`eqsat_mem.staging` writes the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters import partial_eval as pe
+
+from eqsat_mem.extract import Extraction
+from eqsat_mem.ir import Block, Call, Dot, Fold, Iota, Map, Program, Rename, bits, children, mask_of
+
+IMPURE = frozenset({"rng_uniform"})
+"""Primitives that may return something else each time, though they declare no effect."""
+FEW_STEPS = 8
+"""Scans of fewer steps than this keep all their carries."""
+SMALL_SHARE = 1 / 64
+"""Results that are a smaller share of what a scan stacks stay stacked."""
+
+
+class Stage(IntEnum):
+    """How far a program's scans are taken apart, each stage with less memory and more work than the one before."""
+
+    WRITTEN = 0
+    FUSE = 1
+    """Folds accumulate in carries; elementwise values are computed in the scans that read them."""
+    RECOMPUTE = 2
+    """Whatever is pointwise in the steps is computed where it is read; what a scan stacked for another is computed from its carries."""
+    CHECKPOINT = 3
+    """Carries are kept only at the starts of blocks of steps, and computed again in between."""
+    NEST = 4
+    """Likewise with fewer and longer blocks, in which carries are kept only at the starts of shorter ones."""
+
+
+class How(Enum):
+    """How a scan gets at a slice of a value."""
+
+    INVARIANT = "the same in every step"
+    STORED = "a slice of the whole value"
+    COMPUTED = "computed from slices of its operands"
+    OWN = "made by the step itself"
+    AGAIN = "made by a step of another scan, which runs again"
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """A scan of a program: its call, operands and results, its place among the scans, and the lanes that stand for its steps."""
+
+    call: Call
+    args: tuple[int, ...]
+    results: dict[int, int]
+    order: int
+    lanes: int
+    repeatable: bool
+
+    @property
+    def first_carry(self) -> int:
+        return int(self.call.params["num_consts"])
+
+    @property
+    def carries(self) -> int:
+        return int(self.call.params["num_carry"])
+
+    @property
+    def consts(self) -> tuple[int, ...]:
+        return self.args[: self.first_carry]
+
+    @property
+    def init(self) -> tuple[int, ...]:
+        return self.args[self.first_carry : self.first_carry + self.carries]
+
+    @property
+    def xs(self) -> tuple[int, ...]:
+        return self.args[self.first_carry + self.carries :]
+
+    @property
+    def length(self) -> int:
+        return int(self.call.params["length"])
+
+    @property
+    def reverse(self) -> bool:
+        return bool(self.call.params["reverse"])
+
+    @property
+    def body(self) -> ClosedJaxpr:
+        body: ClosedJaxpr = self.call.params["jaxpr"]
+        return body
+
+    def stacked(self) -> Iterator[tuple[int, int]]:
+        """The results that are stacked and used: positions among all stacked ones, and terms."""
+        return ((k - self.carries, t) for k, t in self.results.items() if k >= self.carries)
+
+    def needs_carry(self, wanted: Iterable[int]) -> bool:
+        """Whether a step needs its carry to make the stacked results at these positions."""
+        used = [False] * len(self.body.out_avals)
+        for k in wanted:
+            used[self.carries + k] = True
+        _, inputs = pe.dce_jaxpr(self.body.jaxpr, used)
+        return any(inputs[self.first_carry : self.first_carry + self.carries])
+
+
+Node = int | Scan
+"""What a staged program computes whole: a term, or a scan with all its results."""
+
+
+@dataclass(frozen=True)
+class Slices:
+    """What a step of a scan computes of the program around it, ascending."""
+
+    how: dict[int, How]
+    again: tuple[Scan, ...]
+
+    def of(self, *kinds: How) -> list[int]:
+        return [t for t, how in self.how.items() if how in kinds]
+
+
+@dataclass(eq=False)
+class Stages:
+    """Which values of a program the scans of one stage compute step by step.
+
+    ``absorbed`` are the folds that accumulate in a carry, with the scan; ``again`` are stacked results that are not kept.
+    """
+
+    ex: Extraction
+    stage: Stage
+    scans: list[Scan] = field(init=False)
+    absorbed: dict[int, Scan] = field(default_factory=dict)
+    again: frozenset[int] = frozenset()
+    _slices: dict[Scan, Slices] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scans = list(_scans(self.ex.program))
+        self.scan_of = {t: scan for scan in self.scans for t in scan.results.values()}
+        if self.stage >= Stage.RECOMPUTE:
+            self.again = frozenset(t for scan in self.scans if scan.repeatable for t in self._large(scan))
+        self.absorbed = dict(self._absorbable()) if self.stage else {}
+        whole = {node for node in self.order() if isinstance(node, int)}
+        self.again -= whole
+        self.absorbed = {t: scan for t, scan in self.absorbed.items() if not self._made_by(t, scan) <= whole}
+        self._slices.clear()
+
+    @property
+    def program(self) -> Program:
+        return self.ex.program
+
+    def decisions(self) -> Hashable:
+        """What distinguishes the program of this stage from those of others."""
+        computed = (tuple(self.slices(scan).of(How.COMPUTED, How.AGAIN)) for scan in self.scans)
+        blocks = tuple((self.stage, scan.order) for scan in self.checkpointed())
+        return tuple(computed), tuple(self.absorbed), blocks
+
+    def changed(self, scan: Scan) -> bool:
+        """Whether a scan computes slices, accumulates folds, or has its results computed again elsewhere."""
+        computes = bool(self.slices(scan).of(How.COMPUTED, How.AGAIN))
+        return computes or scan in self.absorbed.values() or any(scan in self.slices(other).again for other in self.scans)
+
+    def folds(self, scan: Scan) -> list[int]:
+        """The folds that accumulate in the carry of a scan."""
+        return [t for t, owner in self.absorbed.items() if owner is scan]
+
+    def checkpointed(self) -> list[Scan]:
+        """The scans that run in blocks: those whose carries others need in order to compute their results again, and those others."""
+        if self.stage < Stage.CHECKPOINT:
+            return []
+        again = {scan for reader in self.scans for scan in self.slices(reader).again if scan.length >= FEW_STEPS}
+        makers = {scan for scan in again if self.again_needs_carry(scan)}
+        readers = {scan for scan in self.scans if makers.intersection(self.slices(scan).again)}
+        return [scan for scan in self.scans if scan in makers | readers]
+
+    def again_needs_carry(self, scan: Scan) -> bool:
+        return scan.needs_carry(k for k, t in scan.stacked() if t in self.again)
+
+    # slices
+
+    def slices(self, scan: Scan) -> Slices:
+        """The slices that a step of a scan computes: those of what it reads and of what its folds fold."""
+        known = self._slices.get(scan)
+        if known is None:
+            roots = [*scan.xs, *(c for t in self.folds(scan) for c in children(self.program.terms[t]))]
+            known = self._slices[scan] = self._closure(roots, scan.lanes, scan)
+        return known
+
+    def _closure(self, roots: Iterable[int], lanes: int, own: Scan | None) -> Slices:
+        found: dict[int, How] = {}
+        again: set[Scan] = set()
+        stack = list(roots)
+        while stack:
+            t = stack.pop()
+            if t in found:
+                continue
+            how = found[t] = self.how(t, lanes, own)
+            if how is How.COMPUTED:
+                stack.extend(children(self.program.terms[t]))
+            elif how is How.AGAIN:
+                again.add(self.scan_of[t])
+                stack.extend(self.scan_of[t].xs)
+        return Slices(dict(sorted(found.items())), tuple(sorted(again, key=lambda scan: scan.order)))
+
+    def how(self, t: int, lanes: int, own: Scan | None) -> How:
+        """How a scan over ``lanes`` gets at slices of term ``t``; ``own`` is that scan."""
+        mine, term = self.program.free[t] & lanes, self.program.terms[t]
+        if not mine:
+            return How.INVARIANT
+        if mine & (mine - 1):
+            return How.STORED
+        if t in self.scan_of:
+            return How.OWN if self.scan_of[t] is own else How.AGAIN if t in self.again else How.STORED
+        if isinstance(term, Iota):
+            return How.COMPUTED if self.stage else How.STORED
+        simple = isinstance(term, Map | Rename) or self.stage >= Stage.RECOMPUTE
+        return How.COMPUTED if self.stage and simple and self._sliced(t, mine, lanes) else How.STORED
+
+    def _sliced(self, t: int, mine: int, lanes: int) -> bool:
+        """Does a slice of ``t`` need just the same slice of each operand?"""
+        program, term = self.program, self.program.terms[t]
+        read = [program.free[c] & lanes for c in children(term)]
+        if isinstance(term, Rename):
+            moved = dict(term.pairs)
+            return len(list(bits(read[0]))) == 1 and mask_of(moved.get(i, i) for i in bits(read[0])) == mine
+        if not read or not self.ex.splits.get(t, 0) & mine or getattr(term, "over", 0) & lanes:
+            return False
+        bound = isinstance(term, Block) and not term.call.pointwise & mine
+        return not bound and all(r in (0, mine) for r in read)
+
+    # folds
+
+    def _absorbable(self) -> Iterator[tuple[int, Scan]]:
+        """Folds over the steps of a scan of values that the scan makes, and of others that are there before it."""
+        program = self.program
+        latest = self._latest()
+        for t in program.reachable():
+            term = program.terms[t]
+            if not isinstance(term, Fold | Dot):
+                continue
+            for lanes in dict.fromkeys(scan.lanes for scan in self.scans):
+                over = term.over & lanes
+                read = [program.free[c] & lanes for c in children(term)]
+                if not over or over & (over - 1) or program.free[t] & lanes or not all(r in (0, over) for r in read):
+                    continue
+                if not self.ex.accumulates.get(t, 0) & over:
+                    continue
+                used = self._closure(children(term), lanes, None)
+                makers = [
+                    self.scan_of[u] for u in used.how if u in self.scan_of and self.scan_of[u].lanes == lanes and program.free[u] & lanes
+                ]
+                last = max(makers, key=lambda scan: scan.order, default=None)
+                leaves = (u for u in used.of(How.STORED, How.INVARIANT) if self.scan_of.get(u) is not last)
+                if last is not None and all(latest[u] < last.order for u in leaves):
+                    yield t, last
+
+    def _latest(self) -> dict[int, int]:
+        """For every term the last scan that it depends on, -1 where there is none."""
+        latest: dict[int, int] = {}
+        for t in self.program.reachable():
+            own = [self.scan_of[t].order] if t in self.scan_of else []
+            latest[t] = max([-1, *own, *(latest[c] for c in children(self.program.terms[t]))])
+        return latest
+
+    def _made_by(self, t: int, scan: Scan) -> set[int]:
+        """The stacked results of a scan that an absorbed fold reads."""
+        used = self._closure(children(self.program.terms[t]), scan.lanes, scan)
+        return set(used.of(How.OWN))
+
+    def _large(self, scan: Scan) -> list[int]:
+        """The stacked results of a scan that take a share of their memory worth saving."""
+        sizes = {t: self.program.nbytes(t) for _, t in scan.stacked() if self.program.free[t] & scan.lanes}
+        return [t for t, nbytes in sizes.items() if nbytes >= SMALL_SHARE * sum(sizes.values())]
+
+    # order
+
+    def order(self) -> list[Node]:
+        """What is computed whole, each after what it needs: first for the effects, in their order, then for the outputs."""
+        roots = [*self.program.effects, *(o.term for o in self.program.outputs)]
+        return list(_postorder(roots, self._needs))
+
+    def _needs(self, node: Node) -> Sequence[Node]:
+        if isinstance(node, Scan):
+            used = self.slices(node)
+            consts = [c for scan in used.again for c in scan.consts]
+            stored = used.of(How.STORED, How.INVARIANT)
+            return [*used.again, *node.consts, *node.init, *consts, *stored]
+        owner = self.absorbed.get(node) or self.scan_of.get(node)
+        return [owner] if owner is not None else children(self.program.terms[node])
+
+
+def _scans(program: Program) -> Iterator[Scan]:
+    """The scans of a program without effects, in order."""
+    found: dict[Call, dict[int, int]] = {}
+    args: dict[Call, tuple[int, ...]] = {}
+    for t in program.reachable():
+        term = program.terms[t]
+        if isinstance(term, Block) and term.call.prim.name == "scan" and not term.call.effects and term.call.params["length"] > 1:
+            found.setdefault(term.call, {})[term.out] = t
+            args[term.call] = term.args
+    lanes = _merged([_lanes(program, call, args[call]) for call in found])
+    for order, ((call, results), mask) in enumerate(zip(found.items(), lanes)):
+        yield Scan(call, args[call], results, order, mask, repeatable(call.params["jaxpr"].jaxpr))
+
+
+def _lanes(program: Program, call: Call, args: Sequence[int]) -> int:
+    """The indices that stand for the steps of a scan; a result of another scan that is read under another name brings its own."""
+    first = call.params["num_consts"] + call.params["num_carry"]
+    axes = [*call.in_axes[first:], *call.out_axes[call.params["num_carry"] :]]
+    mask = mask_of(a[0][0] for a in axes if len(a[0]) == 1)
+    for arg in args[first:]:
+        term = program.terms[arg]
+        if isinstance(term, Rename):
+            mask |= mask_of(s for s, d in term.pairs if mask >> d & 1)
+    return mask
+
+
+def _merged(masks: list[int]) -> list[int]:
+    """For each set the union of all sets that it meets, directly or through others."""
+    out = list(masks)
+    changed = True
+    while changed:
+        new = [0] * len(out)
+        for k, mask in enumerate(out):
+            for other in out:
+                new[k] |= other if other & mask else 0
+        changed, out = new != out, new
+    return out
+
+
+def repeatable(jaxpr: Any) -> bool:
+    """Whether running a function again gives the same results and does nothing else."""
+    if jaxpr.effects:
+        return False
+    inner = (value for eqn in jaxpr.eqns for value in _jaxprs(eqn.params))
+    return all(eqn.primitive.name not in IMPURE for eqn in jaxpr.eqns) and all(map(repeatable, inner))
+
+
+def _jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    for value in params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
+                yield getattr(part, "jaxpr", part)
+
+
+def _postorder(roots: Iterable[Node], needs: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
+    """Every node that the roots need, after what it needs itself."""
+    done: set[Node] = set()
+    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
+    while stack:
+        node, ready = stack.pop()
+        if node in done:
+            continue
+        if ready:
+            done.add(node)
+            yield node
+        else:
+            stack.append((node, True))
+            stack.extend((other, False) for other in reversed(list(needs(node))))

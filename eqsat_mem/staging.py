@@ -1,0 +1,317 @@
+"""Programs whose scans compute slice by slice what stood around them: the forms of a program that :mod:`eqsat_mem.scans` allows.
+
+A form is traced anew: every term is evaluated whole, as :mod:`eqsat_mem.interpret` does, but for the slices, which are evaluated with
+lanes of extent one in the body of the scan that reads them. *Checkpointed* scans run in blocks of steps: a scan that makes results
+keeps its carry at the start of each block, and a scan that reads those results runs the first one again from there, block by block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters import partial_eval as pe
+
+from eqsat_mem.extract import Extraction
+from eqsat_mem.flatten import lines_of
+from eqsat_mem.interpret import evaluate_term, from_axes, to_axes
+from eqsat_mem.ir import Call, Fold, Iota, Program, bits, children
+from eqsat_mem.ops import MONOIDS, accumulator
+from eqsat_mem.scans import How, Scan, Slices, Stage, Stages
+from eqsat_mem.trace import load
+
+Array = Any
+Carry = tuple[list[Array], list[Array]]
+"""What a scan hands from step to step: its own carry, and the folds that accumulate in it."""
+
+
+def forms(ex: Extraction) -> Iterator[Program]:
+    """Programs that compute the same with less and less stacked by scans; none if there is nothing to gain."""
+    seen = {Stages(ex, Stage.WRITTEN).decisions()}
+    for stage in Stage:
+        stages = Stages(ex, stage)
+        if stages.decisions() in seen:
+            continue
+        seen.add(stages.decisions())
+        program = load(_traced(stages), [b.name for b in ex.program.inputs])
+        program.outputs = [replace(o, weak_type=w.weak_type) for o, w in zip(program.outputs, ex.program.outputs, strict=True)]
+        yield program
+
+
+def _traced(stages: Stages) -> ClosedJaxpr:
+    """The form as a jaxpr; constants are its closed-over arrays, as before."""
+    program = stages.program
+    avals = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in program.inputs]
+    closed_over = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in program.consts]
+
+    def run(*arrays: Array) -> list[Array]:
+        return _Form(stages, arrays[: len(avals)], arrays[len(avals) :]).outputs()
+
+    closed = jax.make_jaxpr(run)(*avals, *closed_over)
+    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, [True] * len(program.outputs), instantiate=True)
+    jaxpr = jaxpr.replace(
+        invars=jaxpr.invars[: len(avals)],
+        constvars=[*jaxpr.constvars, *jaxpr.invars[len(avals) :]],
+        debug_info=jaxpr.debug_info._replace(arg_names=None),
+    )
+    return ClosedJaxpr(jaxpr, [*closed.consts, *program.consts])
+
+
+@dataclass
+class _Run:
+    """What the run of a scan leaves: stacked carries, or those at the starts of blocks with the one after all whole blocks."""
+
+    carries: list[Array]
+    entries: list[Array] = field(default_factory=list)
+    after_blocks: list[Array] = field(default_factory=list)
+
+
+class _Form:
+    """One form while it is traced: values of terms, whole, with their indices in ascending order, and runs of scans."""
+
+    def __init__(self, stages: Stages, args: Sequence[Array], consts: Sequence[Array]):
+        self.stages, self.args = stages, args
+        self.program = replace(stages.program, consts=list(consts))
+        self.values: dict[int, Array] = {}
+        self.calls: dict[Call, list[Array]] = {}
+        self.runs: dict[Scan, _Run] = {}
+        self.checkpointed = frozenset(stages.checkpointed())
+
+    def outputs(self) -> list[Array]:
+        for node in self.stages.order():
+            with lines_of(self.program.source.get(min(node.results.values()) if isinstance(node, Scan) else node)):
+                if isinstance(node, Scan):
+                    self.run(node)
+                elif node not in self.values:
+                    self.values[node] = evaluate_term(self.program, node, self.args, self.values, self.calls)
+        return [self.laid_out(o.term, o.axes) for o in self.program.outputs]
+
+    def laid_out(self, t: int, axes: Any) -> Array:
+        return to_axes(self.program, self.values[t], self.program.free[t], axes)
+
+    # scans
+
+    def run(self, scan: Scan) -> None:
+        """The values of a scan's results and of the folds that accumulate in it."""
+        if not self.stages.changed(scan):
+            for t in scan.results.values():
+                self.values[t] = evaluate_term(self.program, t, self.args, self.values, self.calls)
+            return
+        folds = self.stages.folds(scan)
+        start = self.init(scan), [_empty(self.program, t) for t in folds]
+        if scan in self.checkpointed:
+            (carry, sums), stacks = self.in_blocks(scan, start)
+        else:
+            (carry, sums), stacks, carries = self.steps(scan, folds, _Segment(self, scan, 0, scan.length), start)
+            self.runs[scan] = _Run(carries)
+        for k, t in scan.results.items():
+            result = carry[k] if k < scan.carries else stacks[k - scan.carries]
+            self.values[t] = from_axes(self.program, result, scan.call.out_axes[k])
+        for t, total in zip(folds, sums):
+            self.values[t] = total.astype(self.program.terms[t].dtype)
+
+    def init(self, scan: Scan) -> list[Array]:
+        axes = scan.call.in_axes[scan.first_carry :]
+        return [_strong(self.laid_out(t, a)) for t, a in zip(scan.init, axes)]
+
+    def steps(self, scan: Scan, folds: Sequence[int], segment: _Segment, start: Carry) -> tuple[Carry, list[Array], list[Array]]:
+        """The steps of a scan in one segment: its last carry, its stacked results, and the carry before every step."""
+        used = self.stages.slices(scan)
+        stored = used.of(How.STORED)
+        given = {
+            "position": segment.start + lax.iota(np.int32, segment.length),
+            "stored": [segment.stored(t) for t in stored],
+            "bound": [segment.cut(x) for x in self.bound(scan).values()],
+            "again": [(segment.carries(other), [segment.cut(x) for x in self.bound(other).values()]) for other in used.again],
+        }
+
+        def step(carry: Carry, x: dict[str, Any]) -> tuple[Carry, tuple[list[Array], list[Array]]]:
+            own, sums = carry
+            slices = _Slices(self, scan, used, dict(zip(stored, x["stored"])), x["position"])
+            for other, (entering, bound) in zip(used.again, x["again"]):
+                slices.prepare(other, entering, bound)
+            slices.prepare(scan, own, x["bound"])
+            results = slices.results(scan)
+            new = [_combined(self.program, t, total, slices.fold(t)) for t, total in zip(folds, sums)]
+            return (list(map(_strong, results[: scan.carries])), new), (results[scan.carries :], own)
+
+        unroll = scan.call.params["unroll"]
+        carry, (stacks, carries) = lax.scan(step, start, given, length=segment.length, reverse=scan.reverse, unroll=unroll)
+        return carry, stacks, carries
+
+    def bound(self, scan: Scan) -> dict[int, Array]:
+        """What a scan reads step by step along no lane, by position: axes that are products of indices."""
+        axes = scan.call.in_axes[scan.first_carry + scan.carries :]
+        return {k: self.laid_out(t, a) for k, (t, a) in enumerate(zip(scan.xs, axes)) if len(a[0]) != 1}
+
+    # checkpoints
+
+    def in_blocks(self, scan: Scan, start: Carry) -> tuple[Carry, list[Array]]:
+        """All steps of a scan, block by block, and last (first, where it runs backwards) the steps that make no whole block."""
+        size = block_size(scan.length, self.stages.stage)
+        blocks, rest = divmod(scan.length, size)
+        folds = self.stages.folds(scan)
+        record = self.runs[scan] = _Run([])
+
+        def block(carry: Carry, b: Array) -> tuple[Carry, tuple[list[Array], list[Array]]]:
+            after, stacks, _ = self.steps(scan, folds, _Segment(self, scan, b * size, size, b), carry)
+            return after, (stacks, carry[0])
+
+        def remainder(carry: Carry) -> tuple[Carry, list[Array]]:
+            record.after_blocks = carry[0]
+            after, stacks, _ = self.steps(scan, folds, _Segment(self, scan, blocks * size, rest), carry)
+            return after, stacks
+
+        tail: list[Array] = []
+        if rest and scan.reverse:
+            start, tail = remainder(start)
+        start, (stacks, record.entries) = lax.scan(block, start, lax.iota(np.int32, blocks), reverse=scan.reverse)
+        stacks = [x.reshape((blocks * size, *x.shape[2:])) for x in stacks]
+        if rest and not scan.reverse:
+            start, tail = remainder(start)
+        if rest:
+            stacks = [lax.concatenate([x, y], 0) for x, y in zip(stacks, tail)]
+        return start, stacks
+
+
+def block_size(length: int, stage: Stage) -> int:
+    """Steps between checkpoints; a divisor where one is near, so that no steps are left over.
+
+    With the square root of the number of steps there are as many checkpoints as carries within a block; with its power of 2/3 the blocks,
+    whose scans are planned like others, leave two more levels as many.
+    """
+    wanted = length ** (2 / 3 if stage is Stage.NEST else 1 / 2)
+    near = [k for k in range(max(1, int(wanted / 2)), int(2 * wanted) + 1) if length % k == 0]
+    return min(near, key=lambda k: abs(math.log(k / wanted))) if near else round(wanted)
+
+
+@dataclass(eq=False)
+class _Segment:
+    """Consecutive steps of a scan: ``length`` of them from ``start`` on, which are block ``block`` (None: no block)."""
+
+    form: _Form
+    scan: Scan
+    start: Any
+    length: int
+    block: Any = None
+    _carries: dict[Scan, list[Array]] = field(default_factory=dict)
+
+    def stored(self, t: int) -> Array:
+        """The slices of a value, side by side along axis 0."""
+        program = self.form.program
+        lane = next(bits(program.free[t] & self.scan.lanes))
+        others = tuple((i,) for i in bits(program.free[t]) if i != lane)
+        return self.cut(self.form.laid_out(t, ((lane,), *others)))
+
+    def cut(self, array: Array) -> Array:
+        if self.length == self.scan.length:
+            return array
+        start = (self.start, *(0 for _ in array.shape[1:]))
+        return lax.dynamic_slice(array, start, (self.length, *array.shape[1:]), allow_negative_indices=False)
+
+    def carries(self, scan: Scan) -> list[Array]:
+        """The carries of another scan before each of these steps."""
+        run = self.form.runs[scan]
+        if scan not in self.form.checkpointed:
+            return [self.cut(x) for x in run.carries]
+        if scan not in self._carries:
+            if self.block is None:
+                entering = self.form.init(scan) if scan.reverse else run.after_blocks
+            else:
+                entering = [lax.dynamic_index_in_dim(x, self.block, 0, keepdims=False, allow_negative_indices=False) for x in run.entries]
+            self._carries[scan] = self.form.steps(scan, [], self, (entering, []))[2]
+        return self._carries[scan]
+
+
+class _Slices:
+    """The slices that one step of a scan sees: values of terms with lanes of extent one."""
+
+    def __init__(self, form: _Form, scan: Scan, used: Slices, stored: dict[int, Array], position: Array):
+        self.form, self.used, self.position = form, used, position
+        one = [replace(index, extent=1) if scan.lanes >> i & 1 else index for i, index in enumerate(form.program.indices)]
+        self.program, self.lanes = replace(form.program, indices=one), scan.lanes
+        self.values: dict[int, Array] = {}
+        self.calls: dict[Call, list[Array]] = {}
+        self.prepared: dict[Scan, tuple[list[Array], list[Array]]] = {}
+        self.made: dict[Scan, list[Array]] = {}
+        self.stored = stored
+        self.order, self.next = list(used.how), 0
+
+    def prepare(self, scan: Scan, carry: list[Array], bound: list[Array]) -> None:
+        """Say what a scan's step starts from."""
+        self.prepared[scan] = carry, bound
+
+    def value(self, t: int) -> Array:
+        """A slice, after those before it."""
+        while self.next < len(self.order) and self.order[self.next] <= t:
+            u = self.order[self.next]
+            self.next += 1
+            with lines_of(self.program.source.get(u)):
+                self.values[u] = self._value(u)
+        return self.values[t]
+
+    def fold(self, t: int) -> Array:
+        """What this step adds to a fold."""
+        for c in children(self.program.terms[t]):
+            self.value(c)
+        with lines_of(self.program.source.get(t)):
+            return evaluate_term(self.program, t, (), self.values, self.calls)
+
+    def _value(self, t: int) -> Array:
+        how, term, free = self.used.how[t], self.program.terms[t], self.program.free[t]
+        if how is How.INVARIANT:
+            return self.form.values[t]
+        if how is How.STORED:
+            return lax.expand_dims(self.stored[t], [_place(free, self.lanes)])
+        if how in (How.OWN, How.AGAIN):
+            scan = self.form.stages.scan_of[t]
+            result = lax.expand_dims(self.results(scan)[term.out], [0])  # type: ignore[attr-defined]
+            return from_axes(self.program, result, scan.call.out_axes[term.out])  # type: ignore[attr-defined]
+        if isinstance(term, Iota):
+            return lax.expand_dims(self.position.astype(term.dtype), [0])
+        return evaluate_term(self.program, t, (), self.values, self.calls)
+
+    def results(self, scan: Scan) -> list[Array]:
+        """What this step of a scan returns."""
+        if scan not in self.made:
+            carry, bound = self.prepared[scan]
+            axes, first = scan.call.in_axes, scan.first_carry + scan.carries
+            consts = [self.form.laid_out(t, a) for t, a in zip(scan.consts, axes)]
+            waiting = iter(bound)
+            xs = [self.read(t, a) if len(a[0]) == 1 else next(waiting) for t, a in zip(scan.xs, axes[first:])]
+            self.made[scan] = list(jaxpr_as_fun(scan.body)(*consts, *carry, *xs))
+        return self.made[scan]
+
+    def read(self, t: int, axes: Any) -> Array:
+        return lax.squeeze(to_axes(self.program, self.value(t), self.program.free[t], axes), [0])
+
+
+def _place(free: int, lanes: int) -> int:
+    """The position of the lane among a value's indices."""
+    return next(k for k, i in enumerate(bits(free)) if lanes >> i & 1)
+
+
+def _empty(program: Program, t: int) -> Array:
+    """A fold of nothing."""
+    term = program.terms[t]
+    monoid = term.monoid if isinstance(term, Fold) else "add"
+    shape = [program.indices[i].extent for i in bits(program.free[t])]
+    return jnp.full(shape, MONOIDS[monoid].identity(term.dtype), accumulator(monoid, term.dtype))
+
+
+def _combined(program: Program, t: int, total: Array, part: Array) -> Array:
+    term = program.terms[t]
+    monoid = term.monoid if isinstance(term, Fold) else "add"
+    return MONOIDS[monoid].combine(total, part.astype(total.dtype))
+
+
+def _strong(x: Array) -> Array:
+    """The same without a weak type."""
+    return x if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else lax.convert_element_type(x, x.dtype)
