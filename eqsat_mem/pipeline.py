@@ -21,6 +21,7 @@ from eqsat_mem.extract import Extraction, as_written, extract, original
 from eqsat_mem.ir import Program, itemsize, names
 from eqsat_mem.loops import Loop, Seq, region
 from eqsat_mem.memory import Memory, argument_bytes
+from eqsat_mem.remat import rematerialise
 from eqsat_mem.report import LoopSummary, Plan
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import Limits, saturate
@@ -110,6 +111,9 @@ def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, l
         knobs = options.tensor_size_threshold, options.tensor_split_size
         found = [schedule(c, limit, device, *knobs) for c in candidates]
         best = min(found, key=partial(_order, limit=limit))
+        for s in [best, *(straight(c, device) for c in candidates)]:
+            if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)):
+                best = min(best, rematerialise(s, limit, device), key=partial(_order, limit=limit))
         before = straight(written, device)
         return best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(view.matches))
 

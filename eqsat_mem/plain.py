@@ -20,6 +20,8 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
     """A jaxpr of elementwise operations and folds that means the same as this equation, ``None`` if there is none."""
     if name in _SEARCHES:
         return _search(flat, name, params, ins[0])
+    if name == "convert_element_type" and _drops_imaginary_part(flat.dtypes[ins[0]], params["new_dtype"]):
+        return _traced(flat, lambda x: lax.real(x).astype(params["new_dtype"]), ins)
     if name == "while" and params["cond_jaxpr"].out_avals[0].shape:
         return _traced(flat, partial(_while_any, params), ins)
     if name == "custom_linear_solve":
@@ -29,6 +31,12 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
 
 def _traced(flat: Flat, function: Callable[..., Any], ins: Sequence[int]) -> Any:
     return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in ins))
+
+
+def _drops_imaginary_part(before: Any, after: Any) -> bool:
+    """A conversion that JAX's own derivatives make and that its public functions warn of."""
+    complex_before, complex_after = (jax.numpy.issubdtype(dtype, np.complexfloating) for dtype in (before, after))
+    return complex_before and not complex_after and not jax.numpy.issubdtype(after, np.bool_)
 
 
 def _while_any(params: dict[str, Any], *args: Any) -> Any:

@@ -8,6 +8,7 @@ trees, never by a clock, so that plans are deterministic.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -248,9 +249,13 @@ class _Search:
         return path
 
     def candidates(self, seq: Seq, extents: Extents) -> list[int]:
-        """Indices of the largest values of a region (held or computed on the way), largest extent first."""
+        """Indices of the largest values of a region (held or computed on the way), largest extent first.
+
+        Of many indices those along which most bytes can be computed piece by piece.
+        """
         program = self.ex.program
         sizes: dict[int, int] = {}
+        able: Counter[int] = Counter()
         for t in seq.steps:
             assert isinstance(t, int)
             for v in (t, *children(program.terms[t])):
@@ -258,9 +263,12 @@ class _Search:
                 for i in bits(program.free[v] | folded(program.terms[t])):
                     if extents[i] > 1 and extents[i] == self.full[i]:
                         sizes[i] = max(sizes.get(i, 0), nbytes)
+            for i in bits(self.ex.splits.get(t, 0) | self.ex.accumulates.get(t, 0)):
+                able[i] += self.memory.size(t, extents)
         top = max(sizes.values(), default=0)
         large = [i for i, nbytes in sizes.items() if nbytes * 8 >= top]
-        return sorted(large, key=lambda i: (-extents[i], i))[:CANDIDATES]
+        ablest = sorted(large, key=lambda i: (-able[i], -extents[i], i))[:CANDIDATES]
+        return sorted(ablest, key=lambda i: (-extents[i], i))
 
     def keeps(self, seq: Seq, extents: Extents, i: int, choices: Choices) -> list[Choices]:
         """``choices`` with slices to keep for later loops: none, or all whose recomputation takes longer than storing them."""

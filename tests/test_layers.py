@@ -14,7 +14,7 @@ LAYERS = (
     "sizes errors config",
     "terms ir ops equations diagonal plain flatten axes infer effects trace interpret",
     "forms vocabulary rules encode egraph saturate exact extract",
-    "scans staging loops fusion memory costs timing schedule control",
+    "scans staging loops fusion memory costs timing schedule remat control",
     "source reads calls expressions emit verify report pipeline",
     "manual function primitive api demo userfile ledger jitted script unmodified __main__",
 )

@@ -1,0 +1,338 @@
+"""Rematerialisation: values that are kept for a late use are computed again there.
+
+Where no loop helps, a program's peak is made of values that wait: the activations of a network wait for its backward pass. A *move* lets
+such a value die after its uses before the peak and computes it again, with those of its operands that have died meanwhile, right before
+its next use. Moves are made in order of bytes saved at the peak per second of work added, one after the other, until the schedule
+fits; what was computed again is never moved once more.
+
+A compiler would merge the second computation with the first, or run it as early as it can. XLA:CPU drops ``optimization_barrier`` before
+it does either, so each move puts a number into its computation that is zero whatever the program computes, that the compiler cannot
+know to be zero, and that is made from a value which is late: see :meth:`_Rebuilt.token`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jax.dtypes import extended, issubdtype
+from jax.extend.core import primitives
+
+from eqsat_mem.costs import Device, arithmetic_s
+from eqsat_mem.extract import Extraction
+from eqsat_mem.fusion import Fused
+from eqsat_mem.ir import Block, Call, Input, Literal, Map, Program, Rename, bits, children, with_children
+from eqsat_mem.loops import Loop, Path, Seq, at, enclosing, has_effects, is_leaf, made, operands
+from eqsat_mem.memory import Extents, Memory, within
+from eqsat_mem.scans import IMPURE, repeatable
+from eqsat_mem.schedule import Schedule
+from eqsat_mem.timing import Timing
+
+MOST_MOVES = 400
+"""Moves of one schedule."""
+TRIED = 6
+"""Moves that are tried before the next one is given up."""
+LONGEST = 24
+"""Kernels that one move computes again."""
+SMALL = 1 / 16
+"""Operands of at most this share of a value are kept for its second computation rather than computed again."""
+
+
+def rematerialise(s: Schedule, limit: int, device: Device) -> Schedule:
+    """The schedule with values computed again until it fits ``limit`` bytes; with the moves that lower its peak if it never does."""
+    moved: frozenset[int] = frozenset()
+    best = s
+    for _ in range(MOST_MOVES):
+        if s.fits(limit):
+            return s
+        memory = Memory(s.ex, device.library_folds)
+        tried = (_apply(s, memory, move, moved, device) for move in _moves(s, memory, moved, device)[:TRIED])
+        following = next((new for new in tried if new[0].peak_bytes <= s.peak_bytes), None)
+        if following is None:
+            break
+        s, moved = following
+        best = min(best, s, key=lambda s: s.peak_bytes)
+    return best
+
+
+@dataclass(frozen=True)
+class Move:
+    """In the region at ``path``, kernels ``chain`` (positions among those it keeps) run again before kernel ``use``.
+
+    ``late`` is a value that is there only shortly before; ``saved`` the bytes that no longer wait at the peak, ``work_s`` the seconds of
+    the chain.
+    """
+
+    path: Path
+    chain: tuple[int, ...]
+    use: int
+    late: int
+    saved: int
+    work_s: float
+
+
+def _moves(s: Schedule, memory: Memory, moved: frozenset[int], device: Device) -> list[Move]:
+    """The moves that save bytes at the peak, those that save most per second first."""
+    peak = memory.peak(s.seq, memory.full_extents(), s.chunks)
+    found: list[Move] = []
+    for depth in range(len(peak.path) + 1):
+        path = peak.path[:depth]
+        seq = _at(s.seq, path)
+        if seq is not None:
+            extents = memory.full_extents()
+            for loop in enclosing(s.seq, path):
+                extents = within(extents, loop, s.chunks)
+            position = memory.peak(seq, extents, s.chunks).position
+            found += _Waiting(s, memory, device, path, seq, extents, position).moves(moved)
+    return sorted(found, key=lambda move: (-move.saved / move.work_s, move.path, move.chain))
+
+
+def _at(seq: Seq, path: Path) -> Seq | None:
+    try:
+        return at(seq, path)
+    except AssertionError:  # the last step of the path is a term
+        return None
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """The values of one region that wait while it is at its peak."""
+
+    s: Schedule
+    memory: Memory
+    device: Device
+    path: Path
+    seq: Seq
+    extents: Extents
+    position: int
+
+    def moves(self, moved: frozenset[int]) -> Iterator[Move]:
+        fused = self.memory.fused(self.seq)
+        place = {t: q for q, step in enumerate(fused.kept) for t in ([step] if isinstance(step, int) else made(step))}
+        for q, t in enumerate(fused.kept[: max(self.position, 0)]):
+            if not isinstance(t, int) or t in moved or t in self.seq.outs or t in fused.operands[self.position]:
+                continue
+            use = next((n for n in range(self.position + 1, len(fused.kept)) if t in fused.operands[n]), None)
+            chain = None if use is None else self.chain(fused, place, q, use)
+            if use is None or chain is None:
+                continue
+            late = self.late(fused, place, chain, use)
+            saved = self.size(t) - sum(self.size(c) for c in self.extended(fused, place, chain, use))
+            if late is not None and saved > 0:
+                yield Move(self.path, chain, use, late, saved, self.work_s(fused, chain))
+
+    def size(self, t: int) -> int:
+        return self.memory.size(t, self.extents)
+
+    def chain(self, fused: Fused, place: Mapping[int, int], value: int, use: int) -> tuple[int, ...] | None:
+        """The kernels that make a value at a late use from what is there: arguments, values that live, small ones that are kept."""
+        chain: set[int] = set()
+        stack = [value]
+        while stack:
+            q = stack.pop()
+            if q in chain:
+                continue
+            chain.add(q)
+            if len(chain) > LONGEST or not self.repeatable(fused, q):
+                return None
+            gone = (c for c in fused.operands[q] if c in place and not self.lives(fused, c, use))
+            stack.extend(place[c] for c in gone if not self.is_small(c, fused.kept[value]))
+        return tuple(sorted(chain))
+
+    def repeatable(self, fused: Fused, q: int) -> bool:
+        """Is a kernel one that gives the same bits again and does nothing else?"""
+        step, ex = fused.kept[q], self.s.ex
+        if not isinstance(step, int):
+            return False
+        for t in fused.members[q]:
+            term = ex.program.terms[t]
+            if t in ex.exact or has_effects(term) or (isinstance(term, Block) and not _pure(term.call)):
+                return False
+        return True
+
+    def lives(self, fused: Fused, t: int, use: int) -> bool:
+        return t in self.seq.outs or fused.last_use.get(t, -1) >= use
+
+    def is_small(self, t: int, value: Any) -> bool:
+        return self.size(t) <= SMALL * self.size(value)
+
+    def extended(self, fused: Fused, place: Mapping[int, int], chain: Sequence[int], use: int) -> set[int]:
+        """The small values that live longer because of a move."""
+        read = {c for q in chain for c in fused.operands[q] if c in place and place[c] not in chain}
+        return {c for c in read if not self.lives(fused, c, use)}
+
+    def late(self, fused: Fused, place: Mapping[int, int], chain: Sequence[int], use: int) -> int | None:
+        """A value made after the peak and before the use, as late as possible; first among those that the use reads."""
+        read = [t for t in fused.operands[use] if self.position <= place.get(t, -1) < use]
+        others = [t for t, q in place.items() if self.position <= q < use]
+        for values in (read, others):
+            able = [t for t in values if _word(self.s.ex.program.terms[t].dtype) is not None]
+            if able:
+                return max(able, key=lambda t: (place[t], -self.size(t), -t))
+        return None
+
+    def work_s(self, fused: Fused, chain: Sequence[int]) -> float:
+        program, slowest = self.s.ex.program, self.device.levels[-1][1]
+        seconds = 0.0
+        for q in chain:
+            arithmetic = (arithmetic_s(program, t, self.extents, self.device, t in fused.unrolled) for t in fused.members[q])
+            moved = sum(self.size(t) for t in (*fused.operands[q], fused.kept[q]) if isinstance(t, int))
+            seconds += max(sum(arithmetic), moved / slowest) + self.device.kernel_s
+        return seconds
+
+
+def _pure(call: Call) -> bool:
+    inner = (getattr(v, "jaxpr", v) for p in call.params.values() for v in (p if isinstance(p, tuple | list) else (p,)))
+    return call.prim.name not in IMPURE and all(repeatable(jaxpr) for jaxpr in inner if hasattr(jaxpr, "eqns"))
+
+
+def _word(dtype: Any) -> Any:
+    """The unsigned integers that have the bits of a dtype, None where a conversion of bits is not defined."""
+    if issubdtype(dtype, extended) or issubdtype(dtype, np.complexfloating) or issubdtype(dtype, np.bool_):
+        return None
+    return {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}.get(np.dtype(dtype).itemsize)
+
+
+# --- the schedule after a move -----------------------------------------------------------------------
+
+
+def _apply(s: Schedule, before: Memory, move: Move, moved: frozenset[int], device: Device) -> tuple[Schedule, frozenset[int]]:
+    """The schedule after a move, and its terms that are computed again."""
+    new = _Rebuilt(s, before, move, moved)
+    memory = Memory(new.ex, device.library_folds)
+    total = memory.total(new.seq, new.chunks)
+    return Schedule(new.ex, new.seq, new.chunks, total, Timing(memory, device).total(new.seq, new.chunks)), frozenset(new.moved)
+
+
+class _Rebuilt:
+    """A schedule written anew, kernel by kernel, with a move."""
+
+    def __init__(self, s: Schedule, memory: Memory, move: Move, moved: frozenset[int]):
+        self.s, self.memory, self.move, self.old, self.was_moved = s, memory, move, s.ex.program, moved
+        self.program: Program = s.ex.program.empty_like()
+        self.origin: dict[int, int] = {}
+        self.moved: set[int] = set()
+        self.chunks: dict[Loop, int] = {}
+        values: dict[int, int] = {}
+        self.seq = self.sequence(s.seq, values, ())
+        self.program.outputs = [replace(o, term=self.read(o.term, values)) for o in self.old.outputs]
+        self.program.effects = [self.read(t, values) for t in self.old.effects]
+        facts = (
+            {t: table[old] for t, old in self.origin.items() if old in table} for table in (s.ex.splits, s.ex.accumulates, s.ex.unrolls)
+        )
+        self.ex = Extraction(self.program, *facts)
+
+    def sequence(self, seq: Seq, values: dict[int, int], path: Path | None) -> Seq:
+        """A sequence of the new program; ``values`` are the new terms of values from outside, to which it adds its own."""
+        fused = self.memory.fused(seq)
+        here = path == self.move.path
+        steps: dict[int | Loop | Seq, None] = {}
+        for q, step in enumerate(fused.kept):
+            if here and q == self.move.use:
+                self.again(fused, values, steps)
+            if isinstance(step, int):
+                values[step] = self.kernel(fused.members[q], values, steps)
+                continue
+            inner = None if path is None else (*path, seq.steps.index(step))
+            if isinstance(step, Seq):
+                steps[self.sequence(step, values, inner)] = None
+            else:
+                steps[self.loop(step, values, inner)] = None
+        return _sequence(self.program, tuple(steps), frozenset(values[t] for t in seq.outs))
+
+    def loop(self, loop: Loop, values: dict[int, int], path: Path | None) -> Loop:
+        own = dict(values)
+        body = self.sequence(loop.body, own, path)
+        folds, stacks = (tuple(own[t] for t in ts) for ts in (loop.folds, loop.stacks))
+        values |= {t: own[t] for t in made(loop)}
+        new = Loop(loop.index, body, folds, stacks)
+        self.chunks[new] = self.s.chunks[loop]
+        return new
+
+    def kernel(self, members: Sequence[int], values: Mapping[int, int], steps: dict[Any, None], again: bool = False) -> int:
+        """The terms that one kernel computes, the last of which it keeps."""
+        local = dict(values)
+        new = -1
+        for t in members:
+            args = tuple(self.read(c, local) for c in children(self.old.terms[t]))
+            new = local[t] = self.program.add(with_children(self.old.terms[t], args), self.old.source.get(t))
+            self.origin.setdefault(new, t)
+            steps[new] = None
+            if again or t in self.was_moved:
+                self.moved.add(new)
+        return new
+
+    def read(self, t: int, values: Mapping[int, int]) -> int:
+        """The new term of a value, a leaf, or a view of one."""
+        if t in values:
+            return values[t]
+        term = self.old.terms[t]
+        if isinstance(term, Rename):
+            return self.program.add(Rename(term.dtype, term.pairs, self.read(term.arg, values)), self.old.source.get(t))
+        assert is_leaf(term), "a value is read before it is made"
+        return self.program.add(term, self.old.source.get(t))
+
+    # what is computed again
+
+    def again(self, fused: Fused, values: dict[int, int], steps: dict[Any, None]) -> None:
+        """The chain of the move, from operands of which one per kernel is tied to what is late."""
+        token = self.token(values[self.move.late], steps)
+        fresh: set[int] = set()
+        for q in self.move.chain:
+            own = dict(values)
+            if not fresh & fused.operands[q]:
+                able = [t for t in fused.operands[q] if self.can_be_tied(t)]
+                if able:
+                    t = min(able, key=lambda t: (self.old.nbytes(t), t))
+                    own[t] = self.tied(self.read(t, values), token, steps)
+            kept = fused.members[q][-1]
+            values[kept] = self.kernel(fused.members[q], own, steps, again=True)
+            fresh.add(kept)
+
+    def can_be_tied(self, t: int) -> bool:
+        term = self.old.terms[t]
+        return _word(term.dtype) is not None and (isinstance(term, Input) or not is_leaf(term))
+
+    def token(self, late: int, steps: dict[Any, None]) -> int:
+        """Zero, made from the first element of a value: no number has 128 bits that are set."""
+        program = self.program
+        dtype = program.terms[late].dtype
+        word = np.dtype(_word(dtype))
+        indices = list(bits(program.free[late]))
+        value = late
+        if indices:
+            params = {"start_indices": (0,) * len(indices), "limit_indices": (1,) * len(indices), "strides": None}
+            call = Call(primitives.slice_p, params, (tuple((i,) for i in indices),), (((),) * len(indices),), (dtype,))
+            value = self.step(Block(dtype, call, (late,), 0), steps)
+        if word != dtype:
+            value = self.step(Map(word, "bitcast_convert_type", (value,), (("new_dtype", word),)), steps)
+        value = self.step(Map(word, "population_count", (value,)), steps)
+        return self.step(Map(word, "shift_right_logical", (value, program.add(Literal.of(7, word)))), steps)
+
+    def tied(self, t: int, token: int, steps: dict[Any, None]) -> int:
+        """A value that is not there before the token is."""
+        dtype = self.program.terms[t].dtype
+        word = np.dtype(_word(dtype))
+        if self.program.terms[token].dtype != word:
+            token = self.step(Map(word, "convert_element_type", (token,), (("new_dtype", word),)), steps)
+        value = t if word == dtype else self.step(Map(word, "bitcast_convert_type", (t,), (("new_dtype", word),)), steps)
+        value = self.step(Map(word, "or", (value, token)), steps)
+        return value if word == dtype else self.step(Map(dtype, "bitcast_convert_type", (value,), (("new_dtype", dtype),)), steps)
+
+    def step(self, term: Any, steps: dict[Any, None]) -> int:
+        new = self.program.add(term)
+        steps[new] = None
+        self.moved.add(new)
+        return new
+
+
+def _sequence(program: Program, steps: tuple[Any, ...], outs: frozenset[int]) -> Seq:
+    """A sequence of terms, loops and nested stretches."""
+    read: set[int] = set()
+    inside: set[int] = set()
+    for step in steps:
+        inside |= made(step)
+        read.update(operands(program, step) if isinstance(step, int) else step.body.reads if isinstance(step, Loop) else step.reads)
+    return Seq(steps, outs, frozenset(read - inside))
