@@ -145,7 +145,7 @@ class Expressions(Calls):
         if (*batch, *own[0], *own[1]) != layout:
             left, right = right, left
         absent = [i for i in bits(term.over) if i not in left.layout and i not in right.layout]
-        spec = f'"{self.spell(left.layout)},{self.spell(right.layout)}->{self.spell(layout)}"'
+        spec = '"{},{}->{}"'.format(*self.spell(left.layout, right.layout, layout))
         options = "" if term.precision is None else f", precision={param_text(term.precision) or self.bind('precision', term.precision)}"
         if program.terms[term.lhs].dtype != term.dtype or program.terms[term.rhs].dtype != term.dtype:
             options += f", preferred_element_type={self.dtype(term.dtype)}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Axes, Block, Const, Fold, Input, Iota, Literal, Map, Rename, Term, bits
-from eqsat_mem.source import Fixed, Layout, Module, Scope, Value, array_text, identifier, letters, number, wrap
+from eqsat_mem.source import Fixed, Layout, Module, Scope, Value, array_text, identifier, letters, number, spelled, wrap
 
 INLINE = 60
 """Expressions that are used once and are shorter than this stand inside their user."""
@@ -147,7 +147,7 @@ class Reader:
             text = f"{name}.reshape({self.shape(flat, scope)})"
         if len(set(flat)) != len(flat):
             kept = tuple(dict.fromkeys(flat))
-            text = f'jnp.einsum("{self.spell(flat)}->{self.spell(kept)}", {text})'
+            text = 'jnp.einsum("{}->{}", {})'.format(*self.spell(flat, kept), text)
             flat = kept
         return Value(name, flat) if text == name else self.assign(text, flat, scope, name)
 
@@ -219,8 +219,8 @@ class Reader:
         parts = [self.extent(i, scope) for i in layout]
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
-    def spell(self, layout: Layout) -> str:
-        return "".join(self.letters[i] for i in layout)
+    def spell(self, *layouts: Layout) -> list[str]:
+        return spelled(layouts, self.letters)
 
     # text
 

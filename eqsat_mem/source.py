@@ -132,7 +132,18 @@ def wrap(value: Value) -> str:
     return value.text if value.atom else atom(value.text)
 
 
+LETTERS = "ijklmnopqrstuvwxyzabcdefghABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
 def letters(names: list[str]) -> list[str]:
-    """One letter per index for einsum: its own name where that is one letter."""
-    pool = [c for c in "ijklmnopqrstuvwxyzabcdefghABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in names]
-    return [n if len(n) == 1 and n.isalpha() and n.isascii() else (pool.pop(0) if pool else "?") for n in names]
+    """One letter per index for einsum: its own name where that is one letter, none where letters have run out."""
+    pool = [c for c in LETTERS if c not in names]
+    return [n if len(n) == 1 and n.isalpha() and n.isascii() else (pool.pop(0) if pool else "") for n in names]
+
+
+def spelled(layouts: Sequence[Sequence[int]], letter_of: Sequence[str]) -> list[str]:
+    """Layouts in letters; an index that has none takes one that nothing else in these layouts has."""
+    used = dict.fromkeys(i for layout in layouts for i in layout)
+    spare = iter(sorted(set(LETTERS) - {letter_of[i] for i in used}))
+    own = {i: letter_of[i] or next(spare) for i in used}
+    return ["".join(own[i] for i in layout) for layout in layouts]

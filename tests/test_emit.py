@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +140,18 @@ def test_renamed_reads_take_the_whole_of_what_a_loop_slices():
 
 def test_user_lines_stand_above_what_they_made():
     assert "test_emit.py" in check(lambda a: jnp.exp(a) @ a.T, A)
+
+
+def test_programs_may_have_more_indices_than_there_are_letters():
+    extents = [2 + k % 3 for k in range(61)]
+    matrices = [RNG.uniform(0.5, 1.0, shape).astype(np.float32) for shape in itertools.pairwise(extents)]
+
+    def chain(*factors):
+        left = functools.reduce(jnp.matmul, factors)
+        return left, jnp.diagonal(factors[-2] @ factors[-2].T)
+
+    ex = original(load(jax.make_jaxpr(chain)(*matrices), [f"factor_{k}" for k in range(len(matrices))]))
+    assert len(ex.program.indices) > 52
+    product, diagonal = emit(straight(ex, cpu())).function(*matrices)
+    np.testing.assert_allclose(product, functools.reduce(np.matmul, matrices), rtol=1e-4)
+    np.testing.assert_allclose(diagonal, np.sum(matrices[-2] ** 2, 1), rtol=1e-4)
