@@ -25,6 +25,8 @@ Row = dict[str, str]
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "paper_repro"
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda"}
+ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+"""glibc gives each thread a heap otherwise, and what one thread has freed counts as resident though another needs it."""
 TIMEOUTS_S = {"tiny": 120, "small": 300, "paper": 7200}
 """Seconds after which a point is given up, by scale."""
 
@@ -169,7 +171,7 @@ def in_own_process(experiment: Experiment, point: Point, options: argparse.Names
 
     Results that are missing are empty; ``status`` says why.
     """
-    environment = {**os.environ, "JAX_PLATFORMS": PLATFORMS[options.device], "PYTHONPATH": _python_path()}
+    environment = {**os.environ, "JAX_PLATFORMS": PLATFORMS[options.device], "PYTHONPATH": _python_path(), **ONE_HEAP}
     passed = [f"--{name}={getattr(options, name)}" for name in ("scale", "device", "results")]
     command = [sys.executable, "-m", experiment.module, *passed, "--point", json.dumps(point)]
     empty = dict.fromkeys(experiment.results, "")

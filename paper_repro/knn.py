@@ -96,13 +96,11 @@ class Case:
 CASES = {
     "tiny": [Case("Random", "L2", 300, 3, 20), Case("MNIST", "L1", 200, 784, 10), Case("digits", "L2", 1500, 64, 20)],
     "small": [
-        Case("Random", "L2", 10_000, 100, 10_000),
-        Case("Random", "L2", 10_000, 3, 10_000),
-        Case("Random", "L2", 1_000_000, 100, 1_000),
-        Case("Random", "L2", 1_000_000, 3, 1_000),
-        Case("Random", "L2", 1_000_000, 3, 10_000),
+        *(Case("Random", "L2", 10_000, d, 10_000) for d in (100, 3)),
+        *(Case("Random", "L2", 1_000_000, d, 500) for d in (100, 3)),
+        Case("Random", "L2", 1_000_000, 3, 3_000),
         Case("Random", "L2 direct", 10_000, 3, 10_000),
-        Case("Random", "L2 direct", 1_000_000, 3, 1_000),
+        Case("Random", "L2 direct", 1_000_000, 3, 500),
         Case("digits", "L2", 1_500, 64, 297),
         *(Case(data, "L2", 60_000, 784, 500) for data in ("MNIST", "Fashion")),
         Case("MNIST", "L1", 60_000, 784, 50),

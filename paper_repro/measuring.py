@@ -24,7 +24,7 @@ SHARE = 0.5
 """Programs that hold more than this share of the device's memory are not run."""
 ENOUGH_S = 2.0
 """Runs are repeated until they have taken so long together."""
-LONG_S = 20.0
+LONG_S = 10.0
 """A first run that took longer than this is not repeated."""
 MOST_REPEATS = 15
 

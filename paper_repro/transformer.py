@@ -48,9 +48,7 @@ class Scale:
 
 SCALES = {
     "tiny": Scale(2, 16, 2, 32, 1, 30, 40, {"inference": (24, 96), "training": (24,)}, ("400kB",)),
-    "small": Scale(
-        2, 128, 4, 512, 2, 1000, 1000, {"inference": (256, 512, 1024, 2048), "training": (128, 256, 512, 1024)}, ("64MB", "256MB")
-    ),
+    "small": Scale(2, 128, 4, 512, 2, 1000, 1000, {"inference": (256, 512, 1024, 2048), "training": (128, 256, 512, 1024)}, ("200MB",)),
     "paper": Scale(
         64,
         512,
