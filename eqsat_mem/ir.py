@@ -115,6 +115,7 @@ class Program:
     effects: list[int] = field(default_factory=list)
     source: dict[int, Source] = field(default_factory=dict)
     _ids: dict[Term, int] = field(default_factory=dict, repr=False)
+    _operands: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     # building
 
@@ -200,6 +201,18 @@ class Program:
 
     def shape(self, axes: Axes) -> tuple[int, ...]:
         return tuple(math.prod(self.indices[i].extent for i in axis) for axis in axes)
+
+    def source_of(self, t: int) -> int:
+        """The term whose array a term is a view of: a rename reads its operand under other names, and is never computed."""
+        term = self.terms[t]
+        return term.arg if isinstance(term, Rename) else t
+
+    def operands(self, t: int) -> tuple[int, ...]:
+        """The terms whose arrays a term reads; looked up often."""
+        known = self._operands.get(t)
+        if known is None:
+            known = self._operands[t] = tuple(self.source_of(c) for c in children(self.terms[t]))
+        return known
 
     def roots(self) -> list[int]:
         return [o.term for o in self.outputs] + self.effects

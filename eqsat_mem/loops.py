@@ -81,14 +81,13 @@ def straight(program: Program, terms: tuple[int, ...], outs: frozenset[int] = fr
 
 
 def source_of(program: Program, t: int) -> int:
-    """The term whose array a term is a view of: a rename reads its operand under other names, and is never computed."""
-    term = program.terms[t]
-    return term.arg if isinstance(term, Rename) else t
+    """The term whose array a term is a view of."""
+    return program.source_of(t)
 
 
 def operands(program: Program, t: int) -> tuple[int, ...]:
     """The terms whose arrays a term reads."""
-    return tuple(source_of(program, c) for c in children(program.terms[t]))
+    return program.operands(t)
 
 
 def folded(term: Term) -> int:
@@ -157,10 +156,16 @@ class _Phases:
         needed = frozenset(self.stacked)
         self.stacked |= {t for t in choices.keep if self.kind.get(t) is Kind.SLICE}
         self.roots = self._roots()
-        self.stacked = {t for t in self.stacked if t in needed or self._read_later(t)}
+        last = self._last_loops()
+        self.stacked = {t for t in self.stacked if t in needed or last.get(t, -1) > self.phase[t]}
         self.roots = self._roots()
+        self._bodies = {p: self._body(p) for p in self.roots}
         self.count = 1 + max([*self.phase.values(), *self.roots, 0]) + 1
-        self.place = self._place_whole(seq.outs)
+        place = self._place_whole(seq.outs)
+        self._stretches: dict[int, list[int]] = {}
+        for t in self.terms:
+            if t in place:
+                self._stretches.setdefault(place[t], []).append(t)
 
     def _classify(self, outs: frozenset[int]) -> None:
         terms, effects_phase = self.ex.program.terms, 0
@@ -197,10 +202,9 @@ class _Phases:
                 roots.setdefault(self.phase[t], []).append(t)
         return roots
 
-    def _read_later(self, t: int) -> bool:
-        """Does the loop of a later phase read slice ``t``? It need not if it reads slices that are kept and computed from ``t``."""
-        program = self.ex.program
-        return any(t in operands(program, u) for p in self.roots if p > self.phase[t] for u in self.body(p))
+    def _last_loops(self) -> dict[int, int]:
+        """The last phase whose loop reads a term. Later loops need not read it if they read slices that are kept and computed from it."""
+        return {c: p for p in sorted(self.roots) for t in self._body(p) for c in operands(self.ex.program, t)}
 
     def _same_bits_again(self, t: int) -> bool:
         """Does slice ``t`` come out the same in every loop? Sums and blocks need not: libraries order them by shape."""
@@ -243,10 +247,13 @@ class _Phases:
         return place
 
     def stretch(self, p: int) -> list[int]:
-        return [t for t in self.terms if self.place.get(t) == p]
+        return self._stretches.get(p, [])
 
     def body(self, p: int) -> list[int]:
         """The terms that loop ``p`` computes: its roots and the slices they need that no earlier loop has stacked."""
+        return self._bodies[p]
+
+    def _body(self, p: int) -> list[int]:
         inside: set[int] = set()
         stack = list(self.roots[p])
         while stack:

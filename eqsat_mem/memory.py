@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused, fuse
@@ -18,7 +19,31 @@ from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, Ter
 from eqsat_mem.loops import Chunks, Loop, Path, Seq, is_leaf, loops, made, source_of
 from eqsat_mem.ops import block_op
 
-Extents = tuple[int, ...]
+
+class Extents(tuple[int, ...]):
+    """The extents of all indices at some place of a tree: hashed once, and the same object wherever the same chunks are around.
+
+    Figures of regions are looked up by it, far more often than there are different ones.
+    """
+
+    _hash: int
+    _changed: dict[tuple[int, int], Extents]
+
+    def __new__(cls, extents: Iterable[int]) -> Self:
+        new = super().__new__(cls, extents)
+        new._hash = tuple.__hash__(new)
+        new._changed = {}
+        return new
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def with_extent(self, index: int, extent: int) -> Extents:
+        """These extents but for one."""
+        known = self._changed.get((index, extent))
+        if known is None:
+            known = self._changed[index, extent] = Extents((*self[:index], extent, *self[index + 1 :]))
+        return known
 
 
 @dataclass(frozen=True)
@@ -44,6 +69,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         program = self.ex.program
+        self._full = Extents(i.extent for i in program.indices)
         self._layouts = [tuple(bits(free)) for free in program.free]
         self._widths = [self._width(term) for term in program.terms]
 
@@ -60,7 +86,7 @@ class Memory:
         return out
 
     def full_extents(self) -> Extents:
-        return tuple(i.extent for i in self.ex.program.indices)
+        return self._full
 
     def fused(self, seq: Seq) -> Fused:
         known = self._fused.get(seq)
@@ -116,6 +142,7 @@ class Memory:
         program, fused = self.ex.program, self.fused(seq)
         live: dict[int, int] = {}
         best = Peak(0, (), -1, ())
+        lives: list[tuple[int, int, int, float]] = []  # value, bytes, the steps that make it and read it last
         total = 0
         for position, step in enumerate(fused.kept):
             scratch = 0
@@ -141,17 +168,20 @@ class Memory:
             if now > best.nbytes:
                 at = seq.steps.index(step)
                 path = (at, *inner.path) if not isinstance(step, int) else ()
-                best = Peak(now, path, position, (*live.items(), *new.items(), *inner.live))
+                best = Peak(now, path, position, (*new.items(), *inner.live))
             if isinstance(step, Seq):
                 new = {t: self.size(t, extents) for t in step.outs}
             live |= new
             total += sum(new.values())
+            for t, nbytes in new.items():
+                lives.append((t, nbytes, position, math.inf if t in seq.outs else fused.last_use.get(t, position)))
             for t in dying:
                 total -= live.pop(t)
             for t in new:
                 if t not in fused.last_use and t not in seq.outs:
                     total -= live.pop(t)
-        return best
+        around = ((t, nbytes) for t, nbytes, made, read in lives if made < best.position <= read)
+        return replace(best, live=(*around, *best.live))
 
     def _taken_over(self, step: int | Loop | Seq, new: dict[int, int], dying: list[int], live: dict[int, int]) -> int:
         """Bytes that an elementwise result does not need because an operand of its size dies here."""
@@ -185,7 +215,7 @@ def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: 
 
 def within(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:
     """The extents inside a loop's body."""
-    return (*extents[: loop.index], min(chunks[loop], extents[loop.index]), *extents[loop.index + 1 :])
+    return extents.with_extent(loop.index, min(chunks[loop], extents[loop.index]))
 
 
 def argument_bytes(program: Program) -> int:

@@ -1,17 +1,18 @@
 """The fastest loop tree whose whole peak fits the limit.
 
 Starting from the straight program, the regions that hold the peak, or that spend time on values too large for the cache, are split along
-each of their large indices; chunk sizes are chosen for every tree, and the best trees are split further. The search is bounded by a
-number of
-trees, never by a clock, so that plans are deterministic.
+each of their large indices; chunk sizes are chosen for every tree, and the best trees are split further. The search is bounded by the
+steps that it looks at, never by a clock, so that plans are deterministic.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
+from typing import Any
 
 from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.extract import Extraction
@@ -48,8 +49,14 @@ FOLD_TOLL = 0.02
 """The share that accumulating one more fold must save: slices keep every bit, sums of chunks round differently."""
 ROOM_TOLL = 0.1
 """The share that filling the limit must save: what is predicted to be as fast in less leaves room for what is not predicted."""
+FEW_LOOPS = 32
+"""Up to so many loops of a tree, or groups of loops that are alike, get their chunk sizes one by one."""
 LARGE_PROGRAM = 200
 """Terms from which on only one tree is kept, and split further up."""
+TILED = 4
+"""Of the trees that a large program may become by one more split, as many of the best get chunk sizes of their own."""
+MOST_STEPS = 120_000
+"""Steps of trees that one search looks at: ten times what programs of a hundred terms need, and all that those of thousands get."""
 CANDIDATES = 6
 """How many indices of a region are tried."""
 WORTHWHILE = 0.05
@@ -87,11 +94,14 @@ def schedule(
 
 def _search(search: _Search) -> Schedule:
     """The best tree of a beam search over splits."""
-    beam = [search.tile(region(search.ex))]
-    best = beam[0]
-    width = BEAM if len(beam[0].seq.steps) <= LARGE_PROGRAM else 1
-    for _ in range(MAX_DEPTH if width > 1 else 2 * MAX_DEPTH):
-        beam = sorted((new for s in beam for new in search.expand(s)), key=search.rank)[:width]
+    best = search.start(region(search.ex))
+    large = len(best.seq.steps) > LARGE_PROGRAM
+    beam = [best]
+    for _ in range(2 * MAX_DEPTH if large else MAX_DEPTH):
+        found = list(takewhile(lambda _: search.timing.walked < MOST_STEPS, ((new, s) for s in beam for new in search.expand(s))))
+        if large:
+            found = sorted(found, key=lambda pair: search.rank(pair[0]))[:TILED]
+        beam = sorted((search.tile(*pair) for pair in found), key=search.rank)[: 1 if large else BEAM]
         if not beam:
             break
         best = min(best, beam[0], key=search.rank)
@@ -139,30 +149,34 @@ class _Search:
 
     # chunk sizes
 
-    def tile(self, seq: Seq, parent: Schedule | None = None) -> Schedule:
+    def start(self, seq: Seq, parent: Schedule | None = None) -> Schedule:
+        """A tree with the chunks that its loops have in ``parent``, or else those where the search for them begins."""
+        known = _chunks_by_loop(parent)
+        every = loops(seq)
+        return self.evaluate(seq, {loop: known.get(_same(loop)) or first_chunk(self.full[loop.index]) for loop in every})
+
+    def tile(self, s: Schedule, parent: Schedule | None = None) -> Schedule:
         """Chunk sizes by coordinate descent along each loop's ladder: the fastest that fit, or the smallest peak.
 
-        Loops that ``parent`` has too start from its chunks, and are reconsidered once the new ones have theirs.
+        First for the loops that ``parent`` does not have, then for all.
         """
-        known = {(loop.index, loop.folds, loop.stacks): chunk for loop, chunk in parent.chunks.items()} if parent else {}
-        every = list(loops(seq))
-        fresh = [loop for loop in every if (loop.index, loop.folds, loop.stacks) not in known]
-        start = {loop: known.get((loop.index, loop.folds, loop.stacks), first_chunk(self.full[loop.index])) for loop in every}
-        best = self.evaluate(seq, start)
+        known, every = _chunks_by_loop(parent), list(s.chunks)
+        fresh = [loop for loop in every if _same(loop) not in known]
         for some in (fresh, every) if len(every) > 1 else (every,):
-            for loop in some:
-                best = self.descend(best, loop)
-        return best
+            for together in _tied(some, s.chunks):
+                if self.timing.walked < MOST_STEPS:
+                    s = self.descend(s, together)
+        return s
 
-    def descend(self, s: Schedule, loop: Loop) -> Schedule:
-        """Smaller, then larger chunks of one loop for as long as that helps (past one step that does not)."""
-        steps = ladder(self.full[loop.index])
-        here = steps.index(s.chunks[loop])
+    def descend(self, s: Schedule, together: Sequence[Loop]) -> Schedule:
+        """Smaller, then larger chunks of loops over one index for as long as that helps (past one step that does not)."""
+        steps = ladder(self.full[together[0].index])
+        here = steps.index(s.chunks[together[0]])
         best = s
         for path in (range(here - 1, -1, -1), range(here + 1, len(steps))):
             worse = 0
             for position in path:
-                new = self.evaluate(s.seq, {**best.chunks, loop: steps[position]})
+                new = self.evaluate(s.seq, {**best.chunks, **dict.fromkeys(together, steps[position])})
                 if self.rank(new) < self.rank(best):
                     best, worse = new, 0
                 else:
@@ -180,16 +194,16 @@ class _Search:
     # splitting
 
     def expand(self, s: Schedule) -> Iterator[Schedule]:
-        """The schedules that one more split gives."""
+        """The schedules that one more split gives, their chunks still to be chosen."""
         for path, seq, extents in self.hot_spots(s):
             for i in self.candidates(seq, extents):
                 small = self.small(seq, extents)
                 for choices in self.keeps(seq, extents, i, Choices(small=small)):
                     changed = split(self.ex, seq, i, choices)
                     if changed is not None:
-                        yield self.tile(with_region(s.seq, path, changed), s)
+                        yield self.start(with_region(s.seq, path, changed), s)
                 for changed in self.sunk(seq, extents, i, small):
-                    yield self.tile(with_region(s.seq, path, changed), s)
+                    yield self.start(with_region(s.seq, path, changed), s)
 
     def small(self, seq: Seq, extents: Extents) -> frozenset[int]:
         """Values, leaves included, that hardly count: a share of what may be held beside the arguments, and of the cache."""
@@ -282,6 +296,34 @@ class _Search:
         term = self.ex.program.terms[t]
         dear = isinstance(term, (Dot, Block)) or bool(folded(term))
         return arithmetic_s(self.ex.program, t, extents, self.device, bool(self.ex.unrolls.get(t))) if dear else 0.0
+
+
+def _chunks_by_loop(s: Schedule | None) -> dict[Any, int]:
+    return {_same(loop): chunk for loop, chunk in s.chunks.items()} if s else {}
+
+
+def _same(loop: Loop) -> Any:
+    """What is the same of a loop in another tree."""
+    return loop.index, loop.folds, loop.stacks
+
+
+def _tied(some: Sequence[Loop], chunks: Chunks) -> list[list[Loop]]:
+    """The loops of a tree one by one; where there are many, as in deep networks, loops over one index that are alike together."""
+
+    def exactly(loop: Loop) -> Any:
+        return loop.index, chunks[loop], len(loop.folds), len(loop.stacks), len(loop.body.steps)
+
+    def roughly(loop: Loop) -> Any:
+        return loop.index, chunks[loop], *(n.bit_length() for n in exactly(loop)[2:])
+
+    groups: dict[Any, list[Loop]] = {}
+    for alike in (lambda loop: loop, exactly, roughly):
+        groups = {}
+        for loop in some:
+            groups.setdefault(alike(loop), []).append(loop)
+        if len(groups) <= FEW_LOOPS:
+            break
+    return list(groups.values())
 
 
 @cache

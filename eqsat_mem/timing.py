@@ -20,8 +20,11 @@ class Timing:
 
     memory: Memory
     device: Device
+    walked: int = 0
+    """Steps of regions looked at so far: the work done, in a unit that no other process changes."""
     _seconds: dict[Any, float] = field(default_factory=dict)
     _touched: dict[Any, int] = field(default_factory=dict)
+    _terms: dict[Any, float] = field(default_factory=dict)
     _inside: dict[Seq, frozenset[int]] = field(default_factory=dict)
 
     def total(self, seq: Seq, chunks: Chunks) -> float:
@@ -37,6 +40,7 @@ class Timing:
 
     def _walk(self, seq: Seq, extents: Extents, chunks: Chunks) -> float:
         program, fused = self.memory.ex.program, self.memory.fused(seq)
+        self.walked += len(seq.steps)
         touched = self.touched(seq, extents, chunks)
         bandwidth = self.device.bandwidth(touched)
         calls: set[tuple[int, tuple[int, ...]]] = set()
@@ -53,7 +57,7 @@ class Timing:
                     if call in calls:
                         continue
                     calls.add(call)
-                work = sum(arithmetic_s(program, t, extents, self.device, t in fused.unrolled) for t in members)
+                work = sum(self._arithmetic(t, extents, t in fused.unrolled) for t in members)
                 if extents == self.memory.full_extents() and fused.unrolled.intersection(members):
                     work *= STRIDED
                 moved = self.memory.size(step, extents) / bandwidth + sum(self._reading(t, seq, extents, touched) for t in operands)
@@ -74,15 +78,22 @@ class Timing:
 
     def arithmetic(self, seq: Seq, extents: Extents) -> float:
         """Seconds that a straight region cannot take less than: its arithmetic."""
-        program, fused = self.memory.ex.program, self.memory.fused(seq)
-        return sum(arithmetic_s(program, t, extents, self.device, t in fused.unrolled) for members in fused.members for t in members)
+        fused = self.memory.fused(seq)
+        return sum(self._arithmetic(t, extents, t in fused.unrolled) for members in fused.members for t in members)
+
+    def _arithmetic(self, t: int, extents: Extents, unrolled: bool) -> float:
+        key = t, extents, unrolled
+        known = self._terms.get(key)
+        if known is None:
+            known = self._terms[key] = arithmetic_s(self.memory.ex.program, t, extents, self.device, unrolled)
+        return known
 
     def _loop(self, loop: Loop, extents: Extents, chunks: Chunks) -> float:
         count, rest = divmod(extents[loop.index], min(chunks[loop], extents[loop.index]))
         inside = within(extents, loop, chunks)
         seconds = count * (self.seconds(loop.body, inside, chunks) + self.device.iteration_s + self._results(loop, inside, extents))
         if rest:
-            last = (*inside[: loop.index], rest, *inside[loop.index + 1 :])
+            last = inside.with_extent(loop.index, rest)
             seconds += self.seconds(loop.body, last, chunks) + self._results(loop, last, extents)
         return seconds
 

@@ -12,7 +12,7 @@ import numpy as np
 from eqsat_mem import interpret
 from eqsat_mem.ir import Block, Dot, Fold, Index, Map, Program, Rename, bits, children
 from eqsat_mem.loops import Loop, Seq, is_leaf, made
-from eqsat_mem.memory import Memory, within
+from eqsat_mem.memory import Extents, Memory, within
 from eqsat_mem.ops import MONOIDS
 from eqsat_mem.schedule import Schedule
 from tests import stepwise
@@ -154,11 +154,11 @@ class Heap:
 def brute_force_peak(made_by: Schedule) -> int:
     """The most bytes that values of the loop tree take together, by running every turn of every loop with reference counts."""
     heap = Heap()
-    _hold(made_by, Memory(made_by.ex), made_by.seq, tuple(i.extent for i in made_by.ex.program.indices), heap)
+    _hold(made_by, Memory(made_by.ex), made_by.seq, Extents(i.extent for i in made_by.ex.program.indices), heap)
     return heap.high
 
 
-def _hold(made_by: Schedule, memory: Memory, seq: Seq, extents: tuple[int, ...], heap: Heap, along: int | None = None) -> dict[int, int]:
+def _hold(made_by: Schedule, memory: Memory, seq: Seq, extents: Extents, heap: Heap, along: int | None = None) -> dict[int, int]:
     """Run a region, in a turn of a loop over ``along``; afterwards its results are still allocated: their bytes."""
     fused = memory.fused(seq)
     references = {
@@ -187,17 +187,17 @@ def _hold(made_by: Schedule, memory: Memory, seq: Seq, extents: tuple[int, ...],
     return alive
 
 
-def _turns(made_by: Schedule, memory: Memory, loop: Loop, extents: tuple[int, ...], heap: Heap) -> None:
+def _turns(made_by: Schedule, memory: Memory, loop: Loop, extents: Extents, heap: Heap) -> None:
     left = extents[loop.index]
     inside = within(extents, loop, made_by.chunks)
     while left:
         chunk = min(inside[loop.index], left)
-        results = _hold(made_by, memory, loop.body, (*inside[: loop.index], chunk, *inside[loop.index + 1 :]), heap, loop.index)
+        results = _hold(made_by, memory, loop.body, inside.with_extent(loop.index, chunk), heap, loop.index)
         heap.release(sum(results.values()))
         left -= chunk
 
 
-def _slices(memory: Memory, read: frozenset[int], alive: dict[int, int], extents: tuple[int, ...], along: int | None) -> int:
+def _slices(memory: Memory, read: frozenset[int], alive: dict[int, int], extents: Extents, along: int | None) -> int:
     """Bytes of the slices that the loop over ``along`` takes of outer values."""
     outer = [c for c in read if c not in alive]
     return sum(memory.size(c, extents) for c in outer if along is not None and memory.ex.program.free[c] >> along & 1)
@@ -209,7 +209,7 @@ def _compute(
     operands: frozenset[int],
     dying: list[int],
     alive: dict[int, int],
-    extents: tuple[int, ...],
+    extents: Extents,
     heap: Heap,
     along: int | None,
 ) -> None:
