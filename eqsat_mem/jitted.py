@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
@@ -168,6 +169,7 @@ def _planning(reference: Callable[[], Any], options: dict[str, Any], settings: S
         inputs = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, Tracer)]  # all that is not static
         types = ", ".join(jax.typeof(x).str_short() for x in inputs)
         known = {**_identity(fun), "arguments": types}
+        start = time.perf_counter()
         try:
             function, captured = _function(fun, args, kwargs, traced.jaxpr, inputs)
             entry = _plan(function, known)
@@ -175,7 +177,7 @@ def _planning(reference: Callable[[], Any], options: dict[str, Any], settings: S
             settings.ledger.add(entry)
         except Exception as error:
             out = None
-            _failed(error, known, settings)
+            _failed(error, {**known, "planning_s": time.perf_counter() - start}, settings)
         return original(*args, **kwargs) if out is None else jax.tree.unflatten(traced.out_tree, out)
 
     functools.update_wrapper(call, reference(), updated=())
