@@ -266,4 +266,4 @@ def _identity(fun: Any) -> dict[str, Any]:
 def _short(file: Path) -> Path:
     """The path from the current directory, or from where its module was found."""
     above = [Path.cwd(), *map(Path, sys.path)]
-    return next((file.relative_to(path) for path in above if file.is_relative_to(path)), file)
+    return min((file.relative_to(path) for path in above if file.is_relative_to(path)), key=lambda p: len(p.parts), default=file)
