@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 from jax import jit
 from jax.core import Tracer
+from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.config import Accuracy, Options, resolve_limit
@@ -177,20 +179,25 @@ def _binding(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
         dynamic = [isinstance(leaf, Tracer) for leaf in leaves]  # jax.jit has made a tracer of all that is not static
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
 
-        def flat(*values: Any) -> Any:
+        made: list[tuple[Any, list[Any]]] = []  # the structure of the results, and those without values: derivatives by integers
+
+        def flat(*values: Any) -> list[Any]:
             given = iter(values)
             merged = [next(given) if is_dynamic else leaf for leaf, is_dynamic in zip(leaves, dynamic, strict=True)]
             args, kwargs = jax.tree.unflatten(tree, merged)
-            return fun(*args, **kwargs)
+            results, structure = jax.tree.flatten(fun(*args, **kwargs))
+            made.append((structure, [x if getattr(x, "dtype", None) == float0 else None for x in results]))
+            return [x for x in results if getattr(x, "dtype", None) != float0]
 
         name = getattr(fun, "__name__", "")
         flat.__name__ = name = name if name.isidentifier() else "program"
         with without_varying_types():
-            jaxpr, shapes = jax.make_jaxpr(flat, return_shape=True)(*map(plain_aval, map(jax.typeof, inputs)))
+            jaxpr = jax.make_jaxpr(flat)(*map(plain_aval, map(jax.typeof, inputs)))
         jaxpr, captured = hoist_constants(jaxpr)
         names = [f"captured_{k}" for k in range(len(captured))] + argument_names(fun, args, kwargs, inputs)
-        out = bind(Function(name, jaxpr, options, names), *vary_alike([*captured, *inputs]))
-        return jax.tree.unflatten(jax.tree.structure(shapes), out)
+        out = iter(bind(Function(name, jaxpr, options, names), *vary_alike([*captured, *inputs])))
+        structure, without_values = made[-1]
+        return jax.tree.unflatten(structure, [next(out) if x is None else np.zeros(x.shape, float0) for x in without_values])
 
     return call
 

@@ -5,7 +5,7 @@ Slow and obvious on purpose: it judges whatever is emitted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def evaluate(program: Program, args: Sequence[Array]) -> list[Array]:
     return [to_axes(program, values[o.term], program.free[o.term], o.axes) for o in program.outputs]
 
 
-def evaluate_term(program: Program, t: int, args: Sequence[Array], values: dict[int, Array], results: dict[Call, list[Array]]) -> Array:
+def evaluate_term(program: Program, t: int, args: Sequence[Array], values: Mapping[int, Array], results: dict[Call, list[Array]]) -> Array:
     """One term, whose operands are in ``values``; what calls return is kept in ``results``."""
     term = program.terms[t]
     if children(term):
@@ -63,7 +63,7 @@ def _leaf(program: Program, term: Term, args: Sequence[Array]) -> Array:
     raise TypeError(f"not a term without operands: {term!r}")
 
 
-def _operation(program: Program, term: Term, free: int, values: dict[int, Array], results: dict[Call, list[Array]]) -> Array:
+def _operation(program: Program, term: Term, free: int, values: Mapping[int, Array], results: dict[Call, list[Array]]) -> Array:
     def along(a: int, mask: int) -> Array:
         return expand(program, values[a], program.free[a], mask)
 
@@ -84,7 +84,7 @@ def _operation(program: Program, term: Term, free: int, values: dict[int, Array]
     raise TypeError(f"not a term with operands: {term!r}")
 
 
-def _block(program: Program, term: Block, values: dict[int, Array], results: dict[Call, list[Array]]) -> Array:
+def _block(program: Program, term: Block, values: Mapping[int, Array], results: dict[Call, list[Array]]) -> Array:
     """One result of a call, which runs once for all of them."""
     call = term.call
     if call not in results:

@@ -54,8 +54,11 @@ def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: s
     find = partial(_fastest_form, _Forms(loaded, options), options, device, clock)
     best, before, fired = find(limit)
     with clock("emit and verify"):
-        may_stay = before.fits(int(limit * NEARLY) if options.verify else limit)
-        may_stay = may_stay and (best.seconds > GAIN * before.seconds or not best.fits(limit))
+        if best.fits(limit):
+            fits_nearly = before.fits(int(limit * NEARLY) if options.verify else limit)
+            may_stay = fits_nearly and best.seconds > GAIN * before.seconds
+        else:  # whatever is predicted of the program as written: XLA is asked before there is an error
+            may_stay = options.verify or before.fits(limit)
         kept = _keep(jaxpr, loaded, before, limit, options, name) if may_stay else None
         chosen = kept or _emit_within(find, best, jaxpr, limit, options, name)
     return _report(chosen, before, limit, clock, name, () if kept is not None else fired, kept is not None)

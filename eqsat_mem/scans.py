@@ -27,6 +27,12 @@ SMALL_SHARE = 1 / 64
 """Results that are a smaller share of what a scan stacks stay stacked."""
 
 
+SUNK_BYTES = 2**16
+"""Values of fewer bytes that do not depend on the step are computed once."""
+SUNK_SHARE = 8
+"""A value is computed again in every step from values that are smaller than it by this factor."""
+
+
 class Stage(IntEnum):
     """How far a program's scans are taken apart, each stage with less memory and more work than the one before."""
 
@@ -156,11 +162,12 @@ class Stages:
         """What distinguishes the program of this stage from those of others."""
         computed = (tuple(self.slices(scan).of(How.COMPUTED, How.AGAIN)) for scan in self.scans)
         blocks = tuple((self.stage, scan.order) for scan in self.checkpointed())
-        return tuple(computed), tuple(self.absorbed), blocks
+        sunk = tuple(t for scan in self.scans for t in self.invariants(scan) if self.sunk(t)[0])
+        return tuple(computed), tuple(self.absorbed), sunk, blocks
 
     def changed(self, scan: Scan) -> bool:
         """Whether a scan computes slices, accumulates folds, or has its results computed again elsewhere."""
-        computes = bool(self.slices(scan).of(How.COMPUTED, How.AGAIN))
+        computes = bool(self.slices(scan).of(How.COMPUTED, How.AGAIN)) or any(self.sunk(t)[0] for t in self.invariants(scan))
         return computes or scan in self.absorbed.values() or any(scan in self.slices(other).again for other in self.scans)
 
     def folds(self, scan: Scan) -> list[int]:
@@ -231,6 +238,36 @@ class Stages:
         bound = isinstance(term, Block) and not term.call.pointwise & mine
         return not bound and all(r in (0, mine) for r in read)
 
+    # what does not depend on the step
+
+    def invariants(self, scan: Scan) -> list[int]:
+        """What every step of a scan reads whole: constants of the bodies that it runs, and what slices are computed from."""
+        used = self.slices(scan)
+        consts = [c for other in used.again for c in other.consts]
+        return list(dict.fromkeys([*scan.consts, *consts, *used.of(How.INVARIANT)]))
+
+    def sunk(self, t: int) -> tuple[list[int], list[int]]:
+        """The terms that compute a large value in every step, ascending, and what they start from; none, and the value, if it is kept.
+
+        The plan of the body can split it then, as that of the program around the scan could not.
+        """
+        program = self.program
+        if self.stage < Stage.RECOMPUTE or program.nbytes(t) < SUNK_BYTES:
+            return [], [t]
+        inside: set[int] = set()
+        outside: set[int] = set()
+        stack = [t]
+        while stack:
+            u = stack.pop()
+            simple = isinstance(program.terms[u], Map | Fold | Dot | Rename) and u not in self.absorbed
+            if simple and SUNK_SHARE * program.nbytes(u) > program.nbytes(t):
+                stack.extend(c for c in children(program.terms[u]) if c not in inside)
+                inside.add(u)
+            else:
+                outside.add(u)
+        kept = sum(program.nbytes(u) for u in outside if children(program.terms[u]))
+        return (sorted(inside), sorted(outside)) if inside and 2 * kept < program.nbytes(t) else ([], [t])
+
     # folds
 
     def _absorbable(self) -> Iterator[tuple[int, Scan]]:
@@ -285,9 +322,8 @@ class Stages:
     def _needs(self, node: Node) -> Sequence[Node]:
         if isinstance(node, Scan):
             used = self.slices(node)
-            consts = [c for scan in used.again for c in scan.consts]
-            stored = used.of(How.STORED, How.INVARIANT)
-            return [*used.again, *node.consts, *node.init, *consts, *stored]
+            whole = [u for t in self.invariants(node) for u in self.sunk(t)[1]]
+            return [*used.again, *node.init, *whole, *used.of(How.STORED)]
         owner = self.absorbed.get(node) or self.scan_of.get(node)
         return [owner] if owner is not None else children(self.program.terms[node])
 

@@ -8,6 +8,7 @@ keeps its carry at the start of each block, and a scan that reads those results 
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -213,7 +214,7 @@ class _Segment:
     def cut(self, array: Array) -> Array:
         if self.length == self.scan.length:
             return array
-        start = (self.start, *(0 for _ in array.shape[1:]))
+        start = [jnp.asarray(self.start, np.int32), *[jnp.zeros((), np.int32)] * (array.ndim - 1)]
         return lax.dynamic_slice(array, start, (self.length, *array.shape[1:]), allow_negative_indices=False)
 
     def carries(self, scan: Scan) -> list[Array]:
@@ -238,6 +239,7 @@ class _Slices:
         one = [replace(index, extent=1) if scan.lanes >> i & 1 else index for i, index in enumerate(form.program.indices)]
         self.program, self.lanes = replace(form.program, indices=one), scan.lanes
         self.values: dict[int, Array] = {}
+        self.whole: dict[int, Array] = {}
         self.calls: dict[Call, list[Array]] = {}
         self.prepared: dict[Scan, tuple[list[Array], list[Array]]] = {}
         self.made: dict[Scan, list[Array]] = {}
@@ -267,7 +269,7 @@ class _Slices:
     def _value(self, t: int) -> Array:
         how, term, free = self.used.how[t], self.program.terms[t], self.program.free[t]
         if how is How.INVARIANT:
-            return self.form.values[t]
+            return self.invariant(t)
         if how is How.STORED:
             return lax.expand_dims(self.stored[t], [_place(free, self.lanes)])
         if how in (How.OWN, How.AGAIN):
@@ -283,11 +285,21 @@ class _Slices:
         if scan not in self.made:
             carry, bound = self.prepared[scan]
             axes, first = scan.call.in_axes, scan.first_carry + scan.carries
-            consts = [self.form.laid_out(t, a) for t, a in zip(scan.consts, axes)]
+            program = self.form.program
+            consts = [to_axes(program, self.invariant(t), program.free[t], a) for t, a in zip(scan.consts, axes)]
             waiting = iter(bound)
             xs = [self.read(t, a) if len(a[0]) == 1 else next(waiting) for t, a in zip(scan.xs, axes[first:])]
             self.made[scan] = list(jaxpr_as_fun(scan.body)(*consts, *carry, *xs))
         return self.made[scan]
+
+    def invariant(self, t: int) -> Array:
+        """A value that does not depend on the step: from outside, or computed again here."""
+        for u in self.form.stages.sunk(t)[0]:
+            if u not in self.whole:
+                with lines_of(self.program.source.get(u)):
+                    known = ChainMap(self.whole, self.form.values)
+                    self.whole[u] = evaluate_term(self.form.program, u, (), known, self.calls)
+        return self.whole[t] if t in self.whole else self.form.values[t]
 
     def read(self, t: int, axes: Any) -> Array:
         return lax.squeeze(to_axes(self.program, self.value(t), self.program.free[t], axes), [0])

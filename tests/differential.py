@@ -32,6 +32,7 @@ from eqsat_mem.loops import (
     with_region,
 )
 from eqsat_mem.memory import Memory
+from eqsat_mem.remat import rematerialise
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, schedule, straight
@@ -154,9 +155,24 @@ def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, S
     for word, ex in extractions(program, seed):
         yield f"{word}, straight", straight(ex, TINY)
         for k in range(3 if thorough else 1):
-            yield f"{word}, random tree {k}", random_schedule(ex, rng)
+            tree = random_schedule(ex, rng)
+            yield f"{word}, random tree {k}", tree
+            if rng.random() < 0.3:
+                yield f"{word}, random tree {k}, values computed again", rematerialise(tree, int(0.5 * tree.peak_bytes), TINY)
         if (thorough and word != "random") or word == "smallest":
             yield from ladder(word, ex)
+
+
+def few_plans(case: Case, seed: int) -> Iterator[tuple[str, Schedule]]:
+    """A random loop tree of a random form of a program as it is written, and the same with values computed again: no e-graph."""
+    rng = random.Random(seed)
+    program = load(case.jaxpr, case.names)
+    staged = [program, *forms(original(program, RULES))]
+    tree = random_schedule(original(staged[rng.randrange(len(staged))], RULES), rng)
+    yield "as written, random tree", tree
+    recomputed = rematerialise(tree, int(rng.choice([0.3, 0.6, 0.9]) * tree.peak_bytes), TINY)
+    if recomputed is not tree:
+        yield "as written, random tree, values computed again", recomputed
 
 
 def ladder(word: str, ex: Extraction) -> Iterator[tuple[str, Schedule]]:

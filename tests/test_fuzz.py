@@ -31,6 +31,13 @@ def test_plans_of_random_programs_compute_the_same(block):
         assert (found := failure(seed, thorough=False)) is None, found
 
 
+@pytest.mark.parametrize("block", range(8))
+@pytest.mark.filterwarnings("ignore")
+def test_hundreds_of_programs_their_gradients_and_their_batched_forms(block):
+    for seed in range(1000 + 25 * block, 1000 + 25 * (block + 1)):
+        assert (found := failure(seed, few=True)) is None, found
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_plans_compute_the_same(seed):
