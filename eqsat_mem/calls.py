@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,9 +69,16 @@ class Calls(Reader):
         """
         text = self.readable(call, args, scope, sliced)
         if text is not None:
-            self.module.helpers.update({f.__name__: f for f in block_op(call.prim.name).helpers if f"{f.__name__}(" in text})
+            self.carry_helpers(call, text)
             return text
         return f"{self.opaque(call)}({', '.join(args)})"
+
+    def carry_helpers(self, call: Call, text: str) -> None:
+        """Have the source define the helpers that ``text`` calls, and those that they call."""
+        for helper in block_op(call.prim.name).helpers:
+            if f"{helper.__name__}(" in text and helper.__name__ not in self.module.helpers:
+                self.module.helpers[helper.__name__] = helper
+                self.carry_helpers(call, inspect.getsource(helper))
 
     def readable(self, call: Call, args: Sequence[str], scope: Scope, sliced: bool) -> str | None:
         """The operation table's source, extents of chunks by their names; ``None`` if it depends on them in another way."""

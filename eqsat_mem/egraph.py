@@ -145,8 +145,9 @@ class EGraph:
             commands.append(self._set("free", [read], self._lit(term.free)))
             commands.append(self._set("dtype", [read], self._lit(term.dtype)))
             commands.append(self._set("pointwise", [read], self._lit(term.pointwise)))
-            if term.summed:
-                commands.append(self._set("summed", [read], self._lit(term.summed)))
+            for fact, mask in (("summed", term.summed), ("selected", term.selected)):
+                if mask:
+                    commands.append(self._set(fact, [read], self._lit(mask)))
         self._graph.run_program(*commands)
 
     def _expression(self, node: Node) -> Any:

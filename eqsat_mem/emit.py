@@ -20,8 +20,8 @@ from jax.extend.core import ClosedJaxpr
 from eqsat_mem.calls import Body
 from eqsat_mem.expressions import Expressions
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Axes, Dot, Fold, children
-from eqsat_mem.loops import Loop, Seq, region, source_of
+from eqsat_mem.ir import Axes, Block, Dot, Fold, children
+from eqsat_mem.loops import Loop, Seq, least_chunk, region, selection_of, source_of
 from eqsat_mem.memory import Memory
 from eqsat_mem.ops import MONOIDS, accumulator
 from eqsat_mem.schedule import Schedule
@@ -126,7 +126,8 @@ class _Writer(Expressions):
 
     def loop(self, loop: Loop, scope: Scope) -> None:
         extent, chunk = self.program_ir.indices[loop.index].extent, self.schedule.chunks[loop]
-        count, rest = divmod(extent, chunk)
+        first = self.first_size(loop)
+        count = (extent - first) // chunk
         results = [*loop.folds, *loop.stacks]
         names = [identifier(self.word(t), self.taken) for t in results]
         body = identifier(f"chunk_of_{self.indices[loop.index]}", self.taken)
@@ -137,7 +138,9 @@ class _Writer(Expressions):
         self.line(inner, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {carry}")
         self.sequence(loop.body, inner)
         for t, name in zip(results, names):
-            self.line(inner, f"{name} = {self.combined(t, name, loop, inner)}")
+            if not self.is_selection(t, loop):
+                self.line(inner, f"{name} = {self.combined(t, name, loop, inner)}")
+        self.selections(dict(zip(results, names)), loop, inner)
         self.line(inner, f"return ({', '.join(names)}{',' if len(names) == 1 else ''})")
         self.comment(scope, f"loop over {index}: {extent} in chunks of {chunk}")
         self.line(scope, f"def {body}(start_{index}, {carry}, size_{index}):")
@@ -145,18 +148,48 @@ class _Writer(Expressions):
         start = ", ".join(self.initial(t, loop, scope) for t in results) + ("," if len(names) == 1 else "")
         state = identifier("state", self.taken)
         self.line(scope, f"{state} = ({start})")
-        if rest:
-            self.line(scope, f"{state} = {body}(0, {state}, {rest})")
+        if first:
+            self.line(scope, f"{state} = {body}(0, {state}, {first})")
         if count == 1:
-            self.line(scope, f"{state} = {body}({rest}, {state}, {chunk})")
-        else:
-            begin = f"{rest} + t * {chunk}" if rest else f"t * {chunk}"
+            self.line(scope, f"{state} = {body}({first}, {state}, {chunk})")
+        elif count:
+            begin = f"{first} + t * {chunk}" if first else f"t * {chunk}"
             self.line(scope, f"{state} = lax.fori_loop(0, {count}, lambda t, {carry}: {body}({begin}, {carry}, {chunk}), {state})")
         self.line(scope, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {state}")
         for t, name in zip(results, names):
-            dtype = self.program_ir.terms[t].dtype
-            text = name if t in loop.stacks or self.accumulator(t) == dtype else f"{name}.astype({self.dtype(dtype)})"
+            term = self.program_ir.terms[t]
+            if isinstance(term, Block) and t in loop.folds:
+                scope.values[t] = self.result(term, name, scope)
+                continue
+            text = name if t in loop.stacks or self.accumulator(t) == term.dtype else f"{name}.astype({self.dtype(term.dtype)})"
             scope.values[t] = Value(text, self.layout(t))
+
+    def first_size(self, loop: Loop) -> int:
+        """What runs before the loop: what its chunks leave over; where elements are picked, the chunk they are first picked from."""
+        chunk = self.schedule.chunks[loop]
+        rest = self.program_ir.indices[loop.index].extent % chunk
+        least = least_chunk(self.ex, loop)
+        return rest if least == 1 or rest >= least else rest + chunk
+
+    def is_selection(self, t: int, loop: Loop) -> bool:
+        return t in loop.folds and isinstance(self.program_ir.terms[t], Block)
+
+    def selections(self, names: Mapping[int, str], loop: Loop, inner: Scope) -> None:
+        """What operations have picked from the chunks so far, combined with what they pick from this one: all results of a call at once."""
+        calls: dict[Any, list[tuple[int, str, Block]]] = {}
+        for t in loop.folds:
+            term = self.program_ir.terms[t]
+            if isinstance(term, Block):
+                calls.setdefault((id(term.call), term.args), []).append((t, names[t], term))
+        for group in calls.values():
+            group.sort(key=lambda result: result[2].out)
+            call = group[0][2].call
+            selection = selection_of(call)
+            more = [self.in_axes(self.read(t, inner), call.out_axes[term.out], inner).text for t, _, term in group]
+            picked = [name for _, name, _ in group]
+            text = selection.text(call.params, len(call.in_axes[0]), picked, more, f"start_{self.indices[loop.index]}")
+            self.carry_helpers(call, text)
+            self.line(inner, f"{', '.join(picked)} = {text}")
 
     def accumulator(self, t: int) -> Any:
         """The dtype that a fold is accumulated in: sums of narrow floating-point numbers are kept in float32."""
@@ -178,6 +211,10 @@ class _Writer(Expressions):
 
     def initial(self, t: int, loop: Loop, scope: Scope) -> str:
         term = self.program_ir.terms[t]
+        if isinstance(term, Block) and t in loop.folds:
+            axes, along = term.call.out_axes[term.out], selection_of(term.call).axis(term.call.params, len(term.call.in_axes[0]))
+            extents = ["0" if k == along else self.product(axis, scope) for k, axis in enumerate(axes)]
+            return f"jnp.zeros({tuple_text(extents)}, {self.dtype(term.dtype)})"
         shape = self.shape(self.layout(t), scope)
         if t in loop.stacks or isinstance(term, Dot):
             return f"jnp.zeros({shape}, {self.dtype(self.accumulator(t) if t in loop.folds else term.dtype)})"

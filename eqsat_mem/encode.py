@@ -43,6 +43,7 @@ class Encoded:
     dtype: str
     pointwise: int
     summed: int = 0
+    selected: int = 0
 
 
 class Encoder:
@@ -67,7 +68,8 @@ class Encoder:
             node = (self._transparent(t, term) if known else None) or self._opaque(term)
             free, slices = self.bits_of(self.program.free[t]), self.bits_of(pointwise(self.program, t))
             summed = term.over if isinstance(term, ir.Dot) and node.constructor == "Block" else 0
-            self._encoded[t] = Encoded(node, free, str(term.dtype), slices, self.bits_of(summed))
+            selected = ir.folded(term) if isinstance(term, ir.Block) else 0
+            self._encoded[t] = Encoded(node, free, str(term.dtype), slices, self.bits_of(summed), self.bits_of(selected))
         return self._encoded
 
     def bits_of(self, mask: int) -> int:

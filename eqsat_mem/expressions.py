@@ -165,12 +165,15 @@ class Expressions(Calls):
             single = len(call.out_axes) == 1 and not call.prim.multiple_results
             sliced = self.reads_slices(term, scope, region)
             known = scope.calls[made] = [self.call_text(call, args, scope, sliced)] if single else self.results(call, args, scope, sliced)
-        out_axes = call.out_axes[term.out]
-        flat = tuple(i for axis in out_axes for i in axis)
-        text = known[term.out]
-        if any(len(axis) != 1 for axis in out_axes):
-            text = f"{text}.reshape({self.shape(flat, scope)})"
-        return text, flat
+        value = self.result(term, known[term.out], scope)
+        return value.text, value.layout
+
+    def result(self, term: Block, name: str, scope: Scope) -> Value:
+        """One result of a call, an array with the call's axes, with an axis per index."""
+        axes = term.call.out_axes[term.out]
+        flat = tuple(i for axis in axes for i in axis)
+        split = any(len(axis) != 1 for axis in axes)
+        return Value(f"{name}.reshape({self.shape(flat, scope)})" if split else name, flat)
 
     def reads_slices(self, term: Block, scope: Scope, region: Region) -> bool:
         """Are operands made, element by element, of slices of larger arrays? Vectors do not count: they have one layout only."""

@@ -87,21 +87,34 @@ def build(view: View, choice: Choice) -> Extraction:
         node = choice[c]
         known[c] = program.add(view.term(c, node, tuple(known[a] for a in node.children)), sources.get(c))
         class_of.setdefault(known[c], c)
+        _picked_with(program, known[c])
     program.outputs = [ir.Output(known[view.class_of[o.term]], o.axes, o.weak_type) for o in view.program.outputs]
     program.effects = [known[view.class_of[t]] for t in view.program.effects]
     ir.check(program)
     return _with_facts(view, program, class_of)
 
 
+def _picked_with(program: Program, t: int) -> list[int]:
+    """The other results of an operation that picks elements: chunks combine all of them."""
+    term = program.terms[t]
+    if not isinstance(term, ir.Block) or not term.call.folds:
+        return []
+    outs = enumerate(term.call.out_dtypes)
+    return [program.add(ir.Block(dtype, term.call, term.args, k)) for k, dtype in outs if k != term.out]
+
+
 def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extraction:
     """What rules stated of a class holds for its term as far as the term's operation can do it."""
+
+    for t, c in list(class_of.items()):
+        class_of |= {other: c for other in _picked_with(program, t) if other not in class_of}
 
     def table(fact: str, able: Callable[[int], int]) -> dict[int, int]:
         found = {t: view.facts[fact].get(c, 0) & able(t) for t, c in class_of.items()}
         return {t: mask for t, mask in found.items() if mask}
 
     def over(t: int) -> int:
-        return getattr(program.terms[t], "over", 0)
+        return ir.folded(program.terms[t])
 
     return Extraction(program, table("splits", lambda t: pointwise(program, t)), table("accumulates", over), table("unrolls", over))
 

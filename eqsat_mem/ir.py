@@ -32,6 +32,7 @@ from eqsat_mem.terms import (
     axes_mask,
     bits,
     children,
+    folded,
     mask_of,
     with_children,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "check",
     "children",
     "describe",
+    "folded",
     "itemsize",
     "mask_of",
     "names",

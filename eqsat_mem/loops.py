@@ -21,7 +21,8 @@ from enum import Enum
 import numpy as np
 
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, Term, children
+from eqsat_mem.ir import Block, Call, Const, Input, Iota, Literal, Map, Program, Rename, Term, children, folded
+from eqsat_mem.ops import Selection, block_op
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,10 @@ def is_leaf(term: Term) -> bool:
 def region(ex: Extraction) -> Seq:
     """The whole program as one straight region."""
     program = ex.program
-    steps = tuple(t for t in program.reachable() if not is_leaf(program.terms[t]) and not isinstance(program.terms[t], Rename))
+    reachable = program.reachable()
+    calls = {(id(term.call), term.args) for t in reachable if isinstance(term := program.terms[t], Block) and term.call.folds}
+    picked = {t for t, term in enumerate(program.terms) if isinstance(term, Block) and (id(term.call), term.args) in calls}
+    steps = tuple(t for t in sorted({*reachable, *picked}) if not is_leaf(program.terms[t]) and not isinstance(program.terms[t], Rename))
     outs = (source_of(program, t) for t in program.roots())
     return straight(program, steps, frozenset(t for t in outs if not is_leaf(program.terms[t])))
 
@@ -90,11 +94,6 @@ def operands(program: Program, t: int) -> tuple[int, ...]:
     return program.operands(t)
 
 
-def folded(term: Term) -> int:
-    """The index set that a term folds."""
-    return term.over if isinstance(term, (Fold, Dot)) else 0
-
-
 def kind_of(ex: Extraction, t: int, i: int) -> Kind:
     """How term ``t`` behaves under a loop over ``i``."""
     program, term = ex.program, ex.program.terms[t]
@@ -111,7 +110,7 @@ def gathers(ex: Extraction, t: int, operand: int, i: int) -> bool:
     term, view = ex.program.terms[t], ex.program.terms[operand]
     if isinstance(view, Rename) and any(s == i for s, _ in view.pairs):
         return True
-    return isinstance(term, Block) and bool(ex.program.free[operand] >> i & 1) and not term.call.pointwise >> i & 1
+    return isinstance(term, Block) and bool(ex.program.free[operand] >> i & 1) and not (term.call.pointwise | term.call.folds) >> i & 1
 
 
 @dataclass(frozen=True)
@@ -285,6 +284,19 @@ class _Phases:
 def shared_slices(ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()) -> list[int]:
     """The slices that several loops over ``i`` would compute again."""
     return _Phases(ex, seq, i, choices).shared_slices()
+
+
+def selection_of(call: Call) -> Selection:
+    """How an operation that picks elements combines what it picks."""
+    selection = block_op(call.prim.name).selection
+    assert selection is not None, f"{call.prim.name} picks no elements"
+    return selection
+
+
+def least_chunk(ex: Extraction, loop: Loop) -> int:
+    """The fewest elements that a chunk of a loop may have: an operation that picks some elements picks all of them from one chunk."""
+    picked = (term.call for t in loop.folds if isinstance(term := ex.program.terms[t], Block))
+    return max((selection_of(call).least(call.params) for call in picked), default=1)
 
 
 def has_effects(term: Term) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Map, bits, children
+from eqsat_mem.ir import Block, Dot, Map, bits, children, folded
 from eqsat_mem.loops import (
     Choices,
     Chunks,
@@ -25,7 +25,7 @@ from eqsat_mem.loops import (
     Seq,
     at,
     enclosing,
-    folded,
+    least_chunk,
     loops,
     operands,
     region,
@@ -153,7 +153,12 @@ class _Search:
         """A tree with the chunks that its loops have in ``parent``, or else those where the search for them begins."""
         known = _chunks_by_loop(parent)
         every = loops(seq)
-        return self.evaluate(seq, {loop: known.get(_same(loop)) or first_chunk(self.full[loop.index]) for loop in every})
+        return self.evaluate(seq, {loop: known.get(_same(loop)) or first_chunk(self.steps([loop])) for loop in every})
+
+    def steps(self, together: Sequence[Loop]) -> list[int]:
+        """The chunk sizes that these loops over one index may have."""
+        least = max(least_chunk(self.ex, loop) for loop in together)
+        return [chunk for chunk in ladder(self.full[together[0].index]) if chunk >= least]
 
     def tile(self, s: Schedule, parent: Schedule | None = None) -> Schedule:
         """Chunk sizes by coordinate descent along each loop's ladder: the fastest that fit, or the smallest peak.
@@ -166,12 +171,29 @@ class _Search:
             for together in _tied(some, s.chunks):
                 if self.timing.walked < MOST_STEPS:
                     s = self.descend(s, together)
+        for outer in every:
+            for inner in loops(outer.body):
+                s = self.trade(s, outer, inner)
+        return s
+
+    def trade(self, s: Schedule, outer: Loop, inner: Loop) -> Schedule:
+        """Smaller chunks of one of two nested loops for larger ones of the other, as long as that helps: each alone may not fit."""
+        outer_steps, inner_steps = self.steps([outer]), self.steps([inner])
+        for step in (-1, 1):
+            while self.timing.walked < MOST_STEPS:
+                a, b = outer_steps.index(s.chunks[outer]) + step, inner_steps.index(s.chunks[inner]) - step
+                if not (0 <= a < len(outer_steps) and 0 <= b < len(inner_steps)):
+                    break
+                new = self.evaluate(s.seq, {**s.chunks, outer: outer_steps[a], inner: inner_steps[b]})
+                if not self.rank(new) < self.rank(s):
+                    break
+                s = new
         return s
 
     def descend(self, s: Schedule, together: Sequence[Loop]) -> Schedule:
         """Smaller, then larger chunks of loops over one index for as long as that helps (past one step that does not)."""
-        steps = ladder(self.full[together[0].index])
-        here = steps.index(s.chunks[together[0]])
+        steps = self.steps(together)
+        here = min(range(len(steps)), key=lambda k: abs(steps[k] - s.chunks[together[0]]))
         best = s
         for path in (range(here - 1, -1, -1), range(here + 1, len(steps))):
             worse = 0
@@ -338,6 +360,6 @@ def ladder(extent: int) -> list[int]:
     return sorted(sizes)
 
 
-def first_chunk(extent: int) -> int:
+def first_chunk(steps: Sequence[int]) -> int:
     """Where the search for a chunk size starts."""
-    return min(ladder(extent), key=lambda c: (abs(c - 128), c))
+    return min(steps, key=lambda c: (abs(c - 128), c))

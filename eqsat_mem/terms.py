@@ -137,9 +137,9 @@ class Call:
 
     Operand ``a`` is laid out as ``in_axes[a]``, output ``k`` comes as ``out_axes[k]``. The operation is pointwise in
     the indices of ``pointwise`` (single-index axes of the output, and of every operand that they occur in); all other
-    operand axes are bound. ``scratch_bytes`` is what it holds inside while it runs; ``bodies`` are the plans (``None``:
-    none) of the functions that a loop or branch runs, in the order of its parameters. Calls compare by identity, so equations with effects
-    are never merged.
+    operand axes are bound, those of ``folds`` such that results for chunks of them combine (see :class:`eqsat_mem.ops.Selection`).
+    ``scratch_bytes`` is what it holds inside while it runs; ``bodies`` are the plans (``None``: none) of the functions that a loop or
+    branch runs, in the order of its parameters. Calls compare by identity, so equations with effects are never merged.
     """
 
     prim: Any
@@ -148,6 +148,7 @@ class Call:
     out_axes: tuple[Axes, ...]
     out_dtypes: tuple[Any, ...]
     pointwise: int = 0
+    folds: int = 0
     effects: bool = False
     scratch_bytes: int = 0
     bodies: tuple[Any, ...] = ()
@@ -173,6 +174,17 @@ def children(term: Term) -> tuple[int, ...]:
             return (term.lhs, term.rhs)
         case _:
             return ()
+
+
+def folded(term: Term) -> int:
+    """The index set that a term folds."""
+    match term:
+        case Fold() | Dot():
+            return term.over
+        case Block():
+            return term.call.folds
+        case _:
+            return 0
 
 
 def with_children(term: Term, new: tuple[int, ...]) -> Term:

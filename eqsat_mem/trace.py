@@ -40,6 +40,9 @@ from eqsat_mem.ir import (
     mask_of,
 )
 
+SELECTION_CHUNKS = 4
+"""How many of the smallest chunks that an operation can pick elements from its axis must have for it to be taken apart."""
+
 
 def load(closed: ClosedJaxpr, arg_names: Sequence[str]) -> Program:
     """The program of a closed jaxpr, whose arguments are called ``arg_names``.
@@ -186,13 +189,23 @@ class _Builder:
         dtypes = tuple(self.flat.dtypes[v] for v in eqn.outs)
         if not eqn.outs:
             out_axes, dtypes = ((),), (np.dtype(bool),)
-        call = Call(eqn.prim, dict(eqn.params), in_axes, out_axes, dtypes, pointwise, eqn.effects)
+        folds = mask_of(self._folded_axis(eqn, in_axes))
+        call = Call(eqn.prim, dict(eqn.params), in_axes, out_axes, dtypes, pointwise, folds, eqn.effects)
         args = self.reads(eqn, plan)
         terms = [self.program.add(Block(dtype, call, args, k), eqn.source) for k, dtype in enumerate(dtypes)]
         for v, term in zip(eqn.outs, terms):
             self.term[v] = term
         if eqn.effects:
             self.program.effects.append(terms[0])
+
+    def _folded_axis(self, eqn: Equation, in_axes: Sequence[Axes]) -> Axis:
+        """The index that a block operation folds: none if it is a product of indices, or too short to be worth chunks."""
+        selection = ops.block_op(eqn.prim.name).selection
+        if selection is None:
+            return ()
+        axis = in_axes[0][selection.axis(eqn.params, len(in_axes[0]))]
+        long = self.program.extent(mask_of(axis)) >= SELECTION_CHUNKS * selection.least(eqn.params)
+        return axis if len(axis) == 1 and long else ()
 
 
 _BUILDERS = {

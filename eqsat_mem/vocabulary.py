@@ -55,6 +55,7 @@ LANGUAGE = """
 (function dtype (T) String :merge old)
 (function pointwise (T) i64 :merge (| old new))
 (function summed (T) i64 :merge (| old new))
+(function selected (T) i64 :merge (| old new))
 (function splits (T) i64 :merge (| old new))
 (function accumulates (T) i64 :merge (| old new))
 (function unrolls (T) i64 :merge (| old new))

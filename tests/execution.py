@@ -70,10 +70,33 @@ class _Execution:
             for t in loop.stacks:
                 stacked[t].append(inner.values[t])
             for t in loop.folds:
+                if isinstance(self.program.terms[t], Block):
+                    stacked.setdefault(t, []).append((inner.values[t], start))
+                    continue
                 folded[t] = inner.values[t] if t not in folded else self.combine(t, folded[t], inner.values[t])
+        picked = [t for t in stacked if t in loop.folds]
+        frame.values.update({t: self.picked(t, {u: stacked[u] for u in picked}) for t in picked})
         for t, parts in stacked.items():
+            if t in picked:
+                continue
             frame.values[t] = np.concatenate(parts, list(bits(self.program.free[t])).index(loop.index))
         frame.values.update(folded)
+
+    def picked(self, t: int, parts: dict[int, list[Any]]) -> Any:
+        """The largest of what ``top_k`` has picked from every chunk, or their places: the largest first, of equal ones the first."""
+        program, term = self.program, self.program.terms[t]
+        both = {program.terms[u].out: u for u in parts if _same_call(program.terms[u], term)}  # type: ignore[attr-defined]
+        (own,) = set(bits(program.free[both[0]])) - set(bits(program.free[both[1]]))
+        axis = list(bits(program.free[both[0]])).index(own)
+        values = np.concatenate([part for part, _ in parts[both[0]]], axis)
+        order = np.argsort(-values, axis, kind="stable").take(range(program.indices[own].extent), axis)
+        if term.out == 0:  # type: ignore[attr-defined]
+            return np.take_along_axis(values, order, axis)
+        (place,) = set(bits(program.free[both[1]])) - set(bits(program.free[both[0]]))
+        axis_of_places = list(bits(program.free[both[1]])).index(place)
+        places = np.concatenate([part + start for part, start in parts[both[1]]], axis_of_places)
+        found = np.take_along_axis(np.moveaxis(places, axis_of_places, -1), np.moveaxis(order, axis, -1), -1)
+        return np.moveaxis(found, -1, axis_of_places)
 
     def combine(self, t: int, left: Any, right: Any) -> Any:
         term = self.program.terms[t]
@@ -125,6 +148,10 @@ class _Execution:
         names = [to.get(i, i) for i in bits(self.program.free[term.arg])]
         value = np.transpose(whole, sorted(range(len(names)), key=names.__getitem__))
         return value[tuple(ranges[i] if i in ranges and i in touched else slice(None) for i in sorted(names))]
+
+
+def _same_call(one: Any, other: Any) -> bool:
+    return isinstance(one, Block) and one.call is other.call and one.args == other.args
 
 
 def _all_outputs(program: Program, term: Block, values: Any) -> list[Any]:

@@ -155,3 +155,25 @@ def test_programs_may_have_more_indices_than_there_are_letters():
     product, diagonal = emit(straight(ex, cpu())).function(*matrices)
     np.testing.assert_allclose(product, functools.reduce(np.matmul, matrices), rtol=1e-4)
     np.testing.assert_allclose(diagonal, np.sum(matrices[-2] ** 2, 1), rtol=1e-4)
+
+
+def rows_with_ties(extent: int) -> np.ndarray[Any, Any]:
+    """Rows of small whole numbers, so that equal ones stand in different chunks, and of what compares in its own way."""
+    rows = RNG.integers(0, 9, (5, extent)).astype(np.float32)
+    rows[1] = -np.inf
+    rows[2, ::7] = np.nan
+    rows[3, 1::5] = np.inf
+    return rows
+
+
+@pytest.mark.parametrize(("extent", "chunk"), [(64, 16), (61, 16), (66, 16), (61, 3), (2050, 1024)])
+@pytest.mark.parametrize("results", [slice(0, 1), slice(1, 2), slice(0, 2)])
+def test_the_largest_of_all_chunks_are_the_largest(extent, chunk, results):
+    source = check(lambda x: lax.top_k(x, 3)[results], rows_with_ties(extent), extent=extent, chunk=chunk)
+    assert "merge_top_k" in source
+
+
+def test_the_largest_along_any_axis_and_in_whole_numbers():
+    x = RNG.integers(0, 9, (4, 40, 3)).astype(np.int32)
+    check(lambda x: lax.top_k(x, 4, axis=1), x, extent=40, chunk=7)
+    check(lambda x: lax.top_k(x.reshape(4, 120), 4), x, extent=4, chunk=2)

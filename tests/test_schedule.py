@@ -89,6 +89,6 @@ def test_chunk_ladders_ascend_from_one_and_prefer_divisors(extent):
     assert steps == sorted(set(steps))
     assert steps[0] == 1
     assert all(1 <= c <= extent for c in steps)
-    assert first_chunk(extent) in steps
+    assert first_chunk(steps) in steps
     if extent == 1000:
         assert 125 in steps

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from eqsat_mem.ir import Call
 
 from .algebra import ALGEBRA
-from .blocks import BlockOp, Group, Place, Shapes
+from .blocks import BlockOp, Group, Place, Selection, Shapes
 from .control import CONTROL, OPAQUE
 from .gathers import GATHERS
 from .literals import is_key, param_text, primitive_text
@@ -24,9 +24,9 @@ from .randoms import RANDOMS
 from .shaping import SHAPING
 
 __all__ = [
-    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "BlockOp", "Group", "MapOp", "Monoid", "Place", "accumulator",
-    "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_params", "foldable", "is_key", "map_params", "map_text",
-    "param_text", "primitive_text",
+    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "BlockOp", "Group", "MapOp", "Monoid", "Place", "Selection",
+    "accumulator", "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_params", "foldable", "is_key",
+    "map_params", "map_text", "param_text", "primitive_text",
 ]  # fmt: skip
 
 BLOCKS: dict[str, BlockOp] = {row.name: row for row in [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL]}

@@ -48,6 +48,20 @@ def no_scratch(ins: Shapes, outs: Shapes, params: Params) -> float:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """How an operation that picks elements along an axis combines what it picks from chunks of it.
+
+    ``axis(params, rank)`` is that axis of the first operand, ``least(params)`` the fewest elements of a chunk.
+    ``text(params, rank, picked, more, start)`` is source of the results for all chunks so far: ``picked`` for those before, ``more`` for
+    the chunk whose first element stands at ``start``. Results for no chunk have extent zero along the axes that the operation binds.
+    """
+
+    axis: Callable[[Params, int], int]
+    least: Callable[[Params], int]
+    text: Callable[[Params, int, Sequence[str], Sequence[str], str], str]
+
+
+@dataclass(frozen=True)
 class BlockOp:
     """A primitive that binds some axes.
 
@@ -57,7 +71,7 @@ class BlockOp:
     ``helpers``; ``text_of_slices`` replaces it where operands are made of slices of larger arrays.
     ``scratch(in_shapes, out_shapes, params)`` is what it holds besides, in elements of its first operand. An operation that
     ``rereads`` its operands uses them in several kernels, each of which XLA may have compute them again; one that ``fuses`` has XLA
-    compute elementwise operands on the way.
+    compute elementwise operands on the way. One with a ``selection`` folds an axis, as monoids do.
     """
 
     name: str
@@ -70,6 +84,7 @@ class BlockOp:
     rereads: bool = False
     fuses: bool = False
     scratch: Weight = no_scratch
+    selection: Selection | None = None
 
 
 def all_but(bound: Sequence[int], rank: int, operands: Sequence[int] = (0,), results: Sequence[int] = (0,)) -> list[Group]:

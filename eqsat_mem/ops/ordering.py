@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .blocks import BlockOp, Group, Params, Shapes, Text, Weight, all_but, unchanged
+from .blocks import BlockOp, Group, Params, Selection, Shapes, Text, Weight, all_but, unchanged
 from .maps import dtype_text
-from .selection import block_length, top_k_by_blocks
+from .selection import block_length, merge_top_k, top_k_by_blocks
 
 
 def _along(name: str) -> Text:
@@ -58,15 +58,15 @@ def _top_k(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return all_but([params["axis"]], len(ins[0]), results=(0, 1))
 
 
-SELECTION = 100.0
-"""Additions per element that a search for the largest takes on XLA:CPU (measured)."""
+SELECTION, REPLACEMENT, GATHERED = 107.0, 2500.0, 250.0
+"""What a search for the largest takes on XLA:CPU, in additions (measured): per element, per element that joins the largest so far, and per
+element that is gathered before it."""
 
 
 def _top_k_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
-    block = _top_k_block(ins, params)
-    if block is None:
+    if params["axis"] not in (-1, len(ins[0]) - 1):
         return f"lax.top_k({args[0]}, {params['k']}, axis={params['axis']})"
-    return f"top_k_by_blocks({args[0]}, {params['k']}, {block})"
+    return f"top_k_by_blocks({args[0]}, {params['k']})"
 
 
 def _top_k_block(ins: Shapes, params: Params) -> int | None:
@@ -75,12 +75,25 @@ def _top_k_block(ins: Shapes, params: Params) -> int | None:
 
 
 def _top_k_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
-    block = _top_k_block(ins, params)
-    every = math.prod(ins[0])
+    n, k, block = ins[0][params["axis"]], params["k"], _top_k_block(ins, params)
+    rows = math.prod(ins[0]) / max(n, 1)
     if block is None:
-        return SELECTION * every
-    n = ins[0][-1]
-    return 16.0 * every + SELECTION * every / n * (n // block + params["k"] * block)
+        return rows * _selection(n, k)
+    candidates = k * block + n % block
+    return rows * (16.0 * n + _selection(n // block, k) + GATHERED * candidates + _selection(candidates, k))
+
+
+def _selection(n: int, k: int) -> float:
+    """One row: in random order, element ``i`` is among the ``k`` largest so far with probability ``k / i``."""
+    return SELECTION * n + REPLACEMENT * k * (1 + math.log(max(n / max(k, 1), 1)))
+
+
+def _merged_top_k(params: Params, rank: int, picked: Sequence[str], more: Sequence[str], start: str) -> str:
+    axis = params["axis"] % rank
+    return f"merge_top_k({', '.join([*picked, *more])}, {start}, {axis})"
+
+
+_TOP_K = Selection(lambda params, rank: params["axis"] % rank, lambda params: params["k"], _merged_top_k)
 
 
 def _approx_top_k(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
@@ -108,6 +121,15 @@ ORDERING = [
     BlockOp("argmax", _search, unchanged, _search_weight, _search_text("argmax"), fuses=True, scratch=_extremes),
     BlockOp("argmin", _search, unchanged, _search_weight, _search_text("argmin"), fuses=True, scratch=_extremes),
     BlockOp("sort", _sort, unchanged, _sort_weight, _sort_text),
-    BlockOp("top_k", _top_k, unchanged, _top_k_weight, _top_k_text, helpers=(top_k_by_blocks,), rereads=True),
+    BlockOp(
+        "top_k",
+        _top_k,
+        unchanged,
+        _top_k_weight,
+        _top_k_text,
+        helpers=(block_length, top_k_by_blocks, merge_top_k),
+        rereads=True,
+        selection=_TOP_K,
+    ),
     BlockOp("approx_top_k", _approx_top_k, unchanged, _per_element(SELECTION), _approx_top_k_text),
 ]

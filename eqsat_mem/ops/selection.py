@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
-def top_k_by_blocks(x: Any, k: int, block: int) -> Any:
-    """``lax.top_k(x, k)`` along the last axis, ties included.
+def top_k_by_blocks(x: Any, k: int) -> Any:
+    """``lax.top_k(x, k)`` along the last axis, ties included, by blocks where that leaves much less to sort.
 
     The k largest elements lie in the k blocks with the largest maxima: each other block has k elements ahead of all of its own, the
     blocks' maxima (where two are equal, the earlier block's comes first, as its element does in ``x``). Candidates stay in the order of
@@ -18,6 +18,9 @@ def top_k_by_blocks(x: Any, k: int, block: int) -> Any:
     A maximum may pass over what is not a number (XLA:CPU's does), which comes before all numbers: a sum tells. (It also tells of a block
     with both infinities, or whose sums overflow both ways; then elements that are equal in more than k blocks may come in another order.)
     """
+    block = block_length(x.shape[-1], k)
+    if block is None:
+        return lax.top_k(x, k)
     count = x.shape[-1] // block
     head, tail = x[..., : count * block], x[..., count * block :]
     head = head.reshape(*x.shape[:-1], count, block)
@@ -35,6 +38,14 @@ def top_k_by_blocks(x: Any, k: int, block: int) -> Any:
     return values, jnp.take_along_axis(places, chosen, axis=-1)
 
 
+def merge_top_k(values: Any, places: Any, more: Any, more_places: Any, start: Any, axis: int) -> Any:
+    """``lax.top_k`` along ``axis`` of the chunks so far and one more, which begins at ``start``: of equal elements the first come first."""
+    k = more.shape[axis]
+    places = lax.concatenate([places, more_places + jnp.asarray(start, more_places.dtype)], axis)
+    values, chosen = lax.top_k(lax.concatenate([values, more], axis), k, axis=axis)
+    return values, jnp.take_along_axis(places, chosen, axis)
+
+
 def block_length(n: int, k: int) -> int | None:
     """The block for ``k`` of ``n`` elements that leaves few to be sorted; None where that is not much less than all of them.
 
@@ -42,8 +53,8 @@ def block_length(n: int, k: int) -> int | None:
     """
     if not k > 0 or n < 1024:
         return None
-    best = math.sqrt(n / k)
+    best = 1.3 * np.sqrt(n / k)
     divisors = [b for b in range(max(8, int(best / 2)), int(best * 2) + 1) if n % b == 0]
-    block = min(divisors, key=lambda b: (abs(b - best), b)) if divisors else 1 << max(4, round(math.log2(best)))
+    block = min(divisors, key=lambda b: (abs(b - best), b)) if divisors else 1 << max(4, round(np.log2(best)))
     sorted_elements = n // block + k * block + n % block
     return block if n // block >= k and sorted_elements * 4 <= n else None
