@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import get_args
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--accuracy", choices=get_args(Accuracy), help="which rules may apply (default: all)")
     plan.add_argument("--json", action="store_true", help="print the plan as one JSON object")
+    plan.add_argument("--explain", action="store_true", help="print why this plan: its rules, its loops, the runners-up, its peaks")
     plan.set_defaults(command=_plan)
 
     run = commands.add_parser(
@@ -86,7 +88,11 @@ def _plan(options: argparse.Namespace) -> int:
     if plain is function or options.limit or options.accuracy:
         function = optimize(plain, memory_limit=options.limit, accuracy=options.accuracy or "all")
     plan = function.plan(*args, **kwargs)  # type: ignore[attr-defined]
-    print(plan.to_json() if options.json else f"{plan}\n\n{plan.source}")
+    why = plan.explain() if options.explain else None
+    if options.json:
+        print(json.dumps(json.loads(plan.to_json()) | ({"why": json.loads(why.to_json())} if why else {}), indent=2))
+    else:
+        print(*filter(None, (plan, why, plan.source)), sep="\n\n")
     return 0
 
 

@@ -25,7 +25,7 @@ def plan_bodies(program: Program, limit: int, planner: Planner) -> tuple[Program
     """The program with every large body of its control flow planned, and the most bytes that this saves in one of them."""
     new: dict[Call, Call] = {}
     saved = 0
-    for call, live in _calls(program).items():
+    for call, live in calls(program).items():
         changed, written = _planned(call, limit - argument_bytes(program) - live, min(SMALL_BYTES, limit // 16), planner)
         if changed is not None:
             new[call] = changed
@@ -33,7 +33,7 @@ def plan_bodies(program: Program, limit: int, planner: Planner) -> tuple[Program
     return (program.replace_calls(new) if new else program), saved
 
 
-def _calls(program: Program) -> dict[Call, int]:
+def calls(program: Program) -> dict[Call, int]:
     """The control flow of a program, with the bytes of the operands and results of each that are not arguments of the program."""
     found: dict[Call, int] = {}
     for t in program.reachable():
@@ -52,7 +52,7 @@ def _planned(call: Call, room: int, small: int, planner: Planner) -> tuple[Call 
     Bodies whose values all have fewer bytes than ``small`` are left alone.
     """
     left_alone: tuple[Any, int, int] = None, 0, 0
-    plans = [left_alone if largest_value(body) < small else planner(body, max(room, 0) + _bytes(body.in_avals)) for body in bodies(call)]
+    plans = [left_alone if largest_value(body) < small else planner(body, max(room, 0) + aval_bytes(body.in_avals)) for body in bodies(call)]
     schedules = tuple(schedule for schedule, _, _ in plans)
     held, written = max(held for _, held, _ in plans), max(written for _, _, written in plans)
     changed = held > 0 or any(schedule is not None for schedule in schedules)
@@ -67,7 +67,7 @@ def bodies(call: Call) -> list[ClosedJaxpr]:
 
 def has_plans(program: Program) -> bool:
     """Whether a loop or branch of the program has a plan of its own."""
-    return any(s is not None for call in _calls(program) for s in call.bodies)
+    return any(s is not None for call in calls(program) for s in call.bodies)
 
 
 BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
@@ -81,16 +81,16 @@ def largest_value(jaxpr: ClosedJaxpr) -> int:
 
 def total_bytes(jaxpr: ClosedJaxpr) -> int:
     """Bytes of all values that the equations make, inner jaxprs included, and of the arguments."""
-    return _bytes(jaxpr.in_avals) + sum(_result_bytes(jaxpr.jaxpr))
+    return aval_bytes(jaxpr.in_avals) + sum(_result_bytes(jaxpr.jaxpr))
 
 
 def _result_bytes(jaxpr: Any) -> Iterator[int]:
     for eqn in jaxpr.eqns:
-        yield from (_bytes([v.aval]) for v in eqn.outvars)
+        yield from (aval_bytes([v.aval]) for v in eqn.outvars)
         for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns") or hasattr(v, "jaxpr")):
             if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
                 yield from _result_bytes(getattr(value, "jaxpr", value))
 
 
-def _bytes(avals: Any) -> int:
+def aval_bytes(avals: Any) -> int:
     return sum(math.prod(getattr(a, "shape", ())) * itemsize(a.dtype) for a in avals if hasattr(a, "dtype"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from eqsat_mem import pipeline
 from eqsat_mem.config import Options
 from eqsat_mem.effects import refuse_collectives, without_resultless_effects
 from eqsat_mem.manual import plain_aval, without_varying_types
+from eqsat_mem.progress import watched
 from eqsat_mem.report import Plan
 
 Mask = tuple[bool, ...]
@@ -57,8 +59,9 @@ class Function:
         refuse_collectives(self.jaxpr)
         with self._lock:
             if self._plan is None:
-                with self.settings.active(), jax.core.eval_context():
-                    self._plan = pipeline.plan(self.jaxpr, self.options, self.arg_names, self.name)
+                with self.settings.active(), jax.core.eval_context(), watched(self.name):
+                    made = pipeline.plan(self.jaxpr, self.options, self.arg_names, self.name)
+                    self._plan = replace(made, record=replace(made.record, settings=self.settings.active))
             return self._plan
 
     def evaluate(self, *args: Any) -> list[Any]:

@@ -216,6 +216,10 @@ class Program:
             known = self._operands[t] = tuple(self.source_of(c) for c in children(self.terms[t]))
         return known
 
+    def input_bytes(self) -> list[int]:
+        """Bytes of each argument."""
+        return [math.prod(b.shape) * itemsize(b.dtype) for b in self.inputs]
+
     def roots(self) -> list[int]:
         return [o.term for o in self.outputs] + self.effects
 

@@ -13,16 +13,19 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.config import Options, resolve_limit
-from eqsat_mem.control import has_plans, plan_bodies
+from eqsat_mem.control import aval_bytes, has_plans, plan_bodies
 from eqsat_mem.costs import Device, device_for, term_seconds
 from eqsat_mem.emit import Emitted, emit
-from eqsat_mem.errors import MemoryLimitError, Tensor
+from eqsat_mem.errors import MemoryLimitError
+from eqsat_mem.events import Began, Compiled, Ended, Extracted, Loaded, Searched, StageBegan, StageEnded, tell
+from eqsat_mem.explain import Record, Scheduler
 from eqsat_mem.extract import Extraction, as_written, extract, original
-from eqsat_mem.ir import Program, itemsize, names
-from eqsat_mem.loops import Loop, Seq, region
-from eqsat_mem.memory import Memory, argument_bytes
+from eqsat_mem.ir import Program
+from eqsat_mem.loops import region
+from eqsat_mem.memory import argument_bytes
+from eqsat_mem.outline import loop_summaries, output_bytes, peak_tensors
 from eqsat_mem.remat import rematerialise
-from eqsat_mem.report import LoopSummary, Plan
+from eqsat_mem.report import Plan
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, schedule, straight
@@ -36,22 +39,37 @@ GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
 NEARLY = 4.0
 """A program as written may fit though up to so many times the limit is predicted: XLA may fuse what the model holds. XLA is asked."""
+PATIENCE_S = 3600.0
+"""Seconds for saturation when a plan is explained: what stops it then is the number of rows or iterations, which repeats itself."""
 RETRIES = 6
 """How often the limit is tightened because the compiled program holds more than was predicted."""
 
 
-def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str = "program") -> Plan:
-    """The fastest program found that computes ``jaxpr`` within the limit.
+def plan(
+    jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str = "program", without: frozenset[str] = frozenset()
+) -> Plan:
+    """The fastest program found that computes ``jaxpr`` within the limit, by all rules but those named in ``without``.
 
     Raises:
         MemoryLimitError: if no plan fits; it names the tensors of the smallest plan found.
     """
-    clock = _Clock()
     limit = resolve_limit(options)
+    tell(Began(name, limit))
+    made = None
+    try:
+        made = _plan(jaxpr, options, arg_names, name, limit, without)
+    finally:
+        tell(Ended(name, made))
+    return made
+
+
+def _plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str, limit: int, without: frozenset[str]) -> Plan:
+    clock = _Clock()
     device = device_for(jax.default_backend())
     with clock("trace"):
         loaded = load(jaxpr, arg_names)
-    find = partial(_fastest_form, _Forms(loaded, options), options, device, clock)
+        tell(Loaded(loaded))
+    find = partial(_fastest_form, _Forms(loaded, options, without), options, device, clock)
     best, before, fired = find(limit)
     with clock("emit and verify"):
         if best.fits(limit):
@@ -61,33 +79,36 @@ def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: s
             may_stay = options.verify or before.fits(limit)
         kept = _keep(jaxpr, loaded, before, limit, options, name) if may_stay else None
         chosen = kept or _emit_within(find, best, jaxpr, limit, options, name)
-    return _report(chosen, before, limit, clock, name, () if kept is not None else fired, kept is not None)
+    again = partial(_again, loaded, options, device, chosen.target)
+    record = Record(before, device, chosen.target, again, options, jaxpr, tuple(arg_names))
+    return _report(chosen, before, limit, clock, name, () if kept is not None else fired, kept is not None, record)
 
 
 class _Forms:
     """A program and its forms with less and less stacked by scans, each made when it is asked for."""
 
-    def __init__(self, loaded: Program, options: Options):
-        self.loaded, self.options = loaded, options
+    def __init__(self, loaded: Program, options: Options, without: frozenset[str]):
+        self.loaded, self.options, self.without = loaded, options, without
         self.made = [loaded]
         self.others: Iterator[Program] | None = None
 
     def __iter__(self) -> Iterator[Program]:
         yield from self.made
         if self.others is None:
-            self.others = forms(original(self.loaded, load_rules(self.options.rules, accuracy=self.options.accuracy)))
+            rules = load_rules(self.options.rules, accuracy=self.options.accuracy).without(self.without)
+            self.others = forms(original(self.loaded, rules))
         for program in self.others:
             self.made.append(program)
             yield program
 
 
 def _fastest_form(
-    programs: _Forms, options: Options, device: Device, clock: _Clock, limit: int
+    programs: _Forms, options: Options, device: Device, clock: _Clock, limit: int, scheduler: Scheduler = schedule
 ) -> tuple[Schedule, Schedule, tuple[str, ...]]:
     """The fastest schedule of the first form that fits (else the smallest of all), the program as written, and the rules that fired."""
     found = []
     for program in programs:
-        found.append(_fastest(program, options, device, clock, limit))
+        found.append(_fastest(program, options, device, clock, limit, programs.without, scheduler))
         if found[-1][0].fits(limit):
             break
     best, _, fired = min(found, key=lambda f: _order(f[0], limit))
@@ -99,35 +120,49 @@ def _order(s: Schedule, limit: int) -> tuple[bool, float]:
     return not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes
 
 
-def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, limit: int) -> tuple[Schedule, Schedule, tuple[str, ...]]:
+def _again(
+    loaded: Program, options: Options, device: Device, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = schedule
+) -> Schedule:
+    """The best schedule that the same search finds without some rules; it stops for other reasons than the clock."""
+    patient = replace(options, max_seconds=PATIENCE_S)
+    return _fastest_form(_Forms(loaded, patient, without), patient, device, _Clock(), limit, scheduler)[0]
+
+
+def _fastest(
+    loaded: Program, options: Options, device: Device, clock: _Clock, limit: int, without: frozenset[str], scheduler: Scheduler
+) -> tuple[Schedule, Schedule, tuple[str, ...]]:
     """The fastest schedule found that fits (else the smallest), the program as written, and the rules that fired."""
     with clock("bodies"):
-        program, saved = plan_bodies(loaded, limit, partial(_plan_body, options))
+        program, saved = plan_bodies(loaded, limit, partial(_plan_body, options, without))
     with clock("saturate"):
-        rules = load_rules(options.rules, accuracy=options.accuracy)
+        rules = load_rules(options.rules, accuracy=options.accuracy).without(without)
         view = saturate(program, rules, Limits(options.max_rows, options.max_iterations, options.max_seconds))
     with clock("extract"):
         seconds = partial(term_seconds, device=device)
         written = as_written(view)
-        candidates = _distinct([written, *(extract(view, seconds, price) for price in MEMORY_PRICES)])
+        extracted = [written, *(extract(view, seconds, price) for price in MEMORY_PRICES)]
+        for ex, price in zip(extracted, (None, *MEMORY_PRICES)):
+            tell(Extracted(ex, price))
+        candidates = _distinct(extracted)
     with clock("schedule"):
         knobs = options.tensor_size_threshold, options.tensor_split_size
-        found = [schedule(c, limit, device, *knobs) for c in candidates]
+        found = [scheduler(c, limit, device, *knobs) for c in candidates]
         best = min(found, key=partial(_order, limit=limit))
         for s in [best, *(straight(c, device) for c in candidates)]:
             if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)):
                 best = min(best, rematerialise(s, limit, device), key=partial(_order, limit=limit))
+        tell(Searched(best, view))
         before = straight(written, device)
         return best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(view.matches))
 
 
-def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
+def _plan_body(options: Options, without: frozenset[str], body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
     """The body of a loop or branch planned under ``limit``: its schedule, and what it holds besides arguments, planned and as written."""
     names = [f"x{k}" for k in range(len(body.in_avals))]
     try:
-        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body")
+        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body", without)
     except MemoryLimitError as error:
-        held = max(error.smallest_bytes - sum(_bytes(a.shape, a.dtype) for a in body.in_avals), 0)
+        held = max(error.smallest_bytes - aval_bytes(body.in_avals), 0)
         return None, held, held
     written = inner.original_peak_bytes - inner.argument_bytes
     return (None if inner.unchanged else inner.schedule), inner.peak_bytes - inner.argument_bytes, written
@@ -135,11 +170,12 @@ def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Schedul
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A schedule as code, and what XLA holds for it (None: not compiled)."""
+    """A schedule as code, what XLA holds for it (None: not compiled), and the limit that it was searched for."""
 
     schedule: Schedule
     code: Emitted
     compiled_bytes: int | None
+    target: int
 
 
 def _distinct(candidates: Sequence[Extraction]) -> list[Extraction]:
@@ -153,12 +189,14 @@ def _keep(jaxpr: ClosedJaxpr, loaded: Program, before: Schedule, limit: int, opt
         return None  # it was predicted to fit with the plans of its loops' bodies
     function = jaxpr_as_fun(jaxpr)
     held = compiled_peak(function, jaxpr.in_avals)[0] if options.verify else None
+    if held is not None:
+        tell(Compiled(held, before.peak_bytes, limit))
     if held is not None and held > limit:
         return None
     ex = Extraction(loaded, {}, {}, {})
     code = emit(Schedule(ex, region(ex), {}, 0, 0.0), name)
     source = f"# {name} runs as it was written; this is the same, written out.\n{code.source}"
-    return _Chosen(before, Emitted(source, lambda *args: tuple(function(*args)), code.namespace), held)
+    return _Chosen(before, Emitted(source, lambda *args: tuple(function(*args)), code.namespace), held, limit)
 
 
 def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, options: Options, name: str) -> _Chosen:
@@ -169,10 +207,11 @@ def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, opti
             break
         code = emit(best, name)
         if not options.verify:
-            return _Chosen(best, code, None)
+            return _Chosen(best, code, None, target)
         held = compiled_peak(code.function, jaxpr.in_avals)[0]
+        tell(Compiled(held, best.peak_bytes, limit))
         if held <= limit:
-            return _Chosen(best, code, held)
+            return _Chosen(best, code, held, target)
         smallest = min(smallest or held, held)
         target = _tighter(best, held, limit)
         best, *_ = find(target)
@@ -181,17 +220,19 @@ def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, opti
 
 def _tighter(s: Schedule, held: int, limit: int) -> int:
     """The peak to plan for so that temporaries, should they exceed their prediction by as much again, fit."""
-    fixed = argument_bytes(s.ex.program) + _output_bytes(s.ex.program)
+    fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
     predicted, real = max(s.peak_bytes - fixed, 1), max(held - fixed, 1)
     return min(s.peak_bytes - 1, fixed + int(0.95 * predicted * max(limit - fixed, 0) / real))
 
 
 def _too_large(s: Schedule, limit: int, smallest: int, name: str) -> MemoryLimitError:
     program = s.ex.program
-    return MemoryLimitError(limit, smallest, _peak_tensors(s), name, argument_bytes(program) + _output_bytes(program))
+    return MemoryLimitError(limit, smallest, peak_tensors(s), name, argument_bytes(program) + output_bytes(program))
 
 
-def _report(chosen: _Chosen, before: Schedule, limit: int, clock: _Clock, name: str, fired: tuple[str, ...], unchanged: bool) -> Plan:
+def _report(
+    chosen: _Chosen, before: Schedule, limit: int, clock: _Clock, name: str, fired: tuple[str, ...], unchanged: bool, record: Record
+) -> Plan:
     s, program = chosen.schedule, chosen.schedule.ex.program
     return Plan(
         name=name,
@@ -203,56 +244,18 @@ def _report(chosen: _Chosen, before: Schedule, limit: int, clock: _Clock, name: 
         compiled_peak_bytes=chosen.compiled_bytes,
         original_peak_bytes=before.peak_bytes,
         argument_bytes=argument_bytes(program),
-        output_bytes=_output_bytes(program),
+        output_bytes=output_bytes(program),
         unchanged=unchanged,
         predicted_s=s.seconds,
         original_predicted_s=before.seconds,
         seconds=clock.seconds,
-        loops=list(_loop_summaries(s, s.seq, 0)),
+        loops=loop_summaries(s),
         rules_fired=fired,
-        peak_tensors=_peak_tensors(s),
+        peak_tensors=peak_tensors(s),
         program=program,
         schedule=s,
+        record=record,
     )
-
-
-def _output_bytes(program: Program) -> int:
-    return sum(_bytes(program.shape(o.axes), program.terms[o.term].dtype) for o in program.outputs)
-
-
-def _bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    out = itemsize(dtype)
-    for n in shape:
-        out *= n
-    return out
-
-
-def _peak_tensors(s: Schedule) -> list[Tensor]:
-    """What is held at the peak: arguments, then values with the user's lines."""
-    program, memory = s.ex.program, Memory(s.ex)
-    held: list[Tensor] = [(f"argument {b.name} {list(b.shape)}", _bytes(b.shape, b.dtype), None) for b in program.inputs]
-    for t, nbytes in memory.peak(s.seq, memory.full_extents(), s.chunks).live:
-        source = program.source.get(t)
-        held.append((f"{_describe(program, t)}", nbytes, None if source is None else str(source)))
-    return sorted(held, key=lambda tensor: -tensor[1])[:12]
-
-
-def _describe(program: Program, t: int) -> str:
-    term = program.terms[t]
-    kind = getattr(term, "op", None) or getattr(term, "monoid", None) or type(term).__name__.lower()
-    return f"{kind} of {names(program, program.free[t]) or 'a scalar'}"
-
-
-def _loop_summaries(s: Schedule, seq: Seq, depth: int) -> Iterator[LoopSummary]:
-    program = s.ex.program
-    for step in seq.steps:
-        if isinstance(step, Loop):
-            index = program.indices[step.index]
-            folds, stacks = ([_describe(program, t) for t in ts] for ts in (step.folds, step.stacks))
-            yield LoopSummary(index.name, index.extent, s.chunks[step], depth, folds, stacks)
-            yield from _loop_summaries(s, step.body, depth + 1)
-        elif isinstance(step, Seq):
-            yield from _loop_summaries(s, step, depth)
 
 
 @dataclass
@@ -263,8 +266,11 @@ class _Clock:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
+        tell(StageBegan(stage))
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+            elapsed = time.perf_counter() - start
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + elapsed
+            tell(StageEnded(stage, elapsed))

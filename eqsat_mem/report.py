@@ -71,6 +71,7 @@ class Plan:
         rules_fired: the names of the rules that matched something in the program.
         peak_tensors: ``(description, bytes, source)`` of what is held at the plan's peak.
         program, schedule: the chosen terms and their loop tree, for those who want to look further.
+        record: what :meth:`explain` and :meth:`show` work from, or None for a plan put together by hand.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Plan:
     namespace: Mapping[str, Any] = field(default_factory=dict, repr=False)
     program: Any = field(default=None, repr=False)
     schedule: Any = field(default=None, repr=False)
+    record: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return table(self)
@@ -100,6 +102,21 @@ class Plan:
     def stands_alone(self) -> bool:
         """Whether the source defines everything that it names."""
         return not self.namespace
+
+    def explain(self) -> Any:
+        """Why this plan: the rules it needs, what its loops save and cost, the runners-up, and what the peaks consist of.
+
+        The search is run again without each rule that matched, so this takes about as many times the planning as rules fired.
+
+        Returns:
+            An :class:`eqsat_mem.explain.Explanation`, which prints.
+
+        Raises:
+            ValueError: for a plan that was put together by hand.
+        """
+        if self.record is None:
+            raise ValueError("this plan was not made by optimize(), so there is no search to explain.")
+        return self.record.explain(self)
 
     def to_json(self) -> str:
         """The figures, loops, rules and source of the plan as one JSON object."""
@@ -137,7 +154,7 @@ def _figures(plan: Plan) -> list[str]:
         rows.append(("peak, compiled", "", format_bytes(plan.compiled_peak_bytes)))
     rows.append(("limit", "", format_bytes(plan.limit_bytes)))
     if plan.predicted_s is not None or plan.original_predicted_s is not None:
-        rows.append(("time, predicted", _time(plan.original_predicted_s), _time(plan.predicted_s)))
+        rows.append(("time, predicted", time_text(plan.original_predicted_s), time_text(plan.predicted_s)))
     return _aligned(rows)
 
 
@@ -165,16 +182,22 @@ def _rules(plan: Plan) -> list[str]:
 def _planning(plan: Plan) -> list[str]:
     if not plan.seconds:
         return []
-    stages = ", ".join(f"{stage} {_time(seconds)}" for stage, seconds in plan.seconds.items())
-    return [f"planned in {_time(sum(plan.seconds.values()))}: {stages}"]
+    stages = ", ".join(f"{stage} {time_text(seconds)}" for stage, seconds in plan.seconds.items())
+    return [f"planned in {time_text(sum(plan.seconds.values()))}: {stages}"]
 
 
-def _time(seconds: float | None) -> str:
+def time_text(seconds: float | None) -> str:
+    """Seconds for people: ``4.2 ms``; nothing for None."""
     if seconds is None:
         return ""
     if seconds >= 1:
         return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def times_as_long(ratio: float) -> str:
+    """A ratio of times in words: ``takes 1.02 times as long``."""
+    return f"takes {ratio:,.0f} times as long" if ratio >= 100 else f"takes {ratio:.3g} times as long"
 
 
 def _count(number: int, noun: str) -> str:
@@ -185,8 +208,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def to_json(plan: Plan) -> str:
-    """The plan as a JSON object; its keys are the attributes of :class:`Plan` less the callable, the program and the schedule."""
-    record = {item.name: getattr(plan, item.name) for item in fields(plan) if item.name not in ("function", "program", "schedule")}
+    """The plan as a JSON object; its keys are the attributes of :class:`Plan` less callables, terms and the search."""
+    record = {
+        item.name: getattr(plan, item.name) for item in fields(plan) if item.name not in ("function", "program", "schedule", "record")
+    }
     record["seconds"] = dict(plan.seconds)
     record["loops"] = [asdict(loop) for loop in plan.loops]
     record["rules_fired"] = list(plan.rules_fired)

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from eqsat_mem.egraph import EgglogPanic, EGraph, View
+from eqsat_mem.events import Saturated, Settled, Stepped, tell
 from eqsat_mem.ir import Program
 from eqsat_mem.rules import RuleSet
 
@@ -54,6 +55,7 @@ def saturate(program: Program, rules: RuleSet, limits: Limits = Limits()) -> Vie
         return saturate(program, rules, replace(limits, max_iterations=min(iterations, limits.max_iterations - 1)))
     view.matches, view.rows, view.iterations = dict(sorted(run.matches.items())), run.rows[-1], iterations
     view.stopped = stopped or "saturated"
+    tell(Saturated(view))
     return view
 
 
@@ -76,11 +78,14 @@ class _Run:
                 break
         self._analyse()
         self.rows.append(self.graph.rows())
+        tell(Settled(ruleset, self.rows[-1]))
 
     def step(self, ruleset: str) -> bool:
         """One iteration; whether it changed anything."""
         updated, matches = self.graph.step(ruleset)
-        self.matches.update({name: n for name, n in matches.items() if n and self._rule_of(name) in self.names})
+        found = {name: n for name, n in matches.items() if n and rule_of(name) in self.names}
+        self.matches.update(found)
+        tell(Stepped(ruleset, found))
         return updated
 
     def exhausted(self, iterations: int) -> str:
@@ -105,7 +110,7 @@ class _Run:
         most = max(self.matches.items(), key=lambda item: (item[1], item[0]), default=("none", 0))
         return f"rule {most[0]!r} matched most ({most[1]} times)"
 
-    @staticmethod
-    def _rule_of(name: str) -> str:
-        """A birewrite's two directions count for one rule."""
-        return name.removesuffix("=>").removesuffix("<=")
+
+def rule_of(match: str) -> str:
+    """The rule that a name among matches stands for: a birewrite's two directions count for one rule."""
+    return match.removesuffix("=>").removesuffix("<=")

@@ -15,6 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 from eqsat_mem.costs import Device, arithmetic_s
+from eqsat_mem.events import Kept, Scheduled, Tried, tell
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Map, bits, children, folded
 from eqsat_mem.loops import (
@@ -86,10 +87,11 @@ def schedule(
     bytes of each value inside a loop (the paper's two knobs).
     """
     best = _search(_Search(ex, limit, device, tensor_size_threshold, tensor_split_size))
-    if best.fits(limit):
-        return best
-    smallest = _search(_Search(ex, 0, device, tensor_size_threshold, tensor_split_size))  # it does not stop at what almost fits
-    return min(best, smallest, key=lambda s: s.peak_bytes)
+    if not best.fits(limit):
+        smallest = _search(_Search(ex, 0, device, tensor_size_threshold, tensor_split_size))  # it does not stop at what almost fits
+        best = min(best, smallest, key=lambda s: s.peak_bytes)
+    tell(Scheduled(best, limit))
+    return best
 
 
 def _search(search: _Search) -> Schedule:
@@ -97,6 +99,7 @@ def _search(search: _Search) -> Schedule:
     best = search.start(region(search.ex))
     large = len(best.seq.steps) > LARGE_PROGRAM
     beam = [best]
+    tell(Kept((best,)))
     for _ in range(2 * MAX_DEPTH if large else MAX_DEPTH):
         found = list(takewhile(lambda _: search.timing.walked < MOST_STEPS, ((new, s) for s in beam for new in search.expand(s))))
         if large:
@@ -104,6 +107,7 @@ def _search(search: _Search) -> Schedule:
         beam = sorted((search.tile(*pair) for pair in found), key=search.rank)[: 1 if large else BEAM]
         if not beam:
             break
+        tell(Kept(tuple(beam)))
         best = min(best, beam[0], key=search.rank)
     return best
 
@@ -174,6 +178,7 @@ class _Search:
         for outer in every:
             for inner in loops(outer.body):
                 s = self.trade(s, outer, inner)
+        tell(Tried(s))
         return s
 
     def trade(self, s: Schedule, outer: Loop, inner: Loop) -> Schedule:

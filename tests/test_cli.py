@@ -195,3 +195,14 @@ def test_a_demonstration_with_wrong_values_fails(monkeypatch, capsys):
 def test_importing_costs_little(statement, absent):
     code = f"import sys; {statement}; print([name for name in {absent} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_plan_with_its_reasons(kernel, capsys):
+    command = ["plan", f"{kernel}:matvec", "--args", f"{kernel}:make_args", "--limit", "2MiB", "--explain"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    parts = ("plan of matvec", "why this plan of matvec\nrules without which it is not reached", "import jax")
+    assert sorted(parts, key=out.index) == list(parts)
+    assert main([*command, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["why"]["name"] == record["name"] == "matvec"

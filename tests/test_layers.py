@@ -11,11 +11,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "eqsat_mem"
 
 LAYERS = (
-    "sizes errors config",
+    "sizes errors config events",
     "terms ir ops equations diagonal plain flatten axes infer effects trace interpret",
     "forms vocabulary rules encode egraph saturate exact extract",
     "scans staging loops fusion memory costs timing schedule remat control",
-    "source reads calls expressions emit verify report pipeline",
+    "source reads calls expressions emit verify report outline",
+    "debug progress needed rivals explanation explain pipeline",
     "manual function primitive api demo userfile ledger jitted script unmodified __main__",
 )
 ORDER = [name for line in LAYERS for name in line.split()]

@@ -1,0 +1,164 @@
+"""What planning tells while it runs, for whoever listens: debugging output, progress, explanations.
+
+Stages call :func:`tell`; with nobody listening that costs next to nothing. Listeners belong to the thread that plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class Event:
+    """Something that happened during planning. What it carries is read, never changed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Began(Event):
+    """Planning of a function began; bodies of loops and branches are planned inside the planning around them."""
+
+    name: str
+    limit_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Ended(Event):
+    """Planning ended, with a plan or (None) without."""
+
+    name: str
+    plan: Any
+
+
+@dataclass(frozen=True, eq=False)
+class StageBegan(Event):
+    """A stage of the pipeline began."""
+
+    stage: str
+
+
+@dataclass(frozen=True, eq=False)
+class StageEnded(Event):
+    """A stage of the pipeline ended."""
+
+    stage: str
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded(Event):
+    """A jaxpr was loaded as a program of terms."""
+
+    program: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped(Event):
+    """One step of a ruleset, and how often each rule matched in it."""
+
+    ruleset: str
+    matches: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Settled(Event):
+    """A ruleset came to rest, or was stopped, with so many rows in the e-graph."""
+
+    ruleset: str
+    rows: int
+
+
+@dataclass(frozen=True, eq=False)
+class Saturated(Event):
+    """The e-graph was read."""
+
+    view: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Extracted(Event):
+    """A program was extracted, at a price in seconds per byte; None: it is the program as written."""
+
+    extraction: Any
+    price: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Tried(Event):
+    """The search gave a loop tree its chunk sizes."""
+
+    schedule: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Kept(Event):
+    """The loop trees that the search keeps after a round, best first."""
+
+    schedules: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Scheduled(Event):
+    """The best schedule of one extraction."""
+
+    schedule: Any
+    limit_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Searched(Event):
+    """One form of a program was searched: its best schedule, and the e-graph that its extractions came from."""
+
+    schedule: Any
+    view: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled(Event):
+    """XLA compiled a program: what it holds, and what it was predicted to hold."""
+
+    held_bytes: int
+    predicted_bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Explaining(Event):
+    """A plan is being explained, after so many searches."""
+
+    searches: int
+
+
+Listener = Callable[[Event], None]
+_LISTENERS: ContextVar[tuple[Listener, ...]] = ContextVar("eqsat_mem_listeners", default=())
+
+
+def tell(event: Event) -> None:
+    """Pass an event to everyone who listens in this thread."""
+    for listener in _LISTENERS.get():
+        listener(event)
+
+
+@contextmanager
+def listening(*listeners: Listener) -> Iterator[None]:
+    """Inside, ``listeners`` are told of every event, besides those that listen already.
+
+    >>> heard = []
+    >>> with listening(heard.append):
+    ...     tell(Settled("simplify", 3))
+    >>> heard[0].rows
+    3
+    """
+    token = _LISTENERS.set((*_LISTENERS.get(), *listeners))
+    try:
+        yield
+    finally:
+        _LISTENERS.reset(token)
+
+
+def anyone_listens() -> bool:
+    """Whether planning is being watched already, as inside a plan that is."""
+    return bool(_LISTENERS.get())

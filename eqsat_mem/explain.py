@@ -1,0 +1,229 @@
+"""Why this plan: the rules it needs, what its loops are for, what else was found, and what the peak consists of.
+
+Nothing here is kept while planning. A :class:`Record` holds what it takes to search again; the search is deterministic, so that leaving a
+rule out and searching again tells what the rule is good for.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from eqsat_mem.config import Options
+from eqsat_mem.control import calls
+from eqsat_mem.costs import Device
+from eqsat_mem.events import Explaining, listening, tell
+from eqsat_mem.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
+from eqsat_mem.extract import Extraction
+from eqsat_mem.ir import Program
+from eqsat_mem.loops import loops
+from eqsat_mem.memory import Memory
+from eqsat_mem.needed import smallest
+from eqsat_mem.outline import describe, loop_summaries, outline
+from eqsat_mem.progress import on_terminal
+from eqsat_mem.report import Plan
+from eqsat_mem.rivals import Search, rivals
+from eqsat_mem.rules import load_rules
+from eqsat_mem.schedule import Schedule, schedule
+from eqsat_mem.timing import Timing
+
+Scheduler = Callable[..., Schedule]
+"""What :func:`eqsat_mem.schedule.schedule` is, or the same with a memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What planning keeps so that its plan can be explained.
+
+    Attributes:
+        before: the program as written, scheduled without loops.
+        device: whose times were predicted.
+        limit_bytes: the limit that the plan was searched for.
+        again: the search, to be run with names of rules to leave out and a scheduler; it gives its best schedule first.
+        options: the options of the plan.
+        jaxpr: the function as traced.
+        arg_names: the names of its arguments.
+        settings: the JAX settings under which the function was traced.
+    """
+
+    before: Schedule
+    device: Device
+    limit_bytes: int
+    again: Callable[..., tuple[Any, ...]]
+    options: Options
+    jaxpr: Any
+    arg_names: tuple[str, ...]
+    settings: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def explain(self, plan: Plan) -> Explanation:
+        """Why ``plan``, which was made with this record: see :meth:`Plan.explain`."""
+        with self.settings(), on_terminal(plan.name):
+            return _explain(plan, self)
+
+    def search(self) -> Search:
+        """The search run once more, with what it looked at on the way."""
+        seen = Search()
+        with self.settings(), listening(seen):
+            self.again()
+        return seen
+
+
+def _explain(plan: Plan, record: Record) -> Explanation:
+    s: Schedule = plan.schedule
+    searches = _Searches(record, s)
+    fired: list[str] = []
+    needed: list[NeededRule] = []
+    if not plan.unchanged:
+        fired = searches.seen.rules_fired()
+        needed = _needed(searches, fired)
+    names = {rule.rule.name for rule in needed}
+    return Explanation(
+        name=plan.name,
+        unchanged=plan.unchanged,
+        repeated=plan.unchanged or searches.found(frozenset()).reached,
+        rules=needed,
+        spare_rules=[name for name in sorted(fired) if name not in names],
+        loops=_effects(s, record.device),
+        rivals=rivals(searches.seen, s, record.limit_bytes),
+        peak_before=held_at_peak(record.before),
+        peak_after=held_at_peak(s),
+        original_peak_bytes=plan.original_peak_bytes,
+        peak_bytes=plan.peak_bytes,
+        limit_bytes=record.limit_bytes,
+        seconds=s.seconds,
+        searches=searches.count,
+    )
+
+
+class _Searches:
+    """The search of a record without some rules, each set of rules searched with once."""
+
+    def __init__(self, record: Record, plan: Schedule) -> None:
+        self.record = record
+        self.scheduler = Remembering()
+        self.seen = Search()
+        self.count = 0
+        self._known: dict[frozenset[str], Found] = {}
+        with listening(self.seen):
+            best = self._search(frozenset())
+        self.goal = plan if _as_good(best, plan) else best
+
+    def found(self, without: frozenset[str]) -> Found:
+        """What the search finds without these rules."""
+        known = self._known.get(without)
+        if known is None:
+            s = self._search(without)
+            limit = self.record.limit_bytes
+            known = Found(peak_bytes=s.peak_bytes, seconds=s.seconds, fits=s.fits(limit), loops=outline(s), reached=_as_good(s, self.goal))
+            self._known[without] = known
+        return known
+
+    def seen_with(self, without: frozenset[str]) -> Search:
+        """What the search looks at without these rules."""
+        seen = Search()
+        with listening(seen):
+            self._search(without)
+        return seen
+
+    def _search(self, without: frozenset[str]) -> Schedule:
+        self.count += 1
+        best: Schedule = self.record.again(without=without, scheduler=self.scheduler)[0]
+        return best
+
+
+def _as_good(s: Schedule, goal: Schedule) -> bool:
+    """Is ``s`` as small and as fast as ``goal``, and are bodies of loops and branches, which no time model sees, planned as fast?"""
+    times, wanted = _times(s), _times(goal)
+    as_fast = len(times) == len(wanted) and all(a <= b * (1 + EQUAL) for a, b in zip(times, wanted))
+    return as_fast and s.peak_bytes <= goal.peak_bytes
+
+
+def _times(s: Schedule) -> list[float]:
+    """Predicted seconds of a schedule, then of the plans of its bodies."""
+    bodies = (body for call in calls(s.ex.program) for body in call.bodies if body is not None)
+    return [s.seconds, *(seconds for body in bodies for seconds in _times(body))]
+
+
+class Remembering:
+    """The scheduler, asked once per program: most rules that are left out change no candidate."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Schedule] = {}
+
+    def __call__(self, ex: Extraction, *arguments: Any) -> Schedule:
+        program = ex.program
+        facts = (tuple(sorted(table.items())) for table in (ex.splits, ex.accumulates, ex.unrolls))
+        planned = tuple(id(call) for call in calls(program) if call.bodies)  # calls are equal whatever the plans of their bodies
+        key = (tuple(program.terms), tuple(program.outputs), tuple(program.effects), planned, *facts)
+        if key not in self._known:
+            self._known[key] = schedule(ex, *arguments)
+        return self._known[key]
+
+
+# --- rules --------------------------------------------------------------------------------------------
+
+
+def _needed(searches: _Searches, fired: Sequence[str]) -> list[NeededRule]:
+    """The smallest set of rules that reaches the plan, in the order in which they first match when they are the only ones."""
+    every = frozenset(fired)
+
+    def enough(rules: frozenset[str]) -> bool:
+        tell(Explaining(searches.count))
+        return searches.found(every - rules).reached
+
+    names = smallest(fired, enough)
+    only = searches.seen_with(every - frozenset(names))
+    options = searches.record.options
+    cards = {rule.name: rule for rule in load_rules(options.rules, accuracy=options.accuracy).rules}
+    order = {name: k for k, name in enumerate(cards)}
+    needed = [
+        NeededRule(rule=cards[name], step=only.first_step[name], matches=only.matches[name], without=searches.found(frozenset([name])))
+        for name in names
+    ]
+    return sorted(needed, key=lambda n: (n.step, order[n.rule.name]))
+
+
+# --- loops --------------------------------------------------------------------------------------------
+
+
+def _effects(s: Schedule, device: Device) -> list[LoopEffect]:
+    memory = Memory(s.ex, device.library_folds)
+    timing = Timing(memory, device)
+    effects = []
+    for loop, summary in zip(loops(s.seq), loop_summaries(s), strict=True):
+        once = {**s.chunks, loop: summary.extent}
+        peak, seconds = memory.total(s.seq, once), timing.total(s.seq, once)
+        effects.append(
+            LoopEffect(
+                loop=summary,
+                one_turn_peak_bytes=peak,
+                one_turn_s=seconds,
+                saves_bytes=peak - s.peak_bytes,
+                costs_s=s.seconds - seconds,
+            )
+        )
+    return effects
+
+
+# --- peaks --------------------------------------------------------------------------------------------
+
+
+def held_at_peak(s: Schedule) -> list[Held]:
+    """What a schedule holds at its peak, largest first: every argument, and the values that are live there."""
+    program, memory = s.ex.program, Memory(s.ex)
+    arguments = (
+        Held(what=f"argument {b.name} {list(b.shape)}", nbytes=nbytes, whole_bytes=nbytes, place="", line="")
+        for b, nbytes in zip(program.inputs, program.input_bytes(), strict=True)
+    )
+    values = (held(program, t, nbytes) for t, nbytes in memory.peak(s.seq, memory.full_extents(), s.chunks).live)
+    return sorted([*arguments, *values], key=lambda tensor: -tensor.nbytes)
+
+
+def held(program: Program, t: int, nbytes: int) -> Held:
+    """A value of which ``nbytes`` are held, with the line that made it."""
+    source = program.source.get(t)
+    place, line = ("", "") if source is None else (str(source), linecache.getline(source.file, source.line).strip())
+    return Held(what=describe(program, t), nbytes=nbytes, whole_bytes=program.nbytes(t), place=place, line=line)

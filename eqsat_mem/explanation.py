@@ -1,0 +1,203 @@
+"""An explanation of a plan: what it says, and how it prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from eqsat_mem.report import LoopSummary, time_text, times_as_long
+from eqsat_mem.rivals import Rival
+from eqsat_mem.rules import Rule
+from eqsat_mem.sizes import format_bytes
+
+EQUAL = 1e-3
+"""The share by which two predicted times may differ and be the same: predictions are not closer."""
+SHOWN = 8
+"""How many tensors of a peak are printed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What the search finds with some rules left out.
+
+    Attributes:
+        peak_bytes: the predicted peak.
+        seconds: the predicted time.
+        fits: whether the peak is within the limit.
+        loops: the loop tree in one line.
+        reached: whether it is as small and as fast as the plan.
+    """
+
+    peak_bytes: int
+    seconds: float
+    fits: bool
+    loops: str
+    reached: bool
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.peak_bytes)}, {time_text(self.seconds)}, {self.loops}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeededRule:
+    """A rule without which its fellows do not reach the plan.
+
+    Attributes:
+        rule: the rule with its card.
+        step: the step of saturation in which it first matched, counted over all rulesets; rules of one step act at once.
+        matches: how often it matched, the other needed rules being the only ones.
+        without: what the search finds without it, all other rules applied. Where that is as good as the plan, other rules stand in.
+    """
+
+    rule: Rule
+    step: int
+    matches: int
+    without: Found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopEffect:
+    """A loop, and the plan with that loop run in a single turn: all of its index at once.
+
+    Attributes:
+        loop: the loop.
+        one_turn_peak_bytes: what the plan would hold.
+        one_turn_s: what it would take, in predicted seconds.
+        saves_bytes: how much less the plan holds than that.
+        costs_s: how many seconds more the plan takes than that; negative where the loop is faster.
+    """
+
+    loop: LoopSummary
+    one_turn_peak_bytes: int
+    one_turn_s: float
+    saves_bytes: int
+    costs_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A tensor that is held at a peak.
+
+    Attributes:
+        what: an argument by its name, or a value by its operation and indices.
+        nbytes: the bytes held; ``whole_bytes`` those of the whole value, of which a loop holds a chunk.
+        place: the user's file, line and function, or empty.
+        line: the user's line itself, or empty.
+    """
+
+    what: str
+    nbytes: int
+    whole_bytes: int
+    place: str
+    line: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Why a plan is what it is. ``print`` shows it; :meth:`to_json` has the same as data.
+
+    Attributes:
+        name: the user's function.
+        unchanged: whether the function was left as it was; then no rule is needed.
+        repeated: whether searching again found the plan again; False where a limit in seconds had stopped the first search.
+        rules: the smallest set of rules that reaches the plan, in the order in which they first matched.
+        spare_rules: the other rules that matched; without all of these the plan is the same.
+        loops: what each loop saves and costs.
+        rivals: what else was found, and why it lost.
+        peak_before, peak_after: what is held at the peak of the program as written and of the plan, largest first.
+        original_peak_bytes, peak_bytes, limit_bytes: the predicted peaks, and what the search was given as its limit: the user's, or
+            less where compiled programs held more than predicted.
+        seconds: the plan's predicted time.
+        searches: how many searches the explanation took.
+    """
+
+    name: str
+    unchanged: bool
+    repeated: bool
+    rules: Sequence[NeededRule]
+    spare_rules: Sequence[str]
+    loops: Sequence[LoopEffect]
+    rivals: Sequence[Rival]
+    peak_before: Sequence[Held]
+    peak_after: Sequence[Held]
+    original_peak_bytes: int
+    peak_bytes: int
+    limit_bytes: int
+    seconds: float
+    searches: int
+
+    def __str__(self) -> str:
+        sections = (_rule_lines(self), _loop_lines(self), _rival_lines(self), _peak_lines(self))
+        return "\n".join([f"why this plan of {self.name}", *(line for section in sections for line in section)])
+
+    def to_json(self) -> str:
+        """The explanation as one JSON object; its keys are the attributes."""
+        return json.dumps(asdict(self), indent=2)
+
+
+# --- as text ------------------------------------------------------------------------------------------
+
+
+def _rule_lines(why: Explanation) -> Iterator[str]:
+    if why.unchanged:
+        yield "the function runs as it was written: it fits, and nothing found is predicted to be much faster"
+        return
+    if not why.repeated:
+        yield "the search stopped at max_seconds; what follows is what it finds without that limit"
+    yield f"rules without which it is not reached, in the order in which they matched ({why.searches} searches)"
+    for n in why.rules:
+        if not n.without.reached:
+            yield f"  {n.step:>3}. {n.rule.name} [{n.rule.sound}]: {n.rule.equation}"
+            yield f"       without it: {n.without}, {_difference(n.without, why)}"
+    stand_ins = [n for n in why.rules if n.without.reached]
+    if stand_ins:
+        yield "rules that complete them, for each of which others can stand in"
+        yield from (f"  {n.step:>3}. {n.rule.name} [{n.rule.sound}]: {n.rule.equation}" for n in stand_ins)
+    if why.spare_rules:
+        yield f"rules that matched and are not needed: {', '.join(why.spare_rules)}"
+
+
+def _difference(found: Found, why: Explanation) -> str:
+    """How what was found falls short of the plan."""
+    if not found.fits:
+        return f"{format_bytes(found.peak_bytes - why.limit_bytes)} over the limit"
+    if found.seconds > why.seconds * (1 + EQUAL):
+        return times_as_long(found.seconds / why.seconds)
+    return f"{format_bytes(found.peak_bytes - why.peak_bytes)} larger"
+
+
+def _loop_lines(why: Explanation) -> Iterator[str]:
+    yield "loops, and what the plan would be if one ran in a single turn" if why.loops else "no loops"
+    for effect in why.loops:
+        yield f"  {effect.loop}"
+        size, seconds = format_bytes(effect.one_turn_peak_bytes), time_text(effect.one_turn_s)
+        yield f"  {'  ' * effect.loop.depth}  in one turn: {size}, {seconds}; the loop {_balance(effect)}"
+
+
+def _balance(effect: LoopEffect) -> str:
+    saved, cost = effect.saves_bytes, effect.costs_s
+    size = f"saves {format_bytes(saved)}" if saved > 0 else f"holds {format_bytes(-saved)} more" if saved else "saves no memory"
+    return f"{size} and {'costs' if cost > 0 else 'saves'} {time_text(abs(cost))}"
+
+
+def _rival_lines(why: Explanation) -> Iterator[str]:
+    if why.rivals:
+        yield "runners-up"
+    for rival in why.rivals:
+        yield f"  {format_bytes(rival.peak_bytes)}, {time_text(rival.seconds)}, {rival.loops}; {rival.program}: {rival.why}"
+
+
+def _peak_lines(why: Explanation) -> Iterator[str]:
+    for title, nbytes, tensors in (
+        ("held at the peak before", why.original_peak_bytes, why.peak_before),
+        ("held at the peak after", why.peak_bytes, why.peak_after),
+    ):
+        yield f"{title}: {format_bytes(nbytes)}"
+        yield from (f"  {line}" for line in map(_held_line, tensors[:SHOWN]))
+
+
+def _held_line(tensor: Held) -> str:
+    part = f" of {format_bytes(tensor.whole_bytes)}" if tensor.nbytes < tensor.whole_bytes else ""
+    where = f"  at {tensor.place}: {tensor.line}" if tensor.place else ""
+    return f"{format_bytes(tensor.nbytes)}{part}  {tensor.what}{where}"

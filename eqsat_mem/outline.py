@@ -1,0 +1,71 @@
+"""A schedule in words: its loops, and what it holds at its peak."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from eqsat_mem.errors import Tensor
+from eqsat_mem.ir import Program, itemsize, names
+from eqsat_mem.loops import Loop, Seq
+from eqsat_mem.memory import Memory
+from eqsat_mem.report import LoopSummary
+from eqsat_mem.schedule import Schedule
+
+MOST_TENSORS = 12
+"""How many tensors of a peak are listed."""
+
+
+def outline(s: Schedule) -> str:
+    """The loop tree in one line: ``i/128 (k/64), j/256`` is a loop over k inside one over i, then one over j, each with its chunk."""
+    return _outline(s, s.seq) or "no loops"
+
+
+def _outline(s: Schedule, seq: Seq) -> str:
+    parts = []
+    for step in seq.steps:
+        if isinstance(step, Loop):
+            inside = _outline(s, step.body)
+            parts.append(f"{s.ex.program.indices[step.index].name}/{s.chunks[step]:,}" + (f" ({inside})" if inside else ""))
+        elif isinstance(step, Seq) and (nested := _outline(s, step)):
+            parts.append(nested)
+    return ", ".join(parts)
+
+
+def loop_summaries(s: Schedule) -> list[LoopSummary]:
+    """The loops of a schedule, outer ones before those inside: the order of ``loops.loops``."""
+    return list(_loop_summaries(s, s.seq, 0))
+
+
+def _loop_summaries(s: Schedule, seq: Seq, depth: int) -> Iterator[LoopSummary]:
+    program = s.ex.program
+    for step in seq.steps:
+        if isinstance(step, Loop):
+            index = program.indices[step.index]
+            folds, stacks = ([describe(program, t) for t in ts] for ts in (step.folds, step.stacks))
+            yield LoopSummary(index.name, index.extent, s.chunks[step], depth, folds, stacks)
+            yield from _loop_summaries(s, step.body, depth + 1)
+        elif isinstance(step, Seq):
+            yield from _loop_summaries(s, step, depth)
+
+
+def peak_tensors(s: Schedule) -> list[Tensor]:
+    """What is held at the peak, largest first: arguments, and values with the user's lines."""
+    program, memory = s.ex.program, Memory(s.ex)
+    held: list[Tensor] = [(f"argument {b.name} {list(b.shape)}", nbytes, None) for b, nbytes in zip(program.inputs, program.input_bytes())]
+    for t, nbytes in memory.peak(s.seq, memory.full_extents(), s.chunks).live:
+        source = program.source.get(t)
+        held.append((describe(program, t), nbytes, None if source is None else str(source)))
+    return sorted(held, key=lambda tensor: -tensor[1])[:MOST_TENSORS]
+
+
+def describe(program: Program, t: int) -> str:
+    """A value by its operation and the names of its indices: ``exp of i k``."""
+    term = program.terms[t]
+    kind = getattr(term, "op", None) or getattr(term, "monoid", None) or type(term).__name__.lower()
+    return f"{kind} of {names(program, program.free[t]) or 'a scalar'}"
+
+
+def output_bytes(program: Program) -> int:
+    """Bytes of all results."""
+    return sum(math.prod(program.shape(o.axes)) * itemsize(program.terms[o.term].dtype) for o in program.outputs)

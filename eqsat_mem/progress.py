@@ -1,0 +1,99 @@
+"""Progress on a terminal while planning takes longer than a second: one line on stderr that is rewritten, and wiped at the end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TextIO
+
+from eqsat_mem.debug import Debug, debug_level
+from eqsat_mem.events import Began, Ended, Event, Explaining, StageBegan, Tried, anyone_listens, listening
+
+PATIENCE_S = 1.0
+"""Seconds after which the line appears."""
+INTERVAL_S = 0.2
+"""Seconds between two lines."""
+WIPE = "\r\x1b[K"
+"""What empties the terminal's line."""
+
+
+class Progress:
+    """A listener that knows what planning is at; :meth:`line` says it."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.stage = name, "trace"
+        self.started = time.perf_counter()
+        self.depth = self.trees = self.searches = 0
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Began():
+                self.depth += 1
+            case Ended():
+                self.depth -= 1
+            case StageBegan() if self.depth == 1 and not self.searches:
+                self.stage = event.stage
+            case Tried():
+                self.trees += 1
+            case Explaining():
+                self.stage, self.searches = "explaining", event.searches
+
+    def line(self) -> str:
+        """What planning is at, in one line."""
+        done = f"{self.searches} searches" if self.searches else f"{self.trees} loop trees" if self.trees else ""
+        words = [self.name, self.stage, done, f"{time.perf_counter() - self.started:.0f} s"]
+        return ", ".join(word for word in words if word)
+
+
+@contextmanager
+def watched(name: str) -> Iterator[None]:
+    """Inside, planning is shown: at the level of ``EQSAT_MEM_DEBUG``, and as progress where stderr is a terminal.
+
+    Raises:
+        OptionError: if ``EQSAT_MEM_DEBUG`` holds no level.
+    """
+    level = debug_level()
+    with ExitStack() as stack:
+        if not anyone_listens():
+            if level:
+                stack.enter_context(listening(Debug(level)))
+            else:
+                stack.enter_context(on_terminal(name))
+        yield
+
+
+@contextmanager
+def on_terminal(name: str) -> Iterator[None]:
+    """Inside, progress is shown if stderr is a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    with shown(Progress(name), sys.stderr):
+        yield
+
+
+@contextmanager
+def shown(progress: Progress, stream: TextIO, patience_s: float = PATIENCE_S, interval_s: float = INTERVAL_S) -> Iterator[None]:
+    """Write the line again and again, from a thread: some steps of egglog and XLA take long and tell nothing."""
+    done = threading.Event()
+
+    def write() -> None:
+        if done.wait(patience_s):
+            return
+        while not done.wait(interval_s):
+            stream.write(WIPE + progress.line())
+            stream.flush()
+        stream.write(WIPE)
+        stream.flush()
+
+    writer = threading.Thread(target=write, name="eqsat_mem progress", daemon=True)
+    writer.start()
+    try:
+        with listening(progress):
+            yield
+    finally:
+        done.set()
+        writer.join()
