@@ -93,4 +93,5 @@ def _result_bytes(jaxpr: Any) -> Iterator[int]:
 
 
 def aval_bytes(avals: Any) -> int:
+    """Bytes of all values of these types."""
     return sum(math.prod(getattr(a, "shape", ())) * itemsize(a.dtype) for a in avals if hasattr(a, "dtype"))

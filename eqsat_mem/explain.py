@@ -10,6 +10,7 @@ import linecache
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 from eqsat_mem.config import Options
@@ -23,11 +24,13 @@ from eqsat_mem.loops import loops
 from eqsat_mem.memory import Memory
 from eqsat_mem.needed import smallest
 from eqsat_mem.outline import describe, loop_summaries, outline
+from eqsat_mem.picture import draw
 from eqsat_mem.progress import on_terminal
 from eqsat_mem.report import Plan
 from eqsat_mem.rivals import Search, rivals
 from eqsat_mem.rules import load_rules
 from eqsat_mem.schedule import Schedule, schedule
+from eqsat_mem.timeline import Point, timeline
 from eqsat_mem.timing import Timing
 
 Scheduler = Callable[..., Schedule]
@@ -62,6 +65,14 @@ class Record:
         """Why ``plan``, which was made with this record: see :meth:`Plan.explain`."""
         with self.settings(), on_terminal(plan.name):
             return _explain(plan, self)
+
+    def timelines(self, plan: Plan) -> tuple[list[Point], list[Point]]:
+        """Memory over the points of the program as written, and over those of ``plan``."""
+        return timeline(self.before, self.device), timeline(plan.schedule, self.device)
+
+    def show(self, plan: Plan, path: str | PathLike[str] | None) -> Any:
+        """A picture of both timelines: see :meth:`Plan.show`."""
+        return draw(plan.name, *self.timelines(plan), plan.limit_bytes, path)
 
     def search(self) -> Search:
         """The search run once more, with what it looked at on the way."""

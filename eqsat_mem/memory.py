@@ -165,6 +165,7 @@ class Memory:
                 inner = self.peak(step, extents, chunks)
             reuse = self._taken_over(step, new, dying, live)
             now = total + sum(new.values()) - reuse + inner.nbytes + scratch
+            self._note(seq, step, now - inner.nbytes, {**live, **new})
             if now > best.nbytes:
                 at = seq.steps.index(step)
                 path = (at, *inner.path) if not isinstance(step, int) else ()
@@ -182,6 +183,9 @@ class Memory:
                     total -= live.pop(t)
         around = ((t, nbytes) for t, nbytes, made, read in lives if made < best.position <= read)
         return replace(best, live=(*around, *best.live))
+
+    def _note(self, seq: Seq, step: int | Loop | Seq, nbytes: int, held: dict[int, int]) -> None:
+        """What is held while a step runs, less what its own steps hold if it has any: see :mod:`eqsat_mem.timeline`."""
 
     def _taken_over(self, step: int | Loop | Seq, new: dict[int, int], dying: list[int], live: dict[int, int]) -> int:
         """Bytes that an elementwise result does not need because an operand of its size dies here."""

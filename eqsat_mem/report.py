@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from os import PathLike
 from typing import Any
 
 from eqsat_mem.errors import Tensor, tensor_lines
@@ -114,9 +115,27 @@ class Plan:
         Raises:
             ValueError: for a plan that was put together by hand.
         """
+        return self._searched().explain(self)
+
+    def show(self, path: str | PathLike[str] | None = None) -> Any:
+        """A picture of memory over the points of the program, before and after, with the limit.
+
+        Args:
+            path: a file to write it to, such as ``"plan.png"`` or ``"plan.svg"``; None opens a window, or shows it in a notebook.
+
+        Returns:
+            The :class:`matplotlib.figure.Figure`.
+
+        Raises:
+            ModuleNotFoundError: if matplotlib is not installed.
+            ValueError: for a plan that was put together by hand.
+        """
+        return self._searched().show(self, path)
+
+    def _searched(self) -> Any:
         if self.record is None:
             raise ValueError("this plan was not made by optimize(), so there is no search to explain.")
-        return self.record.explain(self)
+        return self.record
 
     def to_json(self) -> str:
         """The figures, loops, rules and source of the plan as one JSON object."""

@@ -16,7 +16,7 @@ LAYERS = (
     "forms vocabulary rules encode egraph saturate exact extract",
     "scans staging loops fusion memory costs timing schedule remat control",
     "source reads calls expressions emit verify report outline",
-    "debug progress needed rivals explanation explain pipeline",
+    "debug progress needed rivals explanation timeline picture explain pipeline",
     "manual function primitive api demo userfile ledger jitted script unmodified __main__",
 )
 ORDER = [name for line in LAYERS for name in line.split()]
