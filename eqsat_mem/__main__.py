@@ -1,4 +1,4 @@
-"""The command line: ``eqsat-mem plan`` shows the plan of a function, ``run`` plans those of a script, ``demo`` does the main job."""
+"""The command line: ``eqsat-mem plan`` and ``report`` show a plan, ``run`` plans what a script compiles, ``demo`` does the main job."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 from eqsat_mem import __version__
 from eqsat_mem.config import Accuracy
-from eqsat_mem.errors import EqsatMemError
+from eqsat_mem.errors import EqsatMemError, UserFileError
+from eqsat_mem.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from eqsat_mem.report import Plan
 
 USER_ERROR = 2
 
@@ -39,21 +44,20 @@ def _parser() -> argparse.ArgumentParser:
         help="plan a function of a file and print the plan and its source",
         description="Plan a function for the arguments that another function makes. The planned function is traced, not run.",
     )
-    plan.add_argument("function", metavar="FILE.py:FUNCTION", help="the function to plan")
-    plan.add_argument(
-        "--args",
-        metavar="FILE.py:MAKE_ARGS",
-        required=True,
-        help="a function without parameters that returns the arguments, arrays or jax.ShapeDtypeStructs: a tuple of them, "
-        "a dict of keyword arguments, or the only one",
-    )
-    plan.add_argument(
-        "--limit", metavar="SIZE", help="such as 64MiB or \"1.5 GB\"; else the function's own, EQSAT_MEM_LIMIT, or the device's"
-    )
-    plan.add_argument("--accuracy", choices=get_args(Accuracy), help="which rules may apply (default: all)")
+    _add_function(plan)
     plan.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     plan.add_argument("--explain", action="store_true", help="print why this plan: its rules, its loops, the runners-up, its peaks")
     plan.set_defaults(command=_plan)
+
+    report = commands.add_parser(
+        "report",
+        help="plan a function of a file and write a page about the plan",
+        description="Plan a function and write one HTML file, which needs no network: memory over the program before and after, "
+        "loops, rules, runners-up, the original beside the emitted source, and the e-class of each value.",
+    )
+    _add_function(report)
+    report.add_argument("-o", "--output", metavar="PAGE.html", required=True, help="the file to write")
+    report.set_defaults(command=_report)
 
     run = commands.add_parser(
         "run",
@@ -77,7 +81,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(options: argparse.Namespace) -> int:
+def _add_function(command: argparse.ArgumentParser) -> None:
+    """The arguments that name a function, what to call it with, and how to plan it."""
+    command.add_argument("function", metavar="FILE.py:FUNCTION", help="the function to plan")
+    command.add_argument(
+        "--args",
+        metavar="FILE.py:MAKE_ARGS",
+        required=True,
+        help="a function without parameters that returns the arguments, arrays or jax.ShapeDtypeStructs: a tuple of them, "
+        "a dict of keyword arguments, or the only one",
+    )
+    command.add_argument(
+        "--limit", metavar="SIZE", help="such as 64MiB or \"1.5 GB\"; else the function's own, EQSAT_MEM_LIMIT, or the device's"
+    )
+    command.add_argument("--accuracy", choices=get_args(Accuracy), help="which rules may apply (default: all)")
+
+
+def _planned(options: argparse.Namespace) -> Plan:
+    """The plan of the function that the command line names."""
     from eqsat_mem.api import Optimized, optimize
     from eqsat_mem.userfile import call_arguments, check_call, load_function
 
@@ -87,12 +108,32 @@ def _plan(options: argparse.Namespace) -> int:
     check_call(options.function, plain, args, kwargs)
     if plain is function or options.limit or options.accuracy:
         function = optimize(plain, memory_limit=options.limit, accuracy=options.accuracy or "all")
-    plan = function.plan(*args, **kwargs)  # type: ignore[attr-defined]
+    plan: Plan = function.plan(*args, **kwargs)  # type: ignore[attr-defined]
+    return plan
+
+
+def _plan(options: argparse.Namespace) -> int:
+    plan = _planned(options)
     why = plan.explain() if options.explain else None
     if options.json:
         print(json.dumps(json.loads(plan.to_json()) | ({"why": json.loads(why.to_json())} if why else {}), indent=2))
     else:
         print(*filter(None, (plan, why, plan.source)), sep="\n\n")
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from eqsat_mem.page import page
+
+    output = Path(options.output)
+    if not output.parent.is_dir():  # asked before planning, which may take a while
+        raise UserFileError(f"there is no folder {output.parent} to write {output.name} to.")
+    text = page(_planned(options))
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserFileError(f"{output} cannot be written: {error.strerror}.") from error
+    print(f"wrote {output} ({format_bytes(len(text.encode()))})")
     return 0
 
 

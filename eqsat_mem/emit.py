@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr
 from eqsat_mem.calls import Body
 from eqsat_mem.expressions import Expressions
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Axes, Block, Dot, Fold, children
+from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, children
 from eqsat_mem.loops import Loop, Seq, least_chunk, region, selection_of, source_of
 from eqsat_mem.memory import Memory
 from eqsat_mem.ops import MONOIDS, accumulator
@@ -38,20 +38,23 @@ class Emitted:
     """The source of a program and the function it defines: flat arrays in, a tuple of flat arrays out.
 
     ``namespace`` is what the source names but does not define: large closed-over arrays, and operations that have no source.
+    ``names`` has the term of each variable of the source that holds a value of the program or a slice of one.
     """
 
     source: str
     function: Callable[..., tuple[Any, ...]]
     namespace: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, int] = field(default_factory=dict)
 
 
 def emit(schedule: Schedule, name: str = "program") -> Emitted:
     """Write a schedule as source and compile it."""
     module = Module({"jax", "jnp", "lax", "np", "primitives", name})
-    source = _Writer(schedule, name, module).program()
+    writer = _Writer(schedule, name, module)
+    source = writer.program()
     namespace = dict(module.namespace)
     exec(compile(source, f"<eqsat_mem {name}>", "exec"), namespace)
-    return Emitted(source, namespace[name], module.namespace)
+    return Emitted(source, namespace[name], module.namespace, writer.holds)
 
 
 class _Writer(Expressions):
@@ -61,12 +64,16 @@ class _Writer(Expressions):
         super().__init__(schedule.ex, name, module, arguments)
         self.schedule = schedule
         self.memory = Memory(schedule.ex)
+        self.holds: dict[str, int] = {}
 
     # the whole program
 
     def program(self) -> str:
         top = Scope()
         results = self.statements(top)
+        self.note_names(top)
+        inputs = ((t, term) for t, term in enumerate(self.program_ir.terms) if isinstance(term, Input))
+        self.holds |= {self.arguments[term.slot]: t for t, term in inputs}
         lines = [f"def {self.name}({', '.join(self.arguments)}):", *(f"    {line}" for line in self.module.small), *top.lines]
         lines += [f"    return {tuple_text(results)}", ""]
         helpers = self.module.helpers
@@ -137,7 +144,9 @@ class _Writer(Expressions):
         inner = Scope(scope, loop.index, ind + "    ")
         self.line(inner, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {carry}")
         self.sequence(loop.body, inner)
+        self.note_names(inner)
         for t, name in zip(results, names):
+            self.holds.setdefault(name, t)
             if not self.is_selection(t, loop):
                 self.line(inner, f"{name} = {self.combined(t, name, loop, inner)}")
         self.selections(dict(zip(results, names)), loop, inner)
@@ -190,6 +199,12 @@ class _Writer(Expressions):
             text = selection.text(call.params, len(call.in_axes[0]), picked, more, f"start_{self.indices[loop.index]}")
             self.carry_helpers(call, text)
             self.line(inner, f"{', '.join(picked)} = {text}")
+
+    def note_names(self, scope: Scope) -> None:
+        """Keep which variable of a scope holds which term."""
+        for key, value in scope.values.items():
+            if value.text.isidentifier():
+                self.holds.setdefault(value.text, key if isinstance(key, int) else key[0])
 
     def accumulator(self, t: int) -> Any:
         """The dtype that a fold is accumulated in: sums of narrow floating-point numbers are kept in float32."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,11 @@ class Equation:
 
 @dataclass
 class Flat:
-    """Values by number (shape and dtype), what each of the given ones is, and the equations in order."""
+    """Values by number (shape and dtype), what each of the given ones is, and the equations in order.
+
+    ``variables`` has the number of each variable of the jaxpr and of the jaxprs inlined in it; -1 where one was inlined twice, so that its
+    variables are several values.
+    """
 
     shapes: list[Shape] = field(default_factory=list)
     dtypes: list[Any] = field(default_factory=list)
@@ -35,8 +39,14 @@ class Flat:
     equations: list[Equation] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     weak: list[bool] = field(default_factory=list)
+    variables: dict[Any, int] = field(default_factory=dict)
 
     def new(self, shape: Sequence[int], dtype: Any) -> int:
         self.shapes.append(tuple(int(n) for n in shape))
         self.dtypes.append(dtype)
         return len(self.shapes) - 1
+
+    def note(self, env: Mapping[Any, int]) -> None:
+        """Keep the numbers of a jaxpr's variables."""
+        for variable, number in env.items():
+            self.variables[variable] = number if self.variables.get(variable, number) == number else -1

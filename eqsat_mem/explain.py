@@ -7,7 +7,7 @@ rule out and searching again tells what the rule is good for.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from os import PathLike
@@ -49,6 +49,8 @@ class Record:
         options: the options of the plan.
         jaxpr: the function as traced.
         arg_names: the names of its arguments.
+        loaded: the jaxpr as a program, before bodies of its loops were planned.
+        names: the terms that variables of the emitted source hold: of the plan's program, or of ``loaded`` where nothing was changed.
         settings: the JAX settings under which the function was traced.
     """
 
@@ -59,6 +61,8 @@ class Record:
     options: Options
     jaxpr: Any
     arg_names: tuple[str, ...]
+    loaded: Program
+    names: Mapping[str, int]
     settings: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def explain(self, plan: Plan) -> Explanation:
@@ -74,12 +78,12 @@ class Record:
         """A picture of both timelines: see :meth:`Plan.show`."""
         return draw(plan.name, *self.timelines(plan), plan.limit_bytes, path)
 
-    def search(self) -> Search:
-        """The search run once more, with what it looked at on the way."""
+    def search(self) -> tuple[Search, Schedule]:
+        """The search run once more: what it looked at on the way, and its best schedule."""
         seen = Search()
         with self.settings(), listening(seen):
-            self.again()
-        return seen
+            best: Schedule = self.again()[0]
+        return seen, best
 
 
 def _explain(plan: Plan, record: Record) -> Explanation:

@@ -74,6 +74,12 @@ class LoopEffect:
     saves_bytes: int
     costs_s: float
 
+    def balance(self) -> str:
+        """What the loop saves and costs, in words."""
+        saved, cost = self.saves_bytes, self.costs_s
+        size = f"saves {format_bytes(saved)}" if saved > 0 else f"holds {format_bytes(-saved)} more" if saved else "saves no memory"
+        return f"the loop {size} and {'costs' if cost > 0 else 'saves'} {time_text(abs(cost))}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
@@ -131,6 +137,16 @@ class Explanation:
         sections = (_rule_lines(self), _loop_lines(self), _rival_lines(self), _peak_lines(self))
         return "\n".join([f"why this plan of {self.name}", *(line for section in sections for line in section)])
 
+    def shortfall(self, found: Found) -> str:
+        """How what was found without a rule falls short of the plan."""
+        if not found.fits:
+            return f"{format_bytes(found.peak_bytes - self.limit_bytes)} over the limit"
+        if found.seconds > self.seconds * (1 + EQUAL):
+            return times_as_long(found.seconds / self.seconds)
+        if found.peak_bytes > self.peak_bytes:
+            return f"{format_bytes(found.peak_bytes - self.peak_bytes)} larger"
+        return "a body of its loops is slower"
+
     def to_json(self) -> str:
         """The explanation as one JSON object; its keys are the attributes."""
         return json.dumps(asdict(self), indent=2)
@@ -149,7 +165,7 @@ def _rule_lines(why: Explanation) -> Iterator[str]:
     for n in why.rules:
         if not n.without.reached:
             yield f"  {n.step:>3}. {n.rule.name} [{n.rule.sound}]: {n.rule.equation}"
-            yield f"       without it: {n.without}, {_difference(n.without, why)}"
+            yield f"       without it: {n.without}, {why.shortfall(n.without)}"
     stand_ins = [n for n in why.rules if n.without.reached]
     if stand_ins:
         yield "rules that complete them, for each of which others can stand in"
@@ -158,27 +174,12 @@ def _rule_lines(why: Explanation) -> Iterator[str]:
         yield f"rules that matched and are not needed: {', '.join(why.spare_rules)}"
 
 
-def _difference(found: Found, why: Explanation) -> str:
-    """How what was found falls short of the plan."""
-    if not found.fits:
-        return f"{format_bytes(found.peak_bytes - why.limit_bytes)} over the limit"
-    if found.seconds > why.seconds * (1 + EQUAL):
-        return times_as_long(found.seconds / why.seconds)
-    return f"{format_bytes(found.peak_bytes - why.peak_bytes)} larger"
-
-
 def _loop_lines(why: Explanation) -> Iterator[str]:
     yield "loops, and what the plan would be if one ran in a single turn" if why.loops else "no loops"
     for effect in why.loops:
         yield f"  {effect.loop}"
         size, seconds = format_bytes(effect.one_turn_peak_bytes), time_text(effect.one_turn_s)
-        yield f"  {'  ' * effect.loop.depth}  in one turn: {size}, {seconds}; the loop {_balance(effect)}"
-
-
-def _balance(effect: LoopEffect) -> str:
-    saved, cost = effect.saves_bytes, effect.costs_s
-    size = f"saves {format_bytes(saved)}" if saved > 0 else f"holds {format_bytes(-saved)} more" if saved else "saves no memory"
-    return f"{size} and {'costs' if cost > 0 else 'saves'} {time_text(abs(cost))}"
+        yield f"  {'  ' * effect.loop.depth}  in one turn: {size}, {seconds}; {effect.balance()}"
 
 
 def _rival_lines(why: Explanation) -> Iterator[str]:

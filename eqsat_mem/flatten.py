@@ -86,6 +86,7 @@ class _Flattening:
         for eqn in jaxpr.eqns:
             ins = [read(v) for v in eqn.invars]
             env.update(zip(eqn.outvars, self.equation(eqn, ins, caller)))
+        self.flat.note(env)
         return [read(v) for v in jaxpr.outvars]
 
     def equation(self, eqn: Any, ins: list[int], caller: Source | None) -> Sequence[int]:

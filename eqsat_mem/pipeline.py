@@ -80,7 +80,7 @@ def _plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: 
         kept = _keep(jaxpr, loaded, before, limit, options, name) if may_stay else None
         chosen = kept or _emit_within(find, best, jaxpr, limit, options, name)
     again = partial(_again, loaded, options, device, chosen.target)
-    record = Record(before, device, chosen.target, again, options, jaxpr, tuple(arg_names))
+    record = Record(before, device, chosen.target, again, options, jaxpr, tuple(arg_names), loaded, chosen.code.names)
     return _report(chosen, before, limit, clock, name, () if kept is not None else fired, kept is not None, record)
 
 
@@ -196,7 +196,7 @@ def _keep(jaxpr: ClosedJaxpr, loaded: Program, before: Schedule, limit: int, opt
     ex = Extraction(loaded, {}, {}, {})
     code = emit(Schedule(ex, region(ex), {}, 0, 0.0), name)
     source = f"# {name} runs as it was written; this is the same, written out.\n{code.source}"
-    return _Chosen(before, Emitted(source, lambda *args: tuple(function(*args)), code.namespace), held, limit)
+    return _Chosen(before, Emitted(source, lambda *args: tuple(function(*args)), code.namespace, code.names), held, limit)
 
 
 def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, options: Options, name: str) -> _Chosen:

@@ -147,7 +147,7 @@ class Plan:
 
 def table(plan: Plan) -> str:
     """The plan as text for a terminal: what it holds and takes before and after, its loops, its rules."""
-    sections = [[_headline(plan)], _figures(plan), _loops(plan), _peak(plan), _rules(plan), _planning(plan)]
+    sections = [[_headline(plan)], _aligned(figures(plan)), _loops(plan), _peak(plan), _rules(plan), _planning(plan)]
     return "\n".join(line for section in sections for line in section)
 
 
@@ -160,7 +160,8 @@ def _peak_bytes(plan: Plan) -> int:
     return plan.peak_bytes if plan.compiled_peak_bytes is None else plan.compiled_peak_bytes
 
 
-def _figures(plan: Plan) -> list[str]:
+def figures(plan: Plan) -> list[tuple[str, str, str]]:
+    """What the plan holds and takes before and after, in rows of text; the first is a heading."""
     fixed = plan.argument_bytes + plan.output_bytes
     rows = [
         ("", "before", "after"),
@@ -174,7 +175,7 @@ def _figures(plan: Plan) -> list[str]:
     rows.append(("limit", "", format_bytes(plan.limit_bytes)))
     if plan.predicted_s is not None or plan.original_predicted_s is not None:
         rows.append(("time, predicted", time_text(plan.original_predicted_s), time_text(plan.predicted_s)))
-    return _aligned(rows)
+    return rows
 
 
 def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:

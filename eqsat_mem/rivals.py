@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from eqsat_mem.events import Began, Ended, Event, Extracted, Kept, Saturated, Scheduled, Stepped
 from eqsat_mem.outline import outline
@@ -41,7 +42,7 @@ class Search:
     """A listener that keeps what the outermost search looks at; of the searches of bodies inside only the rules."""
 
     def __init__(self) -> None:
-        self.view = None
+        self.view: Any = None
         self.extracted: dict[str, list[float | None]] = {}
         self.kept: list[Schedule] = []
         self.best: list[Schedule] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from jax.dtypes import issubdtype
@@ -50,8 +51,16 @@ def load(closed: ClosedJaxpr, arg_names: Sequence[str]) -> Program:
     Every jaxpr loads: a primitive without a row in the operation table becomes an opaque call. Raises ``ValueError`` if the
     number of names is not that of the arguments.
     """
+    return load_with_variables(closed, arg_names)[0]
+
+
+def load_with_variables(closed: ClosedJaxpr, arg_names: Sequence[str]) -> tuple[Program, dict[Any, int]]:
+    """:func:`load`, and the term of each variable of the jaxpr whose value the program has."""
     flat = flatten(closed)
-    return _Builder(flat, Inference(flat).run(), arg_names).build()
+    builder = _Builder(flat, Inference(flat).run(), arg_names)
+    program = builder.build()
+    terms = {variable: builder.term[v] for variable, v in flat.variables.items() if v >= 0}
+    return program, {variable: t for variable, t in terms.items() if t >= 0}
 
 
 class _Builder:

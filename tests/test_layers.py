@@ -17,7 +17,7 @@ LAYERS = (
     "scans staging loops fusion memory costs timing schedule remat control",
     "source reads calls expressions emit verify report outline",
     "debug progress needed rivals explanation timeline picture explain pipeline",
-    "manual function primitive api demo userfile ledger jitted script unmodified __main__",
+    "page manual function primitive api demo userfile ledger jitted script unmodified __main__",
 )
 ORDER = [name for line in LAYERS for name in line.split()]
 """Modules in the order of the dataflow; each imports only those before it."""

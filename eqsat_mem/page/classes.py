@@ -1,0 +1,86 @@
+"""E-classes as data for the page: the ways that were found to compute a value, what each costs, and the one that was chosen."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from eqsat_mem.costs import Device, term_seconds
+from eqsat_mem.egraph import View
+from eqsat_mem.encode import Node
+from eqsat_mem.extract import node_costs
+from eqsat_mem.ir import Program, describe, names
+from eqsat_mem.report import time_text
+from eqsat_mem.sizes import format_bytes
+
+MOST_NODES = 40
+"""How many nodes of a class are shown."""
+
+
+def class_data(view: View, device: Device, chosen: Mapping[int, Node], wanted: Iterable[int], called: Mapping[int, str]) -> dict[str, Any]:
+    """The classes that the values ``wanted`` are in, and those that their nodes lead to, by number as text.
+
+    A node is a line of text in which ``{7}`` stands for class 7, its predicted cost, and whether the plan or the program as written has it.
+    ``called`` has names for classes.
+    """
+    texts, program, known = _texts(view)
+    costs = node_costs(view, partial(term_seconds, device=device), 0.0).of
+    written = {(view.class_of[t], node) for t, node in view.original.items()}
+    data: dict[str, Any] = {}
+    stack = list(wanted)
+    while stack:
+        c = stack.pop()
+        if str(c) in data or c not in known:
+            continue
+        ranked = sorted(range(len(view.nodes[c])), key=lambda k: (view.nodes[c][k] != chosen.get(c), costs[c][k], k))
+        nodes = [k for k in ranked if (c, k) in texts]
+        data[str(c)] = {
+            "name": called.get(c) or next((texts[c, k] for k in nodes if view.nodes[c][k].constructor == "Lit"), f"c{c}"),
+            **_value(view, program, known[c], c),
+            "nodes": [
+                {
+                    "text": texts[c, k],
+                    "cost": time_text(costs[c][k]) if math.isfinite(costs[c][k]) else "not built",
+                    "chosen": view.nodes[c][k] == chosen.get(c),
+                    "written": (c, view.nodes[c][k]) in written,
+                }
+                for k in nodes[:MOST_NODES]
+            ],
+            "more": max(len(nodes) - MOST_NODES, 0),
+        }
+        stack += [a for k in nodes[:MOST_NODES] for a in view.nodes[c][k].children]
+    return data
+
+
+def _value(view: View, program: Program, t: int, c: int) -> dict[str, Any]:
+    """What is true of every way to compute a value: its type, its size, and the loops that it may be part of."""
+    facts = {name: names(program, view.facts[name].get(c, 0)) for name in view.facts}
+    return {
+        "type": f"{program.terms[t].dtype}[{names(program, program.free[t])}]",
+        "bytes": format_bytes(program.nbytes(t)),
+        "facts": {name: value for name, value in facts.items() if value},
+    }
+
+
+def _texts(view: View) -> tuple[dict[tuple[int, int], str], Program, dict[int, int]]:
+    """The text of each node that a program can be built from, and a program with a term of each of their classes."""
+    program, known, texts = view.empty_program(), dict[int, int](), dict[tuple[int, int], str]()
+    home: dict[int, int] = {}
+    changed = True
+    while changed:
+        changed = False
+        for c, nodes in enumerate(view.nodes):
+            for k, node in enumerate(nodes):
+                if (c, k) in texts or any(a not in known for a in node.children):
+                    continue
+                t = program.add(view.term(c, node, tuple(known[a] for a in node.children)))
+                changed = True
+                if c not in known:
+                    known[c] = t
+                    home[t] = c
+                text = describe(program, t).rpartition(" : ")[0]
+                texts[c, k] = re.sub(r"%(\d+)", lambda match: f"{{{home.get(int(match[1]), match[1])}}}", text)
+    return texts, program, known

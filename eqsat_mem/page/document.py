@@ -1,0 +1,203 @@
+"""The page: what a plan holds and why, with everything that it needs inside, so that it opens anywhere and asks no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from eqsat_mem.explain import Record
+from eqsat_mem.explanation import Explanation, LoopEffect, NeededRule
+from eqsat_mem.ir import Program
+from eqsat_mem.outline import describe
+from eqsat_mem.page.classes import class_data
+from eqsat_mem.page.drawing import timeline_svg
+from eqsat_mem.page.programs import jaxpr_html, source_html
+from eqsat_mem.report import Plan, figures, time_text
+from eqsat_mem.sizes import format_bytes
+from eqsat_mem.timeline import Point
+from eqsat_mem.trace import load_with_variables
+
+FOLDER = Path(__file__).parent
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""What a browser may load for the page: nothing."""
+
+
+def page(plan: Plan) -> str:
+    """The report of a plan that ``optimize`` made, as HTML. The plan is explained, so this takes as long as :meth:`Plan.explain`.
+
+    Raises:
+        ValueError: for a plan that was put together by hand.
+    """
+    why = plan.explain()
+    record: Record = plan.record
+    values = _Values(plan, record)
+    before, after = record.timelines(plan)
+    data = {
+        "classes": values.classes,
+        "before": _points(record.before.ex.program, before, values.of_before),
+        "after": _points(plan.program, after, values.of_plan),
+    }
+    sections = (
+        _section("memory", "Memory over the program", _timelines(plan, before, after)),
+        _section("loops", "Loops", _loops(why.loops)),
+        _section("rules", "Rules", _rules(why)),
+        _section("rivals", "Runners-up", _rivals(why)),
+        _section("programs", "Programs", _programs(plan, record, values)),
+    )
+    return _HTML.format(
+        title=escape(f"{plan.name}: plan"),
+        policy=escape(POLICY),
+        style=(FOLDER / "page.css").read_text(encoding="utf-8"),
+        head=_head(plan),
+        sections="\n".join(sections),
+        data=json.dumps(data).replace("</", "<\\/"),
+        script=(FOLDER / "page.js").read_text(encoding="utf-8"),
+    )
+
+
+_HTML = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8"/>
+<meta http-equiv="Content-Security-Policy" content="{policy}"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{head}
+{sections}
+</main>
+<aside id="detail" aria-live="polite"><p class="hint">Click a value, or a point of a timeline.
+A jaxpr that is called twice has other values at each call, which are not linked.</p></aside>
+<script type="application/json" id="data">{data}</script>
+<script>
+{script}</script>
+</body>
+</html>
+"""
+
+
+class _Values:
+    """The e-classes of the values of three programs: the jaxpr's variables, the plan's terms, and those of the program as written."""
+
+    def __init__(self, plan: Plan, record: Record) -> None:
+        seen, best = record.search()
+        view = seen.view
+        loaded, variables = load_with_variables(record.jaxpr, record.arg_names)
+        same = dict(zip(loaded.reachable(), view.program.reachable()))  # bodies were planned in between, which keeps the order
+        self.of_loaded = {t: view.class_of[u] for t, u in same.items()}
+        self.of_variables = {variable: self.of_loaded[t] for variable, t in variables.items() if t in self.of_loaded}
+        self.of_before = dict(view.class_of)
+        repeated = str(best.ex.program) == str(plan.program)  # not where a limit in seconds had stopped the first search
+        self.of_plan = self.of_before if plan.unchanged else dict(best.ex.classes) if repeated else {}
+        of_source = self.of_loaded if plan.unchanged else self.of_plan
+        self.of_names = {name: of_source[t] for name, t in record.names.items() if t in of_source}
+        chosen = _chosen(view, view.program if plan.unchanged else best.ex.program, self.of_plan)
+        wanted = [*self.of_variables.values(), *self.of_plan.values(), *self.of_before.values()]
+        names = [*self.of_names.items(), *zip(record.arg_names, map(self.of_variables.get, record.jaxpr.jaxpr.invars))]
+        called = {c: name for name, c in reversed(names) if c is not None}
+        self.classes = class_data(view, record.device, chosen, wanted, called)
+
+
+def _chosen(view: Any, program: Program, classes: Mapping[int, int]) -> dict[int, Any]:
+    """The node of each class that a program uses: the one whose term, on operands of the program, is the program's."""
+    term_of = {c: t for t, c in classes.items()}
+    chosen = {}
+    for c, t in term_of.items():
+        for node in view.nodes[c]:
+            known = all(a in term_of for a in node.children)
+            if known and view.term(c, node, tuple(term_of[a] for a in node.children)) == program.terms[t]:
+                chosen[c] = node
+    return chosen
+
+
+def _points(program: Program, points: Sequence[Point], classes: Mapping[int, int]) -> list[dict[str, Any]]:
+    """Points of a timeline as data: what is held, largest first."""
+    return [
+        {
+            "what": point.what,
+            "place": point.place,
+            "loops": list(point.loops),
+            "size": format_bytes(point.nbytes),
+            "held": [
+                {"what": describe(program, t), "size": format_bytes(nbytes), "share": nbytes / point.nbytes, "class": classes.get(t)}
+                for t, nbytes in sorted(point.held, key=lambda pair: -pair[1])
+            ],
+        }
+        for point in points
+    ]
+
+
+# --- sections -----------------------------------------------------------------------------------------
+
+
+def _section(name: str, title: str, body: str) -> str:
+    return f'<section id="{name}"><h2>{title}</h2>\n{body}\n</section>'
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of HTML cells."""
+    columns = "".join(f"<th>{cell}</th>" for cell in head)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>\n" for row in rows)
+    return f"<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _head(plan: Plan) -> str:
+    verdict = "left as written" if plan.unchanged else "rewritten"
+    rows = [[escape(cell) for cell in row] for row in figures(plan)]
+    return f"<h1>{escape(plan.name)} <small>{verdict}</small></h1>\n{_table(rows[0], rows[1:])}"
+
+
+def _timelines(plan: Plan, before: Sequence[Point], after: Sequence[Point]) -> str:
+    parts = []
+    for which, title, points in (("before", "As written", before), ("after", "As planned", after)):
+        peak = max(points, key=lambda point: point.nbytes)
+        where = escape(", ".join(filter(None, (peak.what, peak.place))))
+        parts.append(f"<h3>{title}: {format_bytes(peak.nbytes)} at {where}</h3>")
+        parts.append(timeline_svg(points, plan.limit_bytes, f"memory, {title.lower()}", which))
+    return "\n".join(parts)
+
+
+def _loops(effects: Sequence[LoopEffect]) -> str:
+    if not effects:
+        return "<p>No loops.</p>"
+    items = []
+    for effect in effects:
+        once = f"In one turn: {format_bytes(effect.one_turn_peak_bytes)}, {time_text(effect.one_turn_s)}; {effect.balance()}."
+        loop, indent = str(effect.loop).strip(), 2 * effect.loop.depth
+        items.append(f'<li style="margin-left: {indent}em">{escape(loop)}<br/><small>{escape(once)}</small></li>')
+    return f"<ul>{''.join(items)}</ul>"
+
+
+def _rules(why: Explanation) -> str:
+    if why.unchanged:
+        return "<p>None: the function runs as it was written.</p>"
+    needed = _table(("step", "rule", "sound", "equation", "without it"), map(_rule, why.rules, [why] * len(why.rules)))
+    spare = ", ".join(map(escape, why.spare_rules)) or "none"
+    return f"{needed}\n<details><summary>{len(why.spare_rules)} rules matched and are not needed</summary><p>{spare}</p></details>"
+
+
+def _rule(n: NeededRule, why: Explanation) -> list[str]:
+    without = "others can stand in" if n.without.reached else f"{n.without}; {why.shortfall(n.without)}"
+    place = f"<small>{escape(n.rule.place)}</small>"
+    return [str(n.step), f"<b>{escape(n.rule.name)}</b><br/>{place}", n.rule.sound, escape(n.rule.equation), escape(without)]
+
+
+def _rivals(why: Explanation) -> str:
+    rows = ([format_bytes(r.peak_bytes), time_text(r.seconds), escape(r.loops), escape(r.program), escape(r.why)] for r in why.rivals)
+    return _table(("peak", "time", "loops", "program", "why it lost"), rows)
+
+
+def _programs(plan: Plan, record: Record, values: _Values) -> str:
+    original = jaxpr_html(record.jaxpr, record.arg_names, values.of_variables)
+    emitted = source_html(plan.source, values.of_names)
+    return (
+        f'<div class="beside"><div><h3>Original, as traced</h3><pre id="original">{original}</pre></div>\n'
+        f'<div><h3>Emitted</h3><pre id="emitted">{emitted}</pre></div></div>'
+    )
