@@ -22,7 +22,7 @@ USER_ERROR = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status is 0, 1 where the demonstration failed, or 2 for an error of the user's."""
-    options = _parser().parse_args(argv)
+    options = command_line().parse_args(argv)
     try:
         status = options.command(options)
     except EqsatMemError as error:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(status() if callable(status) else status)  # a script runs here: what it raises is no error of ours
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eqsat-mem", description="Fit JAX programs into a memory limit.")
     parser.add_argument("--version", action="version", version=f"eqsat-mem {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
@@ -64,11 +64,14 @@ class Record:
     loaded: Program
     names: Mapping[str, int]
     settings: Callable[[], AbstractContextManager[None]] = nullcontext
+    _explained: list[Explanation] = field(default_factory=list, repr=False)
 
     def explain(self, plan: Plan) -> Explanation:
         """Why ``plan``, which was made with this record: see :meth:`Plan.explain`."""
-        with self.settings(), on_terminal(plan.name):
-            return _explain(plan, self)
+        if not self._explained:
+            with self.settings(), on_terminal(plan.name):
+                self._explained.append(_explain(plan, self))
+        return self._explained[0]
 
     def timelines(self, plan: Plan) -> tuple[list[Point], list[Point]]:
         """Memory over the points of the program as written, and over those of ``plan``."""

@@ -41,7 +41,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class NeededRule:
-    """A rule without which its fellows do not reach the plan.
+    """A rule without which the plan is not reached; or one of the fewest others that complete these, for which others can stand in.
 
     Attributes:
         rule: the rule with its card.
@@ -107,8 +107,9 @@ class Explanation:
         name: the user's function.
         unchanged: whether the function was left as it was; then no rule is needed.
         repeated: whether searching again found the plan again; False where a limit in seconds had stopped the first search.
-        rules: the smallest set of rules that reaches the plan, in the order in which they first matched.
-        spare_rules: the other rules that matched; without all of these the plan is the same.
+        rules: the rules without which the plan is not reached, and the fewest others that complete them, so that all of these reach it
+            together; in the order in which they first matched.
+        spare_rules: the other rules that matched; without all of these the plan is reached.
         loops: what each loop saves and costs.
         rivals: what else was found, and why it lost.
         peak_before, peak_after: what is held at the peak of the program as written and of the plan, largest first.

@@ -107,10 +107,10 @@ class Plan:
     def explain(self) -> Any:
         """Why this plan: the rules it needs, what its loops save and cost, the runners-up, and what the peaks consist of.
 
-        The search is run again without each rule that matched, so this takes about as many times the planning as rules fired.
+        The search is run again without each rule that matched, so this takes about as many times the planning as rules matched.
 
         Returns:
-            An :class:`eqsat_mem.explain.Explanation`, which prints.
+            An :class:`eqsat_mem.explanation.Explanation`, which prints; the same one if asked again.
 
         Raises:
             ValueError: for a plan that was put together by hand.

@@ -1,6 +1,10 @@
-"""The examples of the documentation run, and what it says of the code's outline is so."""
+"""The examples of the documentation run, and what it says of the code's outline, its names and its errors is so."""
 
+import ast
+import doctest
+import importlib.util
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -51,3 +55,61 @@ def test_links_lead_somewhere(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", prose):
         assert (page.parent / target).exists(), target
+
+
+def reference():
+    """The script that writes the reference."""
+    path = ROOT / "docs" / "reference.py"
+    spec = importlib.util.spec_from_file_location("reference", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_in_step():
+    shown = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert shown == reference().reference(), "docstrings have changed: run `python docs/reference.py`"
+
+
+def test_the_reference_has_every_public_name():
+    import eqsat_mem
+
+    listed = {name.rpartition(".")[2] for names in reference().PARTS.values() for name in names}
+    assert set(eqsat_mem.__all__) - {"__version__"} <= listed
+
+
+@pytest.mark.parametrize("path", [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text()], ids=title)
+def test_examples_of_docstrings_run(path):
+    module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    assert doctest.testmod(module).failed == 0
+
+
+def test_debugging_levels_are_those_of_the_code():
+    table = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8").split("## What planning does")[1]
+    shown = dict(re.findall(r"^\| (\d) \| (\w+):", table, re.MULTILINE))
+    written = dict(re.findall(r"^(\d)\. (\w+):", import_module("eqsat_mem.debug").__doc__, re.MULTILINE))
+    assert shown == written
+
+
+INTERNAL = {"ir", "expressions", "interpret", "calls", "__init__"}
+"""Modules whose errors a user does not meet: they say that this package contradicts itself, or are Python's own."""
+
+
+def messages():
+    """The longest fixed part of each error message in the code, with its place."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.stem in INTERNAL:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and re.search("Error$|Panic$", node.func.id) and node.args:
+                text = node.args[0]
+                parts = [part.value for part in getattr(text, "values", [text]) if isinstance(part, ast.Constant)]
+                words = [part for part in parts if isinstance(part, str) and part.strip(" :;.,")]
+                if words:
+                    yield f"{path.name}:{node.lineno}", " ".join(max(words, key=len).split()).strip(" :;.,*")
+
+
+def test_every_error_is_listed_with_its_cure():
+    shown = " ".join((ROOT / "docs" / "errors.md").read_text(encoding="utf-8").replace("*", "").split())
+    assert [(place, text) for place, text in messages() if text.replace("*", "") not in shown] == []
+    assert len(list(messages())) > 30

@@ -1,0 +1,146 @@
+"""Writes docs/api.md from docstrings: ``python docs/reference.py``. A test keeps the page in step."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from eqsat_mem.__main__ import command_line
+
+PAGE = Path(__file__).with_name("api.md")
+PARTS = {
+    "Optimising": ["api.optimize", "api.Optimized", "config.Options", "config.parse_bytes"],
+    "Plans": ["report.Plan", "report.LoopSummary"],
+    "Explanations": [
+        "explanation.Explanation",
+        "explanation.NeededRule",
+        "explanation.Found",
+        "explanation.LoopEffect",
+        "explanation.Held",
+        "rivals.Rival",
+        "page.page",
+        "timeline.timeline",
+        "timeline.Point",
+    ],
+    "Errors": [f"errors.{name}" for name in ("EqsatMemError", "OptionError", "RuleError", "UserFileError", "MemoryLimitError")],
+    "Rules": ["rules.load_rules", "rules.Rule", "rules.RuleSet"],
+    "Checking": ["verify.same_values", "verify.compiled_peak", "interpret.evaluate"],
+}
+"""What the page has, by heading. Names that ``eqsat_mem`` exports must all be here."""
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):$", re.MULTILINE)
+
+
+def reference() -> str:
+    """The page."""
+    lines = ["# API reference", "", "From the docstrings; `python docs/reference.py` writes this page.", ""]
+    for part, names in PARTS.items():
+        lines += [f"## {part}", ""]
+        for name in names:
+            lines += entry(name)
+    return "\n".join([*lines, "## Commands", "", *commands()]).rstrip() + "\n"
+
+
+def entry(name: str) -> Iterator[str]:
+    """A function, or a class with its public methods."""
+    module, _, attribute = name.rpartition(".")
+    home = import_module(f"eqsat_mem.{module}")
+    item = getattr(home, attribute)
+    public = attribute in import_module("eqsat_mem").__all__
+    yield from (f"### `{'eqsat_mem' if public else home.__name__}.{attribute}`", "")
+    if inspect.isfunction(item):
+        yield from ("```text", *signature(attribute, item), "```", "")
+    yield from body(item)
+    if inspect.isclass(item):
+        for key, value in vars(item).items():
+            if not key.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+                call = "" if isinstance(value, property) else f"({', '.join(parameters(value)[1:])})"
+                yield from (f"**`.{key}{call}`**", "")
+                yield from body(value)
+
+
+def signature(name: str, function: Any) -> list[str]:
+    """One line, or one per parameter where that would be long."""
+    given = parameters(function)
+    line = f"{name}({', '.join(given)})"
+    return [line] if len(line) <= 100 else [f"{name}(", *(f"    {parameter}," for parameter in given), ")"]
+
+
+def parameters(function: Any) -> list[str]:
+    """Parameters with their defaults."""
+    found = inspect.signature(function).parameters.values()
+    texts = [f"{p.name}" + ("" if p.default is p.empty else f"={_default(p.default)}") for p in found]
+    first = next((k for k, p in enumerate(found) if p.kind is p.KEYWORD_ONLY), None)
+    starred = [{p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "") + text for p, text in zip(found, texts, strict=True)]
+    if first is not None and not any(p.kind is p.VAR_POSITIONAL for p in found):
+        starred.insert(first, "*")
+    return starred
+
+
+def _default(value: Any) -> str:
+    return f"{value:_}" if type(value) is int else repr(value)
+
+
+def body(item: Any) -> Iterator[str]:
+    """A docstring as Markdown: its text, its sections as lists, its examples as code."""
+    pieces = SECTION.split(plain(inspect.getdoc(item) or ""))
+    yield from text(pieces[0])
+    for title, content in zip(pieces[1::2], pieces[2::2], strict=True):
+        yield from (f"*{title}*", "")
+        content, rest = dedented(content)
+        if title == "Returns":
+            yield from (" ".join(content.split()), "")
+        else:
+            yield from (*items(content), "")
+        yield from text(rest)
+
+
+def dedented(content: str) -> tuple[str, str]:
+    """The indented lines of a section, and what follows them."""
+    inside, lines = [], content.strip("\n").split("\n")
+    while lines and (not lines[0] or lines[0].startswith("    ")):
+        inside.append(lines.pop(0)[4:])
+    return "\n".join(inside).strip(), "\n".join(lines)
+
+
+def items(content: str) -> Iterator[str]:
+    """``name: text`` with continuation lines, as a list."""
+    for one in re.split(r"\n(?! )", content):
+        name, _, meaning = " ".join(one.split()).partition(": ")
+        yield f"- `{name}`: {meaning}".replace(", ", "`, `", name.count(", "))
+
+
+def text(content: str) -> Iterator[str]:
+    for paragraph in filter(None, (part.strip("\n") for part in content.split("\n\n"))):
+        if paragraph.lstrip().startswith(">>>"):
+            yield from ("```pycon", paragraph, "```", "")
+        else:
+            yield from (paragraph, "")
+
+
+def plain(docstring: str) -> str:
+    """Roles and double backticks as Markdown has them."""
+    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring).replace("``", "`")
+
+
+def commands() -> Iterator[str]:
+    """Each command with its options; taken from the parser, whose own help looks different under each Python."""
+    parser = command_line()
+    for name, command in next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices.items():
+        yield from (f"### `eqsat-mem {name}`", "", command.description or "", "")
+        for action in command._actions:
+            if action.dest != "help":
+                flags = ", ".join(action.option_strings) or str(action.metavar)
+                value = f" {action.metavar}" if action.option_strings and action.metavar else ""
+                choices = f" {'|'.join(map(str, action.choices))}" if action.choices else ""
+                meaning = (action.help or "").replace("%(default)s", str(action.default))
+                yield f"- `{flags}{value}{choices}`{' (required)' if action.required and action.option_strings else ''}: {meaning}"
+        yield ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference(), encoding="utf-8")
