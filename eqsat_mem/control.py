@@ -52,7 +52,9 @@ def _planned(call: Call, room: int, small: int, planner: Planner) -> tuple[Call 
     Bodies whose values all have fewer bytes than ``small`` are left alone.
     """
     left_alone: tuple[Any, int, int] = None, 0, 0
-    plans = [left_alone if largest_value(body) < small else planner(body, max(room, 0) + aval_bytes(body.in_avals)) for body in bodies(call)]
+    plans = [
+        left_alone if largest_value(body) < small else planner(body, max(room, 0) + aval_bytes(body.in_avals)) for body in bodies(call)
+    ]
     schedules = tuple(schedule for schedule, _, _ in plans)
     held, written = max(held for _, held, _ in plans), max(written for _, _, written in plans)
     changed = held > 0 or any(schedule is not None for schedule in schedules)

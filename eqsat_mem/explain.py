@@ -45,7 +45,7 @@ class Record:
         before: the program as written, scheduled without loops.
         device: whose times were predicted.
         limit_bytes: the limit that the plan was searched for.
-        again: the search, to be run with names of rules to leave out and a scheduler; it gives its best schedule first.
+        again: the search, to be run with names of rules to leave out and a scheduler; it gives its best schedule.
         options: the options of the plan.
         jaxpr: the function as traced.
         arg_names: the names of its arguments.
@@ -57,7 +57,7 @@ class Record:
     before: Schedule
     device: Device
     limit_bytes: int
-    again: Callable[..., tuple[Any, ...]]
+    again: Callable[..., Schedule]
     options: Options
     jaxpr: Any
     arg_names: tuple[str, ...]
@@ -85,7 +85,7 @@ class Record:
         """The search run once more: what it looked at on the way, and its best schedule."""
         seen = Search()
         with self.settings(), listening(seen):
-            best: Schedule = self.again()[0]
+            best = self.again()
         return seen, best
 
 
@@ -148,8 +148,7 @@ class _Searches:
 
     def _search(self, without: frozenset[str]) -> Schedule:
         self.count += 1
-        best: Schedule = self.record.again(without=without, scheduler=self.scheduler)[0]
-        return best
+        return self.record.again(without=without, scheduler=self.scheduler)
 
 
 def _as_good(s: Schedule, goal: Schedule) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
-from eqsat_mem.events import Began, Ended, Event, Extracted, Kept, Saturated, Scheduled, Stepped
+from eqsat_mem.events import Began, Ended, Event, Extracted, Kept, Scheduled, Searched, Stepped
 from eqsat_mem.outline import outline
 from eqsat_mem.report import times_as_long
 from eqsat_mem.saturate import rule_of
@@ -42,7 +41,7 @@ class Search:
     """A listener that keeps what the outermost search looks at; of the searches of bodies inside only the rules."""
 
     def __init__(self) -> None:
-        self.view: Any = None
+        self.searched: list[Searched] = []
         self.extracted: dict[str, list[float | None]] = {}
         self.kept: list[Schedule] = []
         self.best: list[Schedule] = []
@@ -58,8 +57,8 @@ class Search:
                 self._depth -= 1
             case Stepped():
                 self._match(event)
-            case Saturated() if not self._depth:
-                self.view = event.view
+            case Searched() if not self._depth:
+                self.searched.append(event)
             case Extracted() if not self._depth:
                 self.extracted.setdefault(str(event.extraction.program), []).append(event.price)
             case Kept() if not self._depth:
@@ -84,7 +83,7 @@ class Search:
         prices = self.extracted.get(str(s.ex.program), [])
         if None in prices:
             return "as written"
-        return "extracted at " + ", ".join(f"{price:g}" for price in prices) + " s per byte" if prices else "another program"
+        return "extracted at " + ", ".join(f"{price:g}" for price in prices) + " s per byte" if prices else "with values computed again"
 
 
 def rivals(seen: Search, plan: Schedule, limit: int) -> list[Rival]:

@@ -20,25 +20,27 @@ MOST_NODES = 40
 """How many nodes of a class are shown."""
 
 
-def class_data(view: View, device: Device, chosen: Mapping[int, Node], wanted: Iterable[int], called: Mapping[int, str]) -> dict[str, Any]:
+def class_data(
+    view: View, device: Device, chosen: Mapping[int, Node], wanted: Iterable[int], called: Mapping[int, str], shift: int = 0
+) -> dict[str, Any]:
     """The classes that the values ``wanted`` are in, and those that their nodes lead to, by number as text.
 
     A node is a line of text in which ``{7}`` stands for class 7, its predicted cost, and whether the plan or the program as written has it.
-    ``called`` has names for classes.
+    ``called`` has names for classes. ``shift`` is added to all numbers of classes on the page, also in ``called``.
     """
-    texts, program, known = _texts(view)
+    texts, program, known = _texts(view, shift)
     costs = node_costs(view, partial(term_seconds, device=device), 0.0).of
     written = {(view.class_of[t], node) for t, node in view.original.items()}
     data: dict[str, Any] = {}
     stack = list(wanted)
     while stack:
         c = stack.pop()
-        if str(c) in data or c not in known:
+        if str(c + shift) in data or c not in known:
             continue
         ranked = sorted(range(len(view.nodes[c])), key=lambda k: (view.nodes[c][k] != chosen.get(c), costs[c][k], k))
         nodes = [k for k in ranked if (c, k) in texts]
-        data[str(c)] = {
-            "name": called.get(c) or next((texts[c, k] for k in nodes if view.nodes[c][k].constructor == "Lit"), f"c{c}"),
+        data[str(c + shift)] = {
+            "name": called.get(c + shift) or next((texts[c, k] for k in nodes if view.nodes[c][k].constructor == "Lit"), f"c{c + shift}"),
             **_value(view, program, known[c], c),
             "nodes": [
                 {
@@ -65,7 +67,7 @@ def _value(view: View, program: Program, t: int, c: int) -> dict[str, Any]:
     }
 
 
-def _texts(view: View) -> tuple[dict[tuple[int, int], str], Program, dict[int, int]]:
+def _texts(view: View, shift: int) -> tuple[dict[tuple[int, int], str], Program, dict[int, int]]:
     """The text of each node that a program can be built from, and a program with a term of each of their classes."""
     program, known, texts = view.empty_program(), dict[int, int](), dict[tuple[int, int], str]()
     home: dict[int, int] = {}
@@ -82,5 +84,5 @@ def _texts(view: View) -> tuple[dict[tuple[int, int], str], Program, dict[int, i
                     known[c] = t
                     home[t] = c
                 text = describe(program, t).rpartition(" : ")[0]
-                texts[c, k] = re.sub(r"%(\d+)", lambda match: f"{{{home.get(int(match[1]), match[1])}}}", text)
+                texts[c, k] = re.sub(r"%(\d+)", lambda match: f"{{{home[int(match[1])] + shift}}}", text)
     return texts, program, known
