@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from eqsat_mem import ir
@@ -43,14 +43,12 @@ class Extraction:
         splits: indices along which a term may be computed slice by slice.
         accumulates: indices over which a fold or a contraction may be accumulated chunk by chunk.
         unrolls: indices over which a fold or a contraction may be written out element by element.
-        classes: the e-class of each term, where the program comes from an e-graph.
     """
 
     program: Program
     splits: Mapping[int, int]
     accumulates: Mapping[int, int]
     unrolls: Mapping[int, int]
-    classes: Mapping[int, int] = field(default_factory=dict, repr=False)
 
     @cached_property
     def compared(self) -> Mapping[int, frozenset[int]]:
@@ -118,8 +116,7 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
     def over(t: int) -> int:
         return ir.folded(program.terms[t])
 
-    splits = table("splits", lambda t: pointwise(program, t))
-    return Extraction(program, splits, table("accumulates", over), table("unrolls", over), class_of)
+    return Extraction(program, table("splits", lambda t: pointwise(program, t)), table("accumulates", over), table("unrolls", over))
 
 
 # --- costs ------------------------------------------------------------------------------------------

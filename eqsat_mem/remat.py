@@ -222,8 +222,7 @@ class _Rebuilt:
         facts = (
             {t: table[old] for t, old in self.origin.items() if old in table} for table in (s.ex.splits, s.ex.accumulates, s.ex.unrolls)
         )
-        classes = {t: s.ex.classes[old] for t, old in self.origin.items() if old in s.ex.classes}
-        self.ex = Extraction(self.program, *facts, classes=classes)
+        self.ex = Extraction(self.program, *facts)
 
     def sequence(self, seq: Seq, values: dict[int, int], path: Path | None) -> Seq:
         """A sequence of the new program; ``values`` are the new terms of values from outside, to which it adds its own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +56,32 @@ def class_data(
         }
         stack += [a for k in nodes[:MOST_NODES] for a in view.nodes[c][k].children]
     return data
+
+
+def plan_classes(view: View, program: Program) -> tuple[dict[int, int], dict[int, Node]]:
+    """The class of each term of a program that was extracted from an e-graph, and the node of each of these classes that it uses.
+
+    A node is the program's if its term, on operands of the program, is. Terms that were put in later, to compute a value again, have none.
+    """
+    scratch = replace(program, terms=list(program.terms), free=list(program.free), source={}, _ids=dict(program._ids))
+    own = range(len(program.terms))
+    terms, views, chosen = dict[int, int](), dict[int, int](), dict[int, Node]()
+    waiting = [(c, node) for c, nodes in enumerate(view.nodes) for node in nodes]
+    while True:
+        left = []
+        for c, node in waiting:
+            args = [terms.get(a, views.get(a)) for a in node.children]
+            if None in args:
+                left.append((c, node))
+                continue
+            t = scratch.add(view.term(c, node, tuple(a for a in args if a is not None)))
+            if t in own and c not in terms:
+                terms[c], chosen[c] = t, node
+            elif node.constructor in ("Leaf", "Ren", "Iota", "Lit"):  # the program may read it under other names only
+                views.setdefault(c, t)
+        if len(left) == len(waiting):
+            return {t: c for c, t in terms.items()}, chosen
+        waiting = left
 
 
 def _value(view: View, program: Program, t: int, c: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from eqsat_mem.explain import Record
 from eqsat_mem.explanation import Explanation, LoopEffect, NeededRule
 from eqsat_mem.ir import Program
 from eqsat_mem.outline import describe
-from eqsat_mem.page.classes import class_data
+from eqsat_mem.page.classes import class_data, plan_classes
 from eqsat_mem.page.drawing import timeline_svg
 from eqsat_mem.page.programs import jaxpr_html, source_html
 from eqsat_mem.report import Plan, figures, time_text
@@ -101,12 +101,11 @@ class _Values:
         self.of_variables = {variable: self.of_loaded[t] for variable, t in variables.items() if t in self.of_loaded}
         self.of_before = dict(view.class_of)
         repeated = str(best.ex.program) == str(plan.program)  # not where a limit in seconds had stopped the first search
-        of_best = dict(best.ex.classes) if repeated and not plan.unchanged else {}
+        of_best, chosen = plan_classes(winner, best.ex.program) if repeated and not plan.unchanged else ({}, {})
         self.of_plan = self.of_before if plan.unchanged else {t: c + shift for t, c in of_best.items()}
         self.of_names = self._of_names(plan, record)
         called = {c: name for name, c in reversed(self.of_names.items())}
-        written = _chosen(view, view.program, self.of_before) if plan.unchanged else {}
-        chosen = _chosen(winner, best.ex.program, of_best)
+        written = plan_classes(view, view.program)[1] if plan.unchanged else {}
         first = [*self.of_variables.values(), *self.of_before.values()]
         self.classes = class_data(view, record.device, written if shift or plan.unchanged else chosen, first, called)
         self.classes |= class_data(winner, record.device, chosen, of_best.values(), called, shift)
@@ -117,18 +116,6 @@ class _Values:
         found = {name: of_source[t] for name, t in record.names.items() if t in of_source}
         arguments = zip(record.arg_names, map(self.of_variables.get, record.jaxpr.jaxpr.invars))
         return found | {name: c for name, c in arguments if c is not None and name in record.names and name not in found}
-
-
-def _chosen(view: Any, program: Program, classes: Mapping[int, int]) -> dict[int, Any]:
-    """The node of each class that a program uses: the one whose term, on operands of the program, is the program's."""
-    term_of = {c: t for t, c in classes.items()}
-    chosen = {}
-    for c, t in term_of.items():
-        for node in view.nodes[c]:
-            known = all(a in term_of for a in node.children)
-            if known and view.term(c, node, tuple(term_of[a] for a in node.children)) == program.terms[t]:
-                chosen[c] = node
-    return chosen
 
 
 def _points(program: Program, points: Sequence[Point], classes: Mapping[int, int]) -> list[dict[str, Any]]:
