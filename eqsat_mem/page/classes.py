@@ -64,7 +64,7 @@ def plan_classes(view: View, program: Program) -> tuple[dict[int, int], dict[int
     A node is the program's if its term, on operands of the program, is. Terms that were put in later, to compute a value again, have none.
     """
     scratch = replace(program, terms=list(program.terms), free=list(program.free), source={}, _ids=dict(program._ids), _operands={})
-    own = range(len(program.terms))
+    own = frozenset(program.reachable())
     terms, views, chosen = dict[int, int](), dict[int, int](), dict[int, Node]()
     waiting = [(c, node) for c, nodes in enumerate(view.nodes) for node in nodes]
     while True:
