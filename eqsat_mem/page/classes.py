@@ -65,7 +65,7 @@ def plan_classes(view: View, program: Program) -> tuple[dict[int, int], dict[int
     """
     scratch = replace(program, terms=list(program.terms), free=list(program.free), source={}, _ids=dict(program._ids), _operands={})
     own = frozenset(program.reachable())
-    terms, views, chosen = dict[int, int](), dict[int, int](), dict[int, Node]()
+    terms, views, classes, chosen = dict[int, int](), dict[int, int](), dict[int, int](), dict[int, Node]()
     waiting = [(c, node) for c, nodes in enumerate(view.nodes) for node in nodes]
     while True:
         left = []
@@ -75,12 +75,12 @@ def plan_classes(view: View, program: Program) -> tuple[dict[int, int], dict[int
                 left.append((c, node))
                 continue
             t = scratch.add(view.term(c, node, tuple(a for a in args if a is not None)))
-            if t in own and c not in terms:
-                terms[c], chosen[c] = t, node
+            if t in own and c not in terms and t not in classes:
+                terms[c], chosen[c], classes[t] = t, node, c
             elif node.constructor in ("Leaf", "Ren", "Iota", "Lit"):  # the program may read it under other names only
                 views.setdefault(c, t)
         if len(left) == len(waiting):
-            return {t: c for c, t in terms.items()}, chosen
+            return classes, chosen
         waiting = left
 
 
