@@ -35,7 +35,7 @@ class Machine:
 
     def dot(self, term: Dot, lhs: Array, rhs: Array, contract: Sequence[Sequence[int]], batch: Sequence[Sequence[int]]) -> Array:
         """A contraction, with axes as in ``lax.dot_general``: those of the batch come first, those of ``lhs`` next."""
-        return lax.dot_general(lhs, rhs, (tuple(contract), tuple(batch)), term.precision, term.dtype)
+        return lax.dot_general(lhs, rhs, ((contract[0], contract[1]), (batch[0], batch[1])), term.precision, term.dtype)
 
 
 JAX = Machine()

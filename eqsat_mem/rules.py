@@ -10,6 +10,7 @@ A card is what a reader needs to judge a rule, as comment lines directly above i
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,17 +53,26 @@ class Rule:
     text: str
     place: str
 
+    @property
+    def file(self) -> str:
+        """The name of its file without ``.egg``."""
+        return self.place.rpartition(":")[0].removesuffix(".egg")
+
     def __str__(self) -> str:
         return f"{self.name} [{self.sound}]: {self.equation} ({self.place})"
 
 
 @dataclass(frozen=True)
 class RuleSet:
-    """The rules that apply, the declarations that they need, and the elementwise constructors that they name, with arities."""
+    """The rules that apply, the declarations that they need, and the elementwise constructors that they name, with arities.
+
+    ``meanings`` are what the declared relations say of values, as rules in the ruleset ``meaning``, by which facts are checked.
+    """
 
     rules: tuple[Rule, ...]
     declarations: tuple[tuple[str, str], ...]
     maps: tuple[tuple[str, int], ...]
+    meanings: tuple[tuple[str, str], ...] = ()
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """What egglog is to run, piece by piece, each with the file and line for its messages."""
@@ -71,25 +81,53 @@ class RuleSet:
             yield rule.place, rule.text
 
 
-def load_rules(paths: Sequence[str | Path] = (), accuracy: str = "all", only: Sequence[str] | None = None) -> RuleSet:
+def load_rules(
+    paths: Sequence[str | Path] = (),
+    accuracy: str = "all",
+    only: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+) -> RuleSet:
     """The shipped rule files and those at ``paths``, as far as ``accuracy`` allows.
 
     ``only`` keeps the rules that it names, by the rule or by its file without ``.egg``; a rule named there applies whatever its soundness.
+    ``without`` leaves out those that it names in the same way.
 
     Raises:
-        RuleError: with file and line, for a form that is no rule, a card that is missing or wrong, or a name that is taken.
+        RuleError: with file and line, for a form that is no rule, a card that is missing or wrong, a name that is taken, or what egglog
+            would not take; and for a name in ``only`` or ``without`` that no rule and no file has.
     """
     rules: list[Rule] = []
     taken = set(vocabulary.RULE_NAMES)
     declarations: list[tuple[str, str]] = []
+    meanings: list[tuple[str, str]] = []
     maps: dict[str, int] = {}
     for path in [*default_files(), *map(Path, paths)]:
         found, declared, forms = _read_file(path)
-        declarations += declared
+        declarations += [(form.place, form.text) for form in declared]
+        meanings += [_meaning(form) for form in declared if _means(form)]
         maps |= vocabulary.elementwise_used(form.tree for form in forms)
         _refuse_duplicates(found, taken)
-        rules += [rule for rule in found if _applies(rule, path.stem, accuracy, only)]
-    return RuleSet(tuple(rules), tuple(declarations), tuple(sorted(maps.items())))
+        rules += found
+    kept = rules if only is None else select(rules, only)
+    named = set(only or ())
+    dropped = {rule.name for rule in select(rules, without)}
+    applied = [r for r in kept if r.name not in dropped and (r.sound in SOUNDNESS[accuracy] or r.name in named)]
+    return RuleSet(tuple(applied), tuple(declarations), tuple(sorted(maps.items())), tuple(meanings))
+
+
+def select(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
+    """The rules that ``names`` name, each by its own name or by its file's, with or without ``.egg``.
+
+    Raises:
+        RuleError: for a name that no rule and no file has; it tells similar ones.
+    """
+    known = {rule.name for rule in rules} | {rule.file for rule in rules}
+    wanted = {name.removesuffix(".egg") for name in names}
+    for name in sorted(wanted - known):
+        similar = difflib.get_close_matches(name, sorted(known), 3)
+        hint = f"; similar ones are {', '.join(map(repr, similar))}" if similar else ""
+        raise RuleError(f"no rule and no rule file is named {name!r}{hint}.")
+    return [rule for rule in rules if rule.name in wanted or rule.file in wanted]
 
 
 def default_files() -> list[Path]:
@@ -102,12 +140,6 @@ def default_files() -> list[Path]:
     return sorted(folder.glob("*.egg"))
 
 
-def _applies(rule: Rule, stem: str, accuracy: str, only: Sequence[str] | None) -> bool:
-    if only is not None and rule.name not in only and stem not in only:
-        return False
-    return rule.sound in SOUNDNESS[accuracy] or (only is not None and rule.name in only)
-
-
 def _refuse_duplicates(found: Sequence[Rule], taken: set[str]) -> None:
     for rule in found:
         if rule.name in taken:
@@ -115,24 +147,40 @@ def _refuse_duplicates(found: Sequence[Rule], taken: set[str]) -> None:
         taken.add(rule.name)
 
 
-def _read_file(path: Path) -> tuple[list[Rule], list[tuple[str, str]], list[Form]]:
+def _read_file(path: Path) -> tuple[list[Rule], list[Form], list[Form]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(f"the rule file {path} cannot be read: {error}") from error
-    rules, declarations, forms = [], [], read_forms(text, path.name)
+    rules: list[Rule] = []
+    declarations: list[Form] = []
+    forms = read_forms(text, path.name)
     for form in forms:
         head = form.tree[0] if form.tree else ""
         if head in RULE_COMMANDS:
             rules.append(_rule(form))
         elif head in DECLARATIONS:
-            declarations.append((form.place, form.text))
+            declarations.append(form)
         else:
             raise RuleError(
                 f"{form.place}: ({head} ...) may not stand in a rule file. A rule file is data: it holds "
                 f"{', '.join(sorted(RULE_COMMANDS | DECLARATIONS))}, and loading it reads, writes and runs nothing."
             )
     return rules, declarations, forms
+
+
+def _means(form: Form) -> str:
+    """What stands after `means:` above a declaration."""
+    _, _, meaning = " ".join(form.comments).partition("means:")
+    return meaning.strip()
+
+
+def _meaning(form: Form) -> tuple[str, str]:
+    """`;; means: premises => action` above a relation, as a rule."""
+    premises, arrow, action = _means(form).partition("=>")
+    if not arrow:
+        raise RuleError(f"{form.place}: what a relation means is written ';; means: premises => action', as in a rule.")
+    return form.place, f'(rule ({premises.strip()}) ({action.strip()}) :ruleset meaning :name "means-{form.tree[1]}")'
 
 
 def _rule(form: Form) -> Rule:

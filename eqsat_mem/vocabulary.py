@@ -142,6 +142,11 @@ def _names_pass(constructor: str, payload: str, arity: int) -> str:
 
 
 LANGUAGE_CONSTRUCTORS = frozenset(re.findall(r"\(constructor (\w+)", LANGUAGE))
+NAMES = frozenset(re.findall(r"\((?:function|relation) (\w+)", LANGUAGE))
+"""The functions and relations of the language."""
+PRIMITIVES = frozenset({"=", "!=", "<", "<=", ">", ">=", "&", "|", "^", "+", "-", "*", "/", "%", "not-i64", "min", "max", "abs", "neg",
+                        "<<", ">>", "to-f64", "to-i64"})  # fmt: skip
+"""Functions of numbers and index sets that rules may use."""
 RULE_NAMES = frozenset(re.findall(r':name "([^"]+)"', LANGUAGE))
 
 

@@ -16,7 +16,8 @@ LAYERS = (
     "forms vocabulary rules encode egraph saturate exact extract",
     "scans staging loops fusion memory costs timing schedule remat control",
     "source reads calls expressions emit verify report pipeline",
-    "manual function primitive api demo userfile ledger jitted script unmodified __main__",
+    "premises instances sequential claims pieces soundness counterexample samples",
+    "manual function primitive api demo userfile ledger jitted script unmodified commands __main__",
 )
 ORDER = [name for line in LAYERS for name in line.split()]
 """Modules in the order of the dataflow; each imports only those before it."""

@@ -15,10 +15,10 @@ from eqsat_mem.extract import as_written, extract, original
 from eqsat_mem.interpret import evaluate
 from eqsat_mem.ir import Dot, Fold, Input, Map, Program
 from eqsat_mem.rules import load_rules
+from eqsat_mem.samples import PROGRAMS, kernel_vector, sq
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.trace import load
 from tests.extraction import chaos
-from tests.programs_for_rules import PROGRAMS, kernel_vector, sq
 
 SMALL = Limits(max_rows=20_000, max_seconds=20.0, large_elements=0)
 RULES = load_rules()
