@@ -16,8 +16,8 @@ from eqsat_mem import ir
 from eqsat_mem.encode import Encoder, Node
 from eqsat_mem.ir import Program, bits, mask_of
 from eqsat_mem.ops import MAPS, MONOIDS, foldable
-from eqsat_mem.premises import App, Shape, roles
-from eqsat_mem.vocabulary import COMPARISONS, primitive_of
+from eqsat_mem.premises import App, Shape
+from eqsat_mem.vocabulary import COMPARISONS, primitive_of, roles
 
 FLOATS = ("float32", "float64")
 DTYPES = (*FLOATS, *FLOATS, "int32", "bool")

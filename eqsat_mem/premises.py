@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,18 +21,6 @@ Tree = Any
 Variable = tuple[str, int]
 """A name, and the number of the rule's use that it belongs to."""
 
-ROLES: Mapping[str, tuple[str, ...]] = {
-    "Lit": ("number", "dtype"),
-    "Iota": ("index", "position"),
-    "Fold": ("monoid", "set", "T"),
-    "Dot": ("set", "T", "T"),
-    "Ren": ("index", "index", "T"),
-    "Delta": ("index", "index", "T"),
-    "Diag": ("index", "index", "T"),
-    "Convert": ("dtype", "T"),
-    "IntegerPow": ("power", "T"),
-}
-"""What the arguments of a constructor mean; those of any other elementwise operation are terms."""
 DEPTH = 4
 """How far premises are traced back through rules that state facts."""
 
@@ -74,14 +62,9 @@ class Shape:
         return False
 
 
-def roles(head: str, arity: int) -> tuple[str, ...]:
-    """The meaning of each argument of a constructor."""
-    return ROLES.get(head, ("T",) * arity)
-
-
 def is_constructor(head: Any) -> bool:
     """Whether a head makes a term that can be filled in."""
-    return head in ROLES or head in vocabulary.primitive_of()
+    return head in vocabulary.ROLES or head in vocabulary.primitive_of()
 
 
 def directions(rule: Rule) -> list[tuple[list[Tree], list[Tree]]]:

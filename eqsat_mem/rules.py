@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 from eqsat_mem import vocabulary
 from eqsat_mem.errors import RuleError
 from eqsat_mem.forms import Form, read_forms
+from eqsat_mem.grammar import check_declaration, check_rule, words
 
 SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, "all": {"bitwise", "reassociate", "real", "guarded"}}
 """For each accuracy that a user may ask for, the soundness that a rule must have; `approx` rules apply where they are named."""
@@ -42,6 +43,7 @@ class Rule:
         ruleset: "simplify", "explore", "splitting" or "analysis".
         text: the egglog form.
         place: the file and line that it stands at.
+        most_rows: how many rows of the e-graph one match of it can add.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Rule:
     ruleset: str
     text: str
     place: str
+    most_rows: int = 0
 
     @property
     def file(self) -> str:
@@ -98,21 +101,35 @@ def load_rules(
     """
     rules: list[Rule] = []
     taken = set(vocabulary.RULE_NAMES)
-    declarations: list[tuple[str, str]] = []
-    meanings: list[tuple[str, str]] = []
-    maps: dict[str, int] = {}
+    declarations: list[Form] = []
+    forms: list[Form] = []
     for path in [*default_files(), *map(Path, paths)]:
-        found, declared, forms = _read_file(path)
-        declarations += [(form.place, form.text) for form in declared]
-        meanings += [_meaning(form) for form in declared if _means(form)]
-        maps |= vocabulary.elementwise_used(form.tree for form in forms)
+        found, declared, written = _read_file(path)
+        declarations += declared
+        forms += written
         _refuse_duplicates(found, taken)
         rules += found
+    arguments = _check(declarations, forms)
+    maps = vocabulary.elementwise_used(form.tree for form in forms)
+    meanings = tuple(_meaning(form, arguments) for form in declarations if _means(form))
     kept = rules if only is None else select(rules, only)
     named = set(only or ())
     dropped = {rule.name for rule in select(rules, without)}
     applied = [r for r in kept if r.name not in dropped and (r.sound in SOUNDNESS[accuracy] or r.name in named)]
-    return RuleSet(tuple(applied), tuple(declarations), tuple(sorted(maps.items())), tuple(meanings))
+    return RuleSet(tuple(applied), tuple((form.place, form.text) for form in declarations), tuple(sorted(maps.items())), meanings)
+
+
+def _check(declarations: Sequence[Form], forms: Sequence[Form]) -> dict[str, int]:
+    """Refuse what no rule may say; how many arguments each declared relation and function has."""
+    places: dict[str, str] = {}
+    arguments: dict[str, int] = {}
+    for form in declarations:
+        name, count = check_declaration(form, places)
+        places[name], arguments[name] = form.place, count
+    for form in forms:
+        if form.tree[0] in RULE_COMMANDS:
+            check_rule(form, arguments)
+    return arguments
 
 
 def select(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
@@ -156,7 +173,7 @@ def _read_file(path: Path) -> tuple[list[Rule], list[Form], list[Form]]:
     declarations: list[Form] = []
     forms = read_forms(text, path.name)
     for form in forms:
-        head = form.tree[0] if form.tree else ""
+        head = form.tree[0] if form.tree and isinstance(form.tree[0], str) else ""
         if head in RULE_COMMANDS:
             rules.append(_rule(form))
         elif head in DECLARATIONS:
@@ -175,16 +192,19 @@ def _means(form: Form) -> str:
     return meaning.strip()
 
 
-def _meaning(form: Form) -> tuple[str, str]:
+def _meaning(form: Form, declared: dict[str, int]) -> tuple[str, str]:
     """`;; means: premises => action` above a relation, as a rule."""
     premises, arrow, action = _means(form).partition("=>")
     if not arrow:
         raise RuleError(f"{form.place}: what a relation means is written ';; means: premises => action', as in a rule.")
-    return form.place, f'(rule ({premises.strip()}) ({action.strip()}) :ruleset meaning :name "means-{form.tree[1]}")'
+    text = f'(rule ({premises.strip()}) ({action.strip()}) :ruleset meaning :name "means-{form.tree[1]}")'
+    (rule,) = read_forms(text, form.place)
+    check_rule(replace(rule, place=form.place), declared)
+    return form.place, text
 
 
 def _rule(form: Form) -> Rule:
-    for word in _words(form.tree):
+    for word in words(form.tree):
         if word in FORBIDDEN or word.startswith("py-"):
             raise RuleError(f"{form.place}: {word!r} may not stand in a rule: rules add equations and facts, and run nothing else.")
     options = _options(form)
@@ -195,7 +215,16 @@ def _rule(form: Form) -> Rule:
         known = f"{', '.join(vocabulary.RULESETS)} or analysis"
         raise RuleError(f"{form.place}: rule {name!r} is in ruleset {ruleset or '(none)'!r}; it must be in {known}.")
     equation, sound, why, memory = _card(form, name)
-    return Rule(name, equation, sound, why, memory, ruleset, form.text, form.place)
+    made = form.tree[1:] if form.tree[0] == "birewrite" else form.tree[2]
+    return Rule(name, equation, sound, why, memory, ruleset, form.text, form.place, _rows(made))
+
+
+def _rows(tree: Any) -> int:
+    """How many nodes and facts expressions stand for."""
+    if isinstance(tree, str):
+        return 0
+    own = bool(tree) and isinstance(tree[0], str) and tree[0] not in ("union", "let", *vocabulary.PRIMITIVES)
+    return own + sum(map(_rows, tree))
 
 
 def _card(form: Form, name: str) -> tuple[str, str, str, str]:
@@ -221,14 +250,6 @@ def _card(form: Form, name: str) -> tuple[str, str, str, str]:
             f"';; sound: {'|'.join(sorted(known))} -- why' and ';; memory: ...', directly above the rule."
         )
     return " ".join(equation), sound, why, fields["memory"]
-
-
-def _words(tree: list[Any]) -> Iterator[str]:
-    for part in tree:
-        if isinstance(part, list):
-            yield from _words(part)
-        else:
-            yield part
 
 
 def _options(form: Form) -> dict[str, str]:

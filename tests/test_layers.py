@@ -13,7 +13,7 @@ PACKAGE = ROOT / "eqsat_mem"
 LAYERS = (
     "sizes errors config",
     "terms ir ops equations diagonal plain flatten axes infer effects trace interpret",
-    "forms vocabulary rules encode egraph saturate exact extract",
+    "forms vocabulary grammar rules encode egraph saturate exact extract",
     "scans staging loops fusion memory costs timing schedule remat control",
     "source reads calls expressions emit verify report pipeline",
     "premises instances sequential claims pieces soundness counterexample samples",
