@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import get_args
 
 from eqsat_mem import __version__
-from eqsat_mem.commands import check_rules
+from eqsat_mem.commands import check_rules, rules, show
 from eqsat_mem.config import Accuracy
 from eqsat_mem.errors import EqsatMemError
 
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--points", type=_count, default=122_880, metavar="N", help="points on both sides (default: %(default)s)")
     demo.add_argument("--limit", default="64MiB", metavar="SIZE", help="the memory limit (default: %(default)s)")
     demo.set_defaults(command=_demo)
-    for command in (check_rules,):
+    for command in (check_rules, rules, show):
         command.add(commands)
     return parser
 

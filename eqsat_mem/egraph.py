@@ -17,6 +17,9 @@ from eqsat_mem.errors import RuleError
 from eqsat_mem.forms import read_forms
 from eqsat_mem.ir import Program
 
+MILLI = 1000
+"""egglog 13 reports milliseconds as microseconds."""
+
 
 class EgglogPanic(RuleError):
     """egglog met an error of its own; the e-graph is of no more use."""
@@ -44,6 +47,7 @@ class View:
         original: the node of each of these terms.
         facts: for each of ``vocabulary.FACTS`` an index set per class, as rules stated it.
         matches: how often each rule matched, in all.
+        seconds: how long each rule took, in all, to a millisecond.
         rows: the size of the e-graph, which is what its time and memory grow with.
         iterations: how often the rules that explore were applied.
         stopped: why saturation ended.
@@ -57,6 +61,7 @@ class View:
     dtypes: dict[int, str]
     encoder: Encoder = field(repr=False)
     matches: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     rows: int = 0
     iterations: int = 0
     stopped: str = ""
@@ -82,6 +87,7 @@ class EGraph:
         self._egg = bindings()
         self._span = self._egg.PanicSpan()
         self._graph = self._egg.EGraph()
+        self.seconds: dict[str, float] = {}
         self._encoder = Encoder(program)
         self._encoded = self._encoder.encode()
         own = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in vocabulary.primitive_of()}
@@ -92,6 +98,8 @@ class EGraph:
     def step(self, ruleset: str, times: int = 1) -> tuple[bool, dict[str, int]]:
         """Iterations of a ruleset until nothing changes: whether anything did, and the matches of each rule."""
         report = self._run(f"(run {ruleset} {times})", "step")[0].report
+        for name, spent in report.search_and_apply_time_per_rule.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + MILLI * spent.total_seconds()
         return report.updated, report.num_matches_per_rule
 
     def rows(self) -> int:

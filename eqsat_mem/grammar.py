@@ -220,7 +220,7 @@ class _Checker:
 def _is_dtype(name: str) -> bool:
     try:
         return np.dtype(name).name == name and np.dtype(name).kind in "biufc"
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         return name == "bfloat16"
 
 

@@ -23,7 +23,7 @@ from eqsat_mem.loops import Loop, Seq, region
 from eqsat_mem.memory import Memory, argument_bytes
 from eqsat_mem.remat import rematerialise
 from eqsat_mem.report import LoopSummary, Plan
-from eqsat_mem.rules import load_rules
+from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, schedule, straight
 from eqsat_mem.staging import forms
@@ -75,7 +75,7 @@ class _Forms:
     def __iter__(self) -> Iterator[Program]:
         yield from self.made
         if self.others is None:
-            self.others = forms(original(self.loaded, load_rules(self.options.rules, accuracy=self.options.accuracy)))
+            self.others = forms(original(self.loaded, _rules(self.options)))
         for program in self.others:
             self.made.append(program)
             yield program
@@ -104,7 +104,7 @@ def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, l
     with clock("bodies"):
         program, saved = plan_bodies(loaded, limit, partial(_plan_body, options))
     with clock("saturate"):
-        rules = load_rules(options.rules, accuracy=options.accuracy)
+        rules = _rules(options)
         view = saturate(program, rules, Limits(options.max_rows, options.max_iterations, options.max_seconds))
     with clock("extract"):
         seconds = partial(term_seconds, device=device)
@@ -119,6 +119,10 @@ def _fastest(loaded: Program, options: Options, device: Device, clock: _Clock, l
                 best = min(best, rematerialise(s, limit, device), key=partial(_order, limit=limit))
         before = straight(written, device)
         return best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(view.matches))
+
+
+def _rules(options: Options) -> RuleSet:
+    return load_rules(options.rules, options.accuracy, options.only_rules, options.without_rules)
 
 
 def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:

@@ -57,6 +57,9 @@ def saturate(program: Program, rules: RuleSet, limits: Limits = Limits()) -> Vie
         return saturate(program, rules, replace(limits, max_iterations=min(iterations, limits.max_iterations - 1)))
     view.matches, view.rows, view.iterations = dict(sorted(run.matches.items())), run.rows[-1], iterations
     view.stopped = stopped or "saturated"
+    for name, spent in run.graph.seconds.items():
+        if run.rule_of(name) in run.most_rows:
+            view.seconds[run.rule_of(name)] = view.seconds.get(run.rule_of(name), 0.0) + spent
     return view
 
 
@@ -86,7 +89,7 @@ class _Run:
         """One iteration; whether it changed anything."""
         before = self.graph.rows()
         updated, counts = self.graph.step(ruleset)
-        matches = Counter({self._rule_of(name): n for name, n in counts.items() if n and self._rule_of(name) in self.most_rows})
+        matches = Counter({self.rule_of(name): n for name, n in counts.items() if n and self.rule_of(name) in self.most_rows})
         self.matches.update(matches)
         after = self.graph.rows()
         shares = {name: n * self.most_rows[name] for name, n in matches.items()}
@@ -118,6 +121,6 @@ class _Run:
         return f"rule {most[0]!r} added most (about {most[1]:.0f} rows in {self.matches[most[0]]} matches)"
 
     @staticmethod
-    def _rule_of(name: str) -> str:
+    def rule_of(name: str) -> str:
         """A birewrite's two directions count for one rule."""
         return name.removesuffix("=>").removesuffix("<=")

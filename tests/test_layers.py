@@ -16,7 +16,7 @@ LAYERS = (
     "forms vocabulary grammar rules encode egraph saturate exact extract",
     "scans staging loops fusion memory costs timing schedule remat control",
     "source reads calls expressions emit verify report pipeline",
-    "premises instances sequential claims pieces soundness counterexample samples",
+    "show premises instances sequential claims pieces soundness counterexample samples",
     "manual function primitive api demo userfile ledger jitted script unmodified commands __main__",
 )
 ORDER = [name for line in LAYERS for name in line.split()]

@@ -14,6 +14,7 @@ from jax import lax
 
 import eqsat_mem
 from eqsat_mem import MemoryLimitError, control
+from eqsat_mem.rules import load_rules
 from tests.test_loops import bound, softmax
 from tests.test_schedule import kernel_vector
 
@@ -199,3 +200,21 @@ def test_optimised_functions_nest():
     args = arguments([(1200, 3), (1200, 3), (1200, 2)])
     outer = optimize(lambda x, y, v: jnp.sin(inner(x, y, v)), memory_limit=MIB)
     np.testing.assert_allclose(outer(*args), jnp.sin(kernel_vector(*args)), rtol=1e-3, atol=1e-4)
+
+
+def test_plans_keep_to_the_rules_that_are_named():
+    def distances(x, y):
+        return jnp.sum((x[:, None] - y[None]) ** 2, -1)
+
+    args = [jax.ShapeDtypeStruct((n, 40), np.float32) for n in (900, 1000)]
+
+    def fired(**options):
+        return set(eqsat_mem.optimize(distances, memory_limit="16MiB", **options).plan(*args).rules_fired)
+
+    assert "expand-distance" in fired()
+    assert "expand-distance" not in fired(without_rules="expand-distance")
+    assert not fired(without_rules=["distance", "centre"]) & {"expand-distance", "centre"}
+    assert {"integer-pow-2", "slice-fold"} <= fired(only_rules=["integer-pow-2", "splitting"]) <= {r.name for r in load_rules().rules}
+    assert "expand-distance" not in fired(only_rules=["integer-pow-2", "splitting"])
+    with pytest.raises(eqsat_mem.RuleError, match="no rule and no rule file is named 'expand'"):
+        fired(without_rules="expand")
