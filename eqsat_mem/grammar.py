@@ -72,6 +72,19 @@ def check_rule(form: Form, declared: Mapping[str, int]) -> None:
     _Checker(form, declared).check()
 
 
+def variables(form: Form) -> set[str]:
+    """The names of a rule's variables."""
+
+    def visit(tree: Tree) -> Iterator[str]:
+        for k, part in enumerate(tree):
+            if isinstance(part, list):
+                yield from visit(part)
+            elif k and VARIABLE.fullmatch(part):
+                yield part
+
+    return set(visit(form.tree))
+
+
 def known_heads() -> frozenset[str]:
     """Every name that the language gives a meaning to."""
     elementwise = frozenset(row.constructor for row in MAPS.values())
@@ -206,6 +219,8 @@ class _Checker:
             raise self._error(f"{arg} in {head!r}: operations with parameters have no fixed numbers; bind them in the premises")
 
     def _atom(self, atom: str) -> None:
+        if atom in vocabulary.NAMES or atom in vocabulary.LANGUAGE_CONSTRUCTORS or atom in WORDS - {"old", "new", "true", "false"}:
+            raise self._error(f"{atom!r} is a word of the language; give the variable another name")
         if VARIABLE.fullmatch(atom) or STRING.fullmatch(atom):
             return
         if not NUMBER.fullmatch(atom):

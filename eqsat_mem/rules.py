@@ -20,7 +20,7 @@ from typing import Any
 from eqsat_mem import vocabulary
 from eqsat_mem.errors import RuleError
 from eqsat_mem.forms import Form, read_forms
-from eqsat_mem.grammar import check_declaration, check_rule, words
+from eqsat_mem.grammar import check_declaration, check_rule, variables, words
 
 SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, "all": {"bitwise", "reassociate", "real", "guarded"}}
 """For each accuracy that a user may ask for, the soundness that a rule must have; `approx` rules apply where they are named."""
@@ -128,6 +128,8 @@ def _check(declarations: Sequence[Form], forms: Sequence[Form]) -> dict[str, int
         places[name], arguments[name] = form.place, count
     for form in forms:
         if form.tree[0] in RULE_COMMANDS:
+            for name in sorted(variables(form) & set(places)):
+                raise RuleError(f"{form.place}: the variable {name!r} has the name of what {places[name]} declares; rename one of them.")
             check_rule(form, arguments)
     return arguments
 

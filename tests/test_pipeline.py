@@ -14,7 +14,6 @@ from jax import lax
 
 import eqsat_mem
 from eqsat_mem import MemoryLimitError, control
-from eqsat_mem.rules import load_rules
 from tests.test_loops import bound, softmax
 from tests.test_schedule import kernel_vector
 
@@ -214,7 +213,7 @@ def test_plans_keep_to_the_rules_that_are_named():
     assert "expand-distance" in fired()
     assert "expand-distance" not in fired(without_rules="expand-distance")
     assert not fired(without_rules=["distance", "centre"]) & {"expand-distance", "centre"}
-    assert {"integer-pow-2", "slice-fold"} <= fired(only_rules=["integer-pow-2", "splitting"]) <= {r.name for r in load_rules().rules}
+    assert "expand-distance" in fired(only_rules=["simplify", "centre", "distance.egg", "splitting"])
     assert "expand-distance" not in fired(only_rules=["integer-pow-2", "splitting"])
     with pytest.raises(eqsat_mem.RuleError, match="no rule and no rule file is named 'expand'"):
         fired(without_rules="expand")

@@ -324,6 +324,11 @@ def test_a_user_file_adds_rules(tmp_path):
         (CARD + '(rule ((= e (Neg a))) ((extract a)) :ruleset simplify :name "x")', r"\(extract ...\) is no action"),
         (CARD + '(rule ((= e (Neg a))) ((union e (Fold "add" (free a) a))) :ruleset simplify :name "x")', "bind it in the premises"),
         (CARD + '(rule ((= e (Neg a)) (= f (Exp b))) ((union e f)) :ruleset simplify :name "x")', "premises that share no variable"),
+        (CARD + '(rewrite (Neg free) free :ruleset simplify :name "x")', "'free' is a word of the language"),
+        (
+            "(relation mine (T))\n" + CARD + '(rewrite (Neg mine) mine :ruleset simplify :name "x")',
+            "'mine' has the name of what mine.egg:1",
+        ),
         ("(relation Mul (T))", "'Mul' is taken by the language"),
         ("(relation nonnegative (T))", "'nonnegative' is taken by simplify.egg:"),
         ("(relation union (T))", "names no relation or function"),
