@@ -32,8 +32,13 @@ DRAWS = 48
 """Left sides drawn per e-graph."""
 ENOUGH = 12
 """Comparisons per e-graph after which the others are left out."""
-ROUNDS = 3
-MOST_ROWS = 30_000
+ROUNDS = 2
+"""Steps of the rules that explore, besides one for each rule that states a fact for the next."""
+MOST_ROWS = 6_000
+
+
+CLAIMS = ("bitwise", "reassociate", "real", "guarded", "approx")
+"""From strong to weak. A rule that builds on what another makes equal is held to the weaker claim of the two."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,8 @@ class _Trial:
         used = {t for t in self.terms if t < len(self.program.terms)} | set(leaves)
         self.program.outputs = [_output(self.program, t) for t in sorted(used)]
         support = premises.supports(self.rule, rules)
+        builds_on = [r.sound for r in support if not all(premises.is_fact(actions) for _, actions in premises.directions(r))]
+        self.claim = max([self.rule.sound, *builds_on], key=CLAIMS.index)
         texts = [
             *rules.declarations,
             *((r.place, r.text) for r in (*support, self.rule)),
@@ -142,7 +149,8 @@ class _Trial:
         for node, key in self.nodes.items():
             graph.add(key, node)
         self.matches = 0
-        steps = ("analysis", *("simplify", "analysis", "explore", "analysis") * ROUNDS, "splitting")
+        rounds = ROUNDS + min(len(support), premises.DEPTH)
+        steps = ("analysis", *("simplify", "analysis", "explore", "analysis") * rounds, "simplify", "analysis", "splitting")
         for ruleset in (*steps, "meaning") if self.states_facts else steps:
             self._run(graph, ruleset)
         return graph.classes()
@@ -227,7 +235,7 @@ class _Trial:
 
     def _judge(self, left: int, right: int, values: _Values) -> tuple[str, int] | None:
         """Both sides over the indices of either: a side may depend on an index along which it is constant."""
-        claim = "fact" if self.states_facts else self.rule.sound
+        claim = "fact" if self.states_facts else self.claim
         free = [self.program.free[t] for t in (left, right)]
         sides = [_broadcast(self.program, values.of[t], have, free[0] | free[1]) for t, have in zip((left, right), free)]
         scale = np.maximum(values.scale[left], values.scale[right])
