@@ -229,7 +229,7 @@ def search(view: View, costs: Costs) -> Choice:
         if paid is None or not paid.cheaper(best):
             break
         best = paid
-    for forced in _alternatives(best)[: FORCED_NODES // sum(map(len, view.nodes))]:
+    for forced in _alternatives(best)[: FORCED_NODES // max(sum(map(len, view.nodes)), 1)]:
         other = start(best.count, forced)
         if other is not None and other.cheaper(best):
             best = other
