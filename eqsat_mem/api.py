@@ -33,6 +33,8 @@ def optimize(
     memory_limit: int | str | None = None,
     accuracy: Accuracy = "all",
     rules: str | Iterable[str] = (),
+    only_rules: str | Iterable[str] | None = None,
+    without_rules: str | Iterable[str] = (),
     tensor_size_threshold: int | str | None = None,
     tensor_split_size: int | str | None = None,
     max_rows: int = 50_000,
@@ -56,6 +58,8 @@ def optimize(
             temporaries. None is ``EQSAT_MEM_LIMIT``, or else the capacity of the device.
         accuracy: ``"bitwise"`` keeps every bit, ``"reassociate"`` may re-associate sums, ``"all"`` also applies algebra.
         rules: rule files besides those that come with the package.
+        only_rules: names of rules or rule files to keep to; a rule named there applies whatever its soundness.
+        without_rules: names of rules or rule files to leave out.
         tensor_size_threshold: only tensors of more bytes than this are split (default: the planner decides).
         tensor_split_size: bytes of a slice of a split tensor (default: the planner decides).
         max_rows: rows of the e-graph at which saturation stops.
@@ -85,6 +89,8 @@ def optimize(
         memory_limit=memory_limit,  # type: ignore[arg-type]  # Options parses sizes and paths
         accuracy=accuracy,
         rules=rules,  # type: ignore[arg-type]
+        only_rules=only_rules,  # type: ignore[arg-type]
+        without_rules=without_rules,  # type: ignore[arg-type]
         tensor_size_threshold=tensor_size_threshold,  # type: ignore[arg-type]
         tensor_split_size=tensor_split_size,  # type: ignore[arg-type]
         max_rows=max_rows,

@@ -37,6 +37,9 @@ class Options:
             ``EQSAT_MEM_LIMIT`` or the device's capacity, see :func:`resolve_limit`.
         accuracy: ``"bitwise"``, ``"reassociate"`` or ``"all"``.
         rules: rule files to load besides the shipped ones.
+        only_rules: names of rules, or of rule files, to which planning keeps; None is all of them. A rule named by its own name
+            applies whatever its soundness. Without the rules of ``splitting`` there are no loops.
+        without_rules: names of rules, or of rule files, that are left out.
         tensor_size_threshold: only tensors of more bytes than this are split; None leaves it to the planner.
         tensor_split_size: bytes that a slice of a split tensor should have; None leaves it to the planner.
         max_rows: rows of the e-graph at which saturation stops.
@@ -51,6 +54,8 @@ class Options:
     memory_limit: int | None = None
     accuracy: Accuracy = "all"
     rules: tuple[str, ...] = ()
+    only_rules: tuple[str, ...] | None = None
+    without_rules: tuple[str, ...] = ()
     tensor_size_threshold: int | None = None
     tensor_split_size: int | None = None
     max_rows: int = 50_000
@@ -66,6 +71,9 @@ class Options:
             object.__setattr__(self, name, _positive_int(getattr(self, name), name))
         object.__setattr__(self, "max_seconds", _positive_seconds(self.max_seconds, "max_seconds"))
         object.__setattr__(self, "rules", _paths(self.rules, "rules"))
+        if self.only_rules is not None:
+            object.__setattr__(self, "only_rules", _names(self.only_rules, "only_rules"))
+        object.__setattr__(self, "without_rules", _names(self.without_rules, "without_rules"))
         if self.accuracy not in get_args(Accuracy):
             raise OptionError(f'accuracy must be "bitwise", "reassociate" or "all", not {self.accuracy!r}.')
         if not isinstance(self.verify, bool):
@@ -176,3 +184,11 @@ def _paths(value: Any, argument: str) -> tuple[str, ...]:
         if all(isinstance(path, (str, os.PathLike)) for path in paths):
             return tuple(str(os.fspath(path)) for path in paths)
     raise OptionError(f"{argument} must be a path or a sequence of paths, not {value!r}.")
+
+
+def _names(value: Any, argument: str) -> tuple[str, ...]:
+    """One name or several as a tuple."""
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (None,)
+    if not all(isinstance(name, str) for name in names):
+        raise OptionError(f"{argument} must be the name of a rule or a rule file, or a sequence of such names, not {value!r}.")
+    return names

@@ -17,9 +17,23 @@ from eqsat_mem.errors import RuleError
 from eqsat_mem.forms import read_forms
 from eqsat_mem.ir import Program
 
+MILLI = 1000
+"""egglog 13 reports milliseconds as microseconds."""
+
 
 class EgglogPanic(RuleError):
     """egglog met an error of its own; the e-graph is of no more use."""
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The classes of an e-graph as it stands, numbered from zero: their nodes, facts and dtypes, and the class of each key."""
+
+    nodes: list[list[Node]]
+    class_of: dict[int, int]
+    facts: dict[str, dict[int, int]]
+    dtypes: dict[int, str]
+    encoder: Encoder = field(repr=False)
 
 
 @dataclass
@@ -33,6 +47,7 @@ class View:
         original: the node of each of these terms.
         facts: for each of ``vocabulary.FACTS`` an index set per class, as rules stated it.
         matches: how often each rule matched, in all.
+        seconds: how long each rule took, in all, to a millisecond.
         rows: the size of the e-graph, which is what its time and memory grow with.
         iterations: how often the rules that explore were applied.
         stopped: why saturation ended.
@@ -46,6 +61,7 @@ class View:
     dtypes: dict[int, str]
     encoder: Encoder = field(repr=False)
     matches: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
     rows: int = 0
     iterations: int = 0
     stopped: str = ""
@@ -71,6 +87,7 @@ class EGraph:
         self._egg = bindings()
         self._span = self._egg.PanicSpan()
         self._graph = self._egg.EGraph()
+        self.seconds: dict[str, float] = {}
         self._encoder = Encoder(program)
         self._encoded = self._encoder.encode()
         own = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in vocabulary.primitive_of()}
@@ -81,45 +98,66 @@ class EGraph:
     def step(self, ruleset: str, times: int = 1) -> tuple[bool, dict[str, int]]:
         """Iterations of a ruleset until nothing changes: whether anything did, and the matches of each rule."""
         report = self._run(f"(run {ruleset} {times})", "step")[0].report
+        for name, spent in report.search_and_apply_time_per_rule.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + MILLI * spent.total_seconds()
         return report.updated, report.num_matches_per_rule
 
     def rows(self) -> int:
         """Rows of all tables."""
         return sum(count for _, count in self._run("(print-size)", "size")[0].sizes)
 
-    def read(self) -> View:
-        """Classes, nodes and facts."""
-        graph = self._graph
-        tables = {name: (table.input_sorts, table.output_sort, table.rows) for name, table in graph.freeze().functions.items()}
+    def add(self, key: int, node: Node) -> None:
+        """A further node, whose operands are keys of terms or of nodes added before; its facts follow from theirs."""
+        self._graph.run_program(self._set("Node", [self._lit(key)], self._expression(node)))
+
+    def classes(self) -> Classes:
+        """Every class with all its nodes, those too that stand for a value in rules only."""
+        graph, tables = self._graph, self._tables()
         number: dict[Any, int] = {}
         keys = sorted((graph.value_to_i64(row.inputs[0]), row.output) for row in tables["Node"][2])
         class_of = {t: number.setdefault(value, len(number)) for t, value in keys}
-        original = {t: replace(e.node, children=tuple(class_of[c] for c in e.node.children)) for t, e in self._encoded.items()}
-        written = set(original.values())
-        members: dict[int, list[Node]] = {}
+        nodes: dict[int, list[Node]] = {}
         for name in sorted(tables):
             sorts, output_sort, rows = tables[name]
-            if output_sort == "T" and name not in vocabulary.UNREADABLE:
+            if output_sort == "T" and name != "Node":
                 for row in rows:
                     home = number.setdefault(row.output, len(number))
-                    node = Node(name, *self._inputs(sorts, row.inputs, number))
-                    if not (name == "Dot" and node.payload == (0,)):  # a product, which stands in the class as such
-                        members.setdefault(home, []).append(node)
+                    nodes.setdefault(home, []).append(Node(name, *self._inputs(sorts, row.inputs, number)))
 
-        def facts(name: str) -> list[tuple[int, Any]]:
-            return [(number[row.inputs[0]], row.output) for row in tables[name][2] if row.inputs[0] in number]
+        def facts(name: str) -> dict[int, Any]:
+            return {number[row.inputs[0]]: row.output for row in tables[name][2] if row.inputs[0] in number}
 
         index_sets = self._encoder.indices_of
-        dtypes = {c: graph.value_to_string(value) for c, value in facts("dtype")}
-        return View(
-            program=self._encoder.program,
-            nodes=[_without_mirrors(members[c], written) if c in members and c in dtypes else [] for c in range(len(number))],
-            class_of={t: c for t, c in class_of.items() if t >= 0},
-            original={t: node for t, node in original.items() if t >= 0},
-            facts={name: {c: index_sets(graph.value_to_i64(value)) for c, value in facts(name)} for name in vocabulary.FACTS},
-            dtypes=dtypes,
+        return Classes(
+            nodes=[nodes.get(c, []) for c in range(len(number))],
+            class_of=class_of,
+            facts={name: {c: index_sets(graph.value_to_i64(v)) for c, v in facts(name).items()} for name in vocabulary.FACTS},
+            dtypes={c: graph.value_to_string(v) for c, v in facts("dtype").items()},
             encoder=self._encoder,
         )
+
+    def read(self) -> View:
+        """What programs may be built from: classes, nodes and facts."""
+        every = self.classes()
+        original = {t: replace(e.node, children=tuple(every.class_of[c] for c in e.node.children)) for t, e in self._encoded.items()}
+        written = set(original.values())
+        return View(
+            program=self._encoder.program,
+            nodes=[
+                _without_mirrors(list(filter(_is_buildable, nodes)), written) if c in every.dtypes else []
+                for c, nodes in enumerate(every.nodes)
+            ],
+            class_of={t: c for t, c in every.class_of.items() if t >= 0},
+            original={t: node for t, node in original.items() if t >= 0},
+            facts=every.facts,
+            dtypes=every.dtypes,
+            encoder=self._encoder,
+        )
+
+    def _tables(self) -> dict[str, tuple[Any, str, Any]]:
+        """The rows of every function, with the sorts of its arguments and of its value."""
+        functions = self._graph.freeze().functions
+        return {name: (table.input_sorts, table.output_sort, table.rows) for name, table in functions.items()}
 
     def _inputs(self, sorts: Sequence[str], values: Sequence[Any], number: dict[Any, int]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """The literal arguments of a row and the classes of its operands."""
@@ -176,6 +214,11 @@ class EGraph:
             if type(error).__name__ != "PanicException":  # what a panic of egglog is in Python; it is no Exception
                 raise
             raise EgglogPanic(f"egglog failed at {name}: {error}") from error
+
+
+def _is_buildable(node: Node) -> bool:
+    """Whether programs may hold the node: it has a term, and is no product written as a contraction, which stands in the class as such."""
+    return node.constructor not in vocabulary.UNREADABLE and not (node.constructor == "Dot" and node.payload == (0,))
 
 
 def _without_mirrors(nodes: list[Node], original: set[Node]) -> list[Node]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from eqsat_mem import ir, vocabulary
+from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, mask_of
 
 MAX_BITS = 62
@@ -79,6 +80,10 @@ class Encoder:
     def indices_of(self, mask: int) -> int:
         """Bits of the e-graph as an index set."""
         index = {b: i for i, b in self._bit.items()}
+        if mask < 0 or mask >> len(index):
+            raise RuleError(
+                f"a rule made the index set {mask:#x}, which holds what is no index: take the complement of a set within another."
+            )
         return mask_of(index[b] for b in bits(mask))
 
     def indices(self) -> list[ir.Index]:
@@ -220,7 +225,10 @@ class Encoder:
         return ir.Map(value, vocabulary.primitive_of()[kind], args)
 
     def _one(self, bit: int) -> int:
-        return next(bits(self.indices_of(bit)))
+        found = tuple(bits(self.indices_of(bit)))
+        if len(found) != 1:
+            raise RuleError(f"a rule made a set of {len(found)} indices where one index must stand, as in (Ren i j a) and (Iota i t).")
+        return found[0]
 
     def _dtype(self, name: str) -> Any:
         return self._dtypes.get(name) or np.dtype(name)

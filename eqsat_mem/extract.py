@@ -16,6 +16,7 @@ from functools import cached_property
 from eqsat_mem import ir
 from eqsat_mem.egraph import View
 from eqsat_mem.encode import Node, pointwise
+from eqsat_mem.errors import RuleError
 from eqsat_mem.exact import compared
 from eqsat_mem.ir import Program
 from eqsat_mem.rules import RuleSet, load_rules
@@ -218,13 +219,17 @@ def search(view: View, costs: Costs) -> Choice:
         return dag
 
     best = start({})
-    assert best is not None, "the program itself can be built"
+    if best is None:
+        raise RuleError(
+            "no program can be built from the e-graph: a rule made values equal that depend on different indices; "
+            "eqsat-mem check-rules tells which."
+        )
     for _ in range(PASSES):
         paid = start(best.count)
         if paid is None or not paid.cheaper(best):
             break
         best = paid
-    for forced in _alternatives(best)[: FORCED_NODES // sum(map(len, view.nodes))]:
+    for forced in _alternatives(best)[: FORCED_NODES // max(sum(map(len, view.nodes)), 1)]:
         other = start(best.count, forced)
         if other is not None and other.cheaper(best):
             best = other

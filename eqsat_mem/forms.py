@@ -13,6 +13,10 @@ _TOKEN = re.compile(
 )
 
 
+DEEPEST = 64
+"""Lists inside each other; egglog's parser would run out of stack on very deep ones."""
+
+
 @dataclass(frozen=True)
 class Form:
     """One top-level form.
@@ -64,6 +68,8 @@ class _Reader:
             case "open":
                 if not self.stack:
                     self.start, self.first = token.start(), self.line
+                if len(self.stack) == DEEPEST:
+                    raise RuleError(f"{self.name}:{self.line}: more than {DEEPEST} lists inside each other.")
                 self.stack.append([])
             case "close":
                 self._close(token.end())

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from eqsat_mem.ir import Axes, Block, Call, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, Term, axes_mask, bits, children
@@ -17,23 +18,48 @@ from eqsat_mem.ops import MAPS, MONOIDS, bind_call
 Array = Any
 
 
-def evaluate(program: Program, args: Sequence[Array]) -> list[Array]:
+class Machine:
+    """How elementwise operations, folds and contractions are computed: here by the primitives that JAX has for them."""
+
+    def leaf(self, value: Array) -> Array:
+        """The value of a term without operands."""
+        return value
+
+    def map(self, term: Map, operands: Sequence[Array]) -> Array:
+        """An elementwise operation on arrays of one shape."""
+        return MAPS[term.op].bind(*operands, **dict(term.params))
+
+    def fold(self, term: Fold, operand: Array, axes: Sequence[int]) -> Array:
+        """A monoid folded over some axes."""
+        return MONOIDS[term.monoid].reduce(operand, axes)
+
+    def dot(self, term: Dot, lhs: Array, rhs: Array, contract: Sequence[Sequence[int]], batch: Sequence[Sequence[int]]) -> Array:
+        """A contraction, with axes as in ``lax.dot_general``: those of the batch come first, those of ``lhs`` next."""
+        return lax.dot_general(lhs, rhs, ((contract[0], contract[1]), (batch[0], batch[1])), term.precision, term.dtype)
+
+
+JAX = Machine()
+
+
+def evaluate(program: Program, args: Sequence[Array], machine: Machine = JAX) -> list[Array]:
     """The outputs of ``program`` for arguments of the shapes of ``program.inputs``; effects happen in their order."""
     values: dict[int, Array] = {}
     results: dict[Call, list[Array]] = {}
     for t in _order(program):
-        values[t] = evaluate_term(program, t, args, values, results)
+        values[t] = evaluate_term(program, t, args, values, results, machine)
     return [to_axes(program, values[o.term], program.free[o.term], o.axes) for o in program.outputs]
 
 
-def evaluate_term(program: Program, t: int, args: Sequence[Array], values: Mapping[int, Array], results: dict[Call, list[Array]]) -> Array:
+def evaluate_term(
+    program: Program, t: int, args: Sequence[Array], values: Mapping[int, Array], results: dict[Call, list[Array]], machine: Machine = JAX
+) -> Array:
     """One term, whose operands are in ``values``; what calls return is kept in ``results``."""
     term = program.terms[t]
     if children(term):
-        return _operation(program, term, program.free[t], values, results)
+        return _operation(program, term, program.free[t], values, results, machine)
     if isinstance(term, Block):
         return _block(program, term, values, results)
-    return _leaf(program, term, args)
+    return machine.leaf(_leaf(program, term, args))
 
 
 def _order(program: Program) -> list[int]:
@@ -63,19 +89,21 @@ def _leaf(program: Program, term: Term, args: Sequence[Array]) -> Array:
     raise TypeError(f"not a term without operands: {term!r}")
 
 
-def _operation(program: Program, term: Term, free: int, values: Mapping[int, Array], results: dict[Call, list[Array]]) -> Array:
+def _operation(
+    program: Program, term: Term, free: int, values: Mapping[int, Array], results: dict[Call, list[Array]], machine: Machine = JAX
+) -> Array:
     def along(a: int, mask: int) -> Array:
         return expand(program, values[a], program.free[a], mask)
 
     match term:
         case Map():
-            return MAPS[term.op].bind(*(along(a, free) for a in term.args), **dict(term.params))
+            return machine.map(term, [along(a, free) for a in term.args])
         case Fold():
             mask = program.free[term.arg] | term.over
             axes = [k for k, i in enumerate(bits(mask)) if term.over >> i & 1]
-            return MONOIDS[term.monoid].reduce(along(term.arg, mask), axes)
+            return machine.fold(term, along(term.arg, mask), axes)
         case Dot():
-            return _dot(program, term, along)
+            return _dot(program, term, along, machine)
         case Rename():
             to = dict(term.pairs)
             return from_axes(program, values[term.arg], tuple((to.get(i, i),) for i in bits(program.free[term.arg])))
@@ -93,15 +121,14 @@ def _block(program: Program, term: Block, values: Mapping[int, Array], results: 
     return from_axes(program, results[call][term.out], call.out_axes[term.out])
 
 
-def _dot(program: Program, term: Dot, along: Any) -> Array:
+def _dot(program: Program, term: Dot, along: Any, machine: Machine) -> Array:
     """A contraction: shared free indices are batch axes; an index of ``over`` that one side lacks is broadcast there."""
     lhs, rhs = program.free[term.lhs] | term.over, program.free[term.rhs] | term.over
     shared = lhs & rhs & ~term.over
     where = [{i: k for k, i in enumerate(bits(mask))} for mask in (lhs, rhs)]
     contract = [[side[i] for i in bits(term.over)] for side in where]
     batch = [[side[i] for i in bits(shared)] for side in where]
-    numbers = (contract[0], contract[1]), (batch[0], batch[1])
-    out = lax.dot_general(along(term.lhs, lhs), along(term.rhs, rhs), numbers, term.precision, term.dtype)
+    out = machine.dot(term, along(term.lhs, lhs), along(term.rhs, rhs), contract, batch)
     axes = [*bits(shared), *bits(lhs & ~shared & ~term.over), *bits(rhs & ~shared & ~term.over)]
     return from_axes(program, out, tuple((i,) for i in axes))
 
@@ -112,13 +139,16 @@ def _dot(program: Program, term: Dot, along: Any) -> Array:
 def from_axes(program: Program, array: Array, axes: Axes) -> Array:
     """An array laid out along ``axes``, as one with its indices in ascending order."""
     order = [i for axis in axes for i in axis]
-    split = jnp.reshape(array, [program.indices[i].extent for i in order])
-    return jnp.transpose(split, sorted(range(len(order)), key=order.__getitem__))
+    xp = _library(array)
+    split = xp.reshape(array, [program.indices[i].extent for i in order])
+    return xp.transpose(split, sorted(range(len(order)), key=order.__getitem__))
 
 
 def expand(program: Program, array: Array, have: int, want: int) -> Array:
     """An array over the indices ``have``, broadcast to those of ``want``."""
     shape = [program.indices[i].extent for i in bits(want)]
+    if isinstance(array, np.ndarray):
+        return np.broadcast_to(array.reshape([n if have >> i & 1 else 1 for i, n in zip(bits(want), shape)]), shape)
     keep = [k for k, i in enumerate(bits(want)) if have >> i & 1]
     return lax.broadcast_in_dim(array, shape, keep)
 
@@ -128,4 +158,10 @@ def to_axes(program: Program, array: Array, have: int, axes: Axes) -> Array:
     whole = expand(program, array, have, axes_mask(axes))
     ascending = list(bits(axes_mask(axes)))
     order = [ascending.index(i) for axis in axes for i in axis]
-    return jnp.reshape(jnp.transpose(whole, order), program.shape(axes))
+    xp = _library(array)
+    return xp.reshape(xp.transpose(whole, order), program.shape(axes))
+
+
+def _library(array: Array) -> Any:
+    """Arrays of numpy are moved by numpy, which compiles nothing."""
+    return np if isinstance(array, np.ndarray) else jnp

@@ -26,7 +26,7 @@ from eqsat_mem.memory import argument_bytes
 from eqsat_mem.outline import loop_summaries, output_bytes, peak_tensors
 from eqsat_mem.remat import rematerialise
 from eqsat_mem.report import Plan
-from eqsat_mem.rules import load_rules
+from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, schedule, straight
 from eqsat_mem.staging import forms
@@ -74,7 +74,8 @@ def _plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: 
     with clock("emit and verify"):
         if best.fits(limit):
             fits_nearly = before.fits(int(limit * NEARLY) if options.verify else limit)
-            may_stay = fits_nearly and best.seconds > GAIN * before.seconds
+            asked_for_loops = best.chunks and (options.tensor_size_threshold is not None or options.tensor_split_size is not None)
+            may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
         else:  # whatever is predicted of the program as written: XLA is asked before there is an error
             may_stay = options.verify or before.fits(limit)
         kept = _keep(jaxpr, loaded, before, limit, options, name) if may_stay else None
@@ -95,8 +96,7 @@ class _Forms:
     def __iter__(self) -> Iterator[Program]:
         yield from self.made
         if self.others is None:
-            rules = load_rules(self.options.rules, accuracy=self.options.accuracy).without(self.without)
-            self.others = forms(original(self.loaded, rules))
+            self.others = forms(original(self.loaded, _rules(self.options).without(self.without)))
         for program in self.others:
             self.made.append(program)
             yield program
@@ -135,7 +135,7 @@ def _fastest(
     with clock("bodies"):
         program, saved = plan_bodies(loaded, limit, partial(_plan_body, options, without))
     with clock("saturate"):
-        rules = load_rules(options.rules, accuracy=options.accuracy).without(without)
+        rules = _rules(options).without(without)
         view = saturate(program, rules, Limits(options.max_rows, options.max_iterations, options.max_seconds))
     with clock("extract"):
         seconds = partial(term_seconds, device=device)
@@ -154,6 +154,10 @@ def _fastest(
         tell(Searched(best, view))
         before = straight(written, device)
         return best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(view.matches))
+
+
+def _rules(options: Options) -> RuleSet:
+    return load_rules(options.rules, options.accuracy, options.only_rules, options.without_rules)
 
 
 def _plan_body(options: Options, without: frozenset[str], body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:

@@ -10,6 +10,7 @@ A card is what a reader needs to judge a rule, as comment lines directly above i
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ from typing import Any
 from eqsat_mem import vocabulary
 from eqsat_mem.errors import RuleError
 from eqsat_mem.forms import Form, read_forms
+from eqsat_mem.grammar import check_declaration, check_rule, variables, words
 
 SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, "all": {"bitwise", "reassociate", "real", "guarded"}}
 """For each accuracy that a user may ask for, the soundness that a rule must have; `approx` rules apply where they are named."""
@@ -41,6 +43,7 @@ class Rule:
         ruleset: "simplify", "explore", "splitting" or "analysis".
         text: the egglog form.
         place: the file and line that it stands at.
+        most_rows: how many rows of the e-graph one match of it can add.
     """
 
     name: str
@@ -51,6 +54,12 @@ class Rule:
     ruleset: str
     text: str
     place: str
+    most_rows: int = 0
+
+    @property
+    def file(self) -> str:
+        """The name of its file without ``.egg``."""
+        return self.place.rpartition(":")[0].removesuffix(".egg")
 
     def __str__(self) -> str:
         return f"{self.name} [{self.sound}]: {self.equation} ({self.place})"
@@ -58,11 +67,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class RuleSet:
-    """The rules that apply, the declarations that they need, and the elementwise constructors that they name, with arities."""
+    """The rules that apply, the declarations that they need, and the elementwise constructors that they name, with arities.
+
+    ``meanings`` are what the declared relations say of values, as rules in the ruleset ``meaning``, by which facts are checked.
+    """
 
     rules: tuple[Rule, ...]
     declarations: tuple[tuple[str, str], ...]
     maps: tuple[tuple[str, int], ...]
+    meanings: tuple[tuple[str, str], ...] = ()
 
     def without(self, names: Collection[str]) -> RuleSet:
         """The same rules less those named."""
@@ -75,25 +88,69 @@ class RuleSet:
             yield rule.place, rule.text
 
 
-def load_rules(paths: Sequence[str | Path] = (), accuracy: str = "all", only: Sequence[str] | None = None) -> RuleSet:
+def load_rules(
+    paths: Sequence[str | Path] = (),
+    accuracy: str = "all",
+    only: Sequence[str] | None = None,
+    without: Sequence[str] = (),
+) -> RuleSet:
     """The shipped rule files and those at ``paths``, as far as ``accuracy`` allows.
 
     ``only`` keeps the rules that it names, by the rule or by its file without ``.egg``; a rule named there applies whatever its soundness.
+    ``without`` leaves out those that it names in the same way.
 
     Raises:
-        RuleError: with file and line, for a form that is no rule, a card that is missing or wrong, or a name that is taken.
+        RuleError: with file and line, for a form that is no rule, a card that is missing or wrong, a name that is taken, or what egglog
+            would not take; and for a name in ``only`` or ``without`` that no rule and no file has.
     """
     rules: list[Rule] = []
     taken = set(vocabulary.RULE_NAMES)
-    declarations: list[tuple[str, str]] = []
-    maps: dict[str, int] = {}
+    declarations: list[Form] = []
+    forms: list[Form] = []
     for path in [*default_files(), *map(Path, paths)]:
-        found, declared, forms = _read_file(path)
+        found, declared, written = _read_file(path)
         declarations += declared
-        maps |= vocabulary.elementwise_used(form.tree for form in forms)
+        forms += written
         _refuse_duplicates(found, taken)
-        rules += [rule for rule in found if _applies(rule, path.stem, accuracy, only)]
-    return RuleSet(tuple(rules), tuple(declarations), tuple(sorted(maps.items())))
+        rules += found
+    arguments = _check(declarations, forms)
+    maps = vocabulary.elementwise_used(form.tree for form in forms)
+    meanings = tuple(_meaning(form, arguments) for form in declarations if _means(form))
+    kept = rules if only is None else select(rules, only)
+    named = set(only or ())
+    dropped = {rule.name for rule in select(rules, without)}
+    applied = [r for r in kept if r.name not in dropped and (r.sound in SOUNDNESS[accuracy] or r.name in named)]
+    return RuleSet(tuple(applied), tuple((form.place, form.text) for form in declarations), tuple(sorted(maps.items())), meanings)
+
+
+def _check(declarations: Sequence[Form], forms: Sequence[Form]) -> dict[str, int]:
+    """Refuse what no rule may say; how many arguments each declared relation and function has."""
+    places: dict[str, str] = {}
+    arguments: dict[str, int] = {}
+    for form in declarations:
+        name, count = check_declaration(form, places)
+        places[name], arguments[name] = form.place, count
+    for form in forms:
+        if form.tree[0] in RULE_COMMANDS:
+            for name in sorted(variables(form) & set(places)):
+                raise RuleError(f"{form.place}: the variable {name!r} has the name of what {places[name]} declares; rename one of them.")
+            check_rule(form, arguments)
+    return arguments
+
+
+def select(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
+    """The rules that ``names`` name, each by its own name or by its file's, with or without ``.egg``.
+
+    Raises:
+        RuleError: for a name that no rule and no file has; it tells similar ones.
+    """
+    known = {rule.name for rule in rules} | {rule.file for rule in rules}
+    wanted = {name.removesuffix(".egg") for name in names}
+    for name in sorted(wanted - known):
+        similar = difflib.get_close_matches(name, sorted(known), 3)
+        hint = f"; similar ones are {', '.join(map(repr, similar))}" if similar else ""
+        raise RuleError(f"no rule and no rule file is named {name!r}{hint}.")
+    return [rule for rule in rules if rule.name in wanted or rule.file in wanted]
 
 
 def default_files() -> list[Path]:
@@ -106,12 +163,6 @@ def default_files() -> list[Path]:
     return sorted(folder.glob("*.egg"))
 
 
-def _applies(rule: Rule, stem: str, accuracy: str, only: Sequence[str] | None) -> bool:
-    if only is not None and rule.name not in only and stem not in only:
-        return False
-    return rule.sound in SOUNDNESS[accuracy] or (only is not None and rule.name in only)
-
-
 def _refuse_duplicates(found: Sequence[Rule], taken: set[str]) -> None:
     for rule in found:
         if rule.name in taken:
@@ -119,18 +170,20 @@ def _refuse_duplicates(found: Sequence[Rule], taken: set[str]) -> None:
         taken.add(rule.name)
 
 
-def _read_file(path: Path) -> tuple[list[Rule], list[tuple[str, str]], list[Form]]:
+def _read_file(path: Path) -> tuple[list[Rule], list[Form], list[Form]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(f"the rule file {path} cannot be read: {error}") from error
-    rules, declarations, forms = [], [], read_forms(text, path.name)
+    rules: list[Rule] = []
+    declarations: list[Form] = []
+    forms = read_forms(text, path.name)
     for form in forms:
-        head = form.tree[0] if form.tree else ""
+        head = form.tree[0] if form.tree and isinstance(form.tree[0], str) else ""
         if head in RULE_COMMANDS:
             rules.append(_rule(form))
         elif head in DECLARATIONS:
-            declarations.append((form.place, form.text))
+            declarations.append(form)
         else:
             raise RuleError(
                 f"{form.place}: ({head} ...) may not stand in a rule file. A rule file is data: it holds "
@@ -139,8 +192,25 @@ def _read_file(path: Path) -> tuple[list[Rule], list[tuple[str, str]], list[Form
     return rules, declarations, forms
 
 
+def _means(form: Form) -> str:
+    """What stands after `means:` above a declaration."""
+    _, _, meaning = " ".join(form.comments).partition("means:")
+    return meaning.strip()
+
+
+def _meaning(form: Form, declared: dict[str, int]) -> tuple[str, str]:
+    """`;; means: premises => action` above a relation, as a rule."""
+    premises, arrow, action = _means(form).partition("=>")
+    if not arrow:
+        raise RuleError(f"{form.place}: what a relation means is written ';; means: premises => action', as in a rule.")
+    text = f'(rule ({premises.strip()}) ({action.strip()}) :ruleset meaning :name "means-{form.tree[1]}")'
+    (rule,) = read_forms(text, form.place)
+    check_rule(replace(rule, place=form.place), declared)
+    return form.place, text
+
+
 def _rule(form: Form) -> Rule:
-    for word in _words(form.tree):
+    for word in words(form.tree):
         if word in FORBIDDEN or word.startswith("py-"):
             raise RuleError(f"{form.place}: {word!r} may not stand in a rule: rules add equations and facts, and run nothing else.")
     options = _options(form)
@@ -151,7 +221,16 @@ def _rule(form: Form) -> Rule:
         known = f"{', '.join(vocabulary.RULESETS)} or analysis"
         raise RuleError(f"{form.place}: rule {name!r} is in ruleset {ruleset or '(none)'!r}; it must be in {known}.")
     equation, sound, why, memory = _card(form, name)
-    return Rule(name, equation, sound, why, memory, ruleset, form.text, form.place)
+    made = form.tree[1:] if form.tree[0] == "birewrite" else form.tree[2]
+    return Rule(name, equation, sound, why, memory, ruleset, form.text, form.place, _rows(made))
+
+
+def _rows(tree: Any) -> int:
+    """How many nodes and facts expressions stand for."""
+    if isinstance(tree, str):
+        return 0
+    own = bool(tree) and isinstance(tree[0], str) and tree[0] not in ("union", "let", *vocabulary.PRIMITIVES)
+    return own + sum(map(_rows, tree))
 
 
 def _card(form: Form, name: str) -> tuple[str, str, str, str]:
@@ -177,14 +256,6 @@ def _card(form: Form, name: str) -> tuple[str, str, str, str]:
             f"';; sound: {'|'.join(sorted(known))} -- why' and ';; memory: ...', directly above the rule."
         )
     return " ".join(equation), sound, why, fields["memory"]
-
-
-def _words(tree: list[Any]) -> Iterator[str]:
-    for part in tree:
-        if isinstance(part, list):
-            yield from _words(part)
-        else:
-            yield part
 
 
 def _options(form: Form) -> dict[str, str]:

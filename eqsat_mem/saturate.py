@@ -14,6 +14,9 @@ from eqsat_mem.rules import RuleSet
 SETTLE_ITERATIONS = 200
 """Iterations after which rulesets that should come to rest are left alone; each only looks at what is new."""
 
+SETTLE_GROWTH = 4
+"""How often `max_rows` a ruleset that should come to rest may be expected to reach by its next step."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -55,6 +58,9 @@ def saturate(program: Program, rules: RuleSet, limits: Limits = Limits()) -> Vie
         return saturate(program, rules, replace(limits, max_iterations=min(iterations, limits.max_iterations - 1)))
     view.matches, view.rows, view.iterations = dict(sorted(run.matches.items())), run.rows[-1], iterations
     view.stopped = stopped or "saturated"
+    for name, spent in run.graph.seconds.items():
+        if rule_of(name) in run.most_rows:
+            view.seconds[rule_of(name)] = view.seconds.get(rule_of(name), 0.0) + spent
     tell(Saturated(view))
     return view
 
@@ -66,15 +72,17 @@ class _Run:
         self.limits = limits
         self.end = time.perf_counter() + limits.max_seconds
         self.graph = EGraph(program, list(rules.texts()), dict(rules.maps), limits.large_elements)
-        self.names = {rule.name for rule in rules.rules}
+        self.most_rows = {rule.name: rule.most_rows for rule in rules.rules}
         self.matches: Counter[str] = Counter()
+        self.added: dict[str, float] = {}
+        self.cut = False
         self.rows = [self.graph.rows()]
 
     def settle(self, ruleset: str) -> None:
         """Run a ruleset and the analysis in turn until both rest, or until a limit."""
         for _ in range(SETTLE_ITERATIONS):
             self._analyse()
-            if not self.step(ruleset) or self.graph.rows() > self.limits.max_rows or time.perf_counter() > self.end:
+            if not self.step(ruleset) or self.cut or time.perf_counter() > self.end:
                 break
         self._analyse()
         self.rows.append(self.graph.rows())
@@ -82,10 +90,16 @@ class _Run:
 
     def step(self, ruleset: str) -> bool:
         """One iteration; whether it changed anything."""
-        updated, matches = self.graph.step(ruleset)
-        found = {name: n for name, n in matches.items() if n and rule_of(name) in self.names}
-        self.matches.update(found)
-        tell(Stepped(ruleset, found))
+        before = self.graph.rows()
+        updated, counts = self.graph.step(ruleset)
+        matches = Counter({rule_of(name): n for name, n in counts.items() if n and rule_of(name) in self.most_rows})
+        self.matches.update(matches)
+        after = self.graph.rows()
+        shares = {name: n * self.most_rows[name] for name, n in matches.items()}
+        for name, share in shares.items():
+            self.added[name] = self.added.get(name, 0.0) + (after - before) * share / max(sum(shares.values()), 1)
+        self.cut = self.cut or after > self.limits.max_rows or after * (after / before) > SETTLE_GROWTH * self.limits.max_rows
+        tell(Stepped(ruleset, matches))
         return updated
 
     def exhausted(self, iterations: int) -> str:
@@ -96,19 +110,19 @@ class _Run:
             return f"after {self.limits.max_seconds} s; {self._busiest()}"
         last = self.rows[-1]
         growth = last / self.rows[-2] if iterations else 1.0
-        if last * growth > self.limits.max_rows:
+        if self.cut or last * growth > self.limits.max_rows:
             return f"at {last} rows, which the next step would multiply; {self._busiest()}"
         return ""
 
     def _analyse(self) -> None:
         for _ in range(SETTLE_ITERATIONS):
-            if not self.graph.step("analysis")[0]:
+            if self.cut or not self.step("analysis"):
                 break
 
     def _busiest(self) -> str:
-        """The rule that matched most, for messages."""
-        most = max(self.matches.items(), key=lambda item: (item[1], item[0]), default=("none", 0))
-        return f"rule {most[0]!r} matched most ({most[1]} times)"
+        """The rule that added most, for messages: a step's rows are shared out by matches and what each can add."""
+        most = max(self.added.items(), key=lambda item: (item[1], item[0]), default=("none", 0.0))
+        return f"rule {most[0]!r} added most (about {most[1]:.0f} rows in {self.matches[most[0]]} matches)"
 
 
 def rule_of(match: str) -> str:

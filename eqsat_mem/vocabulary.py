@@ -32,6 +32,22 @@ FACTS_OF_NAMES = {
 }
 """Dtypes whose rounding rules may rely on, dtypes without rounding, monoids that give the same in any order."""
 
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "Lit": ("number", "dtype"),
+    "Iota": ("index", "position"),
+    "Fold": ("monoid", "set", "T"),
+    "Dot": ("set", "T", "T"),
+    "Ren": ("index", "index", "T"),
+    "Delta": ("index", "index", "T"),
+    "Diag": ("index", "index", "T"),
+    "Convert": ("dtype", "T"),
+    "IntegerPow": ("power", "T"),
+    "Map1": ("operation", "T"),
+    "Map2": ("operation", "T", "T"),
+    "Map3": ("operation", "T", "T", "T"),
+}
+"""What the arguments of a constructor mean; those of any other elementwise operation are terms."""
+
 LANGUAGE = """
 (sort T)
 (sort Ts (Vec T))
@@ -142,7 +158,31 @@ def _names_pass(constructor: str, payload: str, arity: int) -> str:
 
 
 LANGUAGE_CONSTRUCTORS = frozenset(re.findall(r"\(constructor (\w+)", LANGUAGE))
+NAMES = frozenset(re.findall(r"\((?:function|relation) (\w+)", LANGUAGE))
+"""The functions and relations of the language."""
+PRIMITIVES = frozenset({"=", "!=", "<", "<=", ">", ">=", "&", "|", "^", "+", "-", "*", "/", "%", "not-i64", "min", "max", "abs", "neg",
+                        "<<", ">>", "to-f64", "to-i64"})  # fmt: skip
+"""Functions of numbers and index sets that rules may use."""
 RULE_NAMES = frozenset(re.findall(r':name "([^"]+)"', LANGUAGE))
+
+
+def roles(head: str, arity: int) -> tuple[str, ...]:
+    """The meaning of each argument of a constructor."""
+    return ROLES.get(head, ("T",) * arity)
+
+
+@cache
+def arity(head: str) -> int | None:
+    """How many arguments a name of the language takes; None for any number."""
+    if head in PRIMITIVES:
+        return {"not-i64": 1, "neg": 1, "abs": 1, "to-f64": 1, "to-i64": 1, "!=": 2, "<": 2, "<=": 2, ">": 2, ">=": 2, "/": 2, "%": 2}.get(
+            head
+        )
+    found = re.search(rf"\((?:constructor|function|relation) {re.escape(head)} \(([^)]*)\)", LANGUAGE)
+    if found is not None:
+        return len(found[1].split())
+    row = next((row for row in ops.MAPS.values() if row.constructor == head), None)
+    return None if row is None else row.arity
 
 
 @cache

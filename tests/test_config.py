@@ -183,3 +183,11 @@ def test_an_unknown_capacity_asks_for_a_limit(monkeypatch):
     monkeypatch.delattr("os.sysconf")
     with pytest.raises(OptionError, match=r"is not known: pass memory_limit, or set EQSAT_MEM_LIMIT\.$"):
         config.device_capacity()
+
+
+def test_rules_are_chosen_by_name():
+    assert Options(only_rules="splitting").only_rules == ("splitting",)
+    assert Options(without_rules=["neg-neg", "distance.egg"]).without_rules == ("neg-neg", "distance.egg")
+    for wrong in (3, ["neg-neg", 3]):
+        with pytest.raises(OptionError, match="only_rules must be the name of a rule or a rule file"):
+            Options(only_rules=wrong)

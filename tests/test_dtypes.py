@@ -35,6 +35,7 @@ CASES = {
     "an empty batch": (jax.vmap(lambda a: jnp.sum(a**2)), [np.zeros((0, 7), np.float32)]),
     "scalars": (lambda s, n: (s**n, s > n, n), [np.float32(2), np.int32(3)]),
     "no arguments": (lambda: jnp.arange(5.0) * 2, []),
+    "no results": (lambda a: (), [X]),
     "no derivative by integers": (jax.grad(lambda i, w: jnp.sum(w * i), (0, 1), allow_int=True), [np.arange(300), X]),
     "eight bits": (lambda a: jnp.sum(a.astype(jnp.float32)), [A.astype(jnp.float8_e4m3fn)]),
 }

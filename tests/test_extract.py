@@ -14,10 +14,10 @@ from eqsat_mem.costs import term_seconds
 from eqsat_mem.extract import extract, node_costs, search
 from eqsat_mem.interpret import evaluate
 from eqsat_mem.rules import load_rules
+from eqsat_mem.samples import PROGRAMS
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.trace import load
 from tests.extraction import cheapest, cost_of
-from tests.programs_for_rules import PROGRAMS
 
 RULES = load_rules()
 SEARCHED = ("kernel_vector", "by_norm", "scaled", "chain", "chain_with_transposes", "chain_with_batch", "sums", "quotients", "noise_plus")

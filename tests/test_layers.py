@@ -13,11 +13,12 @@ PACKAGE = ROOT / "eqsat_mem"
 LAYERS = (
     "sizes errors config events",
     "terms ir ops equations diagonal plain flatten axes infer effects trace interpret",
-    "forms vocabulary rules encode egraph saturate exact extract",
+    "forms vocabulary grammar rules encode egraph saturate exact extract",
     "scans staging loops fusion memory costs timing schedule remat control",
     "source reads calls expressions emit verify report outline",
     "debug progress needed rivals explanation timeline picture explain pipeline",
-    "page manual function primitive api demo userfile ledger jitted script unmodified __main__",
+    "show premises instances sequential claims pieces soundness counterexample samples",
+    "page manual function primitive api demo userfile ledger jitted script unmodified commands __main__",
 )
 ORDER = [name for line in LAYERS for name in line.split()]
 """Modules in the order of the dataflow; each imports only those before it."""

@@ -129,10 +129,13 @@ def test_plans_are_the_same_every_time():
 
 
 def test_only_tensors_above_the_threshold_are_split():
+    def sorted_rows(x, y, v):
+        return jnp.sort(x @ y.T) @ v
+
     args = arguments([(1200, 3), (1200, 3), (1200, 2)])
-    assert optimize(kernel_vector, memory_limit=MIB, tensor_size_threshold="1kB").plan(*args).loops
+    assert optimize(sorted_rows, memory_limit=MIB, tensor_size_threshold="1kB").plan(*args).loops
     with pytest.raises(MemoryLimitError):
-        optimize(kernel_vector, memory_limit=MIB, tensor_size_threshold="1GB").plan(*args)
+        optimize(sorted_rows, memory_limit=MIB, tensor_size_threshold="1GB").plan(*args)
 
 
 def test_slices_of_split_tensors_are_no_larger_than_asked_for():
@@ -199,3 +202,21 @@ def test_optimised_functions_nest():
     args = arguments([(1200, 3), (1200, 3), (1200, 2)])
     outer = optimize(lambda x, y, v: jnp.sin(inner(x, y, v)), memory_limit=MIB)
     np.testing.assert_allclose(outer(*args), jnp.sin(kernel_vector(*args)), rtol=1e-3, atol=1e-4)
+
+
+def test_plans_keep_to_the_rules_that_are_named():
+    def distances(x, y):
+        return jnp.sum((x[:, None] - y[None]) ** 2, -1)
+
+    args = [jax.ShapeDtypeStruct((n, 40), np.float32) for n in (900, 1000)]
+
+    def fired(**options):
+        return set(eqsat_mem.optimize(distances, memory_limit="16MiB", **options).plan(*args).rules_fired)
+
+    assert "expand-distance" in fired()
+    assert "expand-distance" not in fired(without_rules="expand-distance")
+    assert not fired(without_rules=["distance", "centre"]) & {"expand-distance", "centre"}
+    assert "expand-distance" in fired(only_rules=["simplify", "centre", "distance.egg", "splitting"])
+    assert "expand-distance" not in fired(only_rules=["integer-pow-2", "splitting"])
+    with pytest.raises(eqsat_mem.RuleError, match="no rule and no rule file is named 'expand'"):
+        fired(without_rules="expand")

@@ -15,10 +15,10 @@ from eqsat_mem.extract import as_written, extract, original
 from eqsat_mem.interpret import evaluate
 from eqsat_mem.ir import Dot, Fold, Input, Map, Program
 from eqsat_mem.rules import load_rules
+from eqsat_mem.samples import PROGRAMS, kernel_vector, sq
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.trace import load
 from tests.extraction import chaos
-from tests.programs_for_rules import PROGRAMS, kernel_vector, sq
 
 SMALL = Limits(max_rows=20_000, max_seconds=20.0, large_elements=0)
 RULES = load_rules()
@@ -224,7 +224,7 @@ def test_limits_stop_saturation_and_name_the_busiest_rule():
     program = program_of(PROGRAMS["bound_gradient"][0], *PROGRAMS["bound_gradient"][1])
     view = saturate(program, RULES, Limits(max_rows=3000, large_elements=0))
     assert "rows" in view.stopped
-    assert "matched most" in view.stopped
+    assert "added most" in view.stopped
     assert saturate(program, RULES, Limits(max_iterations=1, large_elements=0)).stopped == "after 1 iterations"
     extract(view, elements, 0.0)
 
@@ -309,6 +309,34 @@ def test_a_user_file_adds_rules(tmp_path):
         ("(rewrite (Neg a) a", r"mine.egg:1: the form that begins here lacks 1 '\)'"),
         ("\n)", r"mine.egg:2: a '\)' without its '\('"),
         ('(rewrite "a)', "a quote without its partner"),
+        (CARD + '(rewrite (Negg a) a :ruleset simplify :name "x")', r"mine.egg:4: 'Negg' is not known; similar names are 'Neg'"),
+        (CARD + '(rewrite (Neg a b) a :ruleset simplify :name "x")', "'Neg' takes 1 argument, not 2"),
+        (CARD + '(rewrite (Neg a) (Leaf 3) :ruleset simplify :name "x")', "'Leaf' stands for what rules do not look into"),
+        (CARD + '(rewrite (Neg a) (Fold "add" 3 a) :ruleset simplify :name "x")', "indices have no fixed numbers"),
+        (CARD + '(rewrite (Neg a) (Fold "avg" k a) :ruleset simplify :name "x")', 'there is no monoid "avg"'),
+        (CARD + '(rewrite (Neg a) (Convert "float31" a) :ruleset simplify :name "x")', 'there is no dtype "float31"'),
+        (CARD + '(rewrite (Neg a) (Lit 99999999999999999999 "int32") :ruleset simplify :name "x")', "does not fit 64 bits"),
+        (CARD + '(rewrite (Neg a) a :ruleset simplify :name "x=>")', "the name 'x=>' has other characters"),
+        (CARD + '(rewrite (Neg a) a :ruleset simplify :name "x" :cost 3)', "the options of a rewrite are"),
+        (CARD + '(rewrite (Neg a) :ruleset simplify :name "x")', "a rewrite has two parts"),
+        (CARD + '(rule ((= e (Neg a))) ((set (free e) 0)) :ruleset simplify :name "x")', "'free' follows from terms and may not be set"),
+        (CARD + '(rule ((= e (Neg a))) ((large 0)) :ruleset simplify :name "x")', r"\(large ...\) is no action"),
+        (CARD + '(rule ((= e (Neg a))) ((extract a)) :ruleset simplify :name "x")', r"\(extract ...\) is no action"),
+        (CARD + '(rule ((= e (Neg a))) ((union e (Fold "add" (free a) a))) :ruleset simplify :name "x")', "bind it in the premises"),
+        (CARD + '(rule ((= e (Neg a)) (= f (Exp b))) ((union e f)) :ruleset simplify :name "x")', "premises that share no variable"),
+        (CARD + '(rewrite (Neg free) free :ruleset simplify :name "x")', "'free' is a word of the language"),
+        (
+            "(relation mine (T))\n" + CARD + '(rewrite (Neg mine) mine :ruleset simplify :name "x")',
+            "'mine' has the name of what mine.egg:1",
+        ),
+        ("(relation Mul (T))", "'Mul' is taken by the language"),
+        ("(relation nonnegative (T))", "'nonnegative' is taken by simplify.egg:"),
+        ("(relation union (T))", "names no relation or function"),
+        ("(relation mine (U))", r"write \(relation mine \(SORT ...\)\)"),
+        ("(function mine (T) i64 :no-merge)", "write .relation mine"),
+        ("(function mine (T) i64 :merge (panic old new))", "must say how two values become one"),
+        (";; means: (mine a)\n(relation mine (T))", "what a relation means is written"),
+        ("(" * 65, "more than 64 lists inside each other"),
         ("rewrite", "outside of parentheses"),
     ],
 )
@@ -318,7 +346,7 @@ def test_what_no_rule_file_may_hold(tmp_path, text, message):
 
 
 def test_a_rule_that_egglog_refuses_is_named_with_its_line(tmp_path):
-    rules = load_rules(write(tmp_path, "\n" + CARD + '(rewrite (Negg a) a :ruleset simplify :name "x")'))
+    rules = load_rules(write(tmp_path, "\n" + CARD + '(rewrite (Neg a) (Iota a "int32") :ruleset simplify :name "x")'))
     with pytest.raises(RuleError, match=r"mine.egg:5"):
         saturate(program_of(jnp.negative, np.ones(3)), rules)
 

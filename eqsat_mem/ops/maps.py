@@ -38,6 +38,7 @@ class MapOp:
     constructor: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
     library: bool = False
+    arity: int = 1
 
     def bind(self, *args: Any, **params: Any) -> Any:
         """The operation on arrays of one shape."""
@@ -165,13 +166,16 @@ def _row(name: str, weight: float, text: Text = "lax", cheap: bool | None = None
     if text == "lax":
         text = f"lax.{name}(" + ", ".join(f"{{{k}}}" for k in range(arity)) + ")"
     cheap = weight <= 1.5 if cheap is None else cheap
-    return MapOp(name, weight, cheap, text, getattr(primitives, f"{name}_p"), constructor or _camel(name), defaults, name in _IN_LIBRARY)
+    return MapOp(
+        name, weight, cheap, text, getattr(primitives, f"{name}_p"), constructor or _camel(name), defaults, name in _IN_LIBRARY, arity
+    )
 
 
 _MEANINGLESS = frozenset({"sharding", "out_sharding", "weak_type"})
-_BINARY = frozenset({"pow", "rem", "atan2", "nextafter", "igamma", "igammac", "igamma_grad_a", "shift_left", "shift_right_logical",
+_BINARY = frozenset({"add", "sub", "mul", "div", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "polygamma",
+                     "pow", "rem", "atan2", "nextafter", "igamma", "igammac", "igamma_grad_a", "shift_left", "shift_right_logical",
                      "shift_right_arithmetic", "complex", "zeta"})  # fmt: skip
-_TERNARY = frozenset({"clamp", "regularized_incomplete_beta"})
+_TERNARY = frozenset({"select_n", "clamp", "regularized_incomplete_beta"})
 _LIBRARY = {"accuracy": None}
 _IN_LIBRARY = frozenset({"neg", "abs", "sign", "square", "floor", "ceil", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log1p",
                          "logistic", "tanh", "erf", "integer_pow", "add", "sub", "mul", "div", "max", "min", "pow"})  # fmt: skip

@@ -1,8 +1,9 @@
-"""Small programs in JAX that between them make every rule fire."""
+"""Small programs in JAX that between them make every shipped rule fire: sample programs for those who write rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,182 +11,188 @@ import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
+from eqsat_mem.rules import RuleSet
+from eqsat_mem.saturate import Limits, saturate
+from eqsat_mem.trace import load
+
+Array = Any
+
 
 def normal(*shapes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(0)
     return tuple(rng.standard_normal(shape) for shape in shapes)
 
 
-def sq(x, y):
+def sq(x: Array, y: Array) -> Any:
     return jnp.sum((x[:, None] - y[None]) ** 2, -1)
 
 
-def kernel_vector(x, y, v):
+def kernel_vector(x: Array, y: Array, v: Array) -> Any:
     return jnp.exp(-0.5 * sq(x, y)) @ v
 
 
-def kernels(x, y, variance, width):
+def kernels(x: Array, y: Array, variance: Array, width: Array) -> Any:
     d = sq(x, y)
     scales = variance * d, sq(y, x) * variance, d / width, d / 2.0, lax.mul(d, np.float64(0.25)), -d
     return jnp.exp(-d), *(jnp.cos(s) for s in scales)
 
 
-def by_square(x, y):
+def by_square(x: Array, y: Array) -> Any:
     return jnp.sum(jnp.square(x[:, None] - y[None]), -1)
 
 
-def by_product(x, y):
+def by_product(x: Array, y: Array) -> Any:
     s = y[None] - x[:, None]
     return jnp.sum(s * s, -1)
 
 
-def by_power(x, y):
+def by_power(x: Array, y: Array) -> Any:
     return jnp.sum(lax.pow(x[:, None] - y[None], 2.0), -1)
 
 
-def by_einsum(x, y):
+def by_einsum(x: Array, y: Array) -> Any:
     s = x[:, None] - y[None]
     return jnp.einsum("nmd,nmd->nm", s, s)
 
 
-def by_norm(x, y):
+def by_norm(x: Array, y: Array) -> Any:
     return jnp.linalg.norm(x[:, None] - y[None], axis=-1) ** 2
 
 
-def of_sum(x, y):
+def of_sum(x: Array, y: Array) -> Any:
     return jnp.sum((x[:, None] + y[None]) ** 2, -1)
 
 
-def scaled(x, y, w):
+def scaled(x: Array, y: Array, w: Array) -> Any:
     return jnp.sum((w * (x[:, None] - y[None])) ** 2, -1)
 
 
-def scaled_right(x, y, w):
+def scaled_right(x: Array, y: Array, w: Array) -> Any:
     return jnp.sum(((x[:, None] - y[None]) * w) ** 2, -1)
 
 
-def divided(x, y, w):
+def divided(x: Array, y: Array, w: Array) -> Any:
     return jnp.sum(((x[:, None] - y[None]) / w) ** 2, -1)
 
 
-def weighted(x, y, w):
+def weighted(x: Array, y: Array, w: Array) -> Any:
     return jnp.sum(w * (x[:, None] - y[None]) ** 2, -1)
 
 
-def weighted_inside(x, y, w):
+def weighted_inside(x: Array, y: Array, w: Array) -> Any:
     s = x[:, None] - y[None]
     return jnp.sum((w * s) * s, -1)
 
 
-def batched(x, y):
+def batched(x: Array, y: Array) -> Any:
     return jnp.sum((x[:, :, None] - y[:, None]) ** 2, -1)
 
 
-def nested_reduce(x, y, v):
+def nested_reduce(x: Array, y: Array, v: Array) -> Any:
     return jnp.exp(jnp.sum(0.2 * (x[None] - y[:, None]), -1)) @ v
 
 
-def outer_sum(x, y):
+def outer_sum(x: Array, y: Array) -> Any:
     return jnp.sum(x[:, None] + y[None], -1), jnp.sum(x[:, None] - y[None], -1)
 
 
-def weighted_outer_sum(g, x, y):
+def weighted_outer_sum(g: Array, x: Array, y: Array) -> Any:
     return jnp.einsum("nm,nmd->nd", g, x[:, None] + y[None])
 
 
-def gradient(x, y, v):
+def gradient(x: Array, y: Array, v: Array) -> Any:
     return jax.grad(lambda x, y: jnp.sum(kernel_vector(x, y, v) ** 2), argnums=(0, 1))(x, y)
 
 
-def lengthscale_gradient(x, v, w):
+def lengthscale_gradient(x: Array, v: Array, w: Array) -> Any:
     return jax.grad(lambda w: jnp.sum((jnp.exp(-sq(x / w, x / w)) @ v) ** 2))(w)
 
 
-def chain(a, b, c):
+def chain(a: Array, b: Array, c: Array) -> Any:
     return (a @ b) @ c
 
 
-def chain_with_transposes(a, b, c, v):
+def chain_with_transposes(a: Array, b: Array, c: Array, v: Array) -> Any:
     return ((a @ b.T) @ c.T) @ v
 
 
-def chain_with_batch(a, b, c):
+def chain_with_batch(a: Array, b: Array, c: Array) -> Any:
     return jnp.einsum("bij,bjk->bik", jnp.einsum("bij,bjk->bik", a, b), c)
 
 
-def sums(a, b):
+def sums(a: Array, b: Array) -> Any:
     return jnp.sum(a @ b), jnp.sum(jnp.sum(jnp.tanh(a), 0)), jnp.sum(-a, 1), a @ -b
 
 
-def quotients(a, b, v):
+def quotients(a: Array, b: Array, v: Array) -> Any:
     return (a / b[:, None]) @ v, jnp.sum(a / b[:, None], 1), (-jnp.tanh(a)) @ v
 
 
-def self_product(a, b):
+def self_product(a: Array, b: Array) -> Any:
     e = jnp.exp(a @ b.T)
     return e.T @ e
 
 
-def plus_noise(x, v):
+def plus_noise(x: Array, v: Array) -> Any:
     return (jnp.exp(-sq(x, x)) + 0.1 * jnp.eye(len(x))) @ v
 
 
-def noise_plus(x, v):
+def noise_plus(x: Array, v: Array) -> Any:
     return (jnp.eye(len(x)) / 3.0 + jnp.exp(-sq(x, x))) @ v, (jnp.exp(-sq(x, x)) - jnp.eye(len(x))) @ v, v.T @ (-jnp.eye(len(x)))
 
 
-def diagonal_scale(x, v):
+def diagonal_scale(x: Array, v: Array) -> Any:
     eye = jnp.eye(len(x), dtype=x.dtype)
     return eye @ x, (eye * x[:, 0]) @ x, x.T @ (eye * v), jnp.sum(x @ x.T + eye, 0)
 
 
-def trace_of_product(a, b):
+def trace_of_product(a: Array, b: Array) -> Any:
     return jnp.trace(a @ b), jnp.trace(a @ b + 2.0 * jnp.eye(len(a))), jnp.trace(jnp.tanh(a @ b))
 
 
-def trace_of_covariance(x):
+def trace_of_covariance(x: Array) -> Any:
     return jnp.trace(jnp.exp(-sq(x, x)))
 
 
-def trace_of_oblong(a, b):
+def trace_of_oblong(a: Array, b: Array) -> Any:
     return jnp.trace(jnp.einsum("ij,kl->ki", b, a)), jnp.sum(jnp.where(jnp.arange(3)[:, None] == jnp.arange(5), 2.0, 0.0), 0)
 
 
-def ones_and_columns_of_eye(a, b):
+def ones_and_columns_of_eye(a: Array, b: Array) -> Any:
     return jnp.sum(jnp.eye(len(b)) @ b) * a, 1.0 - jnp.tanh(a), jnp.sum(jnp.eye(len(b)), 0)
 
 
-def diagonal_both(a):
+def diagonal_both(a: Array) -> Any:
     mask = jnp.eye(len(a), dtype=bool)
     rows = jnp.sum(jnp.where(mask, jnp.where(mask, a @ a, 0.0), 0.0), 0)
     return rows, jnp.sum(jnp.where(mask, jnp.where(mask.T, a @ a, 0.0), 0.0), 1)
 
 
-def folds(a):
+def folds(a: Array) -> Any:
     return jnp.max(a, 1), jnp.argmax(a, 0), jnp.prod(a, 0), jnp.sum(jnp.arange(12).reshape(3, 4), 0), jnp.all(a > 0)
 
 
-def mixed(a, b):
+def mixed(a: Array, b: Array) -> Any:
     return jnp.dot(a.astype(np.float32), b.astype(np.float32), preferred_element_type=np.float64)
 
 
-def identities(a):
+def identities(a: Array) -> Any:
     return jnp.negative(-a), 1.0 * a, a * 1.0, a / 1.0, jnp.sqrt(jnp.abs(a)) * jnp.sqrt(jnp.abs(a)), jnp.sqrt(jnp.exp(a)) ** 2
 
 
-def clamped_root(a):
+def clamped_root(a: Array) -> Any:
     return jnp.sqrt(jnp.maximum(a, 0.0)) ** 2, jnp.sqrt(jnp.sum(a * a)) ** 2
 
 
-def attention(q, k, v):
+def attention(q: Array, k: Array, v: Array) -> Any:
     return jax.nn.softmax(q @ k.T / 2.0, axis=-1) @ v
 
 
-def attention_gradient(q, k, v):
+def attention_gradient(q: Array, k: Array, v: Array) -> Any:
     return jax.grad(lambda *a: jnp.sum(attention(*a) ** 2), argnums=(0, 1, 2))(q, k, v)
 
 
-def bound(x, y, z, scale, noise):
+def bound(x: Array, y: Array, z: Array, scale: Array, noise: Array) -> Any:
     kuu = jnp.exp(-0.5 * sq(z / scale, z / scale)) + 1e-4 * jnp.eye(len(z))
     kuf = jnp.exp(-0.5 * sq(z / scale, x / scale))
     low = jnp.linalg.cholesky(kuu)
@@ -196,31 +203,30 @@ def bound(x, y, z, scale, noise):
     return -jnp.sum(jnp.log(jnp.diag(low_b))) - 0.5 * jnp.sum(y**2) / noise + 0.5 * jnp.sum(c**2) + 0.5 * jnp.sum(a**2)
 
 
-def bound_gradient(x, y, z, scale, noise):
+def bound_gradient(x: Array, y: Array, z: Array, scale: Array, noise: Array) -> Any:
     return jax.value_and_grad(bound, argnums=(2, 3, 4))(x, y, z, scale, noise)
 
 
 XY = [(5, 3), (4, 3)]
 BOUND = [(6, 2), (6, 1), (3, 2)]
 
-PROGRAMS: dict[str, tuple[Callable, tuple[np.ndarray, ...]]] = {
-    fun.__name__: (fun, normal(*shapes))
-    for fun, shapes in [
-        (kernel_vector, [*XY, (4, 2)]), (by_square, XY), (by_product, XY), (by_power, XY), (by_einsum, XY), (by_norm, XY), (of_sum, XY),
-        (scaled, [*XY, (3,)]), (scaled_right, [*XY, (3,)]), (weighted, [*XY, (3,)]), (weighted_inside, [*XY, (3,)]),
-        (batched, [(2, 5, 3), (2, 4, 3)]), (nested_reduce, [(5, 3), (4, 3), (5, 2)]), (outer_sum, XY),
-        (weighted_outer_sum, [(5, 4), *XY]),
-        (gradient, [*XY, (4, 2)]), (chain, [(5, 4), (4, 6), (6, 2)]), (chain_with_transposes, [(5, 2), (4, 2), (3, 4), (3, 1)]),
-        (chain_with_batch, [(2, 3, 4), (2, 4, 5), (2, 5, 2)]), (sums, [(3, 4), (4, 5)]), (self_product, [(6, 2), (4, 2)]),
-        (plus_noise, [(5, 2), (5, 1)]),
-        (noise_plus, [(5, 2), (5, 1)]), (diagonal_scale, [(4, 2), (4,)]), (trace_of_product, [(4, 4), (4, 4)]),
-        (trace_of_covariance, [(4, 2)]),
-        (diagonal_both, [(4, 4)]),
-        (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]),
-        (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]),
-        (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
-    ]
-}  # fmt: skip
+SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
+    (kernel_vector, [*XY, (4, 2)]), (by_square, XY), (by_product, XY), (by_power, XY), (by_einsum, XY), (by_norm, XY), (of_sum, XY),
+    (scaled, [*XY, (3,)]), (scaled_right, [*XY, (3,)]), (weighted, [*XY, (3,)]), (weighted_inside, [*XY, (3,)]),
+    (batched, [(2, 5, 3), (2, 4, 3)]), (nested_reduce, [(5, 3), (4, 3), (5, 2)]), (outer_sum, XY),
+    (weighted_outer_sum, [(5, 4), *XY]),
+    (gradient, [*XY, (4, 2)]), (chain, [(5, 4), (4, 6), (6, 2)]), (chain_with_transposes, [(5, 2), (4, 2), (3, 4), (3, 1)]),
+    (chain_with_batch, [(2, 3, 4), (2, 4, 5), (2, 5, 2)]), (sums, [(3, 4), (4, 5)]), (self_product, [(6, 2), (4, 2)]),
+    (plus_noise, [(5, 2), (5, 1)]),
+    (noise_plus, [(5, 2), (5, 1)]), (diagonal_scale, [(4, 2), (4,)]), (trace_of_product, [(4, 4), (4, 4)]),
+    (trace_of_covariance, [(4, 2)]),
+    (diagonal_both, [(4, 4)]),
+    (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]),
+    (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]),
+    (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
+]  # fmt: skip
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {fun.__name__: (fun, normal(*shapes)) for fun, shapes in SHAPES}
+"""By name: a function and its arguments."""
 PROGRAMS |= {
     "kernels": (kernels, (*normal(*XY), np.float64(0.3), np.array([0.5, 1.5, 2.0, 2.5]))),
     "divided": (divided, (*normal(*XY), np.array([0.5, 1.5, 2.0]))),
@@ -232,3 +238,14 @@ PROGRAMS |= {
     "extent_one_inside": (kernel_vector, normal((3, 1), (1, 1), (1, 2))),
     "sums_extent_one": (sums, normal((1, 4), (4, 1))),
 }
+
+
+def fired(rules: RuleSet) -> set[str]:
+    """The rules that match something in one of the programs."""
+    limits = Limits(max_rows=5_000, max_iterations=5, max_seconds=10.0, large_elements=0)
+    found: set[str] = set()
+    with jax.enable_x64(True):
+        for fun, args in PROGRAMS.values():
+            program = load(jax.make_jaxpr(fun)(*args), [f"a{k}" for k in range(len(args))])
+            found |= set(saturate(program, rules, limits).matches)
+    return found

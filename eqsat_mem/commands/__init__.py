@@ -1,0 +1,1 @@
+"""The commands of ``eqsat-mem``, a module each: ``add`` makes the command's parser, ``run`` runs it and gives the exit status."""

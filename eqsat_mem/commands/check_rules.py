@@ -1,0 +1,46 @@
+"""``eqsat-mem check-rules``: each rule of some files on random left sides, both sides evaluated and compared."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "check-rules",
+        help="check rule files: both sides of each rule on random values",
+        description="Check each rule on random left sides: indices, extents (one among them), dtypes and values. What the card claims "
+        "is what both sides are held to. The exit status is 1 if a rule is wrong or could not be checked.",
+    )
+    parser.add_argument("files", nargs="*", metavar="FILE.egg", help="rule files (default: the shipped ones)")
+    parser.add_argument("--rule", action="append", metavar="NAME", help="check this rule only; may be repeated")
+    parser.add_argument("--seed", type=int, default=0, help="another number draws other left sides (default: %(default)s)")
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from eqsat_mem.counterexample import counterexample
+    from eqsat_mem.rules import default_files, load_rules, select
+    from eqsat_mem.samples import fired
+    from eqsat_mem.soundness import judge
+
+    rules = load_rules(options.files)
+    files = {Path(f).name for f in options.files or default_files()}
+    chosen = [r for r in rules.rules if r.place.rpartition(":")[0] in files]
+    if options.rule:
+        chosen = select(chosen, options.rule)
+    width = max((len(r.name) for r in chosen), default=0)
+    bad = 0
+    for rule in chosen:
+        verdict = judge(rule, rules, options.seed)
+        bad += verdict.status != "right"
+        print(f"{verdict.status:<9} {rule.name:<{width}}  {rule.sound:<11}  {rule.place}  {verdict.summary()}", flush=True)
+        if verdict.wrong is not None:
+            print("\n".join(f"    {line}".rstrip() for line in counterexample(verdict.wrong).splitlines()), flush=True)
+    idle = sorted({r.name for r in chosen} - fired(rules))
+    if idle:
+        print(f"never fire on the sample programs: {', '.join(idle)}")
+    print(f"{len(chosen)} rules: {len(chosen) - bad} right, {bad} not")
+    return 1 if bad else 0

@@ -1,0 +1,50 @@
+"""``eqsat-mem show``: the terms of a program, and the same in the rule language."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from eqsat_mem.ir import Program
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "show",
+        help="print a program's terms, also in the language of rule files",
+        description="Trace a function and print its terms over named indices, then as the nodes that rules match.",
+    )
+    add_function(parser)
+    parser.set_defaults(command=run)
+
+
+def add_function(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """The arguments that name a function and what it is called with."""
+    parser.add_argument("function", metavar="FILE.py:FUNCTION", nargs=None if required else "?", help="the function")
+    parser.add_argument(
+        "--args", metavar="FILE.py:MAKE_ARGS", required=required, help="a function that returns its arguments, as for eqsat-mem plan"
+    )
+
+
+def traced(options: argparse.Namespace) -> Program:
+    """The program of the function that the command line names."""
+    import jax
+
+    from eqsat_mem.api import Optimized, argument_names
+    from eqsat_mem.trace import load
+    from eqsat_mem.userfile import call_arguments, check_call, load_function
+
+    function = load_function(options.function)
+    args, kwargs = call_arguments(options.args)
+    plain = function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
+    check_call(options.function, plain, args, kwargs)
+    leaves = jax.tree.leaves((args, kwargs))
+    return load(jax.make_jaxpr(plain)(*args, **kwargs), argument_names(plain, args, kwargs, leaves))
+
+
+def run(options: argparse.Namespace) -> int:
+    from eqsat_mem.show import in_rule_language
+
+    program = traced(options)
+    print(f"{program}\n\nas rules see it ({{}} are sets of indices):\n{in_rule_language(program)}")
+    return 0

@@ -1,0 +1,84 @@
+"""A difference that a check of rules found, as Python to paste: both sides as functions, the values, and what they give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eqsat_mem import ir
+from eqsat_mem.emit import emit
+from eqsat_mem.extract import Extraction
+from eqsat_mem.ir import Program, bits, children
+from eqsat_mem.loops import region
+from eqsat_mem.ops.maps import dtype_text
+from eqsat_mem.schedule import Schedule
+from eqsat_mem.soundness import Difference
+
+HEADER = """import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+jax.config.update("jax_enable_x64", True)
+inf, nan = np.inf, np.nan
+"""
+
+
+def counterexample(difference: Difference) -> str:
+    """Python that defines ``left`` and, where there is one, ``right``, and prints their values; nothing of this package is needed."""
+    program = difference.program
+    sides = {name: t for name, t in (("left", difference.left), ("right", difference.right)) if t is not None}
+    if not sides:
+        return f"# {difference.what}\n"
+    slots = {slot: k for k, slot in enumerate(sorted({slot for t in sides.values() for slot in _slots(program, t)}))}
+    names = ["abcdefghpqrstuvw"[k % 16] + "_" * (k // 16) for k in slots.values()]
+    free = 0
+    for t in sides.values():
+        free |= program.free[t]
+    lines = [f"# {difference.what}", HEADER, *(_function(program, t, free, name, slots, names) for name, t in sides.items())]
+    if difference.args:
+        lines += [f"{name} = {_array(difference.args[slot])}" for name, slot in zip(names, slots)]
+        lines += [f'print("{name}:", {name}({", ".join(names)}))' for name in sides]
+    return "\n".join(lines) + "\n"
+
+
+def _function(program: Program, t: int, free: int, name: str, slots: dict[int, int], names: list[str]) -> str:
+    """The source of one side, over the indices of both, of the arguments ``slots``."""
+    one = Program(list(program.indices))
+    one.inputs = [ir.Buffer(given, program.inputs[slot].shape, program.inputs[slot].dtype) for given, slot in zip(names, slots)]
+    ids: dict[int, int] = {}
+    for k in _below(program, t):
+        term = program.terms[k]
+        if isinstance(term, ir.Input):
+            term = ir.Input(term.dtype, slots[term.slot], term.axes)
+        ids[k] = one.add(ir.with_children(term, tuple(ids[c] for c in children(term))))
+    one.outputs = [ir.Output(ids[t], tuple((i,) for i in bits(free)))]
+    ex = Extraction(one, {}, {}, {})
+    source = emit(Schedule(ex, region(ex), {}, 0, 0.0), name).source
+    return source[source.index("def ") :].strip() + "\n"
+
+
+def _slots(program: Program, t: int) -> set[int]:
+    terms = (program.terms[k] for k in _below(program, t))
+    return {term.slot for term in terms if isinstance(term, ir.Input)}
+
+
+def _below(program: Program, t: int) -> list[int]:
+    """A term and what it is made of, operands first."""
+    seen, stack = {t}, [t]
+    while stack:
+        for c in children(program.terms[stack.pop()]):
+            if c not in seen:
+                seen.add(c)
+                stack.append(c)
+    return sorted(seen)
+
+
+def _array(values: np.ndarray) -> str:
+    """Source of an array, each number as short as it can be."""
+
+    def text(part: Any) -> str:
+        return f"[{', '.join(map(text, part))}]" if np.ndim(part) else str(part)
+
+    return f"jnp.array({text(values)}, {dtype_text(values.dtype)})"

@@ -1,0 +1,248 @@
+"""What a rule file may say, checked before egglog sees it: known names, forms and options, and nothing that reaches beyond terms and facts.
+
+egglog tells most mistakes itself, with a line; what is refused here would make it panic, would make terms that no program can hold, or
+would change what the language says of terms.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from eqsat_mem import vocabulary
+from eqsat_mem.errors import RuleError
+from eqsat_mem.forms import Form
+from eqsat_mem.ops import MAPS, MONOIDS
+
+SORTS = ("T", "i64", "f64", "String", "bool")
+OPTIONS = {"rule": {":ruleset", ":name"}, "rewrite": {":ruleset", ":name", ":when"}, "birewrite": {":ruleset", ":name", ":when"}}
+OPAQUE = frozenset({"Leaf", "Block", "Node"})
+"""Constructors that stand for what rules do not look into, and which they therefore cannot make."""
+SETTABLE = frozenset(vocabulary.FACTS)
+STATABLE = frozenset({"want"})
+"""What rules may state of the language's own functions and relations; the others follow from terms."""
+
+NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
+VARIABLE = re.compile(r"[A-Za-z_?][\w?'-]*", re.ASCII)
+NUMBER = re.compile(r"-?\d+|-?\d+\.\d*(e-?\d+)?|-?inf|NaN", re.ASCII)
+STRING = re.compile(r'"[\w<>=*/+.-]*"', re.ASCII)
+WORDS = frozenset({"union", "set", "let", "true", "false", "rule", "rewrite", "birewrite", "relation", "function", "old", "new", *SORTS})
+
+Tree = Any
+
+
+def check_declaration(form: Form, taken: Mapping[str, str]) -> tuple[str, int]:
+    """The name of a declared relation or function and how many arguments it has; ``taken`` names those declared before, with places.
+
+    Raises:
+        RuleError: for a name that is taken, a sort that there is not, or a function that does not say how two values become one.
+    """
+    tree = form.tree
+    name = tree[1] if len(tree) > 1 and isinstance(tree[1], str) else ""
+    if not NAME.fullmatch(name) or name in WORDS:
+        raise RuleError(f"{form.place}: {name or 'nothing'!r} names no relation or function: a name begins with a letter.")
+    owner = taken.get(name) or ("the language" if name in known_heads() else "")
+    if owner:
+        raise RuleError(f"{form.place}: {name!r} is taken by {owner}; names of relations and functions are unique over all rule files.")
+    expected = 3 if tree[0] == "relation" else 6
+    sorts = tree[2] if len(tree) > 2 else None
+    if len(tree) != expected or not isinstance(sorts, list) or not set(map(str, [*sorts, *tree[3:4]])) <= set(SORTS):
+        raise RuleError(
+            f"{form.place}: write (relation {name} (SORT ...)) or (function {name} (SORT ...) SORT :merge (FUNCTION old new)), "
+            f"of the sorts {', '.join(SORTS)}. A function without :merge would have two values."
+        )
+    if tree[0] == "function":
+        merge = tree[5]
+        of_both = isinstance(merge, list) and len(merge) == 3 and merge[0] in vocabulary.PRIMITIVES and merge[1:] == ["old", "new"]
+        if tree[4] != ":merge" or not (merge in ("old", "new") or of_both):
+            raise RuleError(f"{form.place}: function {name!r} must say how two values become one: :merge old, or :merge (max old new).")
+    return name, len(sorts)
+
+
+def check_rule(form: Form, declared: Mapping[str, int]) -> None:
+    """Nothing but what a rule may say; ``declared`` are relations and functions of rule files, with the number of their arguments.
+
+    Raises:
+        RuleError: with file and line, saying what may not stand there.
+    """
+    _Checker(form, declared).check()
+
+
+def variables(form: Form) -> set[str]:
+    """The names of a rule's variables."""
+
+    def visit(tree: Tree) -> Iterator[str]:
+        for k, part in enumerate(tree):
+            if isinstance(part, list):
+                yield from visit(part)
+            elif k and VARIABLE.fullmatch(part):
+                yield part
+
+    return set(visit(form.tree))
+
+
+def known_heads() -> frozenset[str]:
+    """Every name that the language gives a meaning to."""
+    elementwise = frozenset(row.constructor for row in MAPS.values())
+    return elementwise | vocabulary.LANGUAGE_CONSTRUCTORS | vocabulary.NAMES | vocabulary.PRIMITIVES
+
+
+class _Checker:
+    """One rule and what it may refer to."""
+
+    def __init__(self, form: Form, declared: Mapping[str, int]) -> None:
+        self.form, self.declared = form, declared
+
+    def check(self) -> None:
+        head, *rest = self.form.tree
+        body, options = self._split(head, rest)
+        count = 2
+        if len(body) != count:
+            raise self._error(f"a {head} has two parts, and then options; this one has {len(body)}")
+        if head == "rule":
+            for part in body:
+                if not isinstance(part, list) or not all(isinstance(p, list) and p for p in part):
+                    raise self._error("a rule is (rule (premises ...) (actions ...) options ...)")
+            self._connected(body[0])
+            for premise in body[0]:
+                self._premise(premise)
+            for action in body[1]:
+                self._action(action)
+        else:
+            for side, made in zip(body, (head == "birewrite", True)):
+                self._expression(side, made=made)
+            when = options.get(":when", [])
+            if not isinstance(when, list) or not all(isinstance(p, list) and p for p in when):
+                raise self._error(":when takes a list of premises")
+            self._connected([["=", body[0]], *when])
+            for premise in when:
+                self._premise(premise)
+
+    def _connected(self, premises: Sequence[Tree]) -> None:
+        """Premises that have nothing in common match every pair of what each matches alone, which no limit catches in time."""
+        groups: list[set[str]] = []
+        for premise in premises:
+            names = {w for w in words(premise[1:]) if VARIABLE.fullmatch(w)} - self._names(premise)
+            joined = [g for g in groups if g & names]
+            groups = [g for g in groups if not g & names] + ([names.union(*joined)] if names else [])
+        if len(groups) > 1:
+            parts = " and ".join(", ".join(sorted(g)) for g in groups)
+            raise self._error(f"premises that share no variable ({parts}) match every pair of terms: connect them")
+
+    def _names(self, tree: Tree) -> set[str]:
+        """The heads of an expression, which are no variables."""
+        if isinstance(tree, str) or not tree:
+            return set()
+        return {str(tree[0])}.union(*(self._names(part) for part in tree[1:]))
+
+    def _split(self, head: str, rest: Sequence[Tree]) -> tuple[list[Tree], dict[str, Tree]]:
+        """The parts of a form, and its options."""
+        first = next((k for k, part in enumerate(rest) if isinstance(part, str) and part.startswith(":")), len(rest))
+        given = list(rest[first:])
+        names = given[::2]
+        if len(given) % 2 or not all(isinstance(n, str) and n in OPTIONS[head] for n in names) or len(set(map(str, names))) < len(names):
+            raise self._error(f"the options of a {head} are {', '.join(sorted(OPTIONS[head]))}, each once and with a value")
+        options = dict(zip(names, given[1::2]))
+        name = str(options.get(":name", '"x"')).strip('"')
+        if not NAME.fullmatch(name):
+            raise self._error(f"the name {name!r} has other characters than letters, digits, '_', '-' and '.'")
+        return list(rest[:first]), options
+
+    def _premise(self, tree: Tree) -> None:
+        if tree[0] == "=":
+            for part in tree[1:]:
+                self._expression(part, made=False)
+        else:
+            self._expression(tree, made=False)
+
+    def _action(self, tree: Tree) -> None:
+        match tree:
+            case ["union", left, right]:
+                self._expression(left, made=True)
+                self._expression(right, made=True)
+            case ["let", str(name), value] if VARIABLE.fullmatch(name):
+                self._expression(value, made=True)
+            case ["set", [str(function), *args], value]:
+                if function not in SETTABLE and function not in self.declared:
+                    raise self._error(f"{function!r} follows from terms and may not be set; rules set {', '.join(sorted(SETTABLE))}")
+                self._arity(function, len(args))
+                for part in (*args, value):
+                    self._expression(part, made=True)
+            case [str(relation), *args] if relation in self.declared or relation in STATABLE:
+                self._arity(relation, len(args))
+                for part in args:
+                    self._expression(part, made=True)
+            case _:
+                raise self._error(f"({tree[0]} ...) is no action: rules add equations (union), names (let) and facts (set, and relations)")
+
+    def _expression(self, tree: Tree, made: bool) -> None:
+        """An expression; ``made`` where a rule makes it rather than matches it."""
+        if isinstance(tree, str):
+            self._atom(tree)
+            return
+        if not tree or not isinstance(tree[0], str):
+            raise self._error("an expression is (NAME arguments ...)")
+        head, *args = tree
+        if head not in known_heads() and head not in self.declared:
+            similar = difflib.get_close_matches(head, sorted({*known_heads(), *self.declared}), 3)
+            raise self._error(f"{head!r} is not known" + (f"; similar names are {', '.join(map(repr, similar))}" if similar else ""))
+        if made and head in OPAQUE:
+            raise self._error(f"{head!r} stands for what rules do not look into; they cannot make one")
+        if made and (head in vocabulary.NAMES or head in self.declared):
+            raise self._error(f"({head} ...) may not be looked up where a rule acts: bind it in the premises, as in (= f ({head} a))")
+        self._arity(head, len(args))
+        for k, (arg, role) in enumerate(zip(args, vocabulary.roles(head, len(args)))):
+            self._literal(head, arg, role, made and k == 0)
+            self._expression(arg, made)
+
+    def _arity(self, head: str, given: int) -> None:
+        wanted = self.declared.get(head, vocabulary.arity(head))
+        if wanted is not None and given != wanted:
+            raise self._error(f"{head!r} takes {wanted} argument{'s' * (wanted != 1)}, not {given}")
+
+    def _literal(self, head: str, arg: Tree, role: str, first: bool) -> None:
+        """Literals that mean something: no number for an index, whose bits differ from program to program."""
+        if not isinstance(arg, str) or (VARIABLE.fullmatch(arg) and arg not in ("inf", "NaN")):
+            return
+        text = arg.strip('"')
+        if role in ("index", "set") and not (role == "set" and text == "0"):
+            raise self._error(f"{arg} in {head!r}: indices have no fixed numbers; bind them in the premises")
+        if role == "monoid" and text not in MONOIDS:
+            raise self._error(f"there is no monoid {arg}; monoids are {', '.join(MONOIDS)}")
+        if role in ("dtype", "position") and not _is_dtype(text):
+            raise self._error(f"there is no dtype {arg}")
+        if head in ("Map1", "Map2", "Map3") and first:
+            raise self._error(f"{arg} in {head!r}: operations with parameters have no fixed numbers; bind them in the premises")
+
+    def _atom(self, atom: str) -> None:
+        if atom in vocabulary.NAMES or atom in vocabulary.LANGUAGE_CONSTRUCTORS or atom in WORDS - {"old", "new", "true", "false"}:
+            raise self._error(f"{atom!r} is a word of the language; give the variable another name")
+        if VARIABLE.fullmatch(atom) or STRING.fullmatch(atom):
+            return
+        if not NUMBER.fullmatch(atom):
+            raise self._error(f"{atom} is neither a variable nor a number nor a name in quotes")
+        if "." not in atom and atom.lstrip("-").isdigit() and not -(2**63) <= int(atom) < 2**63:
+            raise self._error(f"{atom} does not fit 64 bits")
+
+    def _error(self, what: str) -> RuleError:
+        return RuleError(f"{self.form.place}: {what}.")
+
+
+def _is_dtype(name: str) -> bool:
+    try:
+        return np.dtype(name).name == name and np.dtype(name).kind in "biufc"
+    except (TypeError, ValueError, SyntaxError):
+        return name == "bfloat16"
+
+
+def words(tree: Tree) -> Iterator[str]:
+    """All atoms of a parsed form."""
+    if isinstance(tree, str):
+        yield tree
+    else:
+        for part in tree:
+            yield from words(part)

@@ -1,0 +1,308 @@
+"""Left sides of rules filled in at random: indices, dtypes and constants for variables, leaves for terms of which nothing is said."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqsat_mem import ir
+from eqsat_mem.encode import Encoder, Node
+from eqsat_mem.ir import Program, bits, mask_of
+from eqsat_mem.ops import MAPS, MONOIDS, foldable
+from eqsat_mem.premises import App, Shape
+from eqsat_mem.vocabulary import COMPARISONS, primitive_of, roles
+
+FLOATS = ("float32", "float64")
+DTYPES = (*FLOATS, *FLOATS, "int32", "bool")
+"""Dtypes of left sides, floats twice as often."""
+NUMBERS = (0.0, 1.0, 2.0, -1.0, 0.5, -3.0)
+DEEPEST = 12
+
+
+class IllFormed(Exception):
+    """A node that means nothing: two indices become one, extents differ, an operation has no such dtype."""
+
+
+@dataclass
+class Builder:
+    """The terms of nodes, with dtypes that follow from those of operands, and the program that they stand in."""
+
+    program: Program
+    encoder: Encoder
+
+    def term(self, node: Node, args: Sequence[int]) -> int:
+        """The id of a node's term on operands ``args``.
+
+        Raises:
+            IllFormed: if it means nothing.
+        """
+        program, payload = self.program, node.payload
+        match node.constructor:
+            case "Ren":
+                return self._rename(payload, args[0])
+            case "Delta":
+                i, j = self._pair(payload)
+                return self._where_equal(i, j, args[0])
+            case "Diag":
+                return self._diagonal(*self._pair(payload), args[0])
+            case "Leaf" | "Block" | "Map1" | "Map2" | "Map3":
+                raise IllFormed(f"{node.constructor} stands for an operation of the program, which no rule can make")
+        term = self.encoder.decode(node, tuple(args), self._dtype_hint(node, args))
+        match term:
+            case ir.Map():
+                dtypes = tuple(str(program.terms[a].dtype) for a in args)
+                term = ir.Map(np.dtype(_result(term.op, term.params, dtypes)), term.op, term.args, term.params)
+            case ir.Fold():
+                dtype = program.terms[term.arg].dtype
+                if term.monoid not in MONOIDS or not _folds(term.monoid, str(dtype)):
+                    raise IllFormed(f"no fold {term.monoid!r} of {dtype}")
+                term = ir.Fold(dtype, term.monoid, term.over, term.arg)
+            case ir.Dot():
+                left, right = (program.terms[a].dtype for a in args)
+                if left != right or left.kind == "b":
+                    raise IllFormed(f"no contraction of {left} and {right}")
+                term = ir.Dot(left, term.over, term.lhs, term.rhs, term.precision)
+        return program.add(term)
+
+    def leaf(self, free: int, dtype: str) -> int:
+        """A further argument that depends on the indices ``free``."""
+        axes = tuple((i,) for i in bits(free))
+        self.program.inputs.append(ir.Buffer(f"x{len(self.program.inputs)}", self.program.shape(axes), np.dtype(dtype)))
+        return self.program.add(ir.Input(np.dtype(dtype), len(self.program.inputs) - 1, axes))
+
+    def _dtype_hint(self, node: Node, args: Sequence[int]) -> str:
+        return str(self.program.terms[args[0]].dtype) if args else "float32"
+
+    def _pair(self, payload: Sequence[int]) -> tuple[int, int]:
+        """Two different indices of one extent."""
+        i, j = (self._index(bit) for bit in payload)
+        if i == j or self.program.indices[i].extent != self.program.indices[j].extent:
+            raise IllFormed("two different indices of one extent are needed")
+        return i, j
+
+    def _index(self, bit: int) -> int:
+        found = list(bits(self.encoder.indices_of(bit))) if bit > 0 else []
+        if len(found) != 1:
+            raise IllFormed("a set of indices stands where one index must")
+        return found[0]
+
+    def _rename(self, payload: Sequence[int], arg: int) -> int:
+        free = self.program.free[arg]
+        s, d = (self._index(bit) for bit in payload)
+        if s == d or not free >> s & 1:
+            return arg
+        self._pair(payload)
+        if free >> d & 1:
+            raise IllFormed("a renamed index meets another")
+        return self.program.add(ir.Rename(self.program.terms[arg].dtype, ((s, d),), arg))
+
+    def _where_equal(self, i: int, j: int, arg: int) -> int:
+        add, dtype = self.program.add, self.program.terms[arg].dtype
+        positions = [add(ir.Iota(np.dtype("int32"), k)) for k in (i, j)]
+        mask = add(ir.Map(np.dtype(bool), "eq", tuple(positions)))
+        return add(ir.Map(dtype, "select_n", (mask, add(ir.Literal.of(np.zeros((), dtype)[()], dtype)), arg)))
+
+    def _diagonal(self, j: int, i: int, arg: int) -> int:
+        """``arg`` with ``j`` read as ``i``, bit for bit: its bits along the diagonal, joined with zeros."""
+        add, dtype, free = self.program.add, np.dtype(self.program.terms[arg].dtype), self.program.free[arg]
+        if not free >> j & 1:
+            return arg
+        if not free >> i & 1:
+            return add(ir.Rename(dtype, ((j, i),), arg))
+        whole = np.dtype(f"uint{8 * dtype.itemsize}") if dtype.kind == "f" else dtype
+        if whole != dtype:
+            arg = add(ir.Map(whole, "bitcast_convert_type", (arg,), (("new_dtype", whole),)))
+        out = add(ir.Fold(whole, "or", 1 << j, self._where_equal(i, j, arg)))
+        return out if whole == dtype else add(ir.Map(dtype, "bitcast_convert_type", (out,), (("new_dtype", dtype),)))
+
+
+@cache
+def _result(op: str, params: ir.Params, dtypes: tuple[str, ...]) -> str:
+    try:
+        return str(
+            jax.eval_shape(lambda *a: MAPS[op].bind(*a, **dict(params)), *(jax.ShapeDtypeStruct((2,), np.dtype(d)) for d in dtypes)).dtype
+        )
+    except (TypeError, ValueError) as error:
+        raise IllFormed(f"no {op} of {', '.join(dtypes)}") from error
+
+
+@cache
+def _folds(monoid: str, dtype: str) -> bool:
+    kind = np.dtype(dtype).kind
+    if monoid in ("and", "or", "xor"):
+        return kind in "biu"
+    return foldable(monoid, np.dtype(dtype)) and not (kind == "b" and monoid in ("add", "mul"))
+
+
+@dataclass
+class Draw:
+    """One left side in the making: the values of variables, and where to add nodes.
+
+    ``nodes`` are the nodes made so far by key, of the whole batch; leaves are terms of the program and have their keys.
+    """
+
+    shape: Shape
+    builder: Builder
+    rng: random.Random
+    nodes: dict[Node, int]
+    terms: dict[int, int]
+    dtype: str
+    values: dict[Any, Any] = field(default_factory=dict)
+    leaves: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.universe = list(range(len(self.builder.program.indices)))
+        self.last = self.rng.choice(self.universe)
+        self.density = self.rng.choice((0.25, 0.45, 0.65))
+
+    def fill(self) -> list[int]:
+        """The keys of the roots.
+
+        Raises:
+            IllFormed: if this draw has no meaning.
+        """
+        return [self._term(root, self.dtype, 0) for root in self.shape.roots or [("e", 0)]]
+
+    def _term(self, term: Any, dtype: str, depth: int) -> int:
+        term = self.shape.resolve(term)
+        if not isinstance(term, App):
+            if term not in self.values:
+                self.values[term] = self._anything(dtype)
+            return self.values[term]
+        if depth > DEEPEST:
+            raise IllFormed("a term that contains itself")
+        return self._node(
+            term.head, [self._argument(term, k, role, dtype, depth) for k, role in enumerate(roles(term.head, len(term.args)))]
+        )
+
+    def _node(self, head: str, args: Sequence[Any]) -> int:
+        meanings = roles(head, len(args))
+        payload = tuple(a for a, role in zip(args, meanings) if role != "T")
+        children = tuple(a for a, role in zip(args, meanings) if role == "T")
+        node = Node(head, payload, children)
+        if node not in self.nodes:
+            term = self.builder.term(node, [self.terms[c] for c in children])
+            self.nodes[node] = KEYS + len(self.nodes)
+            self.terms[self.nodes[node]] = term
+        return self.nodes[node]
+
+    def _argument(self, app: App, k: int, role: str, dtype: str, depth: int) -> Any:
+        arg = self.shape.resolve(app.args[k])
+        if role == "T":
+            return self._term(arg, self._operand_dtype(app, k, dtype), depth + 1)
+        if isinstance(arg, str):
+            return _atom(arg, role)
+        if arg not in self.values:
+            self.values[arg] = self._constant(role, dtype)
+        return self.values[arg]
+
+    def _operand_dtype(self, app: App, k: int, dtype: str) -> str:
+        """The dtype that an operand is to have for its operation to have ``dtype``."""
+        if app.head == "Select" and k == 0:
+            return "bool"
+        if app.head in COMPARISONS or app.head == "Convert":
+            return self.values.setdefault(("operands of", id(app)), self.rng.choice(FLOATS if app.head == "IsFinite" else DTYPES[:-1]))
+        return dtype
+
+    def _constant(self, role: str, dtype: str) -> Any:
+        rng = self.rng
+        match role:
+            case "set":
+                size = rng.choice((0, 1, 1, 1, 1, 2, 2, 3))
+                return self.builder.encoder.bits_of(mask_of(rng.sample(self.universe, min(size, len(self.universe)))))
+            case "index":
+                self.last = rng.choice(self._alike() if rng.random() < 0.8 else self.universe)
+                return self.builder.encoder.bits_of(1 << self.last)
+            case "monoid":
+                return rng.choice([name for name in MONOIDS if _folds(name, dtype)])
+            case "number":
+                return rng.choice(NUMBERS)
+            case "power":
+                return rng.choice((-2, -1, 0, 1, 2, 3, 4))
+            case "position":
+                return rng.choice(("int32", dtype if dtype != "bool" else "int32"))
+        return dtype
+
+    def _alike(self) -> list[int]:
+        """The indices of the extent of the one drawn last, for constructors that take two of one extent."""
+        indices = self.builder.program.indices
+        return [i for i in self.universe if i != self.last and indices[i].extent == indices[self.last].extent] or self.universe
+
+    def _anything(self, dtype: str) -> int:
+        """A leaf, or a small term of leaves; now and then one that stands there already."""
+        rng = self.rng
+        if self.leaves and rng.random() < 0.12:
+            return rng.choice(self.leaves)
+        if rng.random() < 0.2:
+            head = rng.choice(("Neg", "Mul", "Max", "Fold", "Dot"))
+            arity = {"Neg": 1, "Fold": 1}.get(head, 2)
+            operands = [self._leaf(dtype) for _ in range(arity)]
+            constants = {"Fold": ["monoid", "set"], "Dot": ["set"]}.get(head, [])
+            return self._node(head, [*(self._constant(role, dtype) for role in constants), *operands])
+        return self._leaf(dtype)
+
+    def _leaf(self, dtype: str) -> int:
+        free = mask_of(i for i in self.universe if self.rng.random() < self.density)
+        leaf = self.builder.leaf(free, dtype)
+        if "summed" in self.shape.functions and dtype == "float64":
+            leaf = self._mixed(free)
+        self.terms[leaf] = leaf
+        self.leaves.append(leaf)
+        return leaf
+
+    def _mixed(self, free: int) -> int:
+        """A contraction of narrow numbers to wide ones, into which rules do not look."""
+        one, two = self.builder.leaf(free, "float32"), self.builder.leaf(free, "float32")
+        over = free & -free
+        return self.builder.program.add(ir.Dot(np.dtype("float64"), over, one, two))
+
+
+KEYS = 1_000_000
+"""The first key of nodes that are no terms of the program."""
+SMALL = {"Neg", "Mul", "Max"}
+"""Constructors of the terms that stand for anything, besides folds and contractions."""
+
+
+def _atom(text: str, role: str) -> Any:
+    if role in ("monoid", "dtype", "position"):
+        return text.strip('"')
+    return float(text) if role == "number" else int(text)
+
+
+def arities() -> dict[str, int]:
+    """The elementwise constructors that stand for anything, with their arities."""
+    return {name: 1 if name == "Neg" else 2 for name in sorted(SMALL) if name in primitive_of()}
+
+
+def values_of(program: Program, rng: np.random.Generator, kinds: Sequence[str]) -> list[np.ndarray]:
+    """An array for each input, whose first axis counts the ``kinds`` of values."""
+    return [np.stack([_values(b.shape, b.dtype, kind, rng) for kind in kinds]) for b in program.inputs]
+
+
+def _values(shape: tuple[int, ...], dtype: Any, kind: str, rng: np.random.Generator) -> np.ndarray:
+    if np.dtype(dtype).kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return rng.integers(-9, 10, shape).astype(dtype)
+    x = rng.standard_normal(shape)
+    match kind:
+        case "positive":
+            x = np.abs(x) + 0.1
+        case "negative":
+            x = -np.abs(x) - 0.1
+        case "zeros":
+            x = x * rng.integers(0, 2, shape)
+        case "whole":
+            x = rng.integers(-2, 3, shape).astype(float)
+        case "offset":
+            x = x + 1e4
+        case "special":
+            x = np.where(rng.random(shape) < 0.4, rng.choice([np.inf, -np.inf, np.nan, 0.0, -0.0, 1.0], shape), x)
+    return np.asarray(x, dtype)

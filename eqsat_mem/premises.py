@@ -1,0 +1,191 @@
+"""The left side of a rule as a shape to be filled in: what its premises say of terms, with the premises of the facts that it asks for.
+
+A premise such as ``(sum-of-squares e k s)`` holds where another rule stated it. So it is replaced by the premises of one of the rules that
+state it, and theirs in turn, until only terms are left. What guards ask is left to egglog.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eqsat_mem import vocabulary
+from eqsat_mem.forms import read_forms
+from eqsat_mem.rules import Rule, RuleSet
+
+Tree = Any
+"""A parsed expression: an atom, or a list of a head and arguments."""
+Variable = tuple[str, int]
+"""A name, and the number of the rule's use that it belongs to."""
+
+DEPTH = 4
+"""How far premises are traced back through rules that state facts."""
+
+
+@dataclass(frozen=True)
+class App:
+    """A constructor on arguments: variables, atoms, or constructors again."""
+
+    head: str
+    args: tuple[Any, ...]
+
+
+@dataclass
+class Shape:
+    """What variables stand for, as far as the premises say; ``roots`` are the terms that must be there."""
+
+    bound: dict[Variable, Any] = field(default_factory=dict)
+    roots: list[Any] = field(default_factory=list)
+    uses: int = 0
+    functions: set[str] = field(default_factory=set)
+
+    def resolve(self, term: Any) -> Any:
+        """A term with its outermost variable replaced by what it stands for."""
+        while isinstance(term, tuple) and term in self.bound:
+            term = self.bound[term]
+        return term
+
+    def unify(self, left: Any, right: Any) -> bool:
+        """Make two terms one; whether that is possible."""
+        left, right = self.resolve(left), self.resolve(right)
+        if left == right:
+            return True
+        for one, other in ((left, right), (right, left)):
+            if isinstance(one, tuple):
+                self.bound[one] = other
+                return True
+        if isinstance(left, App) and isinstance(right, App) and left.head == right.head and len(left.args) == len(right.args):
+            return all(self.unify(a, b) for a, b in zip(left.args, right.args))
+        return False
+
+
+def is_constructor(head: Any) -> bool:
+    """Whether a head makes a term that can be filled in."""
+    return head in vocabulary.ROLES or head in vocabulary.primitive_of()
+
+
+def directions(rule: Rule) -> list[tuple[list[Tree], list[Tree]]]:
+    """A rule's premises and actions, once per direction."""
+    (form,) = read_forms(rule.text, rule.place)
+    head, *rest = form.tree
+    if head == "rule":
+        return [(rest[0], rest[1])]
+    left, right = rest[:2]
+    when = rest[rest.index(":when") + 1] if ":when" in rest else []
+    sides = [(left, right), (right, left)][: 2 if head == "birewrite" else 1]
+    return [([["=", "_root", a], *when], [["union", "_root", b]]) for a, b in sides]
+
+
+def shape(rule: Rule, rules: RuleSet, rng: random.Random) -> Shape | None:
+    """A shape of a rule's left side, at random among those that its facts may come from; None if none was found."""
+    out = Shape()
+    premises, _ = rng.choice(directions(rule))
+    return out if _assume(out, premises, rules, rng, DEPTH) else None
+
+
+def stated(actions: Sequence[Tree]) -> Iterator[Tree]:
+    """The facts that actions state, those of functions without their values."""
+    for action in actions:
+        if action and action[0] not in ("union", "let"):
+            yield action[1] if action[0] == "set" else action
+
+
+def is_fact(actions: Sequence[Tree]) -> bool:
+    """Whether actions state facts only, and make nothing equal."""
+    return all(action[0] != "union" for action in actions)
+
+
+def supports(rule: Rule, rules: RuleSet) -> list[Rule]:
+    """The rules that state what a rule asks for, and what those ask for in turn."""
+    needed, found = _asked(rule), {rule.name: rule}
+    while True:
+        more = [r for r in rules.rules if r.name not in found and _stated_heads(r) & needed]
+        if not more:
+            return [r for r in found.values() if r is not rule]
+        for r in more:
+            found[r.name] = r
+            needed |= _asked(r)
+
+
+def _stated_heads(rule: Rule) -> set[str]:
+    return {str(fact[0]) for _, actions in directions(rule) for fact in stated(actions)}
+
+
+def _asked(rule: Rule) -> set[str]:
+    """The heads of everything in a rule's premises that is no part of the language."""
+    heads = {word for premises, _ in directions(rule) for word in _heads(premises)}
+    return heads - vocabulary.NAMES
+
+
+def _heads(tree: Tree) -> Iterator[str]:
+    if isinstance(tree, list):
+        if tree and isinstance(tree[0], str):
+            yield tree[0]
+        for part in tree:
+            yield from _heads(part)
+
+
+def _assume(out: Shape, premises: Sequence[Tree], rules: RuleSet, rng: random.Random, depth: int) -> bool:
+    """Add premises to a shape; whether they can hold together."""
+    use, out.uses = out.uses, out.uses + 1
+    return all(_premise(out, premise, use, rules, rng, depth) for premise in premises)
+
+
+def _premise(out: Shape, premise: Tree, use: int, rules: RuleSet, rng: random.Random, depth: int) -> bool:
+    head, args = premise[0], premise[1:]
+    out.functions |= set(_heads(premise))
+    if head == "=":
+        sides = [_term(a, use) for a in args]
+        known = [s for s in sides if s is not None]
+        out.roots += [s for s in known if isinstance(s, App)]
+        facts = [a for a in args if isinstance(a, list) and _is_stated(a[0])]
+        united = all(out.unify(known[0], other) for other in known[1:])
+        return united and all(_state(out, fact, use, rules, rng, depth) for fact in facts)
+    if is_constructor(head):
+        out.roots.append(_term(premise, use))
+        return True
+    return not _is_stated(head) or _state(out, premise, use, rules, rng, depth)
+
+
+def _is_stated(head: str) -> bool:
+    """Whether rules state it: it is no part of the language."""
+    return head not in vocabulary.NAMES | vocabulary.PRIMITIVES and not is_constructor(head)
+
+
+def _state(out: Shape, fact: Tree, use: int, rules: RuleSet, rng: random.Random, depth: int) -> bool:
+    """Add the premises of some rule that states a fact."""
+    ways = [
+        (premises, said) for rule in rules.rules for premises, actions in directions(rule) for said in stated(actions) if said[0] == fact[0]
+    ]
+    if not ways or depth == 0:
+        return False
+    premises, said = rng.choice(ways)
+    inner = out.uses
+    if not _assume(out, premises, rules, rng, depth - 1):
+        return False
+    given = _variables(premises)  # what else the rule names is a term that its actions make
+    pairs = [(_term(a, use), _term(b, inner)) for a, b in zip(fact[1:], said[1:]) if isinstance(b, str) and (_is_literal(b) or b in given)]
+    return all(a is None or out.unify(a, b) for a, b in pairs)
+
+
+def _variables(tree: Tree) -> set[str]:
+    if isinstance(tree, str):
+        return {tree}
+    return {name for part in tree for name in _variables(part)}
+
+
+def _term(tree: Tree, use: int) -> Any:
+    """A parsed expression as a term of a shape; None for what only egglog computes."""
+    if isinstance(tree, str):
+        return tree if _is_literal(tree) else (tree, use)
+    if tree and is_constructor(tree[0]):
+        args = [_term(a, use) for a in tree[1:]]
+        return App(tree[0], tuple(("_", id(tree) + k) if a is None else a for k, a in enumerate(args)))
+    return None
+
+
+def _is_literal(atom: str) -> bool:
+    return atom.startswith('"') or atom in ("true", "false") or bool(re.fullmatch(r"-?(\d[\d.e+-]*|inf|NaN)", atom))

@@ -1,0 +1,36 @@
+"""A program in the rule language: what a rule's left side has to look like to match it."""
+
+from __future__ import annotations
+
+from eqsat_mem import ir, vocabulary
+from eqsat_mem.encode import Encoder, Node
+from eqsat_mem.ir import Program
+
+
+def in_rule_language(program: Program) -> str:
+    """One line per term, as in the program's own text: ``%6 = (Fold "add" {j} %5)``. Sets of indices stand in braces."""
+    encoder = Encoder(program)
+    lines = []
+    for t, encoded in encoder.encode().items():
+        free = ir.names(program, program.free[t]) if t >= 0 else ""
+        lines.append(f"{_key(t)} = {_text(encoder, encoded.node)} : {encoded.dtype}[{free}]")
+    return "\n".join(lines)
+
+
+def _text(encoder: Encoder, node: Node) -> str:
+    constants = list(node.payload)
+    parts = []
+    for role in vocabulary.roles(node.constructor, len(node.payload) + len(node.children)):
+        if role in ("index", "set"):
+            names = [encoder.indices()[i].name for i in ir.bits(encoder.indices_of(constants.pop(0)))]
+            parts.append("{" + " ".join(names) + "}")
+        elif role != "T" and constants:
+            constant = constants.pop(0)
+            parts.append(f'"{constant}"' if isinstance(constant, str) else str(constant))
+    parts += map(str, constants)  # which operation of the program an opaque node is
+    return "(" + " ".join([node.constructor, *parts, *map(_key, node.children)]) + ")"
+
+
+def _key(t: int) -> str:
+    """A term's name; a change of several names at once goes through further nodes."""
+    return f"%{t}" if t >= 0 else f"%step{-t}"

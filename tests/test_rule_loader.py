@@ -1,0 +1,122 @@
+"""The loader against arbitrary text: it loads or raises RuleError with file and line, and what loads runs within limits."""
+
+import random
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from eqsat_mem.egraph import EGraph
+from eqsat_mem.errors import RuleError
+from eqsat_mem.extract import extract
+from eqsat_mem.forms import read_forms
+from eqsat_mem.rules import default_files, load_rules
+from eqsat_mem.saturate import Limits, saturate
+from eqsat_mem.trace import load
+
+CARD = ";; a = a\n;; sound: real -- why\n;; memory: none\n"
+FORMS = [form for path in default_files() for form in read_forms(path.read_text(), path.name)]
+ATOMS = sorted({atom for form in FORMS for atom in re.findall(r'"[^"]*"|[^\s()]+', form.text)})
+LIMITS = Limits(max_rows=3_000, max_iterations=3, max_seconds=5.0, large_elements=0)
+
+
+def program():
+    x, y = np.ones((2, 3)), np.ones((4, 3))
+
+    def fun(x, y):
+        return jnp.sum((x[:, None] - y[None]) ** 2, -1), jnp.exp(jnp.negative(-x)) * 2.0, jnp.max(x, 0)
+
+    return load(jax.make_jaxpr(fun)(x, y), ["x", "y"])
+
+
+PROGRAM = program()
+
+
+def mutated(seed: int) -> str:
+    """A shipped form with some atoms exchanged, dropped or repeated."""
+    rng = random.Random(seed)
+    tokens = re.findall(r'"[^"]*"|[()]|[^\s()]+', rng.choice(FORMS).text)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        k = rng.randrange(len(tokens))
+        action = rng.choice(("swap", "swap", "swap", "drop", "repeat", "number"))
+        new = {"swap": [rng.choice(ATOMS)], "drop": [], "repeat": [tokens[k]] * 2, "number": [str(rng.choice((-1, 0, 7, 2**63, 1e300)))]}
+        tokens[k : k + 1] = new[action]
+    return " ".join(tokens)
+
+
+def loads_or_says_where(tmp_path, text):
+    """The rules with a file of this text, or None where it was refused with its line."""
+    path = tmp_path / "fuzzed.egg"
+    path.write_text(text, encoding="utf-8")
+    try:
+        return load_rules([path])
+    except RuleError as error:
+        refused = str(error)
+    assert re.match(r"fuzzed\.egg:\d+: ", refused), refused
+    return None
+
+
+def runs_or_says_why(rules):
+    """Saturation and extraction end, or raise RuleError; egglog never panics."""
+    try:
+        view = saturate(PROGRAM, rules, LIMITS)
+        extract(view, lambda program, t, unrolled: 1.0, 0.0)
+    except RuleError as error:
+        refused = str(error)
+        assert not refused.startswith("egglog failed"), refused
+    else:
+        assert view.rows < 100 * LIMITS.max_rows
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32))
+def test_rules_with_exchanged_words(tmp_path, seed):
+    text = mutated(seed)
+    text = re.sub(r':name\s+"[^"]*"', f':name "fuzzed-{seed}"', text)
+    rules = loads_or_says_where(tmp_path, CARD + text)
+    if rules is not None:
+        runs_or_says_why(rules)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(st.text(max_size=80), st.lists(st.sampled_from([*ATOMS, "(", "(", ")", ")", ";", '"', "\n"]), max_size=40).map(" ".join)))
+def test_any_text_loads_or_is_refused_with_its_line(tmp_path, text):
+    loads_or_says_where(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '(rule ((= e (Exp a))) ((union e (Fold "add" (not-i64 0) a))) :ruleset simplify :name "all-bits")',
+        '(rule ((= e (Exp a)) (= f (free a))) ((union e (Ren f (^ f 1) a))) :ruleset simplify :name "set-for-index")',
+        '(rule ((= e (Exp a)) (= f (free a))) ((set (splits e) (<< 1 60))) :ruleset splitting :name "no-such-index")',
+    ],
+)
+def test_index_sets_that_hold_no_index_are_refused(tmp_path, text):
+    rules = loads_or_says_where(tmp_path, CARD + text)
+    with pytest.raises(RuleError, match="a rule made"):
+        extract(saturate(PROGRAM, rules, LIMITS), lambda program, t, unrolled: 1.0, 0.0)
+
+
+@pytest.mark.parametrize("ruleset", ["simplify", "explore", "analysis", "splitting"])
+@pytest.mark.parametrize(
+    "action", ["(union e (Mul (Exp (Neg a)) (Exp (Exp a))))", "(union e (Exp (Add (Neg (Neg a)) (Mul a a))))", "(union e (Exp (Exp a)))"]
+)
+def test_rules_that_never_end_stop_at_the_limits_and_are_named(tmp_path, ruleset, action):
+    rules = loads_or_says_where(tmp_path, CARD + f'(rule ((= e (Exp a))) ({action}) :ruleset {ruleset} :name "endless")')
+    view = saturate(PROGRAM, rules, Limits(max_rows=3_000, max_seconds=60.0, large_elements=10**9))
+    assert view.rows < 10 * 3_000
+    assert view.matches["endless"] > 1
+    if view.stopped not in ("saturated", "after 30 iterations"):
+        assert "rule 'endless' added most" in view.stopped
+
+
+def test_without_the_grammar_egglog_would_panic(monkeypatch):
+    """What the checks are for: a name twice, which the loader refuses, is a panic of egglog's."""
+    twice = [("one", '(rewrite (Neg a) a :ruleset simplify :name "twice")')] * 2
+    with pytest.raises(RuleError, match="egglog failed"):
+        EGraph(PROGRAM, twice, {}, 0)
