@@ -6,6 +6,7 @@ Plans of what is written down plainly, against the same in plain JAX, ``jax.nn.d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -85,8 +86,8 @@ def make(scale: str) -> Iterator[Contest]:
         case = f"{heads} x {length:,} x {width}{', causal' if causal else ''}"
         size, limit = {"heads": heads, "length": length, "width": width, "causal": causal}, _limit(args, 64)
         versions = {"by hand": by_hand, "jax.nn": library}
-        forward = {name: lambda *xs, f=f: f(*xs, causal) for name, f in versions.items()}
-        yield Contest(f"attention, {case}", size, args, limit, lambda q, k, v: attend(q, k, v, causal), forward)
+        forward = {name: partial(f, causal=causal) for name, f in versions.items()}
+        yield Contest(f"attention, {case}", size, args, limit, partial(attend, causal=causal), forward)
         backward = {name: gradient(f, causal) for name, f in versions.items()}
         yield Contest(f"its gradient, {case}", size, args, _limit((*args, *args), 64), gradient(attend, causal), backward)
     for positions, count, width in VOCABULARY[scale]:

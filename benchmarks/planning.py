@@ -119,7 +119,9 @@ def table(rows: Sequence[Row]) -> str:
         exponent = ""
         if before is not None and before["family"] == row["family"] and row["equations"] > before["equations"]:
             exponent = f"{math.log(row['seconds'] / before['seconds']) / math.log(row['equations'] / before['equations']):.2f}"
-        lines.append([row["case"], f"{row['equations']:,}", f"{row['seconds']:.2f}", exponent, *(f"{row['stages'].get(s, 0):.2f}" for s in stages)])
+        lines.append(
+            [row["case"], f"{row['equations']:,}", f"{row['seconds']:.2f}", exponent, *(f"{row['stages'].get(s, 0):.2f}" for s in stages)]
+        )
         before = row
     return markdown(lines)
 

@@ -208,7 +208,8 @@ def machine() -> Row:
 def described(figures: Row) -> str:
     """A line on :func:`machine`."""
     versions = ", ".join(f"{name} {number}" for name, number in figures["versions"].items())
-    return f"{figures['processor']}, {figures['cores']} cores ({figures['device']}), {figures['memory_bytes'] / 2**30:.0f} GiB; {versions}; commit {figures['commit']}."
+    gib = figures["memory_bytes"] / 2**30
+    return f"{figures['processor']}, {figures['cores']} cores ({figures['device']}), {gib:.0f} GiB; {versions}; commit {figures['commit']}."
 
 
 def processor() -> str:

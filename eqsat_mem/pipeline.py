@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.config import Options, resolve_limit
 from eqsat_mem.control import has_plans, plan_bodies
-from eqsat_mem.costs import Device, device_for, term_seconds
+from eqsat_mem.costs import Device, term_seconds
 from eqsat_mem.emit import Emitted, emit
 from eqsat_mem.errors import MemoryLimitError, Tensor
 from eqsat_mem.extract import Extraction, as_written, extract, original
 from eqsat_mem.ir import Program, itemsize, names
 from eqsat_mem.loops import Loop, Seq, region
 from eqsat_mem.memory import Memory, argument_bytes
+from eqsat_mem.profiles import device_in_use
 from eqsat_mem.remat import rematerialise
 from eqsat_mem.report import LoopSummary, Plan
 from eqsat_mem.rules import RuleSet, load_rules
@@ -48,7 +48,7 @@ def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: s
     """
     clock = _Clock()
     limit = resolve_limit(options)
-    device = device_for(jax.default_backend())
+    device = device_in_use()
     with clock("trace"):
         loaded = load(jaxpr, arg_names)
     find = partial(_fastest_form, _Forms(loaded, options), options, device, clock)
