@@ -31,7 +31,7 @@ def make(scale: str) -> Iterator[Contest]:
         yield Contest(f"n = {n:,}", {"n": n, "limit_bytes": parse_bytes(limit), "varies": varies}, args, limit, product)
 
 
-QUESTION = Question("curves", "A kernel product against its size and its limit", contests(make, turns=5), table)
+QUESTION = Question("curves", "A kernel product against its size and its limit", contests(make, turns=3), table)
 
 if __name__ == "__main__":
     main(QUESTION)

@@ -79,7 +79,7 @@ def _keops_gradient(x: np.ndarray, y: np.ndarray, v: np.ndarray, w: np.ndarray) 
     return lambda: reduced(x, y, v[:, None], w[:, None])
 
 
-QUESTION = Question("kernels", "Kernel products and their gradients", contests(make), table)
+QUESTION = Question("kernels", "Kernel products and their gradients", contests(make, turns=5), table)
 
 if __name__ == "__main__":
     main(QUESTION)

@@ -77,7 +77,7 @@ def _search(program: str, points: np.ndarray, metric: str, queries: np.ndarray) 
     return lambda: search(queries)
 
 
-QUESTION = Question("neighbours", f"The {K} nearest neighbours", contests(make, turns=5), table)
+QUESTION = Question("neighbours", f"The {K} nearest neighbours", contests(make, turns=3), table)
 
 if __name__ == "__main__":
     main(QUESTION)

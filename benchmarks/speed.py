@@ -20,7 +20,7 @@ def rows(scale: str) -> Iterator[Row]:
                 others = {} if b.by_hand is None else {"by hand": b.by_hand}
                 loose = None if any(dtype == "bfloat16" for _, dtype in b.shapes) or b.name.startswith("nearest") else 1e-2
                 contest = Contest(b.name, {}, b.arguments(), b.limit_bytes, b.function, others, tolerance=loose)
-                yield race(contest, 2 if scale == "tiny" else 5)
+                yield race(contest, 2 if scale == "tiny" else 3)
 
 
 QUESTION = Question("speed", "Programs as written, by hand, and planned", rows, table)
