@@ -15,10 +15,12 @@ from paper_repro import keops
 
 CASES = {
     "tiny": [(300, 3)],
-    "small": [(4_096, 3), (8_192, 3), (16_384, 3), (16_384, 32)],
+    "small": [(4_096, 3), (16_384, 3), (16_384, 32)],
     "full": [(4_096, 3), (8_192, 3), (16_384, 3), (32_768, 3), (16_384, 32), (16_384, 100)],
 }
 """Points on each side, and dimensions."""
+LARGEST_GRADIENT = 2**30
+"""Elements of the joint tensor up to which the gradient is raced at the small scale: plain JAX takes half a minute for more."""
 ROWS = 128
 """Rows of a chunk of the version by hand; the best of 64 to 1024 on a machine with 1 MiB of cache per core."""
 
@@ -64,6 +66,8 @@ def make(scale: str) -> Iterator[Contest]:
             with_keops = {"KeOps": lambda x=x, y=y, v=v: lambda: keops.kernel_product(x, y, v[:, None])[:, 0]}
         by_hand = {"by hand": product_by_hand}
         yield Contest(f"product, n = {n:,}, d = {d}", size | {"kind": "product"}, (x, y, v), "64MiB", product, by_hand, with_keops)
+        if scale == "small" and n * n * d > LARGEST_GRADIENT:
+            continue
         if has("pykeops"):
             with_keops = {"KeOps": lambda x=x, y=y, v=v, w=w: _keops_gradient(x, y, v, w)}
         by_hand = {"by hand": gradient_by_hand}

@@ -47,7 +47,7 @@ PROGRAMS = {
     "full": tuple(b.name for b in BENCHMARKS if b.name != "conjugate_gradients"),
 }
 """Not the one whose work is in the body of a loop of its own: only the body has alternatives."""
-PLANS = {"tiny": 4, "small": 12, "full": 16}
+PLANS = {"tiny": 4, "small": 10, "full": 16}
 SLOWEST = 20.0
 """A plan is not run if it is predicted to take so many times as long as the fastest."""
 
@@ -121,7 +121,7 @@ def _measured(b: Benchmark, schedules: Sequence[Schedule]) -> Iterator[tuple[flo
             jax.block_until_ready(compiled(*args))
             runs.append((s.seconds, compiled))
     times: list[list[float]] = [[] for _ in runs]
-    for _ in range(3):
+    for _ in range(2):
         for (_, run), taken in zip(runs, times):
             start = time.perf_counter()
             jax.block_until_ready(run(*args))
