@@ -46,6 +46,9 @@ def write(folder: Path) -> Path:
     for name, question in QUESTIONS.items():
         if (folder / f"{name}.json").exists():
             parts += _section(question, folder, pictures.get(name))
+    missing = [f"`{name}`" for name in QUESTIONS if not (folder / f"{name}.json").exists()]
+    if missing:
+        parts.append(f"No answers are kept here yet for {', '.join(missing)}.\n")
     page = folder.parent / PAGE
     page.write_text("\n".join(parts), encoding="utf-8")
     return page
