@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test repro lint format clean
+.PHONY: demo test repro bench lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m eqsat_mem demo $(ARGS)
@@ -17,6 +17,10 @@ test: $(READY)
 repro: $(READY)
 	@$(BIN)/python -c 'import faiss, h5py, matplotlib, pykeops, scipy, sklearn, tqdm' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[repro]'
 	$(BIN)/python -m paper_repro $(ARGS)
+
+bench: $(READY)
+	@$(BIN)/python -c 'import faiss, matplotlib, opt_einsum, pykeops, scipy, sklearn' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m benchmarks $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -75,6 +75,16 @@ def command_line() -> argparse.ArgumentParser:
     run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
     run.set_defaults(command=_run)
 
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="measure what this device does per second, for the plans made here",
+        description="Measure this device and keep the profile in the user's cache folder, or where EQSAT_MEM_PROFILES says.",
+    )
+    instead = calibrate.add_mutually_exclusive_group()
+    instead.add_argument("--show", action="store_true", help="show the profile that plans are made with; measure nothing")
+    instead.add_argument("--reset", action="store_true", help="remove the profile kept for this device")
+    calibrate.set_defaults(command=_calibrate)
+
     demo = commands.add_parser("demo", help="a kernel product of 56 GiB in 64 MiB, checked")
     demo.add_argument("--points", type=_count, default=122_880, metavar="N", help="points on both sides (default: %(default)s)")
     demo.add_argument("--limit", default="64MiB", metavar="SIZE", help="the memory limit (default: %(default)s)")
@@ -150,6 +160,25 @@ def _run(options: argparse.Namespace) -> Callable[[], int]:
         return 0
 
     return run
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    import jax
+
+    from eqsat_mem import calibrate, profiles
+    from eqsat_mem.costs import device_for
+
+    built_in = device_for(jax.default_backend())
+    if options.reset:
+        gone = profiles.forget()
+        print("there is no profile for this device" if gone is None else f"removed {gone}")
+        return 0
+    if not options.show:
+        measured = calibrate.measure(lambda field: print(f"measuring {field}", file=sys.stderr))
+        print(f"kept in {profiles.keep(measured)}", file=sys.stderr)
+    used = profiles.device_in_use()
+    print(f"{used.name}{' (built-in)' if used == built_in else ''}\n{calibrate.compared(built_in, used)}")
+    return 0
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -29,6 +29,8 @@ from eqsat_mem.source import Module, Region, Scope, Value, identifier, number, t
 from eqsat_mem.trace import load
 
 Layout = tuple[int, ...]
+DEEP = 100
+"""Kernels of more terms than this are written term by term, since Python's stack is not deep."""
 INLINE = 60
 """Expressions that are used once and are shorter than this stand inside their user."""
 
@@ -118,8 +120,11 @@ class _Writer(Expressions):
         users = Counter(source_of(self.program_ir, c) for s in terms for c in children(self.program_ir.terms[s]))
         kept = frozenset(s for s in fused.kept if isinstance(s, int))
         region = Region(frozenset(terms), users, seq.outs, kept)
-        for step in fused.kept:
+        for step, members in zip(fused.kept, fused.members):
             if isinstance(step, int):
+                if len(members) > DEEP and not fused.unrolled.intersection(members):
+                    for t in members:  # operands first: expressions that call for theirs would nest as deep as the kernel is long
+                        self.value(t, scope, region)
                 self.value(step, scope, region)
             elif isinstance(step, Seq):
                 self.sequence(step, scope)

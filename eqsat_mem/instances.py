@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import primitives
 
 from eqsat_mem import ir
 from eqsat_mem.encode import Encoder, Node
@@ -253,6 +254,8 @@ class Draw:
         leaf = self.builder.leaf(free, dtype)
         if "summed" in self.shape.functions and dtype == "float64":
             leaf = self._mixed(free)
+        if "selected" in self.shape.functions and dtype in FLOATS and free:
+            leaf = self._selection(leaf, free, dtype)
         self.terms[leaf] = leaf
         self.leaves.append(leaf)
         return leaf
@@ -262,6 +265,15 @@ class Draw:
         one, two = self.builder.leaf(free, "float32"), self.builder.leaf(free, "float32")
         over = free & -free
         return self.builder.program.add(ir.Dot(np.dtype("float64"), over, one, two))
+
+    def _selection(self, leaf: int, free: int, dtype: str) -> int:
+        """The largest element along an index, as an operation that picks elements."""
+        program, *rest = self.builder.program, *bits(free)
+        axes = tuple((i,) for i in rest)
+        params = {"k": 1, "axis": len(axes) - 1}
+        kept, over = mask_of(rest[:-1]), 1 << rest[-1]
+        call = ir.Call(primitives.top_k_p, params, (axes,), ((*axes[:-1], ()),) * 2, (np.dtype(dtype), np.dtype("int32")), kept, over)
+        return program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
 
 
 KEYS = 1_000_000

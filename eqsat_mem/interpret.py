@@ -21,6 +21,9 @@ Array = Any
 class Machine:
     """How elementwise operations, folds and contractions are computed: here by the primitives that JAX has for them."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def leaf(self, value: Array) -> Array:
         """The value of a term without operands."""
         return value

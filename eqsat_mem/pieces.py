@@ -18,15 +18,15 @@ Found = tuple[str, int] | None
 def wrong_piece(program: Program, t: int, stated: Mapping[str, int], values: Mapping[int, np.ndarray], sound: str) -> Found:
     """What is wrong with the index sets ``stated`` of a term, and in which sample; ``values`` has its own value and its operands'."""
     term = program.terms[t]
-    if isinstance(term, ir.Rename | ir.Block):
+    if isinstance(term, ir.Rename):
         return None
-    over = term.over if isinstance(term, ir.Fold | ir.Dot) else 0
+    over = term.over if isinstance(term, ir.Fold | ir.Dot) else ir.folded(term) if isinstance(term, ir.Block) else 0
     for name, mask in stated.items():
         known = program.free[t] if name == "splits" else over
         if mask & ~known:
             names = [ir.names(program, m) or "no index" for m in (mask, known)]
             return f"it states ({name}) of {names[0]}, where the term {'depends on' if name == 'splits' else 'folds'} {names[1]}", 0
-        for index in bits(mask):
+        for index in bits(mask) if not isinstance(term, ir.Block) else ():  # what a call does with pieces is tested with its row
             whole = values[t]
             if name == "splits":
                 axis = 1 + list(bits(program.free[t])).index(index)

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.config import Options, resolve_limit
 from eqsat_mem.control import aval_bytes, has_plans, plan_bodies
-from eqsat_mem.costs import Device, device_for, term_seconds
+from eqsat_mem.costs import Device, term_seconds
 from eqsat_mem.emit import Emitted, emit
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Compiled, Ended, Extracted, Loaded, Searched, StageBegan, StageEnded, tell
@@ -24,6 +23,7 @@ from eqsat_mem.ir import Program
 from eqsat_mem.loops import region
 from eqsat_mem.memory import argument_bytes
 from eqsat_mem.outline import loop_summaries, output_bytes, peak_tensors
+from eqsat_mem.profiles import device_in_use
 from eqsat_mem.remat import rematerialise
 from eqsat_mem.report import Plan
 from eqsat_mem.rules import RuleSet, load_rules
@@ -65,7 +65,7 @@ def plan(
 
 def _plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str, limit: int, without: frozenset[str]) -> Plan:
     clock = _Clock()
-    device = device_for(jax.default_backend())
+    device = device_in_use()
     with clock("trace"):
         loaded = load(jaxpr, arg_names)
         tell(Loaded(loaded))

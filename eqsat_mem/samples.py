@@ -180,6 +180,10 @@ def identities(a: Array) -> Any:
     return jnp.negative(-a), 1.0 * a, a * 1.0, a / 1.0, jnp.sqrt(jnp.abs(a)) * jnp.sqrt(jnp.abs(a)), jnp.sqrt(jnp.exp(a)) ** 2
 
 
+def selection(a: Array) -> Any:
+    return lax.top_k(a, 2)
+
+
 def clamped_root(a: Array) -> Any:
     return jnp.sqrt(jnp.maximum(a, 0.0)) ** 2, jnp.sqrt(jnp.sum(a * a)) ** 2
 
@@ -222,7 +226,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (trace_of_covariance, [(4, 2)]),
     (diagonal_both, [(4, 4)]),
     (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]),
-    (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]),
+    (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]), (selection, [(3, 40)]),
     (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
 ]  # fmt: skip
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {fun.__name__: (fun, normal(*shapes)) for fun, shapes in SHAPES}

@@ -253,7 +253,7 @@ class _Trial:
             stated = {name: table[c] for name, table in facts.items() if c in table}
             if stated and children(self.program.terms[t]) and done < ENOUGH * 2:
                 done += 1
-                values = _evaluate(self.program, args, [t]).of
+                values = {} if isinstance(self.program.terms[t], ir.Block) else _evaluate(self.program, args, [t]).of
                 what = wrong_piece(self.program, t, stated, values, self.rule.sound)
                 yield None if what is None else Difference(what[0], self.program, t, None, tuple(a[what[1]] for a in args))
 

@@ -120,6 +120,7 @@ def common_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--results", default=RESULTS, metavar="FOLDER", help="where points are kept (default: build/paper_repro)")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give a point up after so long")
+    parser.add_argument("--at-most", type=int, metavar="N", help="measure so many points that are missing, and leave the others for later")
     parser.add_argument("--again", action="store_true", help="forget the points that are kept, and measure them again")
 
 
@@ -144,11 +145,11 @@ def measure_missing(experiment: Experiment, points: Sequence[Point], path: Path,
     if missing and len(missing) < len(points):
         print(f"{experiment.name}: {len(points) - len(missing)} of {len(points)} points are kept in {path}", file=sys.stderr)
     timeout = options.timeout or TIMEOUTS_S[options.scale]
-    for point in _progress(missing, experiment.name):
+    for point in _progress(missing[: options.at_most], experiment.name):
         row = {name: str(value) for name, value in {**point, **in_own_process(experiment, point, options, timeout)}.items()}
         _append(path, [*experiment.keys, *experiment.results], row)
         kept[experiment.key(point)] = row
-    return [kept[experiment.key(point)] for point in points]
+    return [kept[experiment.key(point)] for point in points if experiment.key(point) in kept]
 
 
 def kept_rows(experiment: Experiment, path: Path) -> list[Row]:

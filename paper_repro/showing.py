@@ -54,7 +54,8 @@ def limit_label(column: str) -> str:
         "keops": "KeOps",
         "sklearn": "scikit-learn",
         "faiss": "faiss",
-        "multi_dot": "`multi_dot`",
+        "best order": "best order",
+        "none": "no limit",
     }
     return names.get(column, f"limit {column}")
 

@@ -37,6 +37,10 @@ def rows_of(folder, name):
         return list(csv.DictReader(file))
 
 
+def script(name):
+    return next(each for each in everything.EXPERIMENTS if each.name == name)
+
+
 # --- every script -----------------------------------------------------------------------------------
 
 
@@ -58,8 +62,12 @@ def test_a_script_runs_from_the_command_line_and_continues(tmp_path):
 
 @pytest.mark.parametrize("name", ["kernel_mvm", "knn", "matmul_chains", "transformer"])
 def test_columns_agree_and_limits_hold(name, tmp_path, here, capsys):
-    assert everything.main(["--scale", "tiny", "--only", name, "--results", str(tmp_path)]) == 0
+    for at_most in ("1", "1000"):
+        arguments = ["--scale", "tiny", "--only", name, "--results", str(tmp_path), "--at-most", at_most]
+        assert everything.main(arguments) == 0
+        assert (at_most == "1") == (len(rows_of(tmp_path, name)) == 1)
     rows = rows_of(tmp_path, name)
+    assert len(rows) == len(list(script(name).grid(script(name).parse(["--scale", "tiny"]))))
     assert {row["status"] for row in rows} == {"ok"}
     for row in rows:
         if row["column"] == LIMITS.get(name):

@@ -1,0 +1,146 @@
+"""Do predicted and measured times rank plans alike? ``python -m benchmarks.ranks``
+
+For each program, schedules that the search looks at (other splits, other chunks) are run, and Spearman's rank correlation of predicted
+with measured times is reported, under the profile in use (``eqsat-mem calibrate``, or the built-in one).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+import jax
+
+from benchmarks.programs import BENCHMARKS, Benchmark
+from benchmarks.racing import SHARE, Question, Row, main, markdown
+from eqsat_mem.config import device_capacity
+from eqsat_mem.costs import Device, term_seconds
+from eqsat_mem.emit import emit
+from eqsat_mem.extract import Extraction, as_written, extract
+from eqsat_mem.loops import Loop, region
+from eqsat_mem.pipeline import MEMORY_PRICES
+from eqsat_mem.profiles import device_in_use
+from eqsat_mem.rules import load_rules
+from eqsat_mem.saturate import saturate
+from eqsat_mem.schedule import Schedule, _Search, ladder
+from eqsat_mem.trace import load
+from eqsat_mem.verify import compiled_peak
+
+PROGRAMS = {
+    "tiny": ("gauss_product", "low_rank_chain"),
+    "small": (
+        "gauss_product",
+        "matern52_product",
+        "laplace_product",
+        "polynomial_product",
+        "nearest_euclidean",
+        "nearest_cosine",
+        "sparse_gp_bound",
+        "attention",
+        "cross_entropy",
+        "pairwise_extremes",
+    ),
+    "full": tuple(b.name for b in BENCHMARKS if b.name != "conjugate_gradients"),
+}
+"""Not the one whose work is in the body of a loop of its own: only the body has alternatives."""
+PLANS = {"tiny": 4, "small": 10, "full": 16}
+SLOWEST = 20.0
+"""A plan is not run if it is predicted to take so many times as long as the fastest."""
+
+
+def alternatives(b: Benchmark, device: Device, count: int) -> list[Schedule]:
+    """Different schedules of a program within four times its limit: of each extracted program in turn, over the range of their times."""
+    jaxpr = jax.make_jaxpr(b.function)(*b.specs())
+    view = saturate(load(jaxpr, [f"x{k}" for k in range(len(jaxpr.in_avals))]), load_rules())
+    seconds = partial(term_seconds, device=device)
+    programs = {str(ex.program): ex for ex in (as_written(view), *(extract(view, seconds, price) for price in MEMORY_PRICES))}
+    lists = [_spread(_schedules(ex, 4 * b.limit_bytes, device), count) for ex in programs.values()]
+    mixed = [s for some in zip_longest(*lists) for s in some if s is not None]
+    fastest = min(s.seconds for s in mixed)
+    return [s for s in mixed if s.seconds <= SLOWEST * fastest][:count]
+
+
+def _schedules(ex: Extraction, limit: int, device: Device) -> list[Schedule]:
+    """The straight program; trees of one split with every other chunk size, and of one more split with the chunks found for them."""
+    search = _Search(ex, limit, device, None, None)
+    straight = search.start(region(ex))
+    found = [straight]
+    for new in search.expand(straight):
+        for together in _same_index(list(new.chunks)):
+            steps = ladder(search.full[together[0].index])
+            found += [search.evaluate(new.seq, {**new.chunks, **dict.fromkeys(together, chunk)}) for chunk in steps[1::2]]
+    best = min(found, key=search.rank)
+    found += [search.tile(new, best) for new in search.expand(best)]
+    return [s for s in found if s.fits(limit)]
+
+
+def _same_index(loops: list[Loop]) -> list[list[Loop]]:
+    groups: dict[int, list[Loop]] = {}
+    for loop in loops:
+        groups.setdefault(loop.index, []).append(loop)
+    return list(groups.values())
+
+
+def _spread(found: Sequence[Schedule], count: int) -> list[Schedule]:
+    """So many of them, from the fastest to the slowest in even steps."""
+    ordered = sorted({s.seconds: s for s in found}.values(), key=lambda s: s.seconds)
+    return [ordered[k * len(ordered) // count] for k in range(count)] if len(ordered) > count else ordered
+
+
+def rows(scale: str) -> Iterator[Row]:
+    from scipy.stats import spearmanr
+
+    device = device_in_use()
+    for b in BENCHMARKS:
+        if b.name in PROGRAMS[scale]:
+            with jax.enable_x64(b.x64):
+                times = list(_measured(b, alternatives(b, device, PLANS[scale])))
+            predicted, measured = zip(*times)
+            yield {
+                "case": b.name,
+                "profile": device.name,
+                "plans": len(times),
+                "predicted_s": predicted,
+                "measured_s": measured,
+                "spearman": float(spearmanr(predicted, measured).statistic),
+                "lost": measured[predicted.index(min(predicted))] / min(measured),
+            }
+
+
+def _measured(b: Benchmark, schedules: Sequence[Schedule]) -> Iterator[tuple[float, float]]:
+    """Predicted and measured seconds; of runs in turns the fastest, which interruptions of the machine touch least."""
+    args = b.arguments()
+    runs: list[tuple[float, Any]] = []
+    for s in schedules:
+        held, compiled = compiled_peak(emit(s).function, [jax.typeof(a) for a in args])
+        if held <= SHARE * device_capacity():
+            jax.block_until_ready(compiled(*args))
+            runs.append((s.seconds, compiled))
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(2):
+        for (_, run), taken in zip(runs, times):
+            start = time.perf_counter()
+            jax.block_until_ready(run(*args))
+            taken.append(time.perf_counter() - start)
+    yield from ((predicted, min(taken)) for (predicted, _), taken in zip(runs, times))
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Correlations, and how much longer than the fastest plan measured that takes which was predicted to be."""
+    lines = [["program", "plans", "rank correlation", "measured, ms", "chosen / fastest"]]
+    lines.append(["---"] + ["---:"] * 4)
+    for row in rows:
+        span = f"{min(row['measured_s']) * 1e3:.0f} to {max(row['measured_s']) * 1e3:.0f}"
+        lines.append([row["case"], str(row["plans"]), f"{row['spearman']:.2f}", span, f"{row['lost']:.2f}"])
+    median = statistics.median(row["spearman"] for row in rows)
+    return f"{markdown(lines)}\n\nMedian {median:.2f}, profile: {rows[0]['profile']}."
+
+
+QUESTION = Question("ranks", "Rank correlation of predicted and measured times", rows, table)
+
+if __name__ == "__main__":
+    main(QUESTION)

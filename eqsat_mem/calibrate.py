@@ -1,0 +1,156 @@
+"""``eqsat-mem calibrate``: what this device does per second, measured by small programs that each show one field of ``costs.Device``."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from eqsat_mem.costs import SHORT, Device, device_for
+
+SHORTEST_S = 5e-3
+"""A measurement is enlarged until it takes so long."""
+REPEATS = 7
+OPERATIONS = 64
+"""Operations on each element where arithmetic is measured, so that memory traffic does not count."""
+SMALL_KERNELS = 8
+
+
+def measure(report: Callable[[str], None] = lambda field: None, shortest_s: float = SHORTEST_S) -> Device:
+    """The profile of the default device. ``report`` is told which field is measured next; all take some seconds together.
+
+    Numbers are float32. ``matrix_cores`` and ``library_folds`` are those of the built-in profile, as are the capacities of caches.
+    """
+    device = device_for(jax.default_backend())
+    report("flops")
+    device = replace(device, name=f"{device.name}, measured", flops=_flops(shortest_s))
+    report("elements")
+    device = replace(device, elements=_elements(shortest_s))
+    report("levels")
+    device = replace(device, levels=tuple(_levels(device, shortest_s)))
+    report("iteration_s, kernel_s")
+    iteration_s, kernel_s = _overheads(shortest_s)
+    device = replace(device, iteration_s=iteration_s, kernel_s=kernel_s)
+    report("reduce_weight, short_reduce_weight")
+    return replace(device, reduce_weight=_fold(device, 1024, shortest_s), short_reduce_weight=_fold(device, SHORT // 4, shortest_s))
+
+
+def _flops(shortest_s: float) -> float:
+    """Multiplications and additions of a product of square matrices."""
+
+    def make(n: int) -> tuple[Callable[..., Any], Any, float]:
+        a = jnp.ones((n, n), jnp.float32)
+        return jnp.matmul, (a, a), 2.0 * n**3
+
+    return _rate(make, 256, shortest_s)
+
+
+def _elements(shortest_s: float) -> float:
+    """Additions and multiplications in one elementwise kernel."""
+
+    def many(x: jax.Array) -> jax.Array:
+        for k in range(OPERATIONS // 2):
+            x = x * 0.999 + 0.001 * k
+        return x
+
+    def make(n: int) -> tuple[Callable[..., Any], Any, float]:
+        return many, (jnp.ones(n, jnp.float32),), float(n * OPERATIONS)
+
+    return _rate(make, 2**14, shortest_s)
+
+
+def _levels(device: Device, shortest_s: float) -> Iterator[tuple[float, float]]:
+    """Bytes read and written per second by passes over an array of three quarters of each level, or four times the last cache.
+
+    A larger level is not taken to be faster than a smaller one.
+    """
+    fastest = math.inf
+    largest = max(size for size, _ in device.levels if size < math.inf)
+    for size, _ in device.levels:
+        working_set = 0.75 * size if size < math.inf else 4 * largest
+        fastest = min(fastest, _bandwidth(int(working_set / 4), shortest_s))
+        yield size, fastest
+
+
+def _bandwidth(elements: int, shortest_s: float) -> float:
+    """Of passes over an array of so many elements, each of which reads and writes it all."""
+
+    def make(count: int) -> tuple[Callable[..., Any], Any, float]:
+        x = jnp.ones(elements, jnp.float32)
+        return lambda x: lax.fori_loop(0, count, lambda t, x: x + 1.0, x), (x,), 8.0 * elements * count
+
+    return _rate(make, 1, shortest_s)
+
+
+def _overheads(shortest_s: float) -> tuple[float, float]:
+    """Seconds that one more iteration of a loop takes, and one more kernel in it.
+
+    The loop carries a large array, an element of which it writes: XLA makes a single kernel of a loop that touches little.
+    """
+    carried = jnp.zeros(2**18, jnp.float32)
+
+    def loop(kernels: int) -> Callable[[int], tuple[Callable[..., Any], Any, float]]:
+        def body(t: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, large = state
+            for _ in range(kernels):
+                x = -lax.sort(x)  # no compiler merges two of them
+            return x, lax.dynamic_update_index_in_dim(large, x[0], t % large.size, 0)
+
+        def make(count: int) -> tuple[Callable[..., Any], Any, float]:
+            return lambda *state: lax.fori_loop(0, count, body, state), (jnp.ones(2, jnp.float32), carried), float(count)
+
+        return make
+
+    one, many = (1 / _rate(loop(kernels), 256, shortest_s) for kernels in (1, SMALL_KERNELS))
+    kernel_s = max((many - one) / (SMALL_KERNELS - 1), 1e-9)
+    return max(one - 2 * kernel_s, 1e-8), kernel_s
+
+
+def _fold(device: Device, length: int, shortest_s: float) -> float:
+    """Seconds of summing one element of rows of so many elements, in elementwise additions."""
+
+    def make(rows: int) -> tuple[Callable[..., Any], Any, float]:
+        return lambda x: jnp.sum(x, 1), (jnp.ones((rows, length), jnp.float32),), float(rows * length)
+
+    return max(device.elements / _rate(make, max(2**16 // length, 1), shortest_s), 0.1)
+
+
+def _rate(make: Callable[[int], tuple[Callable[..., Any], Any, float]], n: int, shortest_s: float) -> float:
+    """Work per second: ``make(n)`` is a function, its arguments, and the work that it does; ``n`` doubles until that takes long enough."""
+    while True:
+        function, args, work = make(n)
+        compiled = jax.jit(function).lower(*args).compile()
+        jax.block_until_ready(compiled(*args))
+        seconds = _timed(compiled, args)
+        if seconds >= shortest_s:
+            return work / statistics.median([seconds, *(_timed(compiled, args) for _ in range(REPEATS - 1))])
+        n *= 2 if seconds > shortest_s / 8 else 4
+
+
+def _timed(compiled: Any, args: Any) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(compiled(*args))
+    return time.perf_counter() - start
+
+
+def compared(built_in: Device, measured: Device) -> str:
+    """Both profiles as text, a line for each field."""
+    lines = [f"{'':24}{'built-in':>14}{'measured':>14}"]
+    units = {"flops": (1e9, "contraction, GFLOP/s"), "elements": (1e9, "elementwise, 1e9/s")}
+    for name, (unit, title) in units.items():
+        lines.append(f"{title:24}{getattr(built_in, name) / unit:14.1f}{getattr(measured, name) / unit:14.1f}")
+    for (size, before), (_, after) in zip(built_in.levels, measured.levels):
+        title = "memory, GB/s" if math.isinf(size) else f"within {size / 2**20:.1f} MiB, GB/s"
+        lines.append(f"{title:24}{before / 1e9:14.1f}{after / 1e9:14.1f}")
+    for name, title in (("kernel_s", "a kernel, us"), ("iteration_s", "an iteration, us")):
+        lines.append(f"{title:24}{getattr(built_in, name) * 1e6:14.2f}{getattr(measured, name) * 1e6:14.2f}")
+    for name, title in (("reduce_weight", "a sum, additions"), ("short_reduce_weight", "a short sum, additions")):
+        lines.append(f"{title:24}{getattr(built_in, name):14.1f}{getattr(measured, name):14.1f}")
+    return "\n".join(lines)

@@ -1,0 +1,113 @@
+"""Device profiles that are measured and kept."""
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqsat_mem
+from eqsat_mem import calibrate, profiles
+from eqsat_mem.__main__ import main
+from eqsat_mem.costs import cpu
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQSAT_MEM_PROFILES", str(tmp_path / "profiles"))
+    return tmp_path / "profiles"
+
+
+def test_profiles_are_kept_where_the_platform_keeps_caches(monkeypatch, tmp_path):
+    monkeypatch.delenv("EQSAT_MEM_PROFILES")
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert profiles.folder() == tmp_path / "eqsat_mem"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert profiles.folder() == Path.home() / ".cache" / "eqsat_mem"
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert profiles.folder() == Path.home() / "Library" / "Caches" / "eqsat_mem"
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
+    assert profiles.folder() == tmp_path / "eqsat_mem"
+
+
+def test_what_is_kept_is_used_until_it_is_forgotten(home):
+    built_in = profiles.device_in_use()
+    assert built_in == cpu()
+    mine = replace(built_in, name="mine", flops=1.0e12, levels=((2.0**20, 3e10), (math.inf, 1e9)))
+    path = profiles.keep(mine)
+    assert path.parent == home
+    assert jax.__version__ in path.name
+    assert profiles.device_in_use() == mine
+    assert profiles.forget() == path
+    assert profiles.forget() is None
+    assert profiles.device_in_use() == built_in
+
+
+def test_plans_are_made_with_the_profile(home):
+    def f(x):
+        return jnp.sin(x @ x.T).sum()
+
+    x = jax.ShapeDtypeStruct((600, 600), jnp.float32)
+    before = eqsat_mem.optimize(f, verify=False).plan(x)
+    profiles.keep(replace(cpu(), flops=cpu().flops / 1e3, elements=cpu().elements / 1e3))
+    after = eqsat_mem.optimize(f, verify=False).plan(x)
+    assert after.original_predicted_s > 10 * before.original_predicted_s
+
+
+def test_without_a_folder_the_built_in_profile_counts(monkeypatch):
+    monkeypatch.setenv("EQSAT_MEM_PROFILES", "none")
+    assert profiles.profile_path() is None
+    assert profiles.device_in_use() == cpu()
+    with pytest.raises(eqsat_mem.OptionError, match="EQSAT_MEM_PROFILES=none keeps no profiles: unset it, or name a folder"):
+        profiles.keep(cpu())
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null"])
+def test_a_damaged_profile_is_an_error_that_says_what_to_do(home, text):
+    path = profiles.keep(cpu())
+    path.write_text(text)
+    with pytest.raises(eqsat_mem.OptionError, match=r"cannot be read .*: run eqsat-mem calibrate, or eqsat-mem calibrate --reset"):
+        profiles.device_in_use()
+
+
+def test_rates_of_a_profile_are_above_zero(home):
+    profiles.keep(replace(cpu(), kernel_s=0.0))
+    with pytest.raises(eqsat_mem.OptionError, match="a rate is not above zero"):
+        profiles.device_in_use()
+
+
+def test_a_profile_with_other_fields_is_that_of_another_version(home):
+    path = profiles.keep(cpu())
+    path.write_text(path.read_text().replace('"flops"', '"flips"'))
+    assert profiles.device_in_use() == cpu()
+
+
+def test_every_rate_is_measured():
+    told = []
+    device = calibrate.measure(told.append, shortest_s=1e-5)
+    named = {name.strip() for text in told for name in text.split(",")}
+    assert named == {f.name for f in fields(device)} - {"name", "matrix_cores", "library_folds"}
+    assert [size for size, _ in device.levels] == [size for size, _ in cpu().levels]
+    rates = [rate for _, rate in device.levels]
+    assert rates == sorted(rates, reverse=True)
+    assert all(getattr(device, name) > 0 for name in named - {"levels"})
+
+
+def test_the_command_shows_and_resets(home, capsys, monkeypatch):
+    monkeypatch.setattr(calibrate, "measure", lambda report: replace(cpu(), name="measured here", flops=1e9))
+    assert main(["calibrate", "--show"]) == 0
+    assert "(built-in)" in capsys.readouterr().out
+    assert main(["calibrate"]) == 0
+    out = capsys.readouterr()
+    assert str(home) in out.err
+    assert out.out.startswith("measured here\n")
+    assert main(["calibrate", "--show"]) == 0
+    assert capsys.readouterr().out == out.out
+    assert main(["calibrate", "--reset"]) == 0
+    assert capsys.readouterr().out.startswith("removed ")
+    assert main(["calibrate", "--reset"]) == 0
+    assert capsys.readouterr().out == "there is no profile for this device\n"
