@@ -61,7 +61,9 @@ class Function:
             if self._plan is None:
                 with self.settings.active(), jax.core.eval_context(), watched(self.name):
                     made = pipeline.plan(self.jaxpr, self.options, self.arg_names, self.name)
-                    self._plan = replace(made, record=replace(made.record, settings=self.settings.active))
+                    if made.record is not None:
+                        made = replace(made, record=replace(made.record, settings=self.settings.active))
+                    self._plan = made
             return self._plan
 
     def evaluate(self, *args: Any) -> list[Any]:

@@ -205,14 +205,20 @@ def compare(case: Case, got: Sequence[Any], source: str) -> None:
         a, b = np.asarray(a), np.asarray(b)
         if a.shape != b.shape or a.dtype != b.dtype:
             raise Mismatch(f"result {k} is {a.dtype}{a.shape} instead of {b.dtype}{b.shape}", source)
+        if "float16" in _dtypes(case) and np.dtype(b.dtype).kind in "fc" and not np.all(np.isfinite(b)):
+            continue  # where sums of float16 overflow depends on their order
         if not close(a, b, tolerance(case)):
             raise Mismatch(f"result {k} differs by {difference(a, b):.3g}:\n{a}\ninstead of\n{b}", source)
 
 
 def tolerance(case: Case) -> float:
     """That of the least precise value of a program."""
-    names = {str(v.aval.dtype) for jaxpr in _jaxprs(case.jaxpr.jaxpr) for eqn in jaxpr.eqns for v in [*eqn.invars, *eqn.outvars]}
-    return max((TOLERANCES[name] for name in names if name in TOLERANCES), default=1e-6)
+    return max((TOLERANCES[name] for name in _dtypes(case) if name in TOLERANCES), default=1e-6)
+
+
+def _dtypes(case: Case) -> set[str]:
+    """The dtypes of all values of a program."""
+    return {str(v.aval.dtype) for jaxpr in _jaxprs(case.jaxpr.jaxpr) for eqn in jaxpr.eqns for v in [*eqn.invars, *eqn.outvars]}
 
 
 def _jaxprs(jaxpr: Any) -> Iterator[Any]:

@@ -365,7 +365,8 @@ def test_source_and_cost_of_a_block(name: str, function: Callable[..., Any], arg
         assert source is None, "functions of the program: see test_standalone.py"
         return
     assert source is not None
-    results = eval(source, {"jax": jax, "jnp": jnp, "np": np, "lax": lax, "primitives": primitives, "args": operands})
+    helpers = {f.__name__: f for f in ops.block_op(name).helpers}
+    results = eval(source, {**helpers, "jax": jax, "jnp": jnp, "np": np, "lax": lax, "primitives": primitives, "args": operands})
     for got, want in zip(results if isinstance(results, tuple | list) else [results], ops.bind_call(call, operands), strict=True):
         assert got.dtype == want.dtype
         if jax.dtypes.issubdtype(want.dtype, jax.dtypes.prng_key):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from eqsat_mem.commands.show import add_function, traced
 from eqsat_mem.config import Accuracy
-from eqsat_mem.rules import Rule
+
+if TYPE_CHECKING:
+    from eqsat_mem.rules import Rule
 
 
 def add(commands: Any) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eqsat_mem.ir import Program
+if TYPE_CHECKING:
+    from eqsat_mem.ir import Program
 
 
 def add(commands: Any) -> None:
