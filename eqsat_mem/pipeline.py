@@ -45,10 +45,8 @@ RETRIES = 6
 """How often the limit is tightened because the compiled program holds more than was predicted."""
 
 
-def plan(
-    jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str = "program", without: frozenset[str] = frozenset()
-) -> Plan:
-    """The fastest program found that computes ``jaxpr`` within the limit, by all rules but those named in ``without``.
+def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str = "program") -> Plan:
+    """The fastest program found that computes ``jaxpr`` within the limit.
 
     Raises:
         MemoryLimitError: if no plan fits; it names the tensors of the smallest plan found.
@@ -57,19 +55,19 @@ def plan(
     tell(Began(name, limit))
     made = None
     try:
-        made = _plan(jaxpr, options, arg_names, name, limit, without)
+        made = _plan(jaxpr, options, arg_names, name, limit)
     finally:
         tell(Ended(name, made))
     return made
 
 
-def _plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str, limit: int, without: frozenset[str]) -> Plan:
+def _plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str, limit: int) -> Plan:
     clock = _Clock()
     device = device_in_use()
     with clock("trace"):
         loaded = load(jaxpr, arg_names)
         tell(Loaded(loaded))
-    find = partial(_fastest_form, _Forms(loaded, options, without), options, device, clock)
+    find = partial(_fastest_form, _Forms(loaded, options), options, device, clock)
     best, before, fired = find(limit)
     with clock("emit and verify"):
         if best.fits(limit):
@@ -88,15 +86,15 @@ def _plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: 
 class _Forms:
     """A program and its forms with less and less stacked by scans, each made when it is asked for."""
 
-    def __init__(self, loaded: Program, options: Options, without: frozenset[str]):
-        self.loaded, self.options, self.without = loaded, options, without
+    def __init__(self, loaded: Program, options: Options):
+        self.loaded, self.options = loaded, options
         self.made = [loaded]
         self.others: Iterator[Program] | None = None
 
     def __iter__(self) -> Iterator[Program]:
         yield from self.made
         if self.others is None:
-            self.others = forms(original(self.loaded, _rules(self.options).without(self.without)))
+            self.others = forms(original(self.loaded, _rules(self.options)))
         for program in self.others:
             self.made.append(program)
             yield program
@@ -108,7 +106,7 @@ def _fastest_form(
     """The fastest schedule of the first form that fits (else the smallest of all), the program as written, and the rules that fired."""
     found = []
     for program in programs:
-        found.append(_fastest(program, options, device, clock, limit, programs.without, scheduler))
+        found.append(_fastest(program, options, device, clock, limit, scheduler))
         if found[-1][0].fits(limit):
             break
     best, _, fired = min(found, key=lambda f: _order(f[0], limit))
@@ -124,18 +122,18 @@ def _again(
     loaded: Program, options: Options, device: Device, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = schedule
 ) -> Schedule:
     """The best schedule that the same search finds without some rules; it stops for other reasons than the clock."""
-    patient = replace(options, max_seconds=PATIENCE_S)
-    return _fastest_form(_Forms(loaded, patient, without), patient, device, _Clock(), limit, scheduler)[0]
+    patient = replace(options, max_seconds=PATIENCE_S, without_rules=(*options.without_rules, *sorted(without)))
+    return _fastest_form(_Forms(loaded, patient), patient, device, _Clock(), limit, scheduler)[0]
 
 
 def _fastest(
-    loaded: Program, options: Options, device: Device, clock: _Clock, limit: int, without: frozenset[str], scheduler: Scheduler
+    loaded: Program, options: Options, device: Device, clock: _Clock, limit: int, scheduler: Scheduler
 ) -> tuple[Schedule, Schedule, tuple[str, ...]]:
     """The fastest schedule found that fits (else the smallest), the program as written, and the rules that fired."""
     with clock("bodies"):
-        program, saved = plan_bodies(loaded, limit, partial(_plan_body, options, without))
+        program, saved = plan_bodies(loaded, limit, partial(_plan_body, options))
     with clock("saturate"):
-        rules = _rules(options).without(without)
+        rules = _rules(options)
         view = saturate(program, rules, Limits(options.max_rows, options.max_iterations, options.max_seconds))
     with clock("extract"):
         seconds = partial(term_seconds, device=device)
@@ -160,11 +158,11 @@ def _rules(options: Options) -> RuleSet:
     return load_rules(options.rules, options.accuracy, options.only_rules, options.without_rules)
 
 
-def _plan_body(options: Options, without: frozenset[str], body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
+def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
     """The body of a loop or branch planned under ``limit``: its schedule, and what it holds besides arguments, planned and as written."""
     names = [f"x{k}" for k in range(len(body.in_avals))]
     try:
-        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body", without)
+        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body")
     except MemoryLimitError as error:
         held = max(error.smallest_bytes - aval_bytes(body.in_avals), 0)
         return None, held, held

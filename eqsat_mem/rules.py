@@ -11,7 +11,7 @@ A card is what a reader needs to judge a rule, as comment lines directly above i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -76,10 +76,6 @@ class RuleSet:
     declarations: tuple[tuple[str, str], ...]
     maps: tuple[tuple[str, int], ...]
     meanings: tuple[tuple[str, str], ...] = ()
-
-    def without(self, names: Collection[str]) -> RuleSet:
-        """The same rules less those named."""
-        return replace(self, rules=tuple(rule for rule in self.rules if rule.name not in names))
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """What egglog is to run, piece by piece, each with the file and line for its messages."""

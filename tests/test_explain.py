@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -71,7 +72,7 @@ def as_good_without(name, rules):
     plan = planned(name)
     record = plan.record
     try:
-        other = pipeline.plan(record.jaxpr, record.options, record.arg_names, without=frozenset(rules))
+        other = pipeline.plan(record.jaxpr, replace(record.options, without_rules=tuple(rules)), record.arg_names)
     except eqsat_mem.MemoryLimitError:
         return False
     pairs = [(other.predicted_s, plan.predicted_s), *zip(body_seconds(other), body_seconds(plan), strict=True)]
