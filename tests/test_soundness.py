@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -47,7 +48,11 @@ def test_every_wrong_rule_is_caught(path, name, capsys):
     assert found.status == "wrong", found.summary()
     text = counterexample(found.wrong)
     assert "eqsat_mem" not in text
-    exec(compile(text, name, "exec"), {})
+    before = jax.config.jax_enable_x64  # the script sets it for good
+    try:
+        exec(compile(text, name, "exec"), {})
+    finally:
+        jax.config.update("jax_enable_x64", before)
     shown = re.findall(r"^(\w+): (.*?)(?=^\w+: |\Z)", capsys.readouterr().out, re.MULTILINE | re.DOTALL)
     sides = [side for _, side in shown]
     if len(sides) == 2 and "bitwise" not in Path(path).read_text().split(f'"{name}"')[0].rsplit(";; sound:")[-1]:
