@@ -100,8 +100,8 @@ def weighted_outer_sum(g: Array, x: Array, y: Array) -> Any:
     return jnp.einsum("nm,nmd->nd", g, x[:, None] + y[None])
 
 
-def forces(x: Array, y: Array, v: Array) -> Any:
-    return jax.grad(lambda x: jnp.sum(v * jnp.exp(-sq(x, y))))(x)
+def forces(x: Array, y: Array, v: Array, w: Array) -> Any:
+    return jax.grad(lambda x: w @ (jnp.exp(-sq(x, y)) @ v) + jnp.sum(v * jnp.exp(-sq(x, y))))(x)
 
 
 def gradient(x: Array, y: Array, v: Array) -> Any:
@@ -223,7 +223,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (scaled, [*XY, (3,)]), (scaled_right, [*XY, (3,)]), (weighted, [*XY, (3,)]), (weighted_inside, [*XY, (3,)]),
     (batched, [(2, 5, 3), (2, 4, 3)]), (nested_reduce, [(5, 3), (4, 3), (5, 2)]), (outer_sum, XY),
     (weighted_outer_sum, [(5, 4), *XY]),
-    (forces, [*XY, (4,)]), (gradient, [*XY, (4, 2)]),
+    (forces, [*XY, (4,), (5,)]), (gradient, [*XY, (4, 2)]),
     (chain, [(5, 4), (4, 6), (6, 2)]), (chain_with_transposes, [(5, 2), (4, 2), (3, 4), (3, 1)]),
     (chain_with_batch, [(2, 3, 4), (2, 4, 5), (2, 5, 2)]), (sums, [(3, 4), (4, 5)]), (self_product, [(6, 2), (4, 2)]),
     (plus_noise, [(5, 2), (5, 1)]),
