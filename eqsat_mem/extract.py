@@ -63,7 +63,7 @@ class Extraction:
 
 
 def extract(view: View, seconds: Seconds, memory_price: float) -> Extraction:
-    """The cheapest program found: ``seconds`` of each term, and ``memory_price`` seconds per byte of each contraction or block."""
+    """The cheapest program found: ``seconds`` of each term, and ``memory_price`` per byte of contractions, blocks and renamed values."""
     return build(view, search(view, node_costs(view, seconds, memory_price)))
 
 
@@ -148,7 +148,7 @@ def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
         term = scratch.terms[t]
         unrolled = isinstance(term, ir.Fold) and not term.over & ~view.facts["unrolls"].get(c, 0)
         written = (c, node) in original
-        held = isinstance(term, ir.Dot | ir.Block)  # elementwise values and folds are computed on the way
+        held = isinstance(term, ir.Dot | ir.Block | ir.Rename)  # other values may be computed on the way; a rename reads one that is not
         costs[c][k] = seconds(scratch, t, unrolled) * (1.0 if written else TOLL) + (memory_price * scratch.nbytes(t) if held else 0.0)
         costs[c][k] += 1e-12 if written else 2e-12
     return Costs(costs)

@@ -34,7 +34,7 @@ from eqsat_mem.trace import load
 from eqsat_mem.verify import compiled_peak
 
 MEMORY_PRICES = (0.0, 1e-10, 1e-8)
-"""Seconds per byte of contractions and blocks, for each of which a program is extracted: from fastest to smallest."""
+"""Seconds per byte of contractions, blocks and renamed values, for each of which a program is extracted: from fastest to smallest."""
 GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
 NEARLY = 4.0
@@ -202,20 +202,26 @@ def _keep(jaxpr: ClosedJaxpr, loaded: Program, before: Schedule, limit: int, opt
 
 
 def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, options: Options, name: str) -> _Chosen:
-    """Emit, compile, compare with the limit; plan for less while the compiled program holds more."""
-    target, smallest = limit, None
+    """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
+
+    Where nothing fits the next target, it was too low a guess: the one after is halfway back to the last program that was compiled.
+    """
+    target, smallest, above = limit, None, 0
     for _ in range(RETRIES):
-        if not best.fits(target):
+        if best.fits(target):
+            code = emit(best, name)
+            if not options.verify:
+                return _Chosen(best, code, None, target)
+            held = compiled_peak(code.function, jaxpr.in_avals)[0]
+            tell(Compiled(held, best.peak_bytes, limit))
+            if held <= limit:
+                return _Chosen(best, code, held, target)
+            smallest = min(smallest or held, held)
+            target, above = _tighter(best, held, limit), best.peak_bytes
+        elif best.peak_bytes < above:
+            target = (best.peak_bytes + above) // 2
+        else:
             break
-        code = emit(best, name)
-        if not options.verify:
-            return _Chosen(best, code, None, target)
-        held = compiled_peak(code.function, jaxpr.in_avals)[0]
-        tell(Compiled(held, best.peak_bytes, limit))
-        if held <= limit:
-            return _Chosen(best, code, held, target)
-        smallest = min(smallest or held, held)
-        target = _tighter(best, held, limit)
         best, *_ = find(target)
     raise _too_large(best, limit, smallest or best.peak_bytes, name)
 

@@ -26,7 +26,7 @@ from eqsat_mem.fusion import Fused
 from eqsat_mem.ir import Block, Call, Input, Literal, Map, Program, Rename, bits, children, with_children
 from eqsat_mem.loops import Loop, Path, Seq, at, enclosing, has_effects, is_leaf, made, operands
 from eqsat_mem.memory import Extents, Memory, within
-from eqsat_mem.scans import IMPURE, repeatable
+from eqsat_mem.repeats import IMPURE, repeatable
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.timing import Timing
 

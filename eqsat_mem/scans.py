@@ -2,8 +2,9 @@
 
 The leading axis of what a scan reads and of what it stacks is the index of its steps, its *lane*. A value that is pointwise in a lane
 can be computed inside of the scan that reads it, one slice in each step; a fold over the lane can be accumulated in the carry of the
-scan whose results it folds; and what a scan has stacked can be computed again from its carries by the scan that reads it. This module
-says which values those are; :mod:`eqsat_mem.staging` writes the program.
+scan whose results it folds; and what a scan has stacked can be computed again from its carries by the scan that reads it. What no
+step changes can be computed in every step, of ``while`` loops too. This module says which values those are;
+:mod:`eqsat_mem.staging` writes the program.
 """
 
 from __future__ import annotations
@@ -11,22 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any
-
-from jax.extend.core import ClosedJaxpr
-from jax.interpreters import partial_eval as pe
 
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Block, Call, Dot, Fold, Iota, Map, Program, Rename, bits, children, mask_of
+from eqsat_mem.ir import Block, Dot, Fold, Iota, Map, Program, Rename, bits, children, mask_of
+from eqsat_mem.repeats import Scan, repeats
 
-IMPURE = frozenset({"rng_uniform"})
-"""Primitives that may return something else each time, though they declare no effect."""
 FEW_STEPS = 8
 """Scans of fewer steps than this keep all their carries."""
 SMALL_SHARE = 1 / 64
 """Results that are a smaller share of what a scan stacks stay stacked."""
-
-
 SUNK_BYTES = 2**16
 """Values of fewer bytes that do not depend on the step are computed once."""
 SUNK_SHARE = 8
@@ -55,63 +49,6 @@ class How(Enum):
     COMPUTED = "computed from slices of its operands"
     OWN = "made by the step itself"
     AGAIN = "made by a step of another scan, which runs again"
-
-
-@dataclass(frozen=True, eq=False)
-class Scan:
-    """A scan of a program: its call, operands and results, its place among the scans, and the lanes that stand for its steps."""
-
-    call: Call
-    args: tuple[int, ...]
-    results: dict[int, int]
-    order: int
-    lanes: int
-    repeatable: bool
-
-    @property
-    def first_carry(self) -> int:
-        return int(self.call.params["num_consts"])
-
-    @property
-    def carries(self) -> int:
-        return int(self.call.params["num_carry"])
-
-    @property
-    def consts(self) -> tuple[int, ...]:
-        return self.args[: self.first_carry]
-
-    @property
-    def init(self) -> tuple[int, ...]:
-        return self.args[self.first_carry : self.first_carry + self.carries]
-
-    @property
-    def xs(self) -> tuple[int, ...]:
-        return self.args[self.first_carry + self.carries :]
-
-    @property
-    def length(self) -> int:
-        return int(self.call.params["length"])
-
-    @property
-    def reverse(self) -> bool:
-        return bool(self.call.params["reverse"])
-
-    @property
-    def body(self) -> ClosedJaxpr:
-        body: ClosedJaxpr = self.call.params["jaxpr"]
-        return body
-
-    def stacked(self) -> Iterator[tuple[int, int]]:
-        """The results that are stacked and used: positions among all stacked ones, and terms."""
-        return ((k - self.carries, t) for k, t in self.results.items() if k >= self.carries)
-
-    def needs_carry(self, wanted: Iterable[int]) -> bool:
-        """Whether a step needs its carry to make the stacked results at these positions."""
-        used = [False] * len(self.body.out_avals)
-        for k in wanted:
-            used[self.carries + k] = True
-        _, inputs = pe.dce_jaxpr(self.body.jaxpr, used)
-        return any(inputs[self.first_carry : self.first_carry + self.carries])
 
 
 Node = int | Scan
@@ -144,7 +81,7 @@ class Stages:
     _slices: dict[Scan, Slices] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.scans = list(_scans(self.ex.program))
+        self.scans = list(repeats(self.ex.program))
         self.scan_of = {t: scan for scan in self.scans for t in scan.results.values()}
         if self.stage >= Stage.RECOMPUTE:
             self.again = frozenset(t for scan in self.scans if scan.repeatable for t in self._large(scan))
@@ -326,60 +263,6 @@ class Stages:
             return [*used.again, *node.init, *whole, *used.of(How.STORED)]
         owner = self.absorbed.get(node) or self.scan_of.get(node)
         return [owner] if owner is not None else children(self.program.terms[node])
-
-
-def _scans(program: Program) -> Iterator[Scan]:
-    """The scans of a program without effects, in order."""
-    found: dict[Call, dict[int, int]] = {}
-    args: dict[Call, tuple[int, ...]] = {}
-    for t in program.reachable():
-        term = program.terms[t]
-        if isinstance(term, Block) and term.call.prim.name == "scan" and not term.call.effects and term.call.params["length"] > 1:
-            found.setdefault(term.call, {})[term.out] = t
-            args[term.call] = term.args
-    lanes = _merged([_lanes(program, call, args[call]) for call in found])
-    for order, ((call, results), mask) in enumerate(zip(found.items(), lanes)):
-        yield Scan(call, args[call], results, order, mask, repeatable(call.params["jaxpr"].jaxpr))
-
-
-def _lanes(program: Program, call: Call, args: Sequence[int]) -> int:
-    """The indices that stand for the steps of a scan; a result of another scan that is read under another name brings its own."""
-    first = call.params["num_consts"] + call.params["num_carry"]
-    axes = [*call.in_axes[first:], *call.out_axes[call.params["num_carry"] :]]
-    mask = mask_of(a[0][0] for a in axes if len(a[0]) == 1)
-    for arg in args[first:]:
-        term = program.terms[arg]
-        if isinstance(term, Rename):
-            mask |= mask_of(s for s, d in term.pairs if mask >> d & 1)
-    return mask
-
-
-def _merged(masks: list[int]) -> list[int]:
-    """For each set the union of all sets that it meets, directly or through others."""
-    out = list(masks)
-    changed = True
-    while changed:
-        new = [0] * len(out)
-        for k, mask in enumerate(out):
-            for other in out:
-                new[k] |= other if other & mask else 0
-        changed, out = new != out, new
-    return out
-
-
-def repeatable(jaxpr: Any) -> bool:
-    """Whether running a function again gives the same results and does nothing else."""
-    if jaxpr.effects:
-        return False
-    inner = (value for eqn in jaxpr.eqns for value in _jaxprs(eqn.params))
-    return all(eqn.primitive.name not in IMPURE for eqn in jaxpr.eqns) and all(map(repeatable, inner))
-
-
-def _jaxprs(params: dict[str, Any]) -> Iterator[Any]:
-    for value in params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
-                yield getattr(part, "jaxpr", part)
 
 
 def _postorder(roots: Iterable[Node], needs: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:

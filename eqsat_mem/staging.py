@@ -25,7 +25,8 @@ from eqsat_mem.flatten import lines_of
 from eqsat_mem.interpret import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir import Call, Fold, Iota, Program, bits, children
 from eqsat_mem.ops import MONOIDS, accumulator
-from eqsat_mem.scans import How, Scan, Slices, Stage, Stages
+from eqsat_mem.repeats import Scan, While
+from eqsat_mem.scans import How, Slices, Stage, Stages
 from eqsat_mem.trace import load
 
 Array = Any
@@ -105,6 +106,10 @@ class _Form:
             for t in scan.results.values():
                 self.values[t] = evaluate_term(self.program, t, self.args, self.values, self.calls)
             return
+        if isinstance(scan, While):
+            results = self.turns(scan)
+            self.values |= {t: from_axes(self.program, results[k], scan.call.out_axes[k]) for k, t in scan.results.items()}
+            return
         folds = self.stages.folds(scan)
         start = self.init(scan), [_empty(self.program, t) for t in folds]
         if scan in self.checkpointed:
@@ -146,6 +151,21 @@ class _Form:
         unroll = scan.call.params["unroll"]
         carry, (stacks, carries) = lax.scan(step, start, given, length=segment.length, reverse=scan.reverse, unroll=unroll)
         return carry, stacks, carries
+
+    def turns(self, loop: While) -> list[Array]:
+        """The results of a ``while`` loop that computes what no turn changes in every turn."""
+
+        def consts() -> list[Array]:
+            slices = _Slices(self, loop, self.stages.slices(loop), {}, jnp.zeros((), np.int32))
+            return slices.consts(loop)
+
+        def runs(carry: list[Array]) -> Array:
+            return jaxpr_as_fun(loop.condition)(*consts()[: loop.condition_consts], *carry)[0]
+
+        def turn(carry: list[Array]) -> list[Array]:
+            return list(map(_strong, jaxpr_as_fun(loop.body)(*consts()[loop.condition_consts :], *carry)))
+
+        return lax.while_loop(runs, turn, self.init(loop))
 
     def bound(self, scan: Scan) -> dict[int, Array]:
         """What a scan reads step by step along no lane, by position: axes that are products of indices."""
@@ -285,12 +305,15 @@ class _Slices:
         if scan not in self.made:
             carry, bound = self.prepared[scan]
             axes, first = scan.call.in_axes, scan.first_carry + scan.carries
-            program = self.form.program
-            consts = [to_axes(program, self.invariant(t), program.free[t], a) for t, a in zip(scan.consts, axes)]
             waiting = iter(bound)
             xs = [self.read(t, a) if len(a[0]) == 1 else next(waiting) for t, a in zip(scan.xs, axes[first:])]
-            self.made[scan] = list(jaxpr_as_fun(scan.body)(*consts, *carry, *xs))
+            self.made[scan] = list(jaxpr_as_fun(scan.body)(*self.consts(scan), *carry, *xs))
         return self.made[scan]
+
+    def consts(self, scan: Scan) -> list[Array]:
+        """What every step of a scan reads whole."""
+        program = self.form.program
+        return [to_axes(program, self.invariant(t), program.free[t], a) for t, a in zip(scan.consts, scan.call.in_axes)]
 
     def invariant(self, t: int) -> Array:
         """A value that does not depend on the step: from outside, or computed again here."""

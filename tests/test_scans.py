@@ -242,3 +242,27 @@ def test_large_values_that_no_step_changes_are_computed_in_every_step():
     assert optimized.plan(*args).compiled_peak_bytes <= limit < compiled_peak(gradient, args)[0] / 10
     for a, b in zip(optimized(*args), gradient(*args), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * float(np.max(np.abs(b))))
+
+
+def test_large_values_that_no_turn_changes_are_computed_in_every_turn():
+    """A kernel matrix that conjugate gradients multiply by, forwards and backwards, as users write it: before the loop."""
+
+    def fit(x, y, scale):
+        gram = jnp.exp(-jnp.sum((x[:, None] - x[None]) ** 2, -1) / scale) + 0.1 * jnp.eye(x.shape[0])
+        return y @ jax.scipy.sparse.linalg.cg(lambda v: gram @ v, y, maxiter=5)[0]
+
+    args = [f32(300, 3), f32(300, seed=1), np.float32(0.7)]
+    gradient = jax.value_and_grad(fit, 2)
+    limit = 300 * 300 * 4 // 2
+    optimized = eqsat_mem.optimize(gradient, memory_limit=limit, max_seconds=60.0)
+    assert optimized.plan(*args).compiled_peak_bytes <= limit < compiled_peak(gradient, args)[0] / 3
+    for a, b in zip(optimized(*args), gradient(*args), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3)
+
+
+def test_a_loop_without_large_values_that_no_turn_changes_runs_as_it_is():
+    def newton(x):
+        return lax.while_loop(lambda s: s[1] < 3, lambda s: (0.5 * (s[0] + x / s[0]), s[1] + 1), (x, 0))[0]
+
+    program = load(jax.make_jaxpr(newton)(f32(40)), ["x"])
+    assert list(forms(original(program))) == []

@@ -1,0 +1,164 @@
+"""The scans and ``while`` loops of a program: what they read, carry and stack, and the indices that stand for their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters import partial_eval as pe
+
+from eqsat_mem.ir import Block, Call, Program, Rename, mask_of
+
+IMPURE = frozenset({"rng_uniform"})
+"""Primitives that may return something else each time, though they declare no effect."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """A scan of a program: its call, operands and results, its place among the scans, and the lanes that stand for its steps."""
+
+    call: Call
+    args: tuple[int, ...]
+    results: dict[int, int]
+    order: int
+    lanes: int
+    repeatable: bool
+
+    @property
+    def first_carry(self) -> int:
+        return int(self.call.params["num_consts"])
+
+    @property
+    def carries(self) -> int:
+        return int(self.call.params["num_carry"])
+
+    @property
+    def consts(self) -> tuple[int, ...]:
+        return self.args[: self.first_carry]
+
+    @property
+    def init(self) -> tuple[int, ...]:
+        return self.args[self.first_carry : self.first_carry + self.carries]
+
+    @property
+    def xs(self) -> tuple[int, ...]:
+        return self.args[self.first_carry + self.carries :]
+
+    @property
+    def length(self) -> int:
+        return int(self.call.params["length"])
+
+    @property
+    def reverse(self) -> bool:
+        return bool(self.call.params["reverse"])
+
+    @property
+    def body(self) -> ClosedJaxpr:
+        body: ClosedJaxpr = self.call.params["jaxpr"]
+        return body
+
+    def stacked(self) -> Iterator[tuple[int, int]]:
+        """The results that are stacked and used: positions among all stacked ones, and terms."""
+        return ((k - self.carries, t) for k, t in self.results.items() if k >= self.carries)
+
+    def needs_carry(self, wanted: Iterable[int]) -> bool:
+        """Whether a step needs its carry to make the stacked results at these positions."""
+        used = [False] * len(self.body.out_avals)
+        for k in wanted:
+            used[self.carries + k] = True
+        _, inputs = pe.dce_jaxpr(self.body.jaxpr, used)
+        return any(inputs[self.first_carry : self.first_carry + self.carries])
+
+
+@dataclass(frozen=True, eq=False)
+class While(Scan):
+    """A loop that runs for as long as a condition holds: it has a carry, reads the same in every turn, and stacks nothing."""
+
+    @property
+    def first_carry(self) -> int:
+        return self.condition_consts + int(self.call.params["body_nconsts"])
+
+    @property
+    def condition_consts(self) -> int:
+        return int(self.call.params["cond_nconsts"])
+
+    @property
+    def carries(self) -> int:
+        return len(self.args) - self.first_carry
+
+    @property
+    def condition(self) -> ClosedJaxpr:
+        condition: ClosedJaxpr = self.call.params["cond_jaxpr"]
+        return condition
+
+    @property
+    def body(self) -> ClosedJaxpr:
+        body: ClosedJaxpr = self.call.params["body_jaxpr"]
+        return body
+
+
+def repeats(program: Program) -> Iterator[Scan]:
+    """The scans of more than one step and the ``while`` loops of a program, in order, those without effects."""
+    found: dict[Call, dict[int, int]] = {}
+    args: dict[Call, tuple[int, ...]] = {}
+    for t in program.reachable():
+        term = program.terms[t]
+        if isinstance(term, Block) and not term.call.effects and (_is_while(term.call) or _is_scan(term.call)):
+            found.setdefault(term.call, {})[term.out] = t
+            args[term.call] = term.args
+    lanes = _merged([0 if _is_while(call) else _lanes(program, call, args[call]) for call in found])
+    for order, ((call, results), mask) in enumerate(zip(found.items(), lanes)):
+        if _is_while(call):
+            yield While(call, args[call], results, order, mask, False)
+        else:
+            yield Scan(call, args[call], results, order, mask, repeatable(call.params["jaxpr"].jaxpr))
+
+
+def _is_scan(call: Call) -> bool:
+    return call.prim.name == "scan" and call.params["length"] > 1
+
+
+def _is_while(call: Call) -> bool:
+    return call.prim.name == "while"
+
+
+def _lanes(program: Program, call: Call, args: Sequence[int]) -> int:
+    """The indices that stand for the steps of a scan; a result of another scan that is read under another name brings its own."""
+    first = call.params["num_consts"] + call.params["num_carry"]
+    axes = [*call.in_axes[first:], *call.out_axes[call.params["num_carry"] :]]
+    mask = mask_of(a[0][0] for a in axes if len(a[0]) == 1)
+    for arg in args[first:]:
+        term = program.terms[arg]
+        if isinstance(term, Rename):
+            mask |= mask_of(s for s, d in term.pairs if mask >> d & 1)
+    return mask
+
+
+def _merged(masks: list[int]) -> list[int]:
+    """For each set the union of all sets that it meets, directly or through others."""
+    out = list(masks)
+    changed = True
+    while changed:
+        new = [0] * len(out)
+        for k, mask in enumerate(out):
+            for other in out:
+                new[k] |= other if other & mask else 0
+        changed, out = new != out, new
+    return out
+
+
+def repeatable(jaxpr: Any) -> bool:
+    """Whether running a function again gives the same results and does nothing else."""
+    if jaxpr.effects:
+        return False
+    inner = (value for eqn in jaxpr.eqns for value in _jaxprs(eqn.params))
+    return all(eqn.primitive.name not in IMPURE for eqn in jaxpr.eqns) and all(map(repeatable, inner))
+
+
+def _jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    for value in params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
+                yield getattr(part, "jaxpr", part)
