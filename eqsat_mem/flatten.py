@@ -103,7 +103,8 @@ class _Flattening:
             return [same]
         plain = plain_form(self.flat, self.producer, name, params, ins)
         if plain is not None:
-            return self.inline(plain.jaxpr, plain.consts, ins, source)
+            form, operands = plain
+            return self.inline(form.jaxpr, form.consts, operands, source)
         return self.emit(eqn, ins, source)
 
     def converted(self, value: int, dtype: Any) -> int | None:
@@ -202,7 +203,10 @@ def _of_scope(scopes: str) -> Source | None:
 
 _SCOPE = "eqsat_mem line "
 _OURS = frozenset(
-    [str(Path(__file__).with_name(f"{name}.py")) for name in ("plain", "diagonal", "function", "primitive", "api", "interpret", "staging")]
+    [
+        str(Path(__file__).with_name(f"{name}.py"))
+        for name in ("plain", "diagonal", "picked", "function", "primitive", "api", "interpret", "staging")
+    ]
     + [str(path) for path in Path(__file__).parent.glob("ops/*.py")]
 )
 """Files of ours that trace: what they add to a program is not the user's line."""

@@ -11,13 +11,19 @@ import numpy as np
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from eqsat_mem import diagonal
+from eqsat_mem import diagonal, picked
 from eqsat_mem.equations import Equation, Flat
 from eqsat_mem.ops.ordering import SHORT_SEARCH
+from eqsat_mem.picked import Plain
 
 
-def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Any:
-    """A jaxpr of elementwise operations and folds that means the same as this equation, ``None`` if there is none."""
+def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Plain | None:
+    """A jaxpr of elementwise operations and folds that means the same as this equation, and the values it is of; ``None`` if none is."""
+    same = _of_same_operands(flat, producer, name, params, ins)
+    return (same, ins) if same is not None else picked.plain_form(flat, producer, name, params, ins)
+
+
+def _of_same_operands(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Any:
     if name in _SEARCHES:
         return _search(flat, name, params, ins[0])
     if name == "convert_element_type" and _drops_imaginary_part(flat.dtypes[ins[0]], params["new_dtype"]):

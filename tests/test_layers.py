@@ -12,7 +12,7 @@ PACKAGE = ROOT / "eqsat_mem"
 
 LAYERS = (
     "sizes errors config events",
-    "terms ir ops equations diagonal plain flatten axes infer effects trace interpret",
+    "terms ir ops equations diagonal picked plain flatten axes infer effects trace interpret",
     "forms vocabulary grammar rules encode egraph saturate exact extract",
     "repeats scans staging loops fusion memory costs profiles calibrate timing schedule remat control",
     "source reads calls expressions emit verify report outline",
