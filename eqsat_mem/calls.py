@@ -11,7 +11,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.ir import Call
-from eqsat_mem.ops import bind_call, block_op, block_text, param_text
+from eqsat_mem.ops import Operation, bind_call, block_op, block_text, param_text
 from eqsat_mem.reads import Reader
 from eqsat_mem.source import Scope, identifier, shape_of, tuple_text
 
@@ -47,6 +47,10 @@ class Calls(Reader):
         """The name of a local function that is written here."""
         raise NotImplementedError
 
+    def user_function(self, own: Operation, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[Any, ...]) -> str:
+        """The name of a function of the user's on operands of these shapes; it may be called on arrays where the shapes are scalars."""
+        raise NotImplementedError
+
     def results(self, call: Call, args: Sequence[str], scope: Scope, sliced: bool = False) -> list[str]:
         """Make a call that returns several arrays, and name them."""
         word, several = call.prim.name, len(call.out_axes) > 1
@@ -72,6 +76,16 @@ class Calls(Reader):
             self.carry_helpers(call, text)
             return text
         return f"{self.opaque(call)}({', '.join(args)})"
+
+    def vectorized(self, own: Operation, call: Call, args: Sequence[str], dtypes: tuple[Any, ...]) -> str:
+        """An operation of the user's, on each element of the axes that its function does not see."""
+        extents = [i.extent for i in self.program_ir.indices]
+        named = [axes[len(axes) - len(names) :] for axes, names in zip(call.in_axes, own.operands)]
+        function = self.user_function(own, tuple(shape_of(extents, axes) for axes in named), dtypes)
+        for has in reversed(call.params["mapped"]):
+            axes = "" if all(has) else f", {tuple(0 if one else None for one in has)}"
+            function = f"jax.vmap({function}{axes})"
+        return f"{function}({', '.join(args)})"
 
     def carry_helpers(self, call: Call, text: str) -> None:
         """Have the source define the helpers that ``text`` calls, and those that they call."""

@@ -40,6 +40,7 @@ class Options:
         only_rules: names of rules, or of rule files, to which planning keeps; None is all of them. A rule named by its own name
             applies whatever its soundness. Without the rules of ``splitting`` there are no loops.
         without_rules: names of rules, or of rule files, that are left out.
+        operations: the :class:`eqsat_mem.Operation` objects that the rule files name.
         tensor_size_threshold: only tensors of more bytes than this are split; None leaves it to the planner.
         tensor_split_size: bytes that a slice of a split tensor should have; None leaves it to the planner.
         max_rows: rows of the e-graph at which saturation stops.
@@ -56,6 +57,7 @@ class Options:
     rules: tuple[str, ...] = ()
     only_rules: tuple[str, ...] | None = None
     without_rules: tuple[str, ...] = ()
+    operations: tuple[Any, ...] = ()
     tensor_size_threshold: int | None = None
     tensor_split_size: int | None = None
     max_rows: int = 50_000
@@ -71,6 +73,7 @@ class Options:
             object.__setattr__(self, name, _positive_int(getattr(self, name), name))
         object.__setattr__(self, "max_seconds", _positive_seconds(self.max_seconds, "max_seconds"))
         object.__setattr__(self, "rules", _paths(self.rules, "rules"))
+        object.__setattr__(self, "operations", _several(self.operations))
         if self.only_rules is not None:
             object.__setattr__(self, "only_rules", _names(self.only_rules, "only_rules"))
         object.__setattr__(self, "without_rules", _names(self.without_rules, "without_rules"))
@@ -184,6 +187,11 @@ def _paths(value: Any, argument: str) -> tuple[str, ...]:
         if all(isinstance(path, (str, os.PathLike)) for path in paths):
             return tuple(str(os.fspath(path)) for path in paths)
     raise OptionError(f"{argument} must be a path or a sequence of paths, not {value!r}.")
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    """One object or several as a tuple."""
+    return tuple(value) if isinstance(value, Iterable) else (value,)
 
 
 def _names(value: Any, argument: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, bits, children, itemsize
-from eqsat_mem.ops import MAPS, block_weight
+from eqsat_mem.ops import block_weight, map_row
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Devic
     width = itemsize(term.dtype) / 4
     match term:
         case Map():
-            return out * width * MAPS[term.op].weight / device.elements
+            return out * width * map_row(term).weight / device.elements
         case Fold():
             count = _product(extents, program.free[term.arg] & term.over)
             weight = 1.0 if unrolled else device.short_reduce_weight if count < SHORT else device.reduce_weight

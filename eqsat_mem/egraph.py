@@ -66,9 +66,9 @@ class View:
     iterations: int = 0
     stopped: str = ""
 
-    def term(self, home: int, node: Node, args: tuple[int, ...]) -> ir.Term:
-        """The term of a node of class ``home`` on operands ``args``."""
-        return self.encoder.decode(node, args, self.dtypes[home])
+    def add(self, program: Program, home: int, node: Node, args: tuple[int, ...], source: ir.Source | None = None) -> int:
+        """The term of a node of class ``home`` on operands ``args``, added to ``program``."""
+        return program.add(self.encoder.decode(node, args, self.dtypes[home], program), source)
 
     def empty_program(self) -> Program:
         """No terms yet; the indices are the program's and those that swaps of names need besides."""
@@ -83,15 +83,22 @@ class EGraph:
     ``large_elements`` is the size of an index set above which it is `large`.
     """
 
-    def __init__(self, program: Program, rules: Sequence[tuple[str, str]], maps: dict[str, int], large_elements: float) -> None:
+    def __init__(
+        self,
+        program: Program,
+        rules: Sequence[tuple[str, str]],
+        maps: dict[str, int],
+        large_elements: float,
+        own: vocabulary.Own = vocabulary.NOTHING,
+    ) -> None:
         self._egg = bindings()
         self._span = self._egg.PanicSpan()
         self._graph = self._egg.EGraph()
         self.seconds: dict[str, float] = {}
-        self._encoder = Encoder(program)
+        self._encoder = Encoder(program, own)
         self._encoded = self._encoder.encode()
-        own = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in vocabulary.primitive_of()}
-        for name, text in (*vocabulary.language(maps | own), *rules):
+        used = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in vocabulary.primitive_of()}
+        for name, text in (*vocabulary.language(maps | used, own), *rules):
             self._run(text, name)
         self._load(large_elements)
 

@@ -15,15 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.calls import Body
 from eqsat_mem.expressions import Expressions
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, children
+from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, Literal, Map, Program, children
 from eqsat_mem.loops import Loop, Seq, least_chunk, region, selection_of, source_of
 from eqsat_mem.memory import Memory
-from eqsat_mem.ops import MONOIDS, accumulator
+from eqsat_mem.ops import MONOIDS, Operation, accumulator
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.source import Module, Region, Scope, Value, identifier, number, tuple_text, wrap
 from eqsat_mem.trace import load
@@ -110,6 +111,20 @@ class _Writer(Expressions):
         self.line(scope, f"def {name}({', '.join(taken)}):")
         scope.lines += inner.lines
         return name
+
+    def user_function(self, own: Operation, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[Any, ...]) -> str:
+        key = own, shapes, dtypes
+        if key not in self.module.functions:
+            jaxpr = jax.make_jaxpr(own.evaluate)(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes)))
+            name = identifier(own.name, self.taken)
+            arguments = [identifier(label, self.taken) for label in own.parameters]
+            writer = _Writer(_unplanned(jaxpr, arguments), name, self.module, arguments)
+            inner = Scope()
+            writer.line(inner, f"return {writer.statements(inner)[0]}")
+            self.module.small += [f"def {name}({', '.join(arguments)}):", *inner.lines]
+            direct = any(shapes) or own.dimensions or _is_elementwise(writer.program_ir)
+            self.module.functions[key] = name if direct else f"jnp.vectorize({name})"
+        return self.module.functions[key]
 
     def output(self, t: int, axes: Axes, scope: Scope) -> str:
         return self.in_axes(self.read(t, scope), axes, scope).text
@@ -247,6 +262,12 @@ def _unplanned(body: ClosedJaxpr, names: Sequence[str]) -> Schedule:
     """A function as it is written."""
     ex = Extraction(load(body, names), {}, {}, {})
     return Schedule(ex, region(ex), {}, 0, 0.0)
+
+
+def _is_elementwise(program: Program) -> bool:
+    """Whether a program of scalars computes the same element by element: of elementwise operations only, and of every argument."""
+    terms = [program.terms[t] for t in program.reachable()]
+    return all(isinstance(t, Input | Literal | Map) for t in terms) and len(program.inputs) == sum(isinstance(t, Input) for t in terms)
 
 
 def _outside(namespace: Mapping[str, Any]) -> list[str]:

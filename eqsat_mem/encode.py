@@ -17,6 +17,7 @@ import numpy as np
 from eqsat_mem import ir, vocabulary
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, mask_of
+from eqsat_mem.ops import Operation, call_on, named_axes, operation_of
 
 MAX_BITS = 62
 SPARE_BITS = 4
@@ -50,8 +51,10 @@ class Encoded:
 class Encoder:
     """What stands for what: bits for indices, table entries for the terms that rules do not look into."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, own: vocabulary.Own = vocabulary.NOTHING) -> None:
         self.program = program
+        self.own = own
+        self._calls: dict[Any, ir.Call] = {}
         self._opaque_terms: list[ir.Term] = []
         self._keys: dict[tuple[str, ir.Params], int] = {}
         self._dtypes = {str(program.terms[t].dtype): program.terms[t].dtype for t in range(len(program.terms))}
@@ -111,6 +114,8 @@ class Encoder:
                 return Node("Dot", (self.bits_of(term.over),), (term.lhs, term.rhs))
             case ir.Rename() if self._copies(term) <= RENAMED_TERMS:
                 return self._rename(term)
+            case ir.Block():
+                return self._operation(term)
         return None
 
     def _opaque(self, term: ir.Term) -> Node:
@@ -123,6 +128,9 @@ class Encoder:
             return Node("Convert", (str(term.dtype),), term.args)
         if term.op == "integer_pow":
             return Node("IntegerPow", (dict(term.params)["y"],), term.args)
+        own = operation_of(dict(term.params))
+        if own is not None and self.own.get(own.constructor) is own:
+            return Node(own.constructor, (), term.args)
         constructor = vocabulary.constructor_of().get(term.op)
         if not term.params and constructor is not None:
             return Node(constructor, (), term.args)
@@ -130,6 +138,17 @@ class Encoder:
             return None
         key = self._keys.setdefault((term.op, term.params), len(self._keys))
         return Node(f"Map{len(term.args)}", (key,), term.args)
+
+    def _operation(self, term: ir.Block) -> Node | None:
+        """A call of the user's operation, each of whose named axes is one index."""
+        operation = operation_of(term.call.params)
+        if operation is None or self.own.get(operation.constructor) is not operation:
+            return None
+        named = named_axes(operation, term.call)
+        found = [axis[0] for axis in named.values() if len(axis) == 1]
+        if len(set(found)) < len(named):
+            return None
+        return Node(operation.constructor, tuple(1 << self._bit[i] for i in found), term.args)
 
     def _is_ordinary(self, term: ir.Dot) -> bool:
         """Whether rules may take a contraction apart: one dtype throughout, and the program's usual precision (wide numbers have one)."""
@@ -198,8 +217,8 @@ class Encoder:
 
     # nodes -> terms
 
-    def decode(self, node: Node, args: tuple[int, ...], dtype: str) -> ir.Term:
-        """The term of a node on operands ``args``; ``dtype`` is that of its class."""
+    def decode(self, node: Node, args: tuple[int, ...], dtype: str, program: Program) -> ir.Term:
+        """The term of a node on operands ``args``, terms of ``program``; ``dtype`` is that of its class."""
         kind, payload, value = node.constructor, node.payload, self._dtype(dtype)
         match kind:
             case "Leaf" | "Block":
@@ -222,7 +241,18 @@ class Encoder:
             case "Map1" | "Map2" | "Map3":
                 op, params = list(self._keys)[payload[0]]
                 return ir.Map(value, op, args, params)
+        if kind in self.own:
+            return self._called(self.own[kind], payload, args, value, program)
         return ir.Map(value, vocabulary.primitive_of()[kind], args)
+
+    def _called(self, operation: Operation, payload: tuple[int, ...], args: tuple[int, ...], dtype: Any, program: Program) -> ir.Term:
+        """The user's operation on operands; equal calls are one, so that equal terms are."""
+        if operation.elementwise:
+            return ir.Map(dtype, operation.name, args, (("operation", operation),))
+        key = operation, payload, tuple(program.free[a] for a in args), dtype
+        if key not in self._calls:
+            self._calls[key] = call_on(operation, [(self._one(bit),) for bit in payload], key[2], dtype)
+        return ir.Block(dtype, self._calls[key], args, 0)
 
     def _one(self, bit: int) -> int:
         found = tuple(bits(self.indices_of(bit)))

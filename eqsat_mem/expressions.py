@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from eqsat_mem.calls import Calls
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, children
-from eqsat_mem.ops import MAPS, MONOIDS, Monoid, map_text, param_text, primitive_text
+from eqsat_mem.ops import MONOIDS, Monoid, map_row, map_text, operation_of, param_text, primitive_text
 from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, wrap
 
 INLINE = 60
@@ -90,7 +90,11 @@ class Expressions(Calls):
 
     def primitive_map(self, term: Map, args: Sequence[str]) -> str:
         """An operation by the name of its primitive, or a named function where that has no source."""
-        row, params = MAPS[term.op], dict(term.params)
+        row, params = map_row(term), dict(term.params)
+        own = operation_of(params)
+        if own is not None:
+            dtypes = tuple(self.program_ir.terms[a].dtype for a in term.args)
+            return f"{self.user_function(own, ((),) * len(args), dtypes)}({', '.join(args)})"
         same_shape = args if len(args) == 1 else [f"*jnp.broadcast_arrays({', '.join(args)})"]
         text = primitive_text(row.prim, {**row.defaults, **params}, same_shape)
         if text is not None:
@@ -162,9 +166,15 @@ class Expressions(Calls):
         if known is None:
             args = [self.in_axes(self.value(a, scope, region), axes, scope).text for a, axes in zip(term.args, call.in_axes)]
             self.where(t, scope)
+            own = operation_of(call.params)
             single = len(call.out_axes) == 1 and not call.prim.multiple_results
             sliced = self.reads_slices(term, scope, region)
-            known = scope.calls[made] = [self.call_text(call, args, scope, sliced)] if single else self.results(call, args, scope, sliced)
+            if own is not None:
+                dtypes = tuple(self.program_ir.terms[a].dtype for a in term.args)
+                known = [self.vectorized(own, call, args, dtypes)]
+            else:
+                known = [self.call_text(call, args, scope, sliced)] if single else self.results(call, args, scope, sliced)
+            scope.calls[made] = known
         value = self.result(term, known[term.out], scope)
         return value.text, value.layout
 

@@ -86,7 +86,7 @@ def build(view: View, choice: Choice) -> Extraction:
     class_of: dict[int, int] = {}
     for c in _topological(view, choice):
         node = choice[c]
-        known[c] = program.add(view.term(c, node, tuple(known[a] for a in node.children)), sources.get(c))
+        known[c] = view.add(program, c, node, tuple(known[a] for a in node.children), sources.get(c))
         class_of.setdefault(known[c], c)
         _picked_with(program, known[c])
     program.outputs = [ir.Output(known[view.class_of[o.term]], o.axes, o.weak_type) for o in view.program.outputs]
@@ -142,7 +142,7 @@ def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
     costs = [[math.inf] * len(nodes) for nodes in view.nodes]
     for c, k in order:
         node = view.nodes[c][k]
-        t = scratch.add(view.term(c, node, tuple(known[a] for a in node.children)))
+        t = view.add(scratch, c, node, tuple(known[a] for a in node.children))
         if scratch.free[t] != scratch.free[known[c]]:
             continue
         term = scratch.terms[t]
@@ -162,7 +162,7 @@ def _fewest_indices(view: View, scratch: Program, order: Sequence[tuple[int, int
         changed = False
         for c, k in order:
             node = view.nodes[c][k]
-            t = scratch.add(view.term(c, node, tuple(known[a] for a in node.children)))
+            t = view.add(scratch, c, node, tuple(known[a] for a in node.children))
             if c not in known:
                 known[c] = t
             elif scratch.free[t].bit_count() < scratch.free[known[c]].bit_count():

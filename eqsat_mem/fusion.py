@@ -13,7 +13,7 @@ from functools import cached_property
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Fold, Map, Rename, Term, children
 from eqsat_mem.loops import Loop, Seq, has_effects, operands
-from eqsat_mem.ops import MAPS, MONOIDS, block_op
+from eqsat_mem.ops import MONOIDS, block_op, map_row
 
 SMALL_FOLD = 64
 """A fold over at most so many elements is computed inside its consumer where folds are not left to a library."""
@@ -108,7 +108,7 @@ def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozens
         return False
     if not all(_takes_in(program.terms[u]) for u in users):
         return False
-    if isinstance(term, Map) and not MAPS[term.op].cheap and ends & again:
+    if isinstance(term, Map) and not map_row(term).cheap and ends & again:
         return False
     alone = len(ends) == 1 and not (len(users) > 1 and isinstance(term, Fold))
     folds = [e for e in ends if isinstance(program.terms[e], Fold) and not ex.unrolls.get(e)]
@@ -116,7 +116,7 @@ def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozens
         case Map() if library_folds and folds:
             return alone and _in_library(term, program.terms[folds[0]])
         case Map():
-            return alone or MAPS[term.op].cheap
+            return alone or map_row(term).cheap
         case Fold():
             return alone and (bool(ex.unrolls.get(t)) or (not library_folds and program.extent(term.over) <= SMALL_FOLD))
     return False
@@ -126,7 +126,7 @@ def _in_library(term: Map, fold: Term) -> bool:
     """Can XLA:CPU's kernel library compute this operation inside this fold?"""
     assert isinstance(fold, Fold)
     wide = str(term.dtype) in ("float32", "float64")
-    return wide and MAPS[term.op].library and MONOIDS[fold.monoid].library
+    return wide and map_row(term).library and MONOIDS[fold.monoid].library
 
 
 def _group(ex: Extraction, root: int, virtual: set[int]) -> list[int]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from eqsat_mem import vocabulary
-from eqsat_mem.errors import RuleError
+from eqsat_mem.errors import OptionError, RuleError
 from eqsat_mem.forms import Form
-from eqsat_mem.ops import MAPS, MONOIDS
+from eqsat_mem.ops import MAPS, MONOIDS, Operation
 
 SORTS = ("T", "i64", "f64", "String", "bool")
 OPTIONS = {"rule": {":ruleset", ":name"}, "rewrite": {":ruleset", ":name", ":when"}, "birewrite": {":ruleset", ":name", ":when"}}
@@ -33,6 +33,30 @@ STRING = re.compile(r'"[\w<>=*/+.-]*"', re.ASCII)
 WORDS = frozenset({"union", "set", "let", "true", "false", "rule", "rewrite", "birewrite", "relation", "function", "old", "new", *SORTS})
 
 Tree = Any
+
+
+def own_constructors(operations: Iterable[Operation]) -> dict[str, Operation]:
+    """Operations of the user's by their names in rule files.
+
+    Raises:
+        OptionError: for what is no operation, and for a name that is taken.
+    """
+    own: dict[str, Operation] = {}
+    for operation in operations:
+        if not isinstance(operation, Operation):
+            raise OptionError(f"operations must be eqsat_mem.Operation objects, not {operation!r}.")
+        name = operation.constructor
+        if own.get(name, operation) is not operation:
+            raise OptionError(
+                f"{operation.place}: operation {operation.name!r} is {name!r} in rules, as is {own[name].name!r} of {own[name].place}; "
+                "rename one of them."
+            )
+        if name in known_heads() or name in WORDS:
+            raise OptionError(
+                f"{operation.place}: operation {operation.name!r} is {name!r} in rules, which is a word of the language; rename it."
+            )
+        own[name] = operation
+    return own
 
 
 def check_declaration(form: Form, taken: Mapping[str, str]) -> tuple[str, int]:
@@ -63,13 +87,13 @@ def check_declaration(form: Form, taken: Mapping[str, str]) -> tuple[str, int]:
     return name, len(sorts)
 
 
-def check_rule(form: Form, declared: Mapping[str, int]) -> None:
+def check_rule(form: Form, declared: Mapping[str, int], own: vocabulary.Own = vocabulary.NOTHING) -> None:
     """Nothing but what a rule may say; ``declared`` are relations and functions of rule files, with the number of their arguments.
 
     Raises:
         RuleError: with file and line, saying what may not stand there.
     """
-    _Checker(form, declared).check()
+    _Checker(form, declared, own).check()
 
 
 def variables(form: Form) -> set[str]:
@@ -94,8 +118,9 @@ def known_heads() -> frozenset[str]:
 class _Checker:
     """One rule and what it may refer to."""
 
-    def __init__(self, form: Form, declared: Mapping[str, int]) -> None:
-        self.form, self.declared = form, declared
+    def __init__(self, form: Form, declared: Mapping[str, int], own: vocabulary.Own) -> None:
+        self.form, self.declared, self.own = form, declared, own
+        self.heads = frozenset({*known_heads(), *declared, *own})
 
     def check(self) -> None:
         head, *rest = self.form.tree
@@ -187,20 +212,20 @@ class _Checker:
         if not tree or not isinstance(tree[0], str):
             raise self._error("an expression is (NAME arguments ...)")
         head, *args = tree
-        if head not in known_heads() and head not in self.declared:
-            similar = difflib.get_close_matches(head, sorted({*known_heads(), *self.declared}), 3)
+        if head not in self.heads:
+            similar = difflib.get_close_matches(head, sorted(self.heads), 3)
             raise self._error(f"{head!r} is not known" + (f"; similar names are {', '.join(map(repr, similar))}" if similar else ""))
         if made and head in OPAQUE:
             raise self._error(f"{head!r} stands for what rules do not look into; they cannot make one")
         if made and (head in vocabulary.NAMES or head in self.declared):
             raise self._error(f"({head} ...) may not be looked up where a rule acts: bind it in the premises, as in (= f ({head} a))")
         self._arity(head, len(args))
-        for k, (arg, role) in enumerate(zip(args, vocabulary.roles(head, len(args)))):
+        for k, (arg, role) in enumerate(zip(args, vocabulary.roles(head, len(args), self.own))):
             self._literal(head, arg, role, made and k == 0)
             self._expression(arg, made)
 
     def _arity(self, head: str, given: int) -> None:
-        wanted = self.declared.get(head, vocabulary.arity(head))
+        wanted = len(vocabulary.roles(head, 0, self.own)) if head in self.own else self.declared.get(head, vocabulary.arity(head))
         if wanted is not None and given != wanted:
             raise self._error(f"{head!r} takes {wanted} argument{'s' * (wanted != 1)}, not {given}")
 

@@ -68,7 +68,7 @@ class Inference:
         """A bitcast to another width is not: it splits or joins elements."""
         name = eqn.prim.name
         same_width = name != "bitcast_convert_type" or self.flat.shapes[eqn.ins[0]] == self.flat.shapes[eqn.outs[0]]
-        return same_width and (name in ops.MAPS or name in ops.ALIASES)
+        return same_width and ops.is_elementwise(eqn.prim, eqn.params)
 
     def numbers(self, eqn: Equation) -> bool:
         return not any(issubdtype(self.flat.dtypes[v], extended) for v in eqn.outs)
@@ -112,7 +112,7 @@ class Inference:
         reads: list[list[Variables]] = [[] for _ in eqn.ins]
         for k in order:
             shape_k = self.flat.shapes[eqn.ins[k]]
-            reads[k] = [self.of(out)[a] if n != 1 else [] for a, n in enumerate(shape_k)]
+            reads[k] = [self.of(out)[a] if n != 1 else [] for a, n in zip(ops.result_axes(eqn.params, k, len(shape_k)), shape_k)]
             for mine, wanted in zip(self.of(eqn.ins[k]), reads[k]):
                 self.table.unify(wanted, mine)
         return Plan("map", reads)
@@ -153,11 +153,14 @@ class Inference:
         ins, outs = [self.flat.shapes[v] for v in eqn.ins], [self.flat.shapes[v] for v in eqn.outs]
         stands: dict[tuple[str, int, int], Variables] = {}
         groups: list[Variables] = []
-        for group in ops.block_op(eqn.prim.name).pointwise(ins, outs, eqn.params):
-            sizes = {(ins if side == "in" else outs)[k][a] for side, k, a in group}
-            if len(sizes) == 1 and not any(place in stands for place in group):
-                groups.append(self.table.fresh(sizes.pop()))
-                stands.update((place, groups[-1]) for place in group)
+        bound: list[Variables] = []
+        row = ops.block_op(eqn.prim.name)
+        for found, among in ((groups, row.pointwise), (bound, row.shared)):
+            for group in among(ins, outs, eqn.params):
+                sizes = {(ins if side == "in" else outs)[k][a] for side, k, a in group}
+                if len(sizes) == 1 and not any(place in stands for place in group):
+                    found.append(self.table.fresh(sizes.pop()))
+                    stands.update((place, found[-1]) for place in group)
         reads = [[stands.get(("in", k, a)) or self.table.fresh(n) for a, n in enumerate(shape)] for k, shape in enumerate(ins)]
         for axes in reads:
             self.table.own(self.new_owner(), [*axes, *groups])

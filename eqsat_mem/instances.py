@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -15,8 +15,9 @@ from jax.extend.core import primitives
 
 from eqsat_mem import ir
 from eqsat_mem.encode import Encoder, Node
+from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, mask_of
-from eqsat_mem.ops import MAPS, MONOIDS, foldable
+from eqsat_mem.ops import MONOIDS, Operation, foldable, map_row
 from eqsat_mem.premises import App, Shape
 from eqsat_mem.vocabulary import COMPARISONS, primitive_of, roles
 
@@ -55,11 +56,13 @@ class Builder:
                 return self._diagonal(*self._pair(payload), args[0])
             case "Leaf" | "Block" | "Map1" | "Map2" | "Map3":
                 raise IllFormed(f"{node.constructor} stands for an operation of the program, which no rule can make")
-        term = self.encoder.decode(node, tuple(args), self._dtype_hint(node, args))
+        if node.constructor in self.encoder.own:
+            return self._operation(node, args)
+        term = self.encoder.decode(node, tuple(args), self._dtype_hint(node, args), program)
         match term:
             case ir.Map():
                 dtypes = tuple(str(program.terms[a].dtype) for a in args)
-                term = ir.Map(np.dtype(_result(term.op, term.params, dtypes)), term.op, term.args, term.params)
+                term = ir.Map(np.dtype(_result(replace(term, args=()), dtypes)), term.op, term.args, term.params)
             case ir.Fold():
                 dtype = program.terms[term.arg].dtype
                 if term.monoid not in MONOIDS or not _folds(term.monoid, str(dtype)):
@@ -71,6 +74,19 @@ class Builder:
                     raise IllFormed(f"no contraction of {left} and {right}")
                 term = ir.Dot(left, term.over, term.lhs, term.rhs, term.precision)
         return program.add(term)
+
+    def _operation(self, node: Node, args: Sequence[int]) -> int:
+        """An operation of the user's, if its function takes such operands."""
+        operation, program = self.encoder.own[node.constructor], self.program
+        named = [self._index(bit) for bit in node.payload]
+        if len(set(named)) < len(named):
+            raise IllFormed("two axes of an operation are one index")
+        extents = tuple(program.indices[i].extent for i in named)
+        dtype = _result_of(operation, extents, tuple(str(program.terms[a].dtype) for a in args))
+        try:
+            return program.add(self.encoder.decode(node, tuple(args), dtype, program))
+        except RuleError as error:
+            raise IllFormed(str(error)) from error
 
     def leaf(self, free: int, dtype: str) -> int:
         """A further argument that depends on the indices ``free``."""
@@ -125,13 +141,34 @@ class Builder:
 
 
 @cache
-def _result(op: str, params: ir.Params, dtypes: tuple[str, ...]) -> str:
+def _result(term: ir.Map, dtypes: tuple[str, ...]) -> str:
+    """The dtype of an elementwise operation, whose operands do not matter, for operands of these dtypes."""
+    values = [jax.ShapeDtypeStruct((2,), np.dtype(d)) for d in dtypes]
     try:
-        return str(
-            jax.eval_shape(lambda *a: MAPS[op].bind(*a, **dict(params)), *(jax.ShapeDtypeStruct((2,), np.dtype(d)) for d in dtypes)).dtype
-        )
+        return str(jax.eval_shape(lambda *a: map_row(term).bind(*a, **dict(term.params)), *values).dtype)
     except (TypeError, ValueError) as error:
-        raise IllFormed(f"no {op} of {', '.join(dtypes)}") from error
+        raise IllFormed(f"no {term.op} of {', '.join(dtypes)}") from error
+
+
+@cache
+def _result_of(operation: Operation, extents: tuple[int, ...], dtypes: tuple[str, ...]) -> str:
+    """The dtype of the user's operation for named axes of these extents and operands of these dtypes."""
+    extent = dict(zip(operation.dimensions, extents))
+    shapes = [tuple(extent[name] for name in names) for names in operation.operands]
+    try:
+        with np.errstate(all="ignore"):
+            return str(jax.eval_shape(operation.evaluate, *map(jax.ShapeDtypeStruct, shapes, map(np.dtype, dtypes))).dtype)
+    except (TypeError, ValueError) as error:
+        raise IllFormed(f"no {operation.name} of {', '.join(dtypes)}") from error
+
+
+def _takes_one_dtype(operation: Operation, dtype: str) -> bool:
+    """Whether all operands of the user's operation may have one dtype."""
+    try:
+        _result_of(operation, (2,) * len(operation.dimensions), (dtype,) * len(operation.operands))
+    except IllFormed:
+        return False
+    return True
 
 
 @cache
@@ -180,11 +217,11 @@ class Draw:
         if depth > DEEPEST:
             raise IllFormed("a term that contains itself")
         return self._node(
-            term.head, [self._argument(term, k, role, dtype, depth) for k, role in enumerate(roles(term.head, len(term.args)))]
+            term.head, [self._argument(term, k, role, dtype, depth) for k, role in enumerate(self._roles(term.head, len(term.args)))]
         )
 
     def _node(self, head: str, args: Sequence[Any]) -> int:
-        meanings = roles(head, len(args))
+        meanings = self._roles(head, len(args))
         payload = tuple(a for a, role in zip(args, meanings) if role != "T")
         children = tuple(a for a, role in zip(args, meanings) if role == "T")
         node = Node(head, payload, children)
@@ -193,6 +230,9 @@ class Draw:
             self.nodes[node] = KEYS + len(self.nodes)
             self.terms[self.nodes[node]] = term
         return self.nodes[node]
+
+    def _roles(self, head: str, arity: int) -> tuple[str, ...]:
+        return roles(head, arity, self.builder.encoder.own)
 
     def _argument(self, app: App, k: int, role: str, dtype: str, depth: int) -> Any:
         arg = self.shape.resolve(app.args[k])
@@ -210,6 +250,9 @@ class Draw:
             return "bool"
         if app.head in COMPARISONS or app.head == "Convert":
             return self.values.setdefault(("operands of", id(app)), self.rng.choice(FLOATS if app.head == "IsFinite" else DTYPES[:-1]))
+        operation = self.builder.encoder.own.get(app.head)
+        if operation is not None and k - len(operation.dimensions) != operation.dtype and not _takes_one_dtype(operation, dtype):
+            return self.rng.choice(DTYPES)
         return dtype
 
     def _constant(self, role: str, dtype: str) -> Any:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eqsat_mem.ir import Axes, Block, Call, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, Term, axes_mask, bits, children
-from eqsat_mem.ops import MAPS, MONOIDS, bind_call
+from eqsat_mem.ir import Axes, Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, Term, axes_mask, bits, children
+from eqsat_mem.ops import MONOIDS, bind_call, map_row
 
 Array = Any
 
@@ -30,7 +30,7 @@ class Machine:
 
     def map(self, term: Map, operands: Sequence[Array]) -> Array:
         """An elementwise operation on arrays of one shape."""
-        return MAPS[term.op].bind(*operands, **dict(term.params))
+        return map_row(term).bind(*operands, **dict(term.params))
 
     def fold(self, term: Fold, operand: Array, axes: Sequence[int]) -> Array:
         """A monoid folded over some axes."""
@@ -47,14 +47,14 @@ JAX = Machine()
 def evaluate(program: Program, args: Sequence[Array], machine: Machine = JAX) -> list[Array]:
     """The outputs of ``program`` for arguments of the shapes of ``program.inputs``; effects happen in their order."""
     values: dict[int, Array] = {}
-    results: dict[Call, list[Array]] = {}
+    results: dict[Any, list[Array]] = {}
     for t in _order(program):
         values[t] = evaluate_term(program, t, args, values, results, machine)
     return [to_axes(program, values[o.term], program.free[o.term], o.axes) for o in program.outputs]
 
 
 def evaluate_term(
-    program: Program, t: int, args: Sequence[Array], values: Mapping[int, Array], results: dict[Call, list[Array]], machine: Machine = JAX
+    program: Program, t: int, args: Sequence[Array], values: Mapping[int, Array], results: dict[Any, list[Array]], machine: Machine = JAX
 ) -> Array:
     """One term, whose operands are in ``values``; what calls return is kept in ``results``."""
     term = program.terms[t]
@@ -93,7 +93,7 @@ def _leaf(program: Program, term: Term, args: Sequence[Array]) -> Array:
 
 
 def _operation(
-    program: Program, term: Term, free: int, values: Mapping[int, Array], results: dict[Call, list[Array]], machine: Machine = JAX
+    program: Program, term: Term, free: int, values: Mapping[int, Array], results: dict[Any, list[Array]], machine: Machine = JAX
 ) -> Array:
     def along(a: int, mask: int) -> Array:
         return expand(program, values[a], program.free[a], mask)
@@ -115,13 +115,13 @@ def _operation(
     raise TypeError(f"not a term with operands: {term!r}")
 
 
-def _block(program: Program, term: Block, values: Mapping[int, Array], results: dict[Call, list[Array]]) -> Array:
+def _block(program: Program, term: Block, values: Mapping[int, Array], results: dict[Any, list[Array]]) -> Array:
     """One result of a call, which runs once for all of them."""
-    call = term.call
-    if call not in results:
+    call, made = term.call, (term.call, term.args)
+    if made not in results:
         operands = [to_axes(program, values[a], program.free[a], axes) for a, axes in zip(term.args, call.in_axes)]
-        results[call] = bind_call(call, operands)
-    return from_axes(program, results[call][term.out], call.out_axes[term.out])
+        results[made] = bind_call(call, operands)
+    return from_axes(program, results[made][term.out], call.out_axes[term.out])
 
 
 def _dot(program: Program, term: Dot, along: Any, machine: Machine) -> Array:

@@ -291,7 +291,7 @@ def describe(program: Program, t: int) -> str:
         case Iota():
             return f"iota {program.indices[term.index].name}{tail}"
         case Map():
-            params = "".join(f" {k}={v}" for k, v in term.params)
+            params = "".join(f" {k}={v}" for k, v in term.params if k != "operation")
             return f"{term.op}({args}){params}{tail}"
         case Fold():
             return f"{term.monoid}[{names(program, term.over)}]({args}){tail}"
@@ -301,7 +301,8 @@ def describe(program: Program, t: int) -> str:
             pairs = ", ".join(f"{program.indices[s].name}->{program.indices[d].name}" for s, d in term.pairs)
             return f"rename[{pairs}]({args}){tail}"
         case Block():
-            return f"{term.call.prim.name}.{term.out}({args}) {axes_text(program, term.call.out_axes[term.out])}{tail}"
+            name = getattr(term.call.params.get("operation"), "name", term.call.prim.name)
+            return f"{name}.{term.out}({args}) {axes_text(program, term.call.out_axes[term.out])}{tail}"
     return f"{term}{tail}"
 
 

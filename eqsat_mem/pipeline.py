@@ -155,7 +155,7 @@ def _fastest(
 
 
 def _rules(options: Options) -> RuleSet:
-    return load_rules(options.rules, options.accuracy, options.only_rules, options.without_rules)
+    return load_rules(options.rules, options.accuracy, options.only_rules, options.without_rules, options.operations)
 
 
 def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:

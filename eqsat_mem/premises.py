@@ -62,9 +62,9 @@ class Shape:
         return False
 
 
-def is_constructor(head: Any) -> bool:
+def is_constructor(head: Any, own: vocabulary.Own) -> bool:
     """Whether a head makes a term that can be filled in."""
-    return head in vocabulary.ROLES or head in vocabulary.primitive_of()
+    return head in vocabulary.ROLES or head in vocabulary.primitive_of() or head in own
 
 
 def directions(rule: Rule) -> list[tuple[list[Tree], list[Tree]]]:
@@ -138,21 +138,21 @@ def _premise(out: Shape, premise: Tree, use: int, rules: RuleSet, rng: random.Ra
     head, args = premise[0], premise[1:]
     out.functions |= set(_heads(premise))
     if head == "=":
-        sides = [_term(a, use) for a in args]
+        sides = [_term(a, use, rules.own) for a in args]
         known = [s for s in sides if s is not None]
         out.roots += [s for s in known if isinstance(s, App)]
-        facts = [a for a in args if isinstance(a, list) and _is_stated(a[0])]
+        facts = [a for a in args if isinstance(a, list) and _is_stated(a[0], rules.own)]
         united = all(out.unify(known[0], other) for other in known[1:])
         return united and all(_state(out, fact, use, rules, rng, depth) for fact in facts)
-    if is_constructor(head):
-        out.roots.append(_term(premise, use))
+    if is_constructor(head, rules.own):
+        out.roots.append(_term(premise, use, rules.own))
         return True
-    return not _is_stated(head) or _state(out, premise, use, rules, rng, depth)
+    return not _is_stated(head, rules.own) or _state(out, premise, use, rules, rng, depth)
 
 
-def _is_stated(head: str) -> bool:
+def _is_stated(head: str, own: vocabulary.Own) -> bool:
     """Whether rules state it: it is no part of the language."""
-    return head not in vocabulary.NAMES | vocabulary.PRIMITIVES and not is_constructor(head)
+    return head not in vocabulary.NAMES | vocabulary.PRIMITIVES and not is_constructor(head, own)
 
 
 def _state(out: Shape, fact: Tree, use: int, rules: RuleSet, rng: random.Random, depth: int) -> bool:
@@ -167,7 +167,11 @@ def _state(out: Shape, fact: Tree, use: int, rules: RuleSet, rng: random.Random,
     if not _assume(out, premises, rules, rng, depth - 1):
         return False
     given = _variables(premises)  # what else the rule names is a term that its actions make
-    pairs = [(_term(a, use), _term(b, inner)) for a, b in zip(fact[1:], said[1:]) if isinstance(b, str) and (_is_literal(b) or b in given)]
+    pairs = [
+        (_term(a, use, rules.own), _term(b, inner, rules.own))
+        for a, b in zip(fact[1:], said[1:])
+        if isinstance(b, str) and (_is_literal(b) or b in given)
+    ]
     return all(a is None or out.unify(a, b) for a, b in pairs)
 
 
@@ -177,12 +181,12 @@ def _variables(tree: Tree) -> set[str]:
     return {name for part in tree for name in _variables(part)}
 
 
-def _term(tree: Tree, use: int) -> Any:
+def _term(tree: Tree, use: int, own: vocabulary.Own) -> Any:
     """A parsed expression as a term of a shape; None for what only egglog computes."""
     if isinstance(tree, str):
         return tree if _is_literal(tree) else (tree, use)
-    if tree and is_constructor(tree[0]):
-        args = [_term(a, use) for a in tree[1:]]
+    if tree and is_constructor(tree[0], own):
+        args = [_term(a, use, own) for a in tree[1:]]
         return App(tree[0], tuple(("_", id(tree) + k) if a is None else a for k, a in enumerate(args)))
     return None
 

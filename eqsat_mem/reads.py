@@ -9,6 +9,7 @@ import numpy as np
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Axes, Block, Const, Fold, Input, Iota, Literal, Map, Rename, Term, bits
+from eqsat_mem.ops import operation_of
 from eqsat_mem.source import Fixed, Layout, Module, Scope, Value, array_text, identifier, letters, number, spelled, wrap
 
 INLINE = 60
@@ -249,6 +250,9 @@ class Reader:
             case Fold():
                 return {"add": "sum", "mul": "prod", "and": "all", "or": "any"}.get(term.monoid, term.monoid)
             case Block():
+                own = operation_of(term.call.params)
+                if own is not None:
+                    return own.name
                 return f"{term.call.prim.name}_{term.out}" if len(term.call.out_axes) > 1 else str(term.call.prim.name)
         return type(term).__name__.lower()
 

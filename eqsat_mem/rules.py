@@ -11,8 +11,8 @@ A card is what a reader needs to judge a rule, as comment lines directly above i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from typing import Any
 from eqsat_mem import vocabulary
 from eqsat_mem.errors import RuleError
 from eqsat_mem.forms import Form, read_forms
-from eqsat_mem.grammar import check_declaration, check_rule, variables, words
+from eqsat_mem.grammar import check_declaration, check_rule, own_constructors, variables, words
+from eqsat_mem.ops import Operation
 
 SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, "all": {"bitwise", "reassociate", "real", "guarded"}}
 """For each accuracy that a user may ask for, the soundness that a rule must have; `approx` rules apply where they are named."""
@@ -69,13 +70,15 @@ class Rule:
 class RuleSet:
     """The rules that apply, the declarations that they need, and the elementwise constructors that they name, with arities.
 
-    ``meanings`` are what the declared relations say of values, as rules in the ruleset ``meaning``, by which facts are checked.
+    ``meanings`` are what the declared relations say of values, as rules in the ruleset ``meaning``, by which facts are checked; ``own``
+    are the user's operations, by constructor.
     """
 
     rules: tuple[Rule, ...]
     declarations: tuple[tuple[str, str], ...]
     maps: tuple[tuple[str, int], ...]
     meanings: tuple[tuple[str, str], ...] = ()
+    own: Mapping[str, Operation] = field(default_factory=dict)
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """What egglog is to run, piece by piece, each with the file and line for its messages."""
@@ -89,16 +92,19 @@ def load_rules(
     accuracy: str = "all",
     only: Sequence[str] | None = None,
     without: Sequence[str] = (),
+    operations: Sequence[Operation] = (),
 ) -> RuleSet:
     """The shipped rule files and those at ``paths``, as far as ``accuracy`` allows.
 
     ``only`` keeps the rules that it names, by the rule or by its file without ``.egg``; a rule named there applies whatever its soundness.
-    ``without`` leaves out those that it names in the same way.
+    ``without`` leaves out those that it names in the same way. ``operations`` are operations of your own, which rules may name.
 
     Raises:
         RuleError: with file and line, for a form that is no rule, a card that is missing or wrong, a name that is taken, or what egglog
             would not take; and for a name in ``only`` or ``without`` that no rule and no file has.
+        OptionError: for an operation whose name is taken.
     """
+    own = own_constructors(operations)
     rules: list[Rule] = []
     taken = set(vocabulary.RULE_NAMES)
     declarations: list[Form] = []
@@ -109,28 +115,28 @@ def load_rules(
         forms += written
         _refuse_duplicates(found, taken)
         rules += found
-    arguments = _check(declarations, forms)
+    arguments = _check(declarations, forms, own)
     maps = vocabulary.elementwise_used(form.tree for form in forms)
-    meanings = tuple(_meaning(form, arguments) for form in declarations if _means(form))
+    meanings = tuple(_meaning(form, arguments, own) for form in declarations if _means(form))
     kept = rules if only is None else select(rules, only)
     named = set(only or ())
     dropped = {rule.name for rule in select(rules, without)}
     applied = [r for r in kept if r.name not in dropped and (r.sound in SOUNDNESS[accuracy] or r.name in named)]
-    return RuleSet(tuple(applied), tuple((form.place, form.text) for form in declarations), tuple(sorted(maps.items())), meanings)
+    return RuleSet(tuple(applied), tuple((form.place, form.text) for form in declarations), tuple(sorted(maps.items())), meanings, own)
 
 
-def _check(declarations: Sequence[Form], forms: Sequence[Form]) -> dict[str, int]:
+def _check(declarations: Sequence[Form], forms: Sequence[Form], own: Mapping[str, Operation]) -> dict[str, int]:
     """Refuse what no rule may say; how many arguments each declared relation and function has."""
-    places: dict[str, str] = {}
+    places: dict[str, str] = {constructor: f"an operation of {operation.place}" for constructor, operation in own.items()}
     arguments: dict[str, int] = {}
     for form in declarations:
         name, count = check_declaration(form, places)
         places[name], arguments[name] = form.place, count
     for form in forms:
         if form.tree[0] in RULE_COMMANDS:
-            for name in sorted(variables(form) & set(places)):
+            for name in sorted(variables(form) & (set(places) - set(own))):
                 raise RuleError(f"{form.place}: the variable {name!r} has the name of what {places[name]} declares; rename one of them.")
-            check_rule(form, arguments)
+            check_rule(form, arguments, own)
     return arguments
 
 
@@ -194,14 +200,14 @@ def _means(form: Form) -> str:
     return meaning.strip()
 
 
-def _meaning(form: Form, declared: dict[str, int]) -> tuple[str, str]:
+def _meaning(form: Form, declared: dict[str, int], own: Mapping[str, Operation]) -> tuple[str, str]:
     """`;; means: premises => action` above a relation, as a rule."""
     premises, arrow, action = _means(form).partition("=>")
     if not arrow:
         raise RuleError(f"{form.place}: what a relation means is written ';; means: premises => action', as in a rule.")
     text = f'(rule ({premises.strip()}) ({action.strip()}) :ruleset meaning :name "means-{form.tree[1]}")'
     (rule,) = read_forms(text, form.place)
-    check_rule(replace(rule, place=form.place), declared)
+    check_rule(replace(rule, place=form.place), declared, own)
     return form.place, text
 
 

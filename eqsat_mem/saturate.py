@@ -71,7 +71,7 @@ class _Run:
     def __init__(self, program: Program, rules: RuleSet, limits: Limits) -> None:
         self.limits = limits
         self.end = time.perf_counter() + limits.max_seconds
-        self.graph = EGraph(program, list(rules.texts()), dict(rules.maps), limits.large_elements)
+        self.graph = EGraph(program, list(rules.texts()), dict(rules.maps), limits.large_elements, rules.own)
         self.most_rows = {rule.name: rule.most_rows for rule in rules.rules}
         self.matches: Counter[str] = Counter()
         self.added: dict[str, float] = {}

@@ -14,7 +14,7 @@ import numpy as np
 
 from eqsat_mem.interpret import Machine
 from eqsat_mem.ir import Dot, Fold, Map
-from eqsat_mem.ops import MAPS, MONOIDS
+from eqsat_mem.ops import MONOIDS, map_row
 
 WIDTH = 1024
 """Elementwise operations run on multiples of so many elements, so that few shapes are compiled."""
@@ -33,7 +33,7 @@ class Sequential(Machine):
         flat = [np.ones(-(-size // WIDTH) * WIDTH, np.asarray(a).dtype) for a in operands]
         for out, a in zip(flat, operands):
             out[:size] = np.ravel(a)
-        return np.asarray(MAPS[term.op].bind(*flat, **dict(term.params)))[:size].reshape(shape)
+        return np.asarray(map_row(term).bind(*flat, **dict(term.params)))[:size].reshape(shape)
 
     def fold(self, term: Fold, operand: Array, axes: Sequence[int]) -> Array:
         rows = _last(np.asarray(operand), axes)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from eqsat_mem import ir, vocabulary
 from eqsat_mem.encode import Encoder, Node
 from eqsat_mem.ir import Program
+from eqsat_mem.ops import Operation, operation_of
 
 
 def in_rule_language(program: Program) -> str:
     """One line per term, as in the program's own text: ``%6 = (Fold "add" {j} %5)``. Sets of indices stand in braces."""
-    encoder = Encoder(program)
+    encoder = Encoder(program, {own.constructor: own for own in _operations(program)})
     lines = []
     for t, encoded in encoder.encode().items():
         free = ir.names(program, program.free[t]) if t >= 0 else ""
@@ -17,10 +20,19 @@ def in_rule_language(program: Program) -> str:
     return "\n".join(lines)
 
 
+def _operations(program: Program) -> Iterator[Operation]:
+    """The user's operations that a program calls."""
+    for term in program.terms:
+        params = dict(term.params) if isinstance(term, ir.Map) else term.call.params if isinstance(term, ir.Block) else {}
+        own = operation_of(params)
+        if own is not None:
+            yield own
+
+
 def _text(encoder: Encoder, node: Node) -> str:
     constants = list(node.payload)
     parts = []
-    for role in vocabulary.roles(node.constructor, len(node.payload) + len(node.children)):
+    for role in vocabulary.roles(node.constructor, len(node.payload) + len(node.children), encoder.own):
         if role in ("index", "set"):
             names = [encoder.indices()[i].name for i in ir.bits(encoder.indices_of(constants.pop(0)))]
             parts.append("{" + " ".join(names) + "}")

@@ -22,9 +22,11 @@ from eqsat_mem.errors import RuleError
 from eqsat_mem.instances import Builder, Draw, IllFormed, arities, values_of
 from eqsat_mem.interpret import evaluate
 from eqsat_mem.ir import Program, bits, children
+from eqsat_mem.ops import call_on, named_axes, operation_of
 from eqsat_mem.pieces import wrong_piece
 from eqsat_mem.rules import Rule, RuleSet
 from eqsat_mem.sequential import Sequential
+from eqsat_mem.vocabulary import Own
 
 EXTENTS = ((3, 2, 4, 3, 2), (1, 3, 3, 2, 1), (4, 4, 1, 2, 3))
 """Extents of the indices of left sides, one e-graph each: equal ones among them, for diagonals, and ones."""
@@ -114,7 +116,7 @@ class _Trial:
         self.rule = rule
         self.rng, self.numbers = random.Random(seed), np.random.default_rng(seed)
         self.program = Program([ir.Index("ijklm"[k], n) for k, n in enumerate(extents)])
-        self.builder = Builder(self.program, _encoder(extents))
+        self.builder = Builder(self.program, _encoder(extents, rules.own))
         self.nodes: dict[Node, int] = {}
         self.terms: dict[int, int] = {}
         self.states_facts = all(premises.is_fact(actions) for _, actions in premises.directions(rule))
@@ -145,7 +147,7 @@ class _Trial:
             ("meaning", "(ruleset meaning)"),
             *rules.meanings,
         ]
-        graph = EGraph(self.program, texts, dict(rules.maps) | arities(), 0)
+        graph = EGraph(self.program, texts, dict(rules.maps) | arities(), 0, rules.own)
         for node, key in self.nodes.items():
             graph.add(key, node)
         self.matches = 0
@@ -279,6 +281,9 @@ def _evaluate(program: Program, args: Sequence[np.ndarray], wanted: Sequence[int
         term = ir.with_children(program.terms[t], tuple(ids[c] for c in children(program.terms[t])))
         if isinstance(term, ir.Input):
             term = ir.Input(term.dtype, term.slot, ((sample,), *term.axes))
+        elif isinstance(term, ir.Block) and (own := operation_of(term.call.params)) is not None:
+            named = tuple(named_axes(own, term.call).values())
+            term = ir.Block(term.dtype, call_on(own, named, [many.free[a] for a in term.args], term.dtype), term.args, 0)
         ids[t] = many.add(term)
     many.outputs = [ir.Output(ids[t], ((sample,), *((i,) for i in bits(program.free[t])))) for t in order]
     with np.errstate(all="ignore"):
@@ -305,10 +310,10 @@ def _output(program: Program, t: int) -> ir.Output:
     return ir.Output(t, tuple((i,) for i in bits(program.free[t])))
 
 
-def _encoder(extents: Sequence[int]) -> Encoder:
+def _encoder(extents: Sequence[int], own: Own) -> Encoder:
     """The bits that indices have in an e-graph of terms over all of them."""
     program = Program([ir.Index("ijklm"[k], n) for k, n in enumerate(extents)])
     axes = tuple((i,) for i in range(len(extents)))
     program.inputs.append(ir.Buffer("x", program.shape(axes), np.dtype("float32")))
     program.outputs = [_output(program, program.add(ir.Input(np.dtype("float32"), 0, axes)))]
-    return Encoder(program)
+    return Encoder(program, own)

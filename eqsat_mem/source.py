@@ -58,8 +58,9 @@ class Module:
         namespace: what the source names but does not define: large closed-over arrays, and operations without source.
         helpers: functions of ours that the source calls, which it carries with it.
         constants: the name of each closed-over array.
-        small: lines that define the closed-over arrays that are written out.
+        small: lines that come first: closed-over arrays that are written out, functions of the user's operations.
         calls: the name of each call without source.
+        functions: the name of each function of the user's, by operation and types of operands.
     """
 
     taken: set[str]
@@ -68,6 +69,7 @@ class Module:
     constants: dict[int, str] = field(default_factory=dict)
     small: list[str] = field(default_factory=list)
     calls: dict[int, str] = field(default_factory=dict)
+    functions: dict[Any, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from jax.interpreters import partial_eval as pe
 from eqsat_mem.extract import Extraction
 from eqsat_mem.flatten import lines_of
 from eqsat_mem.interpret import evaluate_term, from_axes, to_axes
-from eqsat_mem.ir import Call, Fold, Iota, Program, bits, children
+from eqsat_mem.ir import Fold, Iota, Program, bits, children
 from eqsat_mem.ops import MONOIDS, accumulator
 from eqsat_mem.repeats import Scan, While
 from eqsat_mem.scans import How, Slices, Stage, Stages
@@ -82,7 +82,7 @@ class _Form:
         self.stages, self.args = stages, args
         self.program = replace(stages.program, consts=list(consts))
         self.values: dict[int, Array] = {}
-        self.calls: dict[Call, list[Array]] = {}
+        self.calls: dict[Any, list[Array]] = {}
         self.runs: dict[Scan, _Run] = {}
         self.checkpointed = frozenset(stages.checkpointed())
 
@@ -260,7 +260,7 @@ class _Slices:
         self.program, self.lanes = replace(form.program, indices=one), scan.lanes
         self.values: dict[int, Array] = {}
         self.whole: dict[int, Array] = {}
-        self.calls: dict[Call, list[Array]] = {}
+        self.calls: dict[Any, list[Array]] = {}
         self.prepared: dict[Scan, tuple[list[Array], list[Array]]] = {}
         self.made: dict[Scan, list[Array]] = {}
         self.stored = stored

@@ -148,9 +148,9 @@ class _Builder:
         self.term[eqn.outs[0]] = self.term[eqn.ins[0]] if same else self.read(eqn.ins[0], self.axes(plan.reads[0]), eqn.source)
 
     def map(self, eqn: Equation, plan: Plan) -> None:
-        name = ops.ALIASES.get(eqn.prim.name, eqn.prim.name)
         out = eqn.outs[0]
-        term = Map(self.flat.dtypes[out], name, self.reads(eqn, plan), ops.map_params(name, eqn.params))
+        name, params = ops.map_of(eqn.prim, eqn.params)
+        term = Map(self.flat.dtypes[out], name, self.reads(eqn, plan), params)
         self.term[out] = self.program.add(term, eqn.source)
 
     def fold(self, eqn: Equation, plan: Plan) -> None:

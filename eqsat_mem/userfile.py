@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from eqsat_mem.errors import UserFileError
+from eqsat_mem.ops import Operation
 
 
 def load_function(place: str) -> Callable[..., Any]:
@@ -28,6 +29,21 @@ def load_function(place: str) -> Callable[..., Any]:
     if not callable(function):
         raise UserFileError(f"{name!r} in {file} is a {type(function).__name__}, not a function.")
     return function
+
+
+def load_operations(files: Sequence[str]) -> list[Operation]:
+    """The operations that Python files define or import, by the order of their names.
+
+    Raises:
+        UserFileError: if a file is missing or raises, or has none.
+    """
+    found: dict[Operation, None] = {}
+    for file in files:
+        values = [value for _, value in sorted(vars(_load(Path(file))).items()) if isinstance(value, Operation)]
+        if not values:
+            raise UserFileError(f"{file} has no operations: it assigns eqsat_mem.Operation(...) to names.")
+        found |= dict.fromkeys(values)
+    return list(found)
 
 
 def call_arguments(place: str) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -7,13 +7,17 @@ and how a change of names passes through it. Everything that a reader would call
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, reduce
 
 from eqsat_mem import ops
 
 FACTS = ("splits", "accumulates", "unrolls")
 """What rules state about classes for the stages after extraction: index sets."""
+
+Own = Mapping[str, ops.Operation]
+"""The operations that the user adds to the language, by constructor."""
+NOTHING: Own = {}
 
 UNREADABLE = frozenset({"Node", "Delta", "Diag"})
 """Constructors that stand for a value in rules only; no program is built from them."""
@@ -117,8 +121,8 @@ LANGUAGE = """
 """
 
 
-def language(maps: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """The text of the language, in named pieces: what is always there, and each elementwise constructor with its arity."""
+def language(maps: Mapping[str, int], own: Own = NOTHING) -> Iterator[tuple[str, str]]:
+    """The text of the language, in named pieces: what is always there, each elementwise constructor with its arity, the user's own."""
     yield "language", LANGUAGE + "\n".join(f'({fact} "{name}")' for fact, names in FACTS_OF_NAMES.items() for name in names)
     for constructor, arity in sorted(maps.items()):
         if constructor not in LANGUAGE_CONSTRUCTORS:
@@ -127,6 +131,8 @@ def language(maps: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     yield "IntegerPow", _elementwise("IntegerPow", "x", 1)
     for arity in (1, 2, 3):
         yield f"Map{arity}", _elementwise(f"Map{arity}", "x", arity)
+    for constructor, operation in sorted(own.items()):
+        yield constructor, _operation(constructor, operation)
 
 
 def _elementwise(constructor: str, payload: str, arity: int) -> str:
@@ -145,16 +151,49 @@ def _elementwise(constructor: str, payload: str, arity: int) -> str:
     return f'{facts} :ruleset analysis :name "facts-{constructor}")' + _names_pass(constructor, payload, arity)
 
 
-def _names_pass(constructor: str, payload: str, arity: int) -> str:
-    """A change of names, or a diagonal, of an elementwise operation is that operation on changed operands."""
+def _names_pass(constructor: str, payload: str, arity: int, when: str = "") -> str:
+    """A change of names, or a diagonal, of an operation is that operation on changed operands, ``when`` it binds none of these names."""
     args = " ".join(f"a{k}" for k in range(arity))
     renamed = " ".join(f"(Ren s d a{k})" for k in range(arity))
     diagonal = " ".join(f"(Diag s d a{k})" for k in range(arity))
     head = f"{constructor} {payload}"
     return (
-        f'(rewrite (Ren s d ({head} {args})) ({head} {renamed}) :ruleset simplify :name "rename-{constructor}")'
-        f'(rewrite (Diag s d ({head} {args})) ({head} {diagonal}) :ruleset simplify :name "diagonal-{constructor}")'
+        f'(rewrite (Ren s d ({head} {args})) ({head} {renamed}) {when} :ruleset simplify :name "rename-{constructor}")'
+        f'(rewrite (Diag s d ({head} {args})) ({head} {diagonal}) {when} :ruleset simplify :name "diagonal-{constructor}")'
     )
+
+
+def _operation(constructor: str, operation: ops.Operation) -> str:
+    """An operation of the user's: what its function sees is bound, less what the result has; all else is pointwise."""
+    named = {name: f"k{n}" for n, name in enumerate(operation.dimensions)}
+    args = [f"a{k}" for k in range(len(operation.operands))]
+    batch = [_without(f"f{k}", [named[name] for name in names]) for k, names in enumerate(operation.operands)]
+    dtype = f"(dtype {args[operation.dtype]})" if isinstance(operation.dtype, int) else f'"{operation.dtype}"'
+    head = f"{constructor} {' '.join(named.values())}"
+    given = " ".join(f"(= f{k} (free {a}))" for k, a in enumerate(args))
+    free, slices = _union(["b", *(named[name] for name in operation.result)]), _without("b", list(named.values()))
+    facts = (
+        f"(rule ((= e ({head} {' '.join(args)})) {given} (= b {_union(batch)}) (= d {dtype})) "
+        f"((set (dtype e) d) (set (free e) {free}) (set (pointwise e) {slices}))"
+    )
+    declared = f"(constructor {constructor} ({'i64 ' * len(named)}{'T ' * len(args)}) T)"
+    apart = f":when ((= (& (| s d) {_union(list(named.values()))}) 0))" if named else ""
+    return (
+        declared
+        + facts
+        + f' :ruleset analysis :name "facts-{constructor}")'
+        + _names_pass(constructor, " ".join(named.values()), len(args), apart)
+    )
+
+
+def _union(sets: Sequence[str]) -> str:
+    """The expression for a union of index sets."""
+    return "0" if not sets else reduce(lambda a, b: f"(| {a} {b})", sets)
+
+
+def _without(mask: str, others: Sequence[str]) -> str:
+    """The expression for an index set without others."""
+    return f"(& {mask} (not-i64 {_union(others)}))" if others else mask
 
 
 LANGUAGE_CONSTRUCTORS = frozenset(re.findall(r"\(constructor (\w+)", LANGUAGE))
@@ -166,8 +205,10 @@ PRIMITIVES = frozenset({"=", "!=", "<", "<=", ">", ">=", "&", "|", "^", "+", "-"
 RULE_NAMES = frozenset(re.findall(r':name "([^"]+)"', LANGUAGE))
 
 
-def roles(head: str, arity: int) -> tuple[str, ...]:
+def roles(head: str, arity: int, own: Own = NOTHING) -> tuple[str, ...]:
     """The meaning of each argument of a constructor."""
+    if head in own:
+        return ("index",) * len(own[head].dimensions) + ("T",) * len(own[head].operands)
     return ROLES.get(head, ("T",) * arity)
 
 

@@ -207,11 +207,13 @@ def _dilated_conv(x: Any, w: Any) -> Any:
                                     precision=lax.Precision.HIGHEST, preferred_element_type=np.float32)  # fmt: skip
 
 
-WITH_BODIES = {"scan", "while", "cond", "reduce", "reduce_window"}
+WITH_BODIES = {"scan", "while", "cond", "reduce", "reduce_window", "operation"}
 INDICES = np.array([[0, 2], [3, 1], [2, 2]], np.int32)
 KEYS = jax.random.split(jax.random.key(0), 3)
 
 BLOCK_CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
+    ("operation", ops.Operation("distance", lambda a, b: jnp.sum((a - b) ** 2), "(d),(d)->()"), (f32(3, 1, 5), f32(4, 5))),
+    ("operation", jax.vmap(ops.Operation("outer", lambda a, b: b[:, None] * a, "(m),(n)->(n,m)"), (0, 1)), (f32(3, 5), f32(2, 3))),
     ("slice", lambda x: x[:, 1:4], (f32(3, 5),)),
     ("slice", lambda x: lax.slice(x, (0, 1), (3, 5), (1, 2)), (f32(3, 5),)),
     ("dynamic_slice", lambda x, i: lax.dynamic_slice(x, (i, i), (3, 2)), (f32(3, 5), np.int32(2))),

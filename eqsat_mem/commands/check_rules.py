@@ -15,9 +15,17 @@ def add(commands: Any) -> None:
         "is what both sides are held to. The exit status is 1 if a rule is wrong or could not be checked.",
     )
     parser.add_argument("files", nargs="*", metavar="FILE.egg", help="rule files (default: the shipped ones)")
+    add_operations(parser)
     parser.add_argument("--rule", action="append", metavar="NAME", help="check this rule only; may be repeated")
     parser.add_argument("--seed", type=int, default=0, help="another number draws other left sides (default: %(default)s)")
     parser.set_defaults(command=run)
+
+
+def add_operations(parser: argparse.ArgumentParser) -> None:
+    """The argument that names files with the user's operations."""
+    parser.add_argument(
+        "--operations", action="append", default=[], metavar="FILE.py", help="a file that defines operations which the rule files name"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -25,8 +33,9 @@ def run(options: argparse.Namespace) -> int:
     from eqsat_mem.rules import default_files, load_rules, select
     from eqsat_mem.samples import fired
     from eqsat_mem.soundness import judge
+    from eqsat_mem.userfile import load_operations
 
-    rules = load_rules(options.files)
+    rules = load_rules(options.files, operations=load_operations(options.operations))
     files = {Path(f).name for f in options.files or default_files()}
     chosen = [r for r in rules.rules if r.place.rpartition(":")[0] in files]
     if options.rule:

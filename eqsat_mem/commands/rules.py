@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
+from eqsat_mem.commands.check_rules import add_operations
 from eqsat_mem.commands.show import add_function, traced
 from eqsat_mem.config import Accuracy
 
@@ -22,6 +23,7 @@ def add(commands: Any) -> None:
     )
     add_function(parser, required=False)
     parser.add_argument("--rules", action="append", default=[], metavar="FILE.egg", help="a rule file besides the shipped ones")
+    add_operations(parser)
     parser.add_argument("--accuracy", choices=get_args(Accuracy), default="all", help="as for optimize (default: %(default)s)")
     parser.add_argument("--only", action="append", metavar="NAME", help="only this rule, or the rules of this file")
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="all but this rule, or the rules of this file")
@@ -32,8 +34,9 @@ def run(options: argparse.Namespace) -> int:
     from eqsat_mem.errors import OptionError
     from eqsat_mem.rules import load_rules
     from eqsat_mem.saturate import saturate
+    from eqsat_mem.userfile import load_operations
 
-    rules = load_rules(options.rules, options.accuracy, options.only, options.without)
+    rules = load_rules(options.rules, options.accuracy, options.only, options.without, load_operations(options.operations))
     if options.function is None:
         print(table(rules.rules))
         return 0

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from eqsat_mem.ir import Call
+from eqsat_mem.ir import Call, Map, Params
 
 from .algebra import ALGEBRA
 from .blocks import BlockOp, Group, Place, Selection, Shapes
@@ -22,14 +22,43 @@ from .monoids import MONOIDS, REDUCTIONS, Monoid, accumulator, foldable
 from .ordering import ORDERING
 from .randoms import RANDOMS
 from .shaping import SHAPING
+from .user import USER, Operation, call_on, named_axes, operation_of
 
 __all__ = [
-    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "BlockOp", "Group", "MapOp", "Monoid", "Place", "Selection",
-    "accumulator", "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_params", "foldable", "is_key",
-    "map_params", "map_text", "param_text", "primitive_text",
+    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "BlockOp", "Group", "MapOp", "Monoid", "Operation", "Place",
+    "Selection", "accumulator", "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_on", "call_params", "foldable",
+    "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text", "named_axes", "operation_of", "param_text", "primitive_text",
+    "result_axes",
 ]  # fmt: skip
 
-BLOCKS: dict[str, BlockOp] = {row.name: row for row in [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL]}
+BLOCKS: dict[str, BlockOp] = {row.name: row for row in [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *USER]}
+
+
+def is_elementwise(prim: Any, params: Mapping[str, Any]) -> bool:
+    """Whether a primitive is a row of ``MAPS``, or an elementwise operation of the user's."""
+    own = operation_of(params)
+    return prim.name in MAPS or prim.name in ALIASES or (own is not None and own.elementwise)
+
+
+def map_of(prim: Any, params: Mapping[str, Any]) -> tuple[str, Params]:
+    """The operation of the ``Map`` term that an elementwise primitive becomes, and its parameters."""
+    own = operation_of(params)
+    if own is not None:
+        return own.name, (("operation", own),)
+    name = ALIASES.get(prim.name, prim.name)
+    return name, map_params(name, params)
+
+
+def result_axes(params: Mapping[str, Any], operand: int, rank: int) -> list[int]:
+    """The axis of an elementwise result that each axis of an operand is."""
+    mapped = params.get("mapped")
+    return list(range(rank)) if mapped is None else [axis for axis, has in enumerate(mapped) if has[operand]]
+
+
+def map_row(term: Map) -> MapOp:
+    """The row of an elementwise operation."""
+    own = operation_of(dict(term.params)) if term.params else None
+    return MAPS[term.op] if own is None else own.row
 
 
 def block_op(name: str) -> BlockOp:

@@ -71,7 +71,8 @@ class BlockOp:
     ``helpers``; ``text_of_slices`` replaces it where operands are made of slices of larger arrays.
     ``scratch(in_shapes, out_shapes, params)`` is what it holds besides, in elements of its first operand. An operation that
     ``rereads`` its operands uses them in several kernels, each of which XLA may have compute them again; one that ``fuses`` has XLA
-    compute elementwise operands on the way. One with a ``selection`` folds an axis, as monoids do.
+    compute elementwise operands on the way. One with a ``selection`` folds an axis, as monoids do. ``shared`` lists the groups of bound
+    axes that are one index, as ``pointwise`` does those of others.
     """
 
     name: str
@@ -85,6 +86,7 @@ class BlockOp:
     fuses: bool = False
     scratch: Weight = no_scratch
     selection: Selection | None = None
+    shared: Pointwise = nothing
 
 
 def all_but(bound: Sequence[int], rank: int, operands: Sequence[int] = (0,), results: Sequence[int] = (0,)) -> list[Group]:

@@ -58,8 +58,8 @@ def map_text(op: str, params: Params | Mapping[str, Any], args: Sequence[str], d
     ``args`` are source expressions whose shapes broadcast; a Python number may stand for an operand as long as some
     other operand is an array of the dtype that it means. ``dtype`` is that of the result.
     """
-    row, given = MAPS[op], dict(params)
-    if row.text is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    row, given = MAPS.get(op), dict(params)
+    if row is None or row.text is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return None
     text = _render(row, args, given, dtype)
     if text is not None and _is_call(row, len(args), given, dtype) and any(map(_is_number, args)):
@@ -157,7 +157,8 @@ def _polygamma(args: Sequence[str], params: Mapping[str, Any], dtype: Any) -> st
     return f"lax.polygamma({', '.join(args)})"
 
 
-def _camel(name: str) -> str:
+def camel(name: str) -> str:
+    """The constructor of an operation: its name in capitals where that has underscores."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
@@ -167,7 +168,7 @@ def _row(name: str, weight: float, text: Text = "lax", cheap: bool | None = None
         text = f"lax.{name}(" + ", ".join(f"{{{k}}}" for k in range(arity)) + ")"
     cheap = weight <= 1.5 if cheap is None else cheap
     return MapOp(
-        name, weight, cheap, text, getattr(primitives, f"{name}_p"), constructor or _camel(name), defaults, name in _IN_LIBRARY, arity
+        name, weight, cheap, text, getattr(primitives, f"{name}_p"), constructor or camel(name), defaults, name in _IN_LIBRARY, arity
     )
 
 

@@ -74,7 +74,7 @@ def plan_classes(view: View, program: Program) -> tuple[dict[int, int], dict[int
             if None in args:
                 left.append((c, node))
                 continue
-            t = scratch.add(view.term(c, node, tuple(a for a in args if a is not None)))
+            t = view.add(scratch, c, node, tuple(a for a in args if a is not None))
             if t in own and c not in terms and t not in classes:
                 terms[c], chosen[c], classes[t] = t, node, c
             elif node.constructor in ("Leaf", "Ren", "Iota", "Lit"):  # the program may read it under other names only
@@ -105,7 +105,7 @@ def _texts(view: View, shift: int) -> tuple[dict[tuple[int, int], str], Program,
             for k, node in enumerate(nodes):
                 if (c, k) in texts or any(a not in known for a in node.children):
                     continue
-                t = program.add(view.term(c, node, tuple(known[a] for a in node.children)))
+                t = view.add(program, c, node, tuple(known[a] for a in node.children))
                 changed = True
                 if c not in known:
                     known[c] = t

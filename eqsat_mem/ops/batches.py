@@ -1,0 +1,87 @@
+"""The primitive that stands for all operations of the user's: a function of some axes, on each element of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+if TYPE_CHECKING:
+    from .user import Operation
+
+Mapped = tuple[tuple[bool, ...], ...]
+"""For each batch axis of a result, outermost first: which operands have it, as their first axes in the same order."""
+
+operation_p = Primitive("operation")
+
+
+def bind(operation: Operation, arrays: Sequence[Any], mapped: Mapped) -> Any:
+    """The primitive on operands that have the batch axes which ``mapped`` says, and then the named ones."""
+    return operation_p.bind(*arrays, operation=operation, mapped=mapped)
+
+
+def least(arrays: Sequence[Any], ranks: Sequence[int]) -> tuple[list[Any], Mapped]:
+    """Operands without the leading axes that they would only repeat, and which of the result's they have."""
+    batch = [x.shape[: x.ndim - rank] for x, rank in zip(arrays, ranks)]
+    whole = np.broadcast_shapes(*batch)
+    mapped = []
+    for axis, n in enumerate(whole):
+        places = [axis - len(whole) + len(own) for own in batch]
+        mapped.append(tuple(place >= 0 and own[place] == n for place, own in zip(places, batch)))
+    kept = []
+    for x, own in zip(arrays, batch):
+        repeated = [place for place, n in enumerate(own) if n != whole[place - len(own)]]
+        kept.append(lax.squeeze(x, repeated) if repeated else x)
+    return kept, tuple(mapped)
+
+
+def _whole(evaluate: Callable[..., Any], mapped: Mapped) -> Callable[..., Any]:
+    """A function of the named axes on arrays that have batch axes too."""
+    for has in reversed(mapped):
+        evaluate = jax.vmap(evaluate, in_axes=tuple(0 if one else None for one in has))
+    return evaluate
+
+
+def _run(*args: Any, operation: Operation, mapped: Mapped) -> Any:
+    return _whole(operation.evaluate, mapped)(*args)
+
+
+def _abstract(*avals: Any, operation: Operation, mapped: Mapped) -> Any:
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    out = jax.eval_shape(partial(_run, operation=operation, mapped=mapped), *structs)
+    return jax.core.ShapedArray(out.shape, out.dtype)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, operation: Operation, mapped: Mapped) -> tuple[Any, Any]:
+    """The value stays the operation, which rules know; the tangent is that of its function."""
+    out = bind(operation, primals, mapped)
+    active = [not isinstance(t, ad.Zero) and t.dtype != jax.dtypes.float0 for t in tangents]
+    if not any(active) or not jnp.issubdtype(out.dtype, np.inexact):
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+
+    def of_active(*values: Any) -> Any:
+        given = iter(values)
+        return _whole(operation.derivable, mapped)(*(next(given) if is_active else x for x, is_active in zip(primals, active)))
+
+    at, along = (tuple(v for v, is_active in zip(values, active) if is_active) for values in (primals, tangents))
+    return out, jax.jvp(of_active, at, along)[1]
+
+
+def _batch(args: Sequence[Any], dims: Sequence[int | None], *, operation: Operation, mapped: Mapped) -> tuple[Any, int]:
+    """One more batch axis, the first."""
+    moved = [x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(args, dims)]
+    return bind(operation, moved, (tuple(dim is not None for dim in dims), *mapped)), 0
+
+
+operation_p.def_impl(jax.jit(_run, static_argnames=("operation", "mapped")))
+operation_p.def_abstract_eval(_abstract)
+mlir.register_lowering(operation_p, mlir.lower_fun(_run, multiple_results=False))
+ad.primitive_jvps[operation_p] = _jvp
+batching.primitive_batchers[operation_p] = _batch

@@ -1,0 +1,355 @@
+"""Operations that users add: a row of the table made in Python, which functions call and rule files name.
+
+One primitive stands for all of them, with the operation as a parameter, so nothing is registered anywhere: a program holds the operations
+that it calls, and rules those that they are loaded with.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from eqsat_mem.errors import OptionError, RuleError
+from eqsat_mem.ir import Axis, Call, axes_mask, bits, mask_of
+
+from .batches import Mapped, bind, least, operation_p
+from .blocks import BlockOp, Group, Params, Place, Shapes
+from .counting import in_library, largest_value, work
+from .maps import MapOp, camel
+
+Dimensions = tuple[str, ...]
+
+_DIMENSIONS = r"\([\w\s,]*\)"
+_SIGNATURE = re.compile(rf"\s*{_DIMENSIONS}(?:\s*,\s*{_DIMENSIONS})*\s*->\s*{_DIMENSIONS}\s*")
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """An operation of your own, called like ``jnp.vectorize(fun, signature=signature)`` and one node to rules.
+
+    Inside ``jax.jit``, ``jax.vmap`` and ``jax.grad``, with and without ``optimize``, it computes what ``fun`` does. It is computed slice
+    by slice along every axis that ``fun`` does not see.
+
+    Attributes:
+        name: a Python name in small letters; rule files call ``soft_difference`` by ``(SoftDifference a b)``.
+        fun: a JAX function of arrays that have the axes of ``signature`` only; it has no side effects and returns one array.
+        signature: the axes that ``fun`` sees, by name, as in ``"(m,n),(n)->(m)"``: operands that share a name share the extent. Rule files
+            give an index for each name, in this order, before the operands. Left out, the operation is elementwise: ``fun`` is a
+            function of scalars.
+        cost: what one call of ``fun`` takes, in additions: a number, or a function of the extents of the named axes. Left out, it is
+            counted from what ``fun`` is made of.
+        dtype: the position of the operand whose dtype the result has, or the name of a dtype, such as ``"bool"``.
+
+    Raises:
+        OptionError: if an attribute has a wrong value.
+
+    >>> import jax.numpy as jnp
+    >>> soft_difference = Operation("soft_difference", lambda x, y: jnp.log1p(jnp.exp(x - y)))
+    >>> soft_difference(jnp.zeros((3, 1)), jnp.zeros(2)).shape
+    (3, 2)
+    """
+
+    name: str
+    fun: Callable[..., Any]
+    signature: str | None = None
+    cost: float | Callable[..., float] | None = None
+    dtype: int | str = 0
+
+    def __post_init__(self) -> None:
+        if not _is_name(self.name):
+            raise OptionError(f"an operation has a name in small letters, such as 'soft_difference', not {self.name!r}.")
+        if not callable(self.fun):
+            raise OptionError(f"operation {self.name!r}: fun must be a function, not {self.fun!r}.")
+        if not _is_cost(self.cost):
+            raise OptionError(f"operation {self.name!r}: cost must be a number of additions above zero, or a function, not {self.cost!r}.")
+        self.operands  # noqa: B018 -- reads the signature, or the parameters of the function
+        if isinstance(self.dtype, int) and not 0 <= self.dtype < len(self.operands):
+            raise OptionError(f"operation {self.name!r} has no operand {self.dtype} to take the dtype of its result from.")
+        if not isinstance(self.dtype, int) and not _is_dtype(self.dtype):
+            raise OptionError(
+                f"operation {self.name!r}: dtype must be the position of an operand or the name of a dtype, not {self.dtype!r}."
+            )
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.text}>"
+
+    def __call__(self, *operands: Any) -> Any:
+        """The operation on arrays, whose leading axes broadcast against each other."""
+        if len(operands) != len(self.operands):
+            raise TypeError(f"{self.name} takes {len(self.operands)} operands, not {len(operands)}.")
+        arrays = [_array(x, operands) for x in operands]
+        ranks = [len(dimensions) for dimensions in self.operands]
+        for k, (array, rank) in enumerate(zip(arrays, ranks)):
+            if array.ndim < rank:
+                raise ValueError(f"{self.name} is {self.text}: operand {k} has {array.ndim} axes, and needs at least {rank}.")
+        return bind(self, *least(arrays, ranks))
+
+    # what the signature says
+
+    @cached_property
+    def _sides(self) -> tuple[tuple[Dimensions, ...], Dimensions]:
+        """The named axes of each operand, and of the result."""
+        if self.signature is None:
+            return ((),) * _scalars(self.name, self.fun), ()
+        if not _SIGNATURE.fullmatch(str(self.signature)):
+            raise OptionError(f"operation {self.name!r}: a signature is written '(m,n),(n)->(m)', not {self.signature!r}.")
+        before, after = ([_names(d) for d in re.findall(_DIMENSIONS, side)] for side in self.signature.split("->"))
+        for dimensions in (*before, *after):
+            if len(set(dimensions)) < len(dimensions) or not all(name.isidentifier() for name in dimensions):
+                raise OptionError(
+                    f"operation {self.name!r}: the axes of one array have different names; {self.signature!r} has {dimensions}."
+                )
+        unknown = sorted(set(after[0]).difference(*before))
+        if unknown:
+            raise OptionError(
+                f"operation {self.name!r}: no operand in {self.signature!r} has the axis {unknown[0]!r} of the result, whose extent is "
+                "that of an operand's axis of this name."
+            )
+        return tuple(before), after[0]
+
+    @property
+    def operands(self) -> tuple[Dimensions, ...]:
+        """The named axes of each operand."""
+        return self._sides[0]
+
+    @property
+    def result(self) -> Dimensions:
+        """The named axes of the result."""
+        return self._sides[1]
+
+    @cached_property
+    def dimensions(self) -> Dimensions:
+        """All named axes in the order of the signature."""
+        return tuple(dict.fromkeys(name for dimensions in self.operands for name in dimensions))
+
+    @property
+    def text(self) -> str:
+        """The signature, also of an elementwise operation."""
+        sides = (*self.operands, self.result)
+        *before, after = (f"({','.join(dimensions)})" for dimensions in sides)
+        return f"{','.join(before)}->{after}"
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether ``fun`` is a function of scalars."""
+        return not self.dimensions
+
+    @property
+    def parameters(self) -> Dimensions:
+        """A name for each operand: that of the function's parameter, if Python knows it."""
+        names = tuple(_positional(self.fun))[: len(self.operands)]
+        return names if len(names) == len(self.operands) else tuple(f"x{k}" for k in range(len(self.operands)))
+
+    # what rules and the table of operations ask
+
+    @property
+    def constructor(self) -> str:
+        """The name in rule files."""
+        return camel(self.name)
+
+    @property
+    def place(self) -> str:
+        """The file and line of ``fun``, as far as Python knows them."""
+        code = getattr(inspect.unwrap(self.fun), "__code__", None)
+        return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" if code is not None else f"operation {self.name}"
+
+    def evaluate(self, *arrays: Any) -> Any:
+        """``fun`` on arrays that have the axes of the signature only.
+
+        Raises:
+            OptionError: if the result has other axes or another dtype than the operation says.
+        """
+        out = self.fun(*arrays)
+        if not hasattr(out, "dtype"):
+            out = jnp.asarray(out)
+        extents = {name: n for names, x in zip(self.operands, arrays) for name, n in zip(names, jnp.shape(x))}
+        shape = tuple(extents[name] for name in self.result)
+        if jnp.shape(out) != shape:
+            raise OptionError(
+                f"operation {self.name!r} is {self.text}, and its function returns an array of shape {jnp.shape(out)}, not {shape}."
+            )
+        said = arrays[self.dtype].dtype if isinstance(self.dtype, int) else np.dtype(self.dtype)
+        if out.dtype != said:
+            raise OptionError(
+                f"the result of operation {self.name!r} is {out.dtype}, not {said}: pass dtype={str(out.dtype)!r}, or the position of the "
+                "operand whose dtype it has."
+            )
+        return out
+
+    def derivable(self, *arrays: Any) -> Any:
+        """The same in a form that JAX can differentiate."""
+        return self.evaluate(*arrays)
+
+    def additions(self, shapes: Shapes) -> float:
+        """The cost of one call of ``fun`` on operands of these shapes."""
+        if callable(self.cost):
+            extents = {name: n for names, shape in zip(self.operands, shapes) for name, n in zip(names, shape)}
+            return float(self.cost(*(extents[name] for name in self.dimensions)))
+        if self.cost is not None:
+            return float(self.cost)
+        return work(self, tuple(map(tuple, shapes)))
+
+    @cached_property
+    def row(self) -> MapOp:
+        """The row of an elementwise operation."""
+        scalars = ((),) * len(self.operands)
+        weight = self.additions(scalars)
+        return _UserMap(self.name, weight, weight <= 1.5, None, operation_p, self.constructor, {}, in_library(self), len(scalars))
+
+
+@dataclass(frozen=True)
+class _UserMap(MapOp):
+    """The row of an elementwise operation of the user's, whose function is a parameter."""
+
+    def bind(self, *args: Any, **params: Any) -> Any:
+        return params["operation"](*args)
+
+
+# --- the row of blocks --------------------------------------------------------------------------------
+
+
+def _pointwise(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """The batch axes."""
+    mapped: Mapped = params["mapped"]
+    groups: list[Group] = []
+    for axis, has in enumerate(mapped):
+        places: list[Place] = [("in", k, sum(before[k] for before in mapped[:axis])) for k, one in enumerate(has) if one]
+        groups.append((*places, ("out", 0, axis)))
+    return groups
+
+
+def _named(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """The named axes, each a group of the operands and the result that have it."""
+    operation: Operation = params["operation"]
+    places: dict[str, list[Place]] = {name: [] for name in operation.dimensions}
+    for side, arrays, shapes in (("in", operation.operands, ins), ("out", (operation.result,), outs)):
+        for k, (dimensions, shape) in enumerate(zip(arrays, shapes)):
+            for a, name in enumerate(dimensions, len(shape) - len(dimensions)):
+                places[name].append((side, k, a))
+    return [tuple(group) for group in places.values()]
+
+
+def _weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+    operation: Operation = params["operation"]
+    return operation.additions(named_shapes(operation, ins)) * calls_of(params["mapped"], outs)
+
+
+def _scratch(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """The largest value inside, of all calls at once, where it is larger than what goes in and comes out."""
+    operation: Operation = params["operation"]
+    shapes = named_shapes(operation, ins)
+    own = max(map(math.prod, (*shapes, outs[0][len(params["mapped"]) :])))
+    largest = largest_value(operation, shapes)
+    return float(largest * calls_of(params["mapped"], outs)) if largest > own else 0.0
+
+
+def named_shapes(operation: Operation, ins: Shapes) -> tuple[tuple[int, ...], ...]:
+    """The extents of the named axes of each operand."""
+    return tuple(tuple(shape[len(shape) - len(names) :]) for shape, names in zip(ins, operation.operands))
+
+
+def calls_of(mapped: Mapped, outs: Shapes) -> int:
+    """How often the function is called: once per element of the batch."""
+    return math.prod(outs[0][: len(mapped)])
+
+
+USER = [BlockOp("operation", _pointwise, weight=_weight, scratch=_scratch, shared=_named)]
+
+
+# --- calls as terms -----------------------------------------------------------------------------------
+
+
+def named_axes(operation: Operation, call: Call) -> dict[str, Axis]:
+    """The axis of a call that each named axis of its operation is."""
+    axes: dict[str, Axis] = {}
+    for names, array in zip(operation.operands, call.in_axes):
+        axes.update(zip(names, array[len(array) - len(names) :]))
+    return {name: axes[name] for name in operation.dimensions}
+
+
+def call_on(operation: Operation, named: Sequence[Axis], free: Sequence[int], dtype: Any) -> Call:
+    """A call on operands that depend on the indices ``free``, whose named axes are ``named``: batch axes are all other indices, ascending.
+
+    Raises:
+        RuleError: if one index would be two axes of the result.
+    """
+    axis_of = dict(zip(operation.dimensions, named))
+    own = [tuple(axis_of[name] for name in names) for names in operation.operands]
+    batch = [mask & ~axes_mask(axes) for mask, axes in zip(free, own)]
+    whole = sorted({i for mask in batch for i in bits(mask)})
+    mapped = tuple(tuple(bool(mask >> i & 1) for mask in batch) for i in whole)
+    in_axes = tuple((*((i,) for i in bits(mask)), *axes) for mask, axes in zip(batch, own))
+    out_axes = (*((i,) for i in whole), *(axis_of[name] for name in operation.result))
+    if set(whole) & {i for name in operation.result for i in axis_of[name]}:
+        raise RuleError(
+            f"a rule made ({operation.constructor} ...) whose result has an index that another operand depends on as well: guard the rule, "
+            "as in (= (& k (free b)) 0)."
+        )
+    params = {"operation": operation, "mapped": mapped}
+    return Call(operation_p, params, in_axes, (out_axes,), (dtype,), mask_of(whole) & ~axes_mask(tuple(named)))
+
+
+# --- reading arguments --------------------------------------------------------------------------------
+
+
+def _array(x: Any, operands: Sequence[Any]) -> Any:
+    """An operand as an array; a Python number takes the dtype that it would have in a sum of all operands, if that is of its kind."""
+    if isinstance(x, bool | int | float | complex):
+        common, own = jnp.result_type(*operands), jnp.result_type(x)
+        kinds = {bool: np.bool_, int: np.number, float: np.inexact, complex: np.complexfloating}
+        return jnp.asarray(x, common if jnp.issubdtype(common, kinds[type(x)]) else own)
+    return jnp.asarray(x)
+
+
+def _positional(fun: Callable[..., Any]) -> list[str]:
+    """The parameters without defaults that a function takes by position; none where Python does not know, or it takes any number."""
+    try:
+        found = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):  # functions that are not written in Python
+        return []
+    if any(p.kind is p.VAR_POSITIONAL for p in found):
+        return []
+    return [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
+
+
+def _scalars(name: str, fun: Callable[..., Any]) -> int:
+    """How many scalars a function takes."""
+    positional = _positional(fun)
+    if not positional:
+        raise OptionError(f"operation {name!r}: how many operands its function takes is not to be seen: pass signature='(),()->()', say.")
+    return len(positional)
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"[a-z]\w*", name, re.ASCII) is not None
+
+
+def _is_cost(cost: Any) -> bool:
+    number = isinstance(cost, int | float) and not isinstance(cost, bool) and 0 < cost < math.inf
+    return cost is None or callable(cost) or number
+
+
+def _names(dimensions: str) -> Dimensions:
+    inside = dimensions.strip()[1:-1].strip()
+    return tuple(name.strip() for name in inside.split(",")) if inside else ()
+
+
+def _is_dtype(name: Any) -> bool:
+    try:
+        return isinstance(name, str) and np.dtype(name).name == name
+    except TypeError:
+        return name == "bfloat16"
+
+
+def operation_of(params: Mapping[str, Any]) -> Operation | None:
+    """The user's operation among the parameters of a term or an equation."""
+    found = params.get("operation")
+    return found if isinstance(found, Operation) else None
