@@ -26,7 +26,8 @@ SMALL_KERNELS = 8
 def measure(report: Callable[[str], None] = lambda field: None, shortest_s: float = SHORTEST_S) -> Device:
     """The profile of the default device. ``report`` is told which field is measured next; all take some seconds together.
 
-    Numbers are float32. ``matrix_cores`` and ``library_folds`` are those of the built-in profile, as are the capacities of caches.
+    Numbers are float32. ``matrix_cores`` and ``library_folds`` are those of the built-in profile, as are the capacities of caches
+    and the size of an allocation that is new memory.
     """
     device = device_for(jax.default_backend())
     report("flops")
@@ -35,6 +36,8 @@ def measure(report: Callable[[str], None] = lambda field: None, shortest_s: floa
     device = replace(device, elements=_elements(shortest_s))
     report("levels")
     device = replace(device, levels=tuple(_levels(device, shortest_s)))
+    report("fresh_rate")
+    device = replace(device, fresh_rate=_fresh_rate(device, shortest_s))
     report("iteration_s, kernel_s")
     iteration_s, kernel_s = _overheads(shortest_s)
     device = replace(device, iteration_s=iteration_s, kernel_s=kernel_s)
@@ -87,6 +90,20 @@ def _bandwidth(elements: int, shortest_s: float) -> float:
         return lambda x: lax.fori_loop(0, count, lambda t, x: x + 1.0, x), (x,), 8.0 * elements * count
 
     return _rate(make, 1, shortest_s)
+
+
+def _fresh_rate(device: Device, shortest_s: float) -> float:
+    """Bytes per second at which the system hands out a result that is new memory in every run; the built-in figure where none is."""
+    elements = int(device.reused_bytes) // 2
+    if elements > 2**25:
+        return device.fresh_rate
+
+    def make(count: int) -> tuple[Callable[..., Any], Any, float]:
+        x = jnp.ones(elements * count, jnp.float32)
+        return lambda x: x + 1.0, (x,), 4.0 * x.size
+
+    moving_s = 2 / device.levels[-1][1]
+    return 1 / max(1 / _rate(make, 1, shortest_s) - moving_s, moving_s / 100)
 
 
 def _overheads(shortest_s: float) -> tuple[float, float]:
@@ -149,6 +166,7 @@ def compared(built_in: Device, measured: Device) -> str:
     for (size, before), (_, after) in zip(built_in.levels, measured.levels):
         title = "memory, GB/s" if math.isinf(size) else f"within {size / 2**20:.1f} MiB, GB/s"
         lines.append(f"{title:24}{before / 1e9:14.1f}{after / 1e9:14.1f}")
+    lines.append(f"{'new memory, GB/s':24}{built_in.fresh_rate / 1e9:14.1f}{measured.fresh_rate / 1e9:14.1f}")
     for name, title in (("kernel_s", "a kernel, us"), ("iteration_s", "an iteration, us")):
         lines.append(f"{title:24}{getattr(built_in, name) * 1e6:14.2f}{getattr(measured, name) * 1e6:14.2f}")
     for name, title in (("reduce_weight", "a sum, additions"), ("short_reduce_weight", "a short sum, additions")):

@@ -23,7 +23,8 @@ class Device:
     ``elements`` counts elementwise additions of 4-byte numbers; ``levels`` pairs a capacity in bytes with the bytes per second of data that
     fits it, smallest first, ending with main memory. ``reduce_weight`` is the cost of folding one element in additions, and
     ``short_reduce_weight`` that along an axis too short for vector registers. The rows of a
-    contraction are dealt to ``matrix_cores``.
+    contraction are dealt to ``matrix_cores``. An allocation of ``reused_bytes`` or more is new memory in every run, which the system
+    hands out, and clears, at ``fresh_rate`` bytes per second; a smaller one is what the run before has left.
     ``library_folds``: see :mod:`eqsat_mem.fusion`.
     """
 
@@ -36,6 +37,8 @@ class Device:
     reduce_weight: float
     short_reduce_weight: float
     matrix_cores: int
+    reused_bytes: float
+    fresh_rate: float
     library_folds: bool
 
     def bandwidth(self, working_set: float) -> float:
@@ -43,6 +46,10 @@ class Device:
             if working_set <= capacity:
                 return rate
         return self.levels[-1][1]
+
+    def fresh_s(self, allocated: float) -> float:
+        """Seconds that the system takes to hand out an allocation of so many bytes."""
+        return allocated / self.fresh_rate if allocated >= self.reused_bytes else 0.0
 
 
 def _cache_bytes(level: int) -> int | None:
@@ -66,12 +73,14 @@ def cpu() -> Device:
         name=f"cpu ({cores} cores)",
         flops=225e9 * cores,
         elements=50e9 * cores,
-        levels=((l2 / 2, 50e9 * cores), (l2, 40e9 * cores), (l3, 30e9 * cores), (4 * l3, 20e9 * cores), (math.inf, 6e9 * cores)),
+        levels=((l2 / 2, 50e9 * cores), (l2, 40e9 * cores), (l3, 30e9 * cores), (4 * l3, 25e9 * cores), (math.inf, 20e9 * cores)),
         kernel_s=1e-6,
         iteration_s=2e-6,
         reduce_weight=9.0,
         short_reduce_weight=35.0,
         matrix_cores=cores,
+        reused_bytes=32 * 2**20,
+        fresh_rate=4e9,
         library_folds=True,
     )
 
@@ -88,6 +97,8 @@ def gpu() -> Device:
         reduce_weight=1.0,
         short_reduce_weight=2.0,
         matrix_cores=64,
+        reused_bytes=80 * 2**30,
+        fresh_rate=2e12,
         library_folds=False,
     )
 

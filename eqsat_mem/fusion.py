@@ -7,11 +7,11 @@ twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Block, Fold, Map, Rename, Term, children
+from eqsat_mem.ir import Block, Dot, Fold, Map, Rename, Term, children
 from eqsat_mem.loops import Loop, Seq, has_effects, operands
 from eqsat_mem.ops import MONOIDS, block_op, map_row
 
@@ -21,12 +21,16 @@ SMALL_FOLD = 64
 
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """A region with the values it keeps: ``kernels`` are its steps, each with the kept values and outer values it reads."""
+    """A region with the values it keeps: ``kernels`` are its steps, each with the kept values and outer values it reads.
+
+    ``streamed`` are kept values that XLA:CPU, where they are large, passes from kernel to kernel row by row: see :func:`_streamed`.
+    """
 
     kept: tuple[int | Loop | Seq, ...]
     operands: tuple[frozenset[int], ...]
     members: tuple[tuple[int, ...], ...]
     unrolled: frozenset[int] = field(default=frozenset())
+    streamed: frozenset[int] = field(default=frozenset())
 
     @cached_property
     def last_use(self) -> dict[int, int]:
@@ -66,7 +70,45 @@ def fuse(ex: Extraction, seq: Seq, library_folds: bool = True) -> Fused:
             read.append(_reads(s))
             members.append(())
         kept.append(s)
-    return Fused(tuple(kept), tuple(read), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)))
+    fused = Fused(tuple(kept), tuple(read), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)))
+    return replace(fused, streamed=_streamed(ex, fused, escapes)) if library_folds else fused
+
+
+def _streamed(ex: Extraction, fused: Fused, escapes: set[int]) -> frozenset[int]:
+    """Values that are folded along their rows and used again with what came of that, as in a softmax or a variance, by the library alone.
+
+    The library runs such kernels together, as one with a single result, row by row; in columns it does not.
+    """
+    readers: dict[int, list[int]] = {}
+    for kernel, read in zip(fused.kept, fused.operands, strict=True):
+        for t in read:
+            readers.setdefault(t, []).append(kernel if isinstance(kernel, int) else -1)
+    members = {kernel: own for kernel, own in zip(fused.kept, fused.members, strict=True) if isinstance(kernel, int)}
+    found: set[int] = set()
+    for t in reversed(members):
+        users = readers.get(t, [])
+        if not users or t in escapes or t in ex.exact or not all(u in members and _runs_rows(ex, u, members[u], t) for u in users):
+            continue
+        folded_in = any(isinstance(ex.program.terms[u], Fold) for u in users)
+        inside = all(u not in escapes and set(readers.get(u, ())) <= set(users) for u in users[:-1])
+        term = ex.program.terms[t]
+        comes_back = isinstance(term, Map) and _known(term) and folded_in and inside
+        goes_on = isinstance(term, Dot) and not _is_batched(ex, term) and len(users) == 1 and (folded_in or users[0] in found)
+        if comes_back or goes_on:
+            found.add(t)
+    return frozenset(found)
+
+
+def _runs_rows(ex: Extraction, kernel: int, members: tuple[int, ...], t: int) -> bool:
+    """Does the library run this kernel, and along the rows of value ``t`` if it is a fold?"""
+    program, root = ex.program, ex.program.terms[kernel]
+    row = program.free[t].bit_length() - 1
+    along = isinstance(root, Fold) and row >= 0 and root.over >> row & 1 and not ex.unrolls.get(kernel)
+    return bool(isinstance(root, Map) or along) and all(_known(term) for m in members if isinstance(term := program.terms[m], Map))
+
+
+def _is_batched(ex: Extraction, term: Dot) -> bool:
+    return bool(ex.program.free[term.lhs] & ex.program.free[term.rhs] & ~term.over)
 
 
 def _reads(step: Loop | Seq) -> frozenset[int]:
@@ -125,8 +167,12 @@ def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozens
 def _in_library(term: Map, fold: Term) -> bool:
     """Can XLA:CPU's kernel library compute this operation inside this fold?"""
     assert isinstance(fold, Fold)
-    wide = str(term.dtype) in ("float32", "float64")
-    return wide and map_row(term).library and MONOIDS[fold.monoid].library
+    return _known(term) and MONOIDS[fold.monoid].library
+
+
+def _known(term: Map) -> bool:
+    """Is this operation in XLA:CPU's kernel library?"""
+    return str(term.dtype) in ("float32", "float64") and map_row(term).library
 
 
 def _group(ex: Extraction, root: int, virtual: set[int]) -> list[int]:

@@ -62,6 +62,8 @@ class Memory:
 
     ex: Extraction
     library_folds: bool = True
+    streams: bool = False
+    """Whether values that the kernel library passes on row by row count as not held. It does so for large ones only: others must count."""
     _fused: dict[Seq, Fused] = field(default_factory=dict)
     _inner: dict[Seq, tuple[Loop, ...]] = field(default_factory=dict)
     _peaks: dict[tuple[Seq, Extents, tuple[int, ...]], Peak] = field(default_factory=dict)
@@ -123,8 +125,7 @@ class Memory:
         """Outputs that are plain reads, or that are returned twice, are copies of their own."""
         program, extra = self.ex.program, 0
         seen: set[int] = set()
-        for o in program.outputs:
-            size = math.prod(program.shape(o.axes)) * itemsize(program.terms[o.term].dtype)
+        for o, size in zip(program.outputs, output_sizes(program), strict=True):
             if is_leaf(program.terms[o.term]) or o.term in seen or size != program.nbytes(o.term):
                 extra += size
             seen.add(o.term)
@@ -152,7 +153,7 @@ class Memory:
             inner = Peak(0, (), -1, ())
             new: dict[int, int] = {}
             if isinstance(step, int):
-                new[step] = self.size(step, extents)
+                new[step] = 0 if self.streams and step in fused.streamed else self.size(step, extents)
                 scratch += self._slices(seq, self._copied_reads(step, fused.members[position]), extents, live)
             elif isinstance(step, Loop):
                 new = {t: self.size(t, extents) for t in made(step)}
@@ -226,3 +227,8 @@ def argument_bytes(program: Program) -> int:
     """Bytes of all arguments and closed-over arrays."""
     buffers = sum(math.prod(b.shape) * itemsize(b.dtype) for b in program.inputs)
     return buffers + sum(math.prod(getattr(c, "shape", ())) * itemsize(c.dtype) for c in program.consts)
+
+
+def output_sizes(program: Program) -> tuple[int, ...]:
+    """Bytes of each result."""
+    return tuple(math.prod(program.shape(o.axes)) * itemsize(program.terms[o.term].dtype) for o in program.outputs)

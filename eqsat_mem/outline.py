@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from eqsat_mem.errors import Tensor
-from eqsat_mem.ir import Program, itemsize, names
+from eqsat_mem.ir import Program, names
 from eqsat_mem.loops import Loop, Seq
-from eqsat_mem.memory import Memory
+from eqsat_mem.memory import Memory, output_sizes
 from eqsat_mem.report import LoopSummary
 from eqsat_mem.schedule import Schedule
 
@@ -68,4 +67,4 @@ def describe(program: Program, t: int) -> str:
 
 def output_bytes(program: Program) -> int:
     """Bytes of all results."""
-    return sum(math.prod(program.shape(o.axes)) * itemsize(program.terms[o.term].dtype) for o in program.outputs)
+    return sum(output_sizes(program))

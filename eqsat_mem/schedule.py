@@ -44,10 +44,6 @@ BEAM = 4
 """How many trees are kept for another split."""
 SMALL_SHARE = 1 / 32
 """The share of the room beside arguments up to which a value is computed whole rather than in a loop."""
-LOOP_TOLL = 0.03
-"""The share of its time that another loop must save: what is predicted to be as fast with fewer loops is the plan."""
-FOLD_TOLL = 0.02
-"""The share that accumulating one more fold must save: slices keep every bit, sums of chunks round differently."""
 ROOM_TOLL = 0.1
 """The share that filling the limit must save: what is predicted to be as fast in less leaves room for what is not predicted."""
 FEW_LOOPS = 32
@@ -133,8 +129,8 @@ class _Search:
     def rank(self, s: Schedule) -> tuple[bool, float, float, float]:
         """What fits comes first, the fastest of it; of what does not, the smallest. Knobs of sizes come before time."""
         if s.fits(self.limit):
-            toll = sum(LOOP_TOLL + FOLD_TOLL * len(loop.folds) for loop in s.chunks) + ROOM_TOLL * (s.peak_bytes / self.limit) ** 2
-            return False, self.excess(s), s.seconds * (1 + toll), s.peak_bytes
+            room = ROOM_TOLL * (s.peak_bytes / self.limit) ** 2
+            return False, self.excess(s), s.seconds * (1 + room) + self.timing.tolls(s.seq, self.full, s.chunks), s.peak_bytes
         return True, s.peak_bytes, self.excess(s), s.seconds
 
     def excess(self, s: Schedule) -> int:
@@ -261,9 +257,10 @@ class _Search:
         yield changed
 
     def hot_spots(self, s: Schedule) -> list[tuple[Path, Seq, Extents]]:
-        """The straight regions worth splitting: the one with the peak, and those that move the most data through slow memory."""
+        """The straight regions worth splitting: that with the peak where memory is short or dear, those that move most data slowly."""
         spots: list[tuple[float, Path, Seq, Extents]] = []
         peak_path = self.peak_path(s)
+        too_large = not s.fits(self.limit) or self.timing.allocating(s.seq, s.chunks) > WORTHWHILE * s.seconds
         for path, seq in regions(s.seq):
             if any(not isinstance(step, int) for step in seq.steps):
                 continue
@@ -274,7 +271,7 @@ class _Search:
             if self.largest(seq, extents) <= (self.threshold or 0):
                 continue
             spare = runs * (self.timing.seconds(seq, extents, s.chunks) - self.timing.arithmetic(seq, extents))
-            wanted = (path == peak_path and not s.fits(self.limit)) or (self.threshold is not None and extents == self.full)
+            wanted = (path == peak_path and too_large) or (self.threshold is not None and extents == self.full)
             if wanted:
                 spots.append((float("inf"), path, seq, extents))
             elif spare > WORTHWHILE * s.seconds and self.timing.touched(seq, extents, s.chunks) > self.device.levels[0][0]:

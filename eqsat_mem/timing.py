@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from eqsat_mem.costs import Device, arithmetic_s
-from eqsat_mem.ir import Block
+from eqsat_mem.ir import Block, Dot
 from eqsat_mem.loops import Chunks, Loop, Seq, made
-from eqsat_mem.memory import Extents, Memory, within
+from eqsat_mem.memory import Extents, Memory, argument_bytes, output_sizes, within
 
 STRIDED = 5.0
 """How much longer unrolled folds take outside of loops, where XLA fuses the taking apart of their arguments into them."""
+
+SCRATCH = 2
+"""How many times its size a contraction may take in the kernel library, which allocates room anew in every turn of a loop."""
+LOOP_TOLL = 0.03
+"""The share of its time that a loop must save: what is predicted to be as fast with fewer loops is the plan."""
+FOLD_TOLL = 0.02
+"""The share that accumulating one more fold must save: slices keep every bit, sums of chunks round differently."""
 
 
 @dataclass(eq=False)
@@ -23,13 +31,49 @@ class Timing:
     walked: int = 0
     """Steps of regions looked at so far: the work done, in a unit that no other process changes."""
     _seconds: dict[Any, float] = field(default_factory=dict)
+    _tolls: dict[Any, float] = field(default_factory=dict)
     _touched: dict[Any, int] = field(default_factory=dict)
     _terms: dict[Any, float] = field(default_factory=dict)
     _inside: dict[Seq, frozenset[int]] = field(default_factory=dict)
 
     def total(self, seq: Seq, chunks: Chunks) -> float:
         """Seconds of the whole program."""
-        return self.seconds(seq, self.memory.full_extents(), chunks)
+        return self.seconds(seq, self.memory.full_extents(), chunks) + self.allocating(seq, chunks)
+
+    def allocating(self, seq: Seq, chunks: Chunks) -> float:
+        """Seconds to get hold of memory: temporaries are one allocation, each output is another."""
+        held = self.memory.total(seq, chunks) - self._arguments_and_outputs
+        if held >= self.device.reused_bytes:
+            held = self._resident.total(seq, chunks) - self._arguments_and_outputs
+        return self.device.fresh_s(held) + self._allocating_outputs
+
+    @cached_property
+    def _resident(self) -> Memory:
+        return Memory(self.memory.ex, self.memory.library_folds, streams=True)
+
+    @cached_property
+    def _arguments_and_outputs(self) -> int:
+        return argument_bytes(self.memory.ex.program) + sum(output_sizes(self.memory.ex.program))
+
+    @cached_property
+    def _allocating_outputs(self) -> float:
+        return sum(map(self.device.fresh_s, output_sizes(self.memory.ex.program)))
+
+    def tolls(self, seq: Seq, extents: Extents, chunks: Chunks) -> float:
+        """Seconds that the loops of a region must save: shares of their own time, whatever else the program does."""
+        key = self.memory.key(seq, extents, chunks)
+        known = self._tolls.get(key)
+        if known is None:
+            known = 0.0
+            for step in seq.steps:
+                if isinstance(step, Seq):
+                    known += self.tolls(step, extents, chunks)
+                elif isinstance(step, Loop):
+                    turns = extents[step.index] / min(chunks[step], extents[step.index])
+                    own = (LOOP_TOLL + FOLD_TOLL * len(step.folds)) * self._loop(step, extents, chunks)
+                    known += own + turns * self.tolls(step.body, within(extents, step, chunks), chunks)
+            self._tolls[key] = known
+        return known
 
     def seconds(self, seq: Seq, extents: Extents, chunks: Chunks) -> float:
         key = self.memory.key(seq, extents, chunks)
@@ -60,8 +104,11 @@ class Timing:
                 work = sum(self._arithmetic(t, extents, t in fused.unrolled) for t in members)
                 if extents == self.memory.full_extents() and fused.unrolled.intersection(members):
                     work *= STRIDED
-                moved = self.memory.size(step, extents) / bandwidth + sum(self._reading(t, seq, extents, touched) for t in operands)
+                made = 0 if step in fused.streamed else self.memory.size(step, extents)
+                moved = made / bandwidth + sum(self._reading(t, seq, extents, touched) for t in operands - fused.streamed)
                 seconds += max(work, moved) + self.device.kernel_s
+                if isinstance(term, Dot) and extents != self.memory.full_extents() and self.device.library_folds:
+                    seconds += self.device.fresh_s(SCRATCH * self.memory.size(step, extents))
         return seconds
 
     def _reading(self, t: int, seq: Seq, extents: Extents, touched: int) -> float:
@@ -120,5 +167,5 @@ class Timing:
                     inner = max(inner, self.touched(step, extents, chunks))
                 else:
                     inner = max(inner, self.touched(step.body, within(extents, step, chunks), chunks))
-            known = self._touched[key] = inner + sum(self.memory.size(t, extents) for t in values)
+            known = self._touched[key] = inner + sum(self.memory.size(t, extents) for t in values - fused.streamed)
         return known

@@ -1,0 +1,107 @@
+"""Predicted seconds on a fixed device: what they tell apart, and what the search makes of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eqsat_mem.costs import Device
+from eqsat_mem.extract import Extraction
+from eqsat_mem.loops import Choices, loops, region, split
+from eqsat_mem.memory import Memory
+from eqsat_mem.schedule import schedule, straight
+from eqsat_mem.timing import FOLD_TOLL, LOOP_TOLL, Timing
+from tests.test_loops import traced
+
+DEVICE = Device(
+    name="fixed",
+    flops=450e9,
+    elements=100e9,
+    levels=((2**20, 100e9), (2**21, 80e9), (2**25, 60e9), (math.inf, 40e9)),
+    kernel_s=1e-6,
+    iteration_s=2e-6,
+    reduce_weight=9.0,
+    short_reduce_weight=35.0,
+    matrix_cores=2,
+    reused_bytes=2**25,
+    fresh_rate=4e9,
+    library_folds=True,
+)
+PLENTY = 2**34
+
+
+def timing(ex: Extraction, device: Device = DEVICE) -> Timing:
+    return Timing(Memory(ex, device.library_folds), device)
+
+
+def distances_times_vector(x, y, v):
+    return jnp.exp(jnp.abs(x[:, None] - y[None])) @ v
+
+
+def test_new_memory_is_what_makes_a_program_that_fits_slow():
+    ex = traced(distances_times_vector, (3000,), (3000,), (3000, 1))
+    as_written, reusing = straight(ex, DEVICE), straight(ex, replace(DEVICE, reused_bytes=2**40))
+    assert as_written.peak_bytes > DEVICE.reused_bytes
+    assert as_written.seconds == pytest.approx(reusing.seconds + 3000 * 3000 * 4 / DEVICE.fresh_rate, rel=0.01)
+    assert schedule(ex, PLENTY, DEVICE).seconds < 0.5 * as_written.seconds
+
+
+def test_an_output_is_new_memory_in_every_plan():
+    ex = traced(lambda x: x + 1.0, (2**24,))
+    assert timing(ex).allocating(region(ex), {}) == 2**26 / DEVICE.fresh_rate
+    assert timing(traced(lambda x: x + 1.0, (2**20,))).allocating(region(ex), {}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("function", "streams"),
+    [
+        (lambda x: jnp.var(jnp.tanh(x), axis=1), True),
+        (lambda x: jax.nn.softmax(x, axis=1), True),
+        (lambda x: jnp.var(jnp.tanh(x), axis=0), False),
+        (lambda x: jax.nn.softmax(x, axis=0), False),
+        (lambda x: (jnp.exp(x), jnp.sum(jnp.exp(x), axis=1)), False),
+    ],
+    ids=["variance of rows", "softmax of rows", "variance of columns", "softmax of columns", "result needed too"],
+)
+def test_the_library_passes_rows_on_without_keeping_them(function, streams):
+    ex = traced(function, (8192, 2048))
+    fused = Memory(ex).fused(region(ex))
+    assert bool(fused.streamed) is streams
+    assert not fused.streamed & {o.term for o in ex.program.outputs}
+
+
+def test_a_variance_of_rows_runs_as_written():
+    ex = traced(lambda a, b: jnp.var(jnp.tanh(a @ b), axis=1), (4096, 16), (16, 8192))
+    assert not schedule(ex, PLENTY, DEVICE).chunks
+
+
+def layers(count):
+    def run(x, y, *vs):
+        return tuple(distances_times_vector(x + k, y, v) for k, v in enumerate(vs))
+
+    return traced(run, (3000,), (3000,), *[(3000, 1)] * count)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_tolls_are_shares_of_what_loops_take(count):
+    ex = layers(count)
+    found = schedule(ex, PLENTY, DEVICE)
+    tolls = timing(ex).tolls(found.seq, Memory(ex).full_extents(), found.chunks)
+    most = max(LOOP_TOLL + FOLD_TOLL * len(loop.folds) for loop in loops(found.seq))
+    assert 0 < tolls <= most * found.seconds
+
+
+def test_a_contraction_in_a_loop_pays_for_new_memory_in_every_turn():
+    ex = traced(lambda q, k, v: jax.nn.softmax(jnp.einsum("hik,hjk->hij", q, k), -1) @ v, *[(8, 1024, 64)] * 3)
+    seq = region(ex)
+    (i,) = (n for n, index in enumerate(ex.program.indices) if index.extent == 1024 and ex.program.terms[0].axes[1] == (n,))
+    tree = split(ex, seq, i, Choices())
+    (loop,) = loops(tree)
+    half, eighth = (timing(ex).total(tree, {loop: chunk}) for chunk in (512, 128))
+    free_half, free_eighth = (timing(ex, replace(DEVICE, reused_bytes=2**40)).total(tree, {loop: chunk}) for chunk in (512, 128))
+    assert half > 1.5 * free_half
+    assert eighth == free_eighth
