@@ -11,6 +11,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from eqsat_mem.chains import reordered
 from eqsat_mem.config import Options, resolve_limit
 from eqsat_mem.control import aval_bytes, has_plans, plan_bodies
 from eqsat_mem.costs import Device, term_seconds
@@ -141,7 +142,7 @@ def _fastest(
         extracted = [written, *(extract(view, seconds, price) for price in MEMORY_PRICES)]
         for ex, price in zip(extracted, (None, *MEMORY_PRICES)):
             tell(Extracted(ex, price))
-        candidates = _distinct(extracted)
+        candidates = _distinct([*extracted, *(new for ex in extracted if (new := reordered(ex, rules, seconds)) is not None)])
     with clock("schedule"):
         knobs = options.tensor_size_threshold, options.tensor_split_size
         found = [scheduler(c, limit, device, *knobs) for c in candidates]
