@@ -21,13 +21,14 @@ from eqsat_mem.config import device_capacity
 from eqsat_mem.costs import Device, term_seconds
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction, as_written, extract
-from eqsat_mem.loops import Loop, region
+from eqsat_mem.loops import region
 from eqsat_mem.pipeline import MEMORY_PRICES
 from eqsat_mem.profiles import device_in_use
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import saturate
 from eqsat_mem.schedule import Schedule, _Search, ladder
 from eqsat_mem.trace import load
+from eqsat_mem.tree import Loop
 from eqsat_mem.verify import compiled_peak
 
 PROGRAMS = {

@@ -73,7 +73,7 @@ class Calls(Reader):
         """
         text = self.readable(call, args, scope, sliced)
         if text is not None:
-            self.carry_helpers(call, text)
+            self.carry_helpers(block_op(call.prim.name).helpers, text)
             return text
         return f"{self.opaque(call)}({', '.join(args)})"
 
@@ -87,12 +87,12 @@ class Calls(Reader):
             function = f"jax.vmap({function}{axes})"
         return f"{function}({', '.join(args)})"
 
-    def carry_helpers(self, call: Call, text: str) -> None:
-        """Have the source define the helpers that ``text`` calls, and those that they call."""
-        for helper in block_op(call.prim.name).helpers:
+    def carry_helpers(self, helpers: Sequence[Callable[..., Any]], text: str) -> None:
+        """Have the source define those of ``helpers`` that ``text`` calls, and those that they call."""
+        for helper in helpers:
             if f"{helper.__name__}(" in text and helper.__name__ not in self.module.helpers:
                 self.module.helpers[helper.__name__] = helper
-                self.carry_helpers(call, inspect.getsource(helper))
+                self.carry_helpers(helpers, inspect.getsource(helper))
 
     def readable(self, call: Call, args: Sequence[str], scope: Scope, sliced: bool) -> str | None:
         """The operation table's source, extents of chunks by their names; ``None`` if it depends on them in another way."""

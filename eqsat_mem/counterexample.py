@@ -54,7 +54,7 @@ def _function(program: Program, t: int, free: int, name: str, slots: dict[int, i
             term = ir.Input(term.dtype, slots[term.slot], term.axes)
         ids[k] = one.add(ir.with_children(term, tuple(ids[c] for c in children(term))))
     one.outputs = [ir.Output(ids[t], tuple((i,) for i in bits(free)))]
-    ex = Extraction(one, {}, {}, {})
+    ex = Extraction(one)
     source = emit(Schedule(ex, region(ex), {}, 0, 0.0), name).source
     return source[source.index("def ") :].strip() + "\n"
 

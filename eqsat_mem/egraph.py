@@ -46,6 +46,7 @@ class View:
         class_of: the class of each reachable term of the program.
         original: the node of each of these terms.
         facts: for each of ``vocabulary.FACTS`` an index set per class, as rules stated it.
+        levels: the classes r of each class that is exp(-r) times something else, as rules stated it.
         matches: how often each rule matched, in all.
         seconds: how long each rule took, in all, to a millisecond.
         rows: the size of the e-graph, which is what its time and memory grow with.
@@ -60,6 +61,7 @@ class View:
     facts: dict[str, dict[int, int]]
     dtypes: dict[int, str]
     encoder: Encoder = field(repr=False)
+    levels: dict[int, tuple[int, ...]] = field(default_factory=dict)
     matches: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     rows: int = 0
@@ -159,6 +161,7 @@ class EGraph:
             facts=every.facts,
             dtypes=every.dtypes,
             encoder=self._encoder,
+            levels={c: tuple(sorted({n.children[0] for n in nodes if n.constructor == "Shrunk"})) for c, nodes in enumerate(every.nodes)},
         )
 
     def _tables(self) -> dict[str, tuple[Any, str, Any]]:

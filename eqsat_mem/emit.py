@@ -22,12 +22,13 @@ from eqsat_mem.calls import Body
 from eqsat_mem.expressions import Expressions
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, Literal, Map, Program, children
-from eqsat_mem.loops import Loop, Seq, least_chunk, region, selection_of, source_of
+from eqsat_mem.loops import least_chunk, region, selection_of, source_of
 from eqsat_mem.memory import Memory
-from eqsat_mem.ops import MONOIDS, Operation, accumulator
+from eqsat_mem.ops import MONOIDS, Operation, accumulator, block_op
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.source import Module, Region, Scope, Value, identifier, number, tuple_text, wrap
 from eqsat_mem.trace import load
+from eqsat_mem.tree import Loop, Seq, regions
 
 Layout = tuple[int, ...]
 DEEP = 100
@@ -161,16 +162,15 @@ class _Writer(Expressions):
         index = self.indices[loop.index]
         carry = identifier("carry", self.taken)
         ind = scope.indent
-        inner = Scope(scope, loop.index, ind + "    ")
+        inner = Scope(scope, loop.index, ind + "    ", shifts={(r := self.ex.rescales[t]).shift: r.level for t in loop.rescaled})
         self.line(inner, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {carry}")
         self.sequence(loop.body, inner)
         self.note_names(inner)
-        for t, name in zip(results, names):
-            self.holds.setdefault(name, t)
-            if not self.is_selection(t, loop):
-                self.line(inner, f"{name} = {self.combined(t, name, loop, inner)}")
-        self.selections(dict(zip(results, names)), loop, inner)
-        self.line(inner, f"return ({', '.join(names)}{',' if len(names) == 1 else ''})")
+        self.holds |= {name: t for name, t in zip(names, results) if name not in self.holds}
+        carried = dict(zip(results, names))
+        returned = self.rescaled(carried, loop, inner) if loop.rescaled else self.updated(carried, loop, inner)
+        self.selections(carried, loop, inner)
+        self.line(inner, f"return {tuple_text([returned.get(t, name) for t, name in carried.items()])}")
         self.comment(scope, f"loop over {index}: {extent} in chunks of {chunk}")
         self.line(scope, f"def {body}(start_{index}, {carry}, size_{index}):")
         scope.lines += inner.lines
@@ -185,13 +185,57 @@ class _Writer(Expressions):
             begin = f"{first} + t * {chunk}" if first else f"t * {chunk}"
             self.line(scope, f"{state} = lax.fori_loop(0, {count}, lambda t, {carry}: {body}({begin}, {carry}, {chunk}), {state})")
         self.line(scope, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {state}")
-        for t, name in zip(results, names):
-            term = self.program_ir.terms[t]
-            if isinstance(term, Block) and t in loop.folds:
-                scope.values[t] = self.result(term, name, scope)
+        scope.values |= {t: self.outcome(t, carried, loop, scope) for t in results}
+
+    def outcome(self, t: int, carried: Mapping[int, str], loop: Loop, scope: Scope) -> Value:
+        """A result of a loop, from what it has carried."""
+        term, name = self.program_ir.terms[t], carried[t]
+        if isinstance(term, Block) and t in loop.folds:
+            return self.result(term, name, scope)
+        if t in loop.rescaled and not any(self.ex.rescales[t].shift in holder.shifts for holder in scope.around()):
+            level = self.level(t, {u: self.folded(u, carried[u]) for u in loop.folds}, loop, scope)
+            name = self.assign(self.with_helpers(f"without_elements({name}, {level})"), self.layout(t), scope, self.word(t)).text
+        return Value(name, self.layout(t)) if t in loop.stacks else self.folded(t, name)
+
+    def folded(self, t: int, name: str) -> Value:
+        """What is accumulated, as a value of its dtype."""
+        dtype = self.program_ir.terms[t].dtype
+        return Value(name if self.accumulator(t) == dtype else f"{name}.astype({self.dtype(dtype)})", self.layout(t))
+
+    def updated(self, carried: Mapping[int, str], loop: Loop, inner: Scope) -> dict[int, str]:
+        """Results with those of a chunk; the lines that compute them."""
+        for t, name in carried.items():
+            if not self.is_selection(t, loop):
+                self.line(inner, f"{name} = {self.combined(t, name, loop, inner)}")
+        return {}
+
+    def rescaled(self, carried: Mapping[int, str], loop: Loop, inner: Scope) -> dict[int, str]:
+        """Results with those of a chunk, under new names: what is rescaled reads levels before and after."""
+        new: dict[int, str] = {}
+        for t, name in carried.items():
+            if self.is_selection(t, loop):
                 continue
-            text = name if t in loop.stacks or self.accumulator(t) == term.dtype else f"{name}.astype({self.dtype(term.dtype)})"
-            scope.values[t] = Value(text, self.layout(t))
+            if t not in loop.rescaled:
+                text = self.combined(t, name, loop, inner)
+            else:
+                parts = {u: self.read(u, inner) for u in loop.folds}
+                before, here = {u: self.folded(u, carried[u]) for u in loop.folds}, parts
+                after = {u: self.folded(u, new[u]) for u in new}
+                levels = [self.level(t, values, loop, inner) for values in (before, here, after)]
+                text = f"rescaled({name}, {levels[0]}, {levels[2]}) + rescaled({self.part(t, inner)}, {levels[1]}, {levels[2]})"
+                self.with_helpers(text)
+            new[t] = self.assign(text, self.layout(t), inner, f"new_{self.word(t)}").text
+        return new
+
+    def level(self, t: int, folds: Mapping[int, Value], loop: Loop, scope: Scope) -> str:
+        """The level of a rescaled sum for these values of the folds that it is made of, against the axes of the sum."""
+        level = self.ex.rescales[t].level
+        inside = {step for _, seq in regions(loop.body) for step in seq.steps if isinstance(step, int)}
+        there = Scope(scope, indent=scope.indent, values=dict(folds))
+        region = Region(frozenset(inside - folds.keys()), Counter(inside), frozenset(), frozenset())
+        value = self.value(level, there, region)
+        scope.lines += there.lines
+        return self.aligned(value, self.layout(t)).text
 
     def first_size(self, loop: Loop) -> int:
         """What runs before the loop: what its chunks leave over; where elements are picked, the chunk they are first picked from."""
@@ -217,7 +261,7 @@ class _Writer(Expressions):
             more = [self.in_axes(self.read(t, inner), call.out_axes[term.out], inner).text for t, _, term in group]
             picked = [name for _, name, _ in group]
             text = selection.text(call.params, len(call.in_axes[0]), picked, more, f"start_{self.indices[loop.index]}")
-            self.carry_helpers(call, text)
+            self.carry_helpers(block_op(call.prim.name).helpers, text)
             self.line(inner, f"{', '.join(picked)} = {text}")
 
     def note_names(self, scope: Scope) -> None:
@@ -231,17 +275,21 @@ class _Writer(Expressions):
         term = self.program_ir.terms[t]
         return accumulator(getattr(term, "monoid", "add"), term.dtype)
 
-    def combined(self, t: int, name: str, loop: Loop, inner: Scope) -> str:
+    def part(self, t: int, inner: Scope) -> str:
+        """What a chunk adds to a fold, in the dtype that it is accumulated in."""
         part = self.aligned(self.read(t, inner), self.layout(t))
+        if self.accumulator(t) == self.program_ir.terms[t].dtype:
+            return part.text
+        return f"{wrap(part)}.astype({self.dtype(self.accumulator(t))})"
+
+    def combined(self, t: int, name: str, loop: Loop, inner: Scope) -> str:
         if t in loop.folds:
             term = self.program_ir.terms[t]
-            if self.accumulator(t) != term.dtype:
-                part = Value(f"{wrap(part)}.astype({self.dtype(self.accumulator(t))})", part.layout)
             if isinstance(term, Dot):
-                return f"{name} + {part.text}"
+                return f"{name} + {self.part(t, inner)}"
             assert isinstance(term, Fold)
-            return MONOIDS[term.monoid].combine_text.format(name, part.text)
-        axis = self.layout(t).index(loop.index)
+            return MONOIDS[term.monoid].combine_text.format(name, self.part(t, inner))
+        axis, part = self.layout(t).index(loop.index), self.aligned(self.read(t, inner), self.layout(t))
         return f"lax.dynamic_update_slice_in_dim({name}, {part.text}, start_{self.indices[loop.index]}, {axis})"
 
     def initial(self, t: int, loop: Loop, scope: Scope) -> str:
@@ -260,7 +308,7 @@ class _Writer(Expressions):
 
 def _unplanned(body: ClosedJaxpr, names: Sequence[str]) -> Schedule:
     """A function as it is written."""
-    ex = Extraction(load(body, names), {}, {}, {})
+    ex = Extraction(load(body, names))
     return Schedule(ex, region(ex), {}, 0, 0.0)
 
 

@@ -20,7 +20,6 @@ from eqsat_mem.events import Explaining, listening, tell
 from eqsat_mem.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Program
-from eqsat_mem.loops import loops
 from eqsat_mem.memory import Memory
 from eqsat_mem.needed import smallest
 from eqsat_mem.outline import describe, loop_summaries, outline
@@ -32,6 +31,7 @@ from eqsat_mem.rules import load_rules
 from eqsat_mem.schedule import Schedule, schedule
 from eqsat_mem.timeline import Point, timeline
 from eqsat_mem.timing import Timing
+from eqsat_mem.tree import loops
 
 Scheduler = Callable[..., Schedule]
 """What :func:`eqsat_mem.schedule.schedule` is, or the same with a memory."""

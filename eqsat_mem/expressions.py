@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from eqsat_mem.calls import Calls
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, children
-from eqsat_mem.ops import MONOIDS, Monoid, map_row, map_text, operation_of, param_text, primitive_text
+from eqsat_mem.ops import MONOIDS, RESCALING, Monoid, map_row, map_text, operation_of, param_text, primitive_text
 from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, wrap
 
 INLINE = 60
@@ -76,13 +76,21 @@ class Expressions(Calls):
                 typed = all_literal or not self.weak_literal(term, operand, operands)
                 values.append(Value(self.typed(operand) if typed else self.literal(operand), (), False))
             else:
-                values.append(self.aligned(self.value(a, scope, region, fixed), layout))
+                value = self.value(a, scope, region, fixed)
+                if any(holder.shifts.get(t) == a for holder in scope.around()):
+                    value = Value(self.with_helpers(f"proper({value.text})"), value.layout)
+                values.append(self.aligned(value, layout))
         text = map_text(term.op, term.params, [v.text for v in values], term.dtype)
         if text is None:
             text = self.primitive_map(term, [
                 self.typed(o) if isinstance(o, Literal) else v.text for o, v in zip(operands, values)
             ])  # fmt: skip
         return text, layout
+
+    def with_helpers(self, text: str) -> str:
+        """``text``, whose helpers the source carries."""
+        self.carry_helpers(RESCALING, text)
+        return text
 
     def weak_literal(self, term: Map, literal: Literal, operands: Sequence[Term]) -> bool:
         """May a literal stand as a bare number: does another operand fix its dtype?"""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from eqsat_mem import ir
@@ -19,6 +19,7 @@ from eqsat_mem.encode import Node, pointwise
 from eqsat_mem.errors import RuleError
 from eqsat_mem.exact import compared
 from eqsat_mem.ir import Program
+from eqsat_mem.levels import Rescaled, rescaled_sums
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
 
@@ -44,12 +45,14 @@ class Extraction:
         splits: indices along which a term may be computed slice by slice.
         accumulates: indices over which a fold or a contraction may be accumulated chunk by chunk.
         unrolls: indices over which a fold or a contraction may be written out element by element.
+        rescales: sums that hold the factor exp(-r) of a level r, so that chunks of them may be computed with levels of their own.
     """
 
     program: Program
-    splits: Mapping[int, int]
-    accumulates: Mapping[int, int]
-    unrolls: Mapping[int, int]
+    splits: Mapping[int, int] = field(default_factory=dict)
+    accumulates: Mapping[int, int] = field(default_factory=dict)
+    unrolls: Mapping[int, int] = field(default_factory=dict)
+    rescales: Mapping[int, Rescaled] = field(default_factory=dict)
 
     @cached_property
     def compared(self) -> Mapping[int, frozenset[int]]:
@@ -117,7 +120,13 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
     def over(t: int) -> int:
         return ir.folded(program.terms[t])
 
-    return Extraction(program, table("splits", lambda t: pointwise(program, t)), table("accumulates", over), table("unrolls", over))
+    return Extraction(
+        program,
+        table("splits", lambda t: pointwise(program, t)),
+        table("accumulates", over),
+        table("unrolls", over),
+        rescaled_sums(view, program, class_of),
+    )
 
 
 # --- costs ------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from functools import cached_property
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Map, Rename, Term, children
-from eqsat_mem.loops import Loop, Seq, has_effects, operands
+from eqsat_mem.loops import has_effects, operands
 from eqsat_mem.ops import MONOIDS, block_op, map_row
+from eqsat_mem.tree import Loop, Seq
 
 SMALL_FOLD = 64
 """A fold over at most so many elements is computed inside its consumer where folds are not left to a library."""

@@ -54,11 +54,13 @@ class Builder:
                 return self._where_equal(i, j, args[0])
             case "Diag":
                 return self._diagonal(*self._pair(payload), args[0])
+            case "Shrunk":
+                return self._shrunk(*args)
             case "Leaf" | "Block" | "Map1" | "Map2" | "Map3":
                 raise IllFormed(f"{node.constructor} stands for an operation of the program, which no rule can make")
         if node.constructor in self.encoder.own:
             return self._operation(node, args)
-        term = self.encoder.decode(node, tuple(args), self._dtype_hint(node, args), program)
+        term = self._decoded(node, args)
         match term:
             case ir.Map():
                 dtypes = tuple(str(program.terms[a].dtype) for a in args)
@@ -87,6 +89,12 @@ class Builder:
             return program.add(self.encoder.decode(node, tuple(args), dtype, program))
         except RuleError as error:
             raise IllFormed(str(error)) from error
+
+    def _decoded(self, node: Node, args: Sequence[int]) -> ir.Term:
+        try:
+            return self.encoder.decode(node, tuple(args), self._dtype_hint(node, args), self.program)
+        except OverflowError as error:
+            raise IllFormed(f"{node.payload[0]} is no number of its dtype") from error
 
     def leaf(self, free: int, dtype: str) -> int:
         """A further argument that depends on the indices ``free``."""
@@ -138,6 +146,13 @@ class Builder:
             arg = add(ir.Map(whole, "bitcast_convert_type", (arg,), (("new_dtype", whole),)))
         out = add(ir.Fold(whole, "or", 1 << j, self._where_equal(i, j, arg)))
         return out if whole == dtype else add(ir.Map(dtype, "bitcast_convert_type", (out,), (("new_dtype", dtype),)))
+
+    def _shrunk(self, level: int, arg: int) -> int:
+        """``arg`` times the exponential of what ``level`` lacks to zero."""
+        add, dtype = self.program.add, self.program.terms[level].dtype
+        if dtype.kind != "f" or self.program.terms[arg].dtype != dtype:
+            raise IllFormed(f"no level of {dtype} of {self.program.terms[arg].dtype}")
+        return add(ir.Map(dtype, "mul", (add(ir.Map(dtype, "exp", (add(ir.Map(dtype, "neg", (level,))),))), arg)))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Loop trees, and the one transformation that makes them: splitting a region along an index.
+"""The one transformation that makes loop trees: splitting a region along an index.
 
 A region is a straight sequence of terms. Splitting it along index ``i`` puts each term in one of three classes:
 
@@ -14,7 +14,6 @@ Whole terms run between the loops. Bodies and the stretches between loops are re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -22,37 +21,9 @@ import numpy as np
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Call, Const, Input, Iota, Literal, Map, Program, Rename, Term, children, folded
+from eqsat_mem.levels import Rescaled
 from eqsat_mem.ops import Selection, block_op
-
-
-@dataclass(frozen=True, eq=False)
-class Seq:
-    """Steps in order: terms, loops and nested stretches.
-
-    ``outs`` are the terms that are needed after it, ``reads`` those from outside whose arrays it reads.
-    """
-
-    steps: tuple[int | Loop | Seq, ...]
-    outs: frozenset[int]
-    reads: frozenset[int]
-
-
-@dataclass(frozen=True, eq=False)
-class Loop:
-    """``body`` once per chunk of ``index``; ``folds`` are accumulated by their monoid, ``stacks`` written side by side.
-
-    Chunk sizes are not part of the tree: see :data:`Chunks`.
-    """
-
-    index: int
-    body: Seq
-    folds: tuple[int, ...]
-    stacks: tuple[int, ...]
-
-
-Step = int | Loop | Seq
-Chunks = Mapping[Loop, int]
-"""The extent of one chunk of every loop in a tree."""
+from eqsat_mem.tree import Loop, Seq, Step, made
 
 
 class Kind(Enum):
@@ -151,6 +122,7 @@ class _Phases:
         self.kind: dict[int, Kind] = {}
         self.phase: dict[int, int] = {}
         self.stacked: set[int] = set()
+        self.levels: dict[int, frozenset[int]] = {}
         self._classify(seq.outs)
         needed = frozenset(self.stacked)
         self.stacked |= {t for t in choices.keep if self.kind.get(t) is Kind.SLICE}
@@ -170,20 +142,58 @@ class _Phases:
         terms, effects_phase = self.ex.program.terms, 0
         for t in self.terms:
             kind, phase = Kind.WHOLE if self._stays_whole(t) else kind_of(self.ex, t, self.index), 0
+            self.kind[t] = kind
             for view in children(terms[t]):
                 c = source_of(self.ex.program, view)
                 if c not in self.kind:
                     continue
-                whole = self.kind[c] is Kind.SLICE and (kind is Kind.WHOLE or gathers(self.ex, t, view, self.index))
+                whole = self._gathered(t, view)
                 if whole:
                     self.stacked.add(c)
                 phase = max(phase, self.phase[c] + (whole or self.kind[c] is Kind.FOLD))
             if has_effects(terms[t]):
                 effects_phase = phase = max(phase, effects_phase)
-            self.kind[t], self.phase[t] = kind, phase
+            self.phase[t] = phase
+            if kind is Kind.FOLD and t in self.ex.rescales:
+                self._rescale(t, self.ex.rescales[t])
             exact = [c for c in self.ex.compared.get(t, ()) if self.kind.get(c) is Kind.SLICE and self.phase[c] < phase]
             self.stacked |= {c for c in exact if not self._same_bits_again(c)}
         self.stacked |= {t for t in outs if self.kind.get(t) is Kind.SLICE}
+
+    def _rescale(self, t: int, rescaled: Rescaled) -> None:
+        """Let ``t`` be accumulated in the loop that accumulates what its level is made of, rather than in the next."""
+        inside = (rescaled.chain | {rescaled.shift}).intersection(self.kind)
+        folds, others, between = self._level(rescaled.level)
+        if not folds or any(self.kind[u] is not Kind.SLICE for u in inside - {t}):
+            return
+        for u in inside:
+            for view in children(self.ex.program.terms[u]):
+                c = source_of(self.ex.program, view)
+                if c in self.kind and c not in inside and c != rescaled.level:
+                    others.append(self.phase[c] + (self.kind[c] is Kind.FOLD or self._gathered(u, view)))
+        phase = max(folds + others)
+        if phase < self.phase[t]:
+            self.phase[t] = phase
+            self.levels[t] = frozenset(u for u in between if self.phase[u] > phase)
+
+    def _level(self, level: int) -> tuple[list[int], list[int], set[int]]:
+        """The phases of the folds that a level is computed from, those at which all else that it reads is there, and the terms between."""
+        folds, others, between, stack = [], [], set(), [level]
+        while stack:
+            c = stack.pop()
+            if self.kind.get(c) is Kind.FOLD:
+                folds.append(self.phase[c])
+            elif self.kind.get(c) is Kind.WHOLE and isinstance(self.ex.program.terms[c], Map):
+                between.add(c)
+                stack += operands(self.ex.program, c)
+            elif c in self.kind:
+                others.append(self.phase[c] + (self.kind[c] is Kind.SLICE))
+        return folds, others, between
+
+    def _gathered(self, t: int, view: int) -> bool:
+        """Does ``t`` need a slice whole?"""
+        c = source_of(self.ex.program, view)
+        return self.kind[c] is Kind.SLICE and (self.kind[t] is Kind.WHOLE or gathers(self.ex, t, view, self.index))
 
     def _stays_whole(self, t: int) -> bool:
         """Is ``t`` small, and made of small things that are there whole?"""
@@ -230,7 +240,7 @@ class _Phases:
             body = self.body(p)
             for t in body:
                 for c in operands(program, t):
-                    if c not in self.sink or c not in body:
+                    if c not in body:
                         used[c] = min(used.get(c, last), p)
         place: dict[int, int] = {}
         for t in reversed(self.terms):
@@ -255,6 +265,7 @@ class _Phases:
     def _body(self, p: int) -> list[int]:
         inside: set[int] = set()
         stack = list(self.roots[p])
+        again = self.sink.union(*(self.levels.get(t, ()) for t in stack))
         while stack:
             t = stack.pop()
             if t in inside:
@@ -262,7 +273,7 @@ class _Phases:
             inside.add(t)
             for c in operands(self.ex.program, t):
                 ready = c in self.stacked and self.phase[c] < p
-                if (self.kind.get(c) is Kind.SLICE and not ready) or (c in self.sink and self.kind.get(c) is Kind.WHOLE):
+                if (self.kind.get(c) is Kind.SLICE and not ready) or (c in again and self.kind.get(c) is Kind.WHOLE):
                     stack.append(c)
         return sorted(inside)
 
@@ -270,7 +281,13 @@ class _Phases:
         roots = self.roots[p]
         folds = tuple(t for t in roots if self.kind[t] is Kind.FOLD)
         stacks = tuple(t for t in roots if self.kind[t] is Kind.SLICE)
-        return Loop(self.index, straight(self.ex.program, tuple(self.body(p)), frozenset(roots)), folds, stacks)
+        return Loop(
+            self.index,
+            straight(self.ex.program, tuple(self.body(p)), frozenset(roots)),
+            folds,
+            stacks,
+            tuple(t for t in folds if t in self.levels),
+        )
 
     def shared_slices(self) -> list[int]:
         """Slices that more than one loop computes: candidates to be kept."""
@@ -315,75 +332,3 @@ def _with_outs(steps: list[Step], whole: Seq) -> Seq:
             needed |= step.body.reads
         done.append(step)
     return replace(whole, steps=tuple(reversed(done)))
-
-
-def made(step: Step) -> set[int]:
-    """The terms that a step defines for the steps after it (before ``outs`` restrict them)."""
-    match step:
-        case int():
-            return {step}
-        case Loop():
-            return {*step.folds, *step.stacks}
-        case Seq():
-            return set().union(*(made(s) for s in step.steps))
-
-
-# --- walking and rebuilding ---------------------------------------------------------------------------
-
-Path = tuple[int, ...]
-
-
-def regions(seq: Seq, path: Path = ()) -> Iterator[tuple[Path, Seq]]:
-    """Every sequence of a tree with its path: positions of steps, a loop standing for its body."""
-    yield path, seq
-    for k, step in enumerate(seq.steps):
-        if isinstance(step, Loop):
-            yield from regions(step.body, (*path, k))
-        elif isinstance(step, Seq):
-            yield from regions(step, (*path, k))
-
-
-def loops(seq: Seq) -> Iterator[Loop]:
-    """Every loop of a tree, outer before inner."""
-    for step in seq.steps:
-        if isinstance(step, Loop):
-            yield step
-            yield from loops(step.body)
-        elif isinstance(step, Seq):
-            yield from loops(step)
-
-
-def at(seq: Seq, path: Path) -> Seq:
-    """The sequence at a path."""
-    for k in path:
-        step = seq.steps[k]
-        assert not isinstance(step, int)
-        seq = step.body if isinstance(step, Loop) else step
-    return seq
-
-
-def with_region(seq: Seq, path: Path, new: Seq) -> Seq:
-    """The tree with another sequence at ``path``."""
-    if not path:
-        return new
-    step = seq.steps[path[0]]
-    assert not isinstance(step, int)
-    if isinstance(step, Loop):
-        changed: Step = replace(step, body=with_region(step.body, path[1:], new))
-    else:
-        changed = with_region(step, path[1:], new)
-    return replace(seq, steps=(*seq.steps[: path[0]], changed, *seq.steps[path[0] + 1 :]))
-
-
-def enclosing(seq: Seq, path: Path) -> list[Loop]:
-    """The loops around the sequence at a path, outermost first."""
-    around: list[Loop] = []
-    for k in path:
-        step = seq.steps[k]
-        assert not isinstance(step, int)
-        if isinstance(step, Loop):
-            around.append(step)
-            seq = step.body
-        else:
-            seq = step
-    return around

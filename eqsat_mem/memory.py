@@ -16,8 +16,9 @@ from typing import Self
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused, fuse
 from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, Term, bits, children, itemsize
-from eqsat_mem.loops import Chunks, Loop, Path, Seq, is_leaf, loops, made, source_of
+from eqsat_mem.loops import is_leaf, source_of
 from eqsat_mem.ops import block_op
+from eqsat_mem.tree import Chunks, Loop, Path, Seq, loops, made
 
 
 class Extents(tuple[int, ...]):

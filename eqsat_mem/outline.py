@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from eqsat_mem.errors import Tensor
 from eqsat_mem.ir import Program, names
-from eqsat_mem.loops import Loop, Seq
 from eqsat_mem.memory import Memory, output_sizes
 from eqsat_mem.report import LoopSummary
 from eqsat_mem.schedule import Schedule
+from eqsat_mem.tree import Loop, Seq
 
 MOST_TENSORS = 12
 """How many tensors of a peak are listed."""

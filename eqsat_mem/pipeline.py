@@ -196,7 +196,7 @@ def _keep(jaxpr: ClosedJaxpr, loaded: Program, before: Schedule, limit: int, opt
         tell(Compiled(held, before.peak_bytes, limit))
     if held is not None and held > limit:
         return None
-    ex = Extraction(loaded, {}, {}, {})
+    ex = Extraction(loaded)
     code = emit(Schedule(ex, region(ex), {}, 0, 0.0), name)
     source = f"# {name} runs as it was written; this is the same, written out.\n{code.source}"
     return _Chosen(before, Emitted(source, lambda *args: tuple(function(*args)), code.namespace, code.names), held, limit)

@@ -203,12 +203,7 @@ class Reader:
 
     def looped(self, i: int, scope: Scope) -> bool:
         """Does a scope stand inside a loop over index ``i``?"""
-        holder: Scope | None = scope
-        while holder is not None:
-            if holder.index == i:
-                return True
-            holder = holder.parent
-        return False
+        return any(holder.index == i for holder in scope.around())
 
     def product(self, axis: tuple[int, ...], scope: Scope) -> str:
         factors = [self.extent(i, scope) for i in axis]

@@ -24,11 +24,13 @@ from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused
 from eqsat_mem.ir import Block, Call, Input, Literal, Map, Program, Rename, bits, children, with_children
-from eqsat_mem.loops import Loop, Path, Seq, at, enclosing, has_effects, is_leaf, made, operands
+from eqsat_mem.levels import Rescaled
+from eqsat_mem.loops import has_effects, is_leaf, operands
 from eqsat_mem.memory import Extents, Memory, within
 from eqsat_mem.repeats import IMPURE, repeatable
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.timing import Timing
+from eqsat_mem.tree import Loop, Path, Seq, at, enclosing, made
 
 MOST_MOVES = 400
 """Moves of one schedule."""
@@ -219,10 +221,27 @@ class _Rebuilt:
         self.seq = self.sequence(s.seq, values, ())
         self.program.outputs = [replace(o, term=self.read(o.term, values)) for o in self.old.outputs]
         self.program.effects = [self.read(t, values) for t in self.old.effects]
-        facts = (
-            {t: table[old] for t, old in self.origin.items() if old in table} for table in (s.ex.splits, s.ex.accumulates, s.ex.unrolls)
+        self.ex = Extraction(
+            self.program, self.stated(s.ex.splits), self.stated(s.ex.accumulates), self.stated(s.ex.unrolls), self.rescales()
         )
-        self.ex = Extraction(self.program, *facts)
+
+    def stated(self, table: Mapping[int, int]) -> dict[int, int]:
+        """What rules stated of the old program's terms, of the new one's."""
+        return {t: table[old] for t, old in self.origin.items() if old in table}
+
+    def rescales(self) -> dict[int, Rescaled]:
+        """The new program's sums with levels of their own: the same chains of new terms."""
+        found: dict[int, Rescaled] = {}
+        for t, old in self.origin.items():
+            known = self.s.ex.rescales.get(old)
+            if known is None:
+                continue
+            chain = [t]
+            while self.origin[chain[-1]] != known.shift:
+                below = children(self.program.terms[chain[-1]])
+                chain.append(next(c for c in below if self.origin.get(c) in known.chain | {known.shift}))
+            found[t] = Rescaled(children(self.program.terms[chain[-1]])[1], chain[-1], frozenset(chain[:-1]))
+        return found
 
     def sequence(self, seq: Seq, values: dict[int, int], path: Path | None) -> Seq:
         """A sequence of the new program; ``values`` are the new terms of values from outside, to which it adds its own."""
@@ -247,7 +266,7 @@ class _Rebuilt:
         body = self.sequence(loop.body, own, path)
         folds, stacks = (tuple(own[t] for t in ts) for ts in (loop.folds, loop.stacks))
         values |= {t: own[t] for t in made(loop)}
-        new = Loop(loop.index, body, folds, stacks)
+        new = replace(loop, body=body, folds=folds, stacks=stacks, rescaled=tuple(own[t] for t in loop.rescaled))
         self.chunks[new] = self.s.chunks[loop]
         return new
 

@@ -200,6 +200,22 @@ def attention_gradient(q: Array, k: Array, v: Array) -> Any:
     return jax.grad(lambda *a: jnp.sum(attention(*a) ** 2), argnums=(0, 1, 2))(q, k, v)
 
 
+def masked_sums(s: Array, v: Array) -> Any:
+    """Sums of exponentials less their maximum, where a mask holds, and where it does not."""
+    keep = s > 0
+    e = jnp.exp(s - jnp.max(s, axis=1, keepdims=True))
+    return jnp.where(keep, e, 0.0) @ v, jnp.where(keep, 0.0, e) @ v
+
+
+def by_log_partition(s: Array, v: Array) -> Any:
+    """A softmax by its logarithm: ``logsumexp``, and a sum written by hand."""
+    top = jnp.max(s, axis=1)
+    level = top + jnp.log(jnp.sum(jnp.exp(s - top[:, None]), axis=1))
+    other = jax.nn.logsumexp(s, axis=1, keepdims=True)
+    again = jnp.log(jnp.sum(jnp.exp(s - top[:, None]), axis=1)) + top
+    return jnp.exp(s - level[:, None]) @ v, jnp.exp(s - other) @ v, jnp.exp(s - again[:, None]) @ v
+
+
 def bound(x: Array, y: Array, z: Array, scale: Array, noise: Array) -> Any:
     kuu = jnp.exp(-0.5 * sq(z / scale, z / scale)) + 1e-4 * jnp.eye(len(z))
     kuf = jnp.exp(-0.5 * sq(z / scale, x / scale))
@@ -232,6 +248,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (diagonal_both, [(4, 4)]),
     (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]),
     (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]), (selection, [(3, 40)]),
+    (masked_sums, [(3, 4), (4, 2)]), (by_log_partition, [(3, 4), (4, 2)]),
     (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
 ]  # fmt: skip
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {fun.__name__: (fun, normal(*shapes)) for fun, shapes in SHAPES}

@@ -18,25 +18,10 @@ from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Map, bits, children, folded
-from eqsat_mem.loops import (
-    Choices,
-    Chunks,
-    Loop,
-    Path,
-    Seq,
-    at,
-    enclosing,
-    least_chunk,
-    loops,
-    operands,
-    region,
-    regions,
-    shared_slices,
-    split,
-    with_region,
-)
+from eqsat_mem.loops import Choices, least_chunk, operands, region, shared_slices, split
 from eqsat_mem.memory import Extents, Memory, Peak, argument_bytes, within
 from eqsat_mem.timing import Timing
+from eqsat_mem.tree import Chunks, Loop, Path, Seq, at, enclosing, loops, regions, with_region
 
 MAX_DEPTH = 4
 """How many splits on top of each other are tried."""

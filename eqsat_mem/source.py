@@ -6,7 +6,7 @@ import keyword
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,10 @@ class Value:
 
 @dataclass(eq=False)
 class Scope:
-    """Values by term and results by call, inside the body of a loop over ``index`` or (``index`` None) of the whole program."""
+    """Values by term and results by call, inside the body of a loop over ``index`` or (``index`` None) of the whole program.
+
+    ``shifts`` are the terms that subtract a level, which stands for a chunk only, and that level.
+    """
 
     parent: Scope | None = None
     index: int | None = None
@@ -47,6 +50,14 @@ class Scope:
     values: dict[Any, Value] = field(default_factory=dict)
     calls: dict[Any, list[str]] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+    shifts: dict[int, int] = field(default_factory=dict)
+
+    def around(self) -> Iterator[Scope]:
+        """This scope and those around it, innermost first."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
 
 
 @dataclass

@@ -8,7 +8,6 @@ from typing import Any
 
 from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.ir import Block, Dot
-from eqsat_mem.loops import Chunks, Loop, Seq, made
 from eqsat_mem.memory import Extents, Memory, argument_bytes, output_sizes, within
 
 STRIDED = 5.0

@@ -19,7 +19,7 @@ Own = Mapping[str, ops.Operation]
 """The operations that the user adds to the language, by constructor."""
 NOTHING: Own = {}
 
-UNREADABLE = frozenset({"Node", "Delta", "Diag"})
+UNREADABLE = frozenset({"Node", "Delta", "Diag", "Shrunk"})
 """Constructors that stand for a value in rules only; no program is built from them."""
 
 COMMUTATIVE = frozenset({"Mul", "Dot"})
@@ -44,6 +44,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "Ren": ("index", "index", "T"),
     "Delta": ("index", "index", "T"),
     "Diag": ("index", "index", "T"),
+    "Shrunk": ("T", "T"),
     "Convert": ("dtype", "T"),
     "IntegerPow": ("power", "T"),
     "Map1": ("operation", "T"),
@@ -64,6 +65,7 @@ LANGUAGE = """
 (constructor Ren (i64 i64 T) T)
 (constructor Delta (i64 i64 T) T)
 (constructor Diag (i64 i64 T) T)
+(constructor Shrunk (T T) T)
 (constructor Convert (String T) T)
 (constructor IntegerPow (i64 T) T)
 (constructor Map1 (i64 T) T)
@@ -106,6 +108,8 @@ LANGUAGE = """
       ((set (free e) (| fa (| i j))) (set (dtype e) t)) :ruleset analysis :name "facts-Delta")
 (rule ((= e (Diag j i a)) (= fa (free a)) (!= (& fa j) 0) (= t (dtype a)))
       ((set (free e) (| (& fa (not-i64 j)) i)) (set (dtype e) t)) :ruleset analysis :name "facts-Diag")
+(rule ((= e (Shrunk r g)) (= fr (free r)) (= fg (free g)) (= t (dtype g)))
+      ((set (free e) (| fr fg)) (set (dtype e) t)) :ruleset analysis :name "facts-Shrunk")
 (rule ((= e (Convert t a)) (= fa (free a)))
       ((set (free e) fa) (set (dtype e) t) (set (pointwise e) fa)) :ruleset analysis :name "facts-Convert")
 

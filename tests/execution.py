@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,10 +11,11 @@ import numpy as np
 
 from eqsat_mem import interpret
 from eqsat_mem.ir import Block, Dot, Fold, Index, Map, Program, Rename, bits, children
-from eqsat_mem.loops import Loop, Seq, is_leaf, made
+from eqsat_mem.loops import is_leaf
 from eqsat_mem.memory import Extents, Memory, within
 from eqsat_mem.ops import MONOIDS
 from eqsat_mem.schedule import Schedule
+from eqsat_mem.tree import Loop, Seq, made, regions
 from tests import stepwise
 
 Ranges = dict[int, slice]
@@ -39,6 +40,12 @@ class _Frame:
     ranges: Ranges
     outer: _Frame | None = None
     values: dict[Any, Any] = field(default_factory=dict)
+    shifts: dict[int, int] = field(default_factory=dict)
+
+    def around(self) -> Iterator[_Frame]:
+        yield self
+        if self.outer is not None:
+            yield from self.outer.around()
 
 
 @dataclass
@@ -66,14 +73,24 @@ class _Execution:
         folded: dict[int, Any] = {}
         for start in range(0, extent, chunk):
             inner = _Frame({**frame.ranges, loop.index: slice(start, min(start + chunk, extent))}, frame)
+            inner.shifts = {(known := self.schedule.ex.rescales[t]).shift: known.level for t in loop.rescaled}
             self.sequence(loop.body, inner)
+            before = dict(folded)
             for t in loop.stacks:
                 stacked[t].append(inner.values[t])
             for t in loop.folds:
                 if isinstance(self.program.terms[t], Block):
                     stacked.setdefault(t, []).append((inner.values[t], start))
                     continue
-                folded[t] = inner.values[t] if t not in folded else self.combine(t, folded[t], inner.values[t])
+                so_far, part = before.get(t), inner.values[t]
+                if t in loop.rescaled and so_far is not None:
+                    levels = [self.level(t, values, loop, inner) for values in (before, inner.values, folded)]
+                    so_far, part = rescale(so_far, levels[0], levels[2]), rescale(part, levels[1], levels[2])
+                folded[t] = part if so_far is None else self.combine(t, so_far, part)
+        sums = dict(folded)
+        for t in loop.rescaled:
+            if not any(self.schedule.ex.rescales[t].shift in around.shifts for around in frame.around()):
+                folded[t] = np.where(np.isneginf(self.level(t, sums, loop, frame)), np.nan, folded[t]).astype(folded[t].dtype)
         picked = [t for t in stacked if t in loop.folds]
         frame.values.update({t: self.picked(t, {u: stacked[u] for u in picked}) for t in picked})
         for t, parts in stacked.items():
@@ -98,6 +115,22 @@ class _Execution:
         found = np.take_along_axis(np.moveaxis(places, axis_of_places, -1), np.moveaxis(order, axis, -1), -1)
         return np.moveaxis(found, -1, axis_of_places)
 
+    def level(self, t: int, folds: dict[Any, Any], loop: Loop, frame: _Frame) -> Any:
+        """The level of a rescaled sum for these values of the folds that it is made of, with an axis for each index of the sum."""
+        program, level = self.program, self.schedule.ex.rescales[t].level
+        inside = {step for _, seq in regions(loop.body) for step in seq.steps if isinstance(step, int)}
+        there = _Frame(frame.ranges, frame, {u: folds[u] for u in loop.folds if u in folds})
+
+        def value(u: int) -> None:
+            if u in inside and u not in there.values:
+                for c in children(program.terms[u]):
+                    value(c)
+                there.values[u] = self.compute(u, there)
+
+        value(level)
+        axes = [k for k, i in enumerate(bits(program.free[t])) if not program.free[level] >> i & 1]
+        return np.expand_dims(self.fetch(level, there, frame.ranges), axes)
+
     def combine(self, t: int, left: Any, right: Any) -> Any:
         term = self.program.terms[t]
         return np.asarray(left + right if isinstance(term, Dot) else MONOIDS[term.monoid].combine(left, right))  # type: ignore[attr-defined]
@@ -120,6 +153,10 @@ class _Execution:
         ]
         program = replace(self.program, indices=[Index(i.name, n) for i, n in zip(self.program.indices, sizes)])
         operands = {c: self.fetch(c, frame, frame.ranges) for c in children(self.program.terms[t])}
+        for around in frame.around():
+            if t in around.shifts:
+                level = around.shifts[t]
+                operands[level] = np.where(np.isneginf(operands[level]), 0, operands[level]).astype(operands[level].dtype)
         key = (t, tuple(v.shape for v in operands.values()))
         if key not in self.jaxprs:
             structs = {c: jax.ShapeDtypeStruct(v.shape, v.dtype) for c, v in operands.items()}
@@ -148,6 +185,13 @@ class _Execution:
         names = [to.get(i, i) for i in bits(self.program.free[term.arg])]
         value = np.transpose(whole, sorted(range(len(names)), key=names.__getitem__))
         return value[tuple(ranges[i] if i in ranges and i in touched else slice(None) for i in sorted(names))]
+
+
+def rescale(total: Any, level: Any, new: Any) -> Any:
+    """Nothing where there was no element; else exp(level - new) times the total, a level that falls being none yet, or infinite."""
+    with np.errstate(all="ignore"):
+        factor = np.where(level <= new, np.exp(np.where(level == new, 0, level - new)), 1)
+        return np.asarray(np.where(np.isneginf(level), total, total * factor), total.dtype)
 
 
 def _same_call(one: Any, other: Any) -> bool:

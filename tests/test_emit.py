@@ -17,9 +17,10 @@ from jax import lax
 from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction, original
-from eqsat_mem.loops import loops, region, split
+from eqsat_mem.loops import region, split
 from eqsat_mem.schedule import Schedule, straight
 from eqsat_mem.trace import load
+from eqsat_mem.tree import loops
 from tests.test_loops import index_of, softmax, traced
 from tests.test_schedule import kernel_vector
 

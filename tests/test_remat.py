@@ -14,10 +14,10 @@ from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import original
 from eqsat_mem.ir import Map
-from eqsat_mem.loops import loops
 from eqsat_mem.memory import Memory
 from eqsat_mem.schedule import schedule, straight
 from eqsat_mem.trace import load
+from eqsat_mem.tree import loops
 from eqsat_mem.verify import compiled_peak
 from tests.execution import brute_force_peak, execute
 

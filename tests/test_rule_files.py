@@ -13,11 +13,11 @@ import pytest
 
 from eqsat_mem.costs import cpu, term_seconds
 from eqsat_mem.extract import extract
-from eqsat_mem.loops import loops
 from eqsat_mem.rules import default_files, load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, schedule
 from eqsat_mem.trace import load
+from eqsat_mem.tree import loops
 
 FILES = [path.stem for path in default_files()]
 
@@ -46,6 +46,7 @@ GAINS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], int]] = {  # b
     "distance": (lambda x, y: jnp.exp(-distances(x, y)), [(N, 64), (N, 64)], SPEED),
     "scaling": (lambda x, y, v: jnp.exp(-0.5 * distances(x, y)) @ v, [(N, 16), (N, 16), (N, 2)], SPEED),
     "simplify": (lambda x, y: jnp.exp(-(jnp.linalg.norm(x[:, None] - y[None], axis=-1) ** 2)), [(N, 64), (N, 64)], SPEED),
+    "streaming": (lambda x, w: jax.nn.logsumexp(x @ w.T, axis=1), [(500, 256), (40 * N, 256)], 70 * 2**20),
     "splitting": (lambda x, y, v: jnp.exp(-distances(x, y)) @ v, [(N, 3), (N, 3), (N, 2)], 2**20),
 }
 

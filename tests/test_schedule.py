@@ -11,9 +11,9 @@ import pytest
 from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction
-from eqsat_mem.loops import enclosing, loops, regions
 from eqsat_mem.memory import Memory, within
 from eqsat_mem.schedule import first_chunk, ladder, schedule, straight
+from eqsat_mem.tree import enclosing, loops, regions
 from tests.differential import TINY
 from tests.test_loops import bound, softmax, traced
 

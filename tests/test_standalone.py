@@ -35,7 +35,7 @@ def written(function: Callable[..., Any], *args: Any) -> Emitted:
     """A function as it is written, as source."""
     flat, tree = jax.tree.flatten(args)
     jaxpr = jax.make_jaxpr(lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves))))(*flat)
-    ex = Extraction(load(jaxpr, [f"arg{k}" for k in range(len(flat))]), {}, {}, {})
+    ex = Extraction(load(jaxpr, [f"arg{k}" for k in range(len(flat))]))
     return emit(Schedule(ex, region(ex), {}, 0, 0.0))
 
 

@@ -21,14 +21,15 @@ from .maps import ALIASES, IDENTITIES, MAPS, MapOp, map_params, map_text
 from .monoids import MONOIDS, REDUCTIONS, Monoid, accumulator, foldable
 from .ordering import ORDERING
 from .randoms import RANDOMS
+from .rescaling import RESCALING
 from .shaping import SHAPING
 from .user import USER, Operation, call_on, named_axes, operation_of
 
 __all__ = [
-    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "BlockOp", "Group", "MapOp", "Monoid", "Operation", "Place",
-    "Selection", "accumulator", "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_on", "call_params", "foldable",
-    "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text", "named_axes", "operation_of", "param_text", "primitive_text",
-    "result_axes",
+    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "Operation",
+    "Place", "Selection", "accumulator", "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_on", "call_params",
+    "foldable", "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text", "named_axes", "operation_of", "param_text",
+    "primitive_text", "result_axes",
 ]  # fmt: skip
 
 BLOCKS: dict[str, BlockOp] = {row.name: row for row in [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *USER]}

@@ -1,0 +1,29 @@
+"""Sums of exponentials less a level, accumulated while the level grows: functions that emitted programs carry with them as source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+
+def proper(level: Any) -> Any:
+    """What is subtracted for a level: nothing where all elements so far are ``-inf``, so that their exponentials are zero."""
+    return jnp.where(level == -jnp.inf, 0, level)
+
+
+def rescaled(total: Any, level: Any, new_level: Any) -> Any:
+    """A sum of terms with the factor ``exp(-level)``, with the factor ``exp(-new_level)`` instead.
+
+    The new level is no lower, but where either is infinite: there the sum is zero, infinite or ``nan``, and stays so.
+    """
+    factor = jnp.exp(jnp.minimum(proper(level) - proper(new_level), 0))
+    return total * factor.astype(total.dtype)
+
+
+def without_elements(total: Any, level: Any) -> Any:
+    """A sum as it is where the level is ``-inf``, so that ``-inf`` less the level is ``nan``."""
+    return jnp.where(level == -jnp.inf, jnp.nan, total)
+
+
+RESCALING = (proper, rescaled, without_elements)

@@ -1,0 +1,201 @@
+"""Sums of exponentials less their maximum are one loop over the summed index, with the values and infinities of the original."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqsat_mem import optimize
+from eqsat_mem.emit import emit
+from eqsat_mem.extract import Extraction, as_written
+from eqsat_mem.loops import Loop, loops, region, split, with_region
+from eqsat_mem.rules import load_rules
+from eqsat_mem.saturate import Limits, saturate
+from eqsat_mem.schedule import Schedule
+from eqsat_mem.trace import load
+from tests.execution import execute
+from tests.test_loops import index_of
+
+ROWS, KEYS, COLUMNS = 6, 11, 3
+RULES = load_rules(only=("simplify", "splitting", "streaming"))
+
+
+def streamed(fun: Callable[..., Any], args: list[Any]) -> Extraction:
+    """A program as it is written but for what simplifies, with what may be streamed; every value counts as large."""
+    program = load(jax.make_jaxpr(fun)(*args), [f"x{k}" for k in range(len(args))])
+    view = saturate(program, RULES, Limits(large_elements=0, max_iterations=0, max_seconds=60.0))
+    return as_written(view)
+
+
+def over_keys(ex: Extraction) -> list[Loop]:
+    tree = split(ex, region(ex), index_of(ex.program, KEYS))
+    assert tree is not None
+    return list(loops(tree))
+
+
+def scores(seed: int = 0) -> np.ndarray:
+    return 5 * np.random.default_rng(seed).standard_normal((ROWS, KEYS)).astype(np.float32)
+
+
+def values(seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((KEYS, COLUMNS)).astype(np.float32)
+
+
+def by_hand(s, v):
+    e = jnp.exp(s - jnp.max(s, axis=1, keepdims=True))
+    return (e @ v) / jnp.sum(e, axis=1, keepdims=True)
+
+
+def unnormalised(s, v):
+    e = jnp.exp(s - jnp.max(s, axis=1, keepdims=True))
+    return e @ v, jnp.sum(e, axis=1)
+
+
+def masked(s, v):
+    keep = jnp.tril(jnp.ones((ROWS, KEYS), bool), 2)
+    s = jnp.where(keep, s, -jnp.inf)
+    e = jnp.where(keep, jnp.exp(s - jnp.max(s, axis=1, keepdims=True)), 0.0)
+    return -(e @ v) / jnp.sum(e, axis=1, keepdims=True)
+
+
+def mixed(s, v):
+    """A dropout-like factor, a quotient of something else, and the sum over a second index at once."""
+    e = jnp.exp(s - jnp.max(s, axis=1, keepdims=True))
+    return jnp.sum((e[:, :, None] * v[None]) / 3.0, axis=(1, 2)) + jnp.sum(e * jnp.cos(s), axis=1)
+
+
+def through_its_logarithm(s, v):
+    top = jnp.max(s, axis=1)
+    level = jnp.log(jnp.sum(jnp.exp(s - top[:, None]), axis=1)) + top
+    return jnp.exp(s - level[:, None]) @ v
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    "quotient of two sums": by_hand,
+    "both sums": unnormalised,
+    "mask": masked,
+    "factors": mixed,
+    "normalised by its logarithm": through_its_logarithm,
+    "logsumexp": lambda s, v: jax.nn.logsumexp(s + v[:, 0], axis=1),
+    "log-partition of weighted terms": lambda s, v: jax.nn.logsumexp(s, axis=1, b=jnp.abs(v[:, 0])),
+    "softmax": lambda s, v: jnp.sum(jax.nn.softmax(s, axis=1)[:, :, None] * v, axis=1),
+}
+ONE_LOOP = ("both sums", "mask", "factors", "normalised by its logarithm", "quotient of two sums", "logsumexp")
+
+
+@pytest.mark.parametrize("name", ONE_LOOP)
+def test_a_maximum_and_the_sums_less_it_are_one_loop(name):
+    ex = streamed(PROGRAMS[name], [scores(), values()])
+    found = [loop for loop in over_keys(ex) if loop.rescaled]
+    assert len(found) == 1
+    assert len(over_keys(ex)) == 1
+
+
+def specials() -> dict[str, np.ndarray]:
+    """Rows with what maxima and exponentials treat in ways of their own."""
+    s = scores(3)
+    out = {"ordinary": s, "large": 80 * s, "far below": s - 3e4, "ascending": np.sort(s, axis=1), "descending": -np.sort(-s, axis=1)}
+    for name, value in (("-inf", -np.inf), ("inf", np.inf), ("nan", np.nan)):
+        some = s.copy()
+        some[0, :4], some[1, 7:], some[2], some[3, 5], some[4, ::2] = value, value, value, value, value
+        out[name] = some
+    low = s.copy()
+    low[:, :4] = -np.inf
+    out["-inf in the first chunks, far below after"] = low - 200
+    return out
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 10])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_streamed_programs_mean_what_was_written(name, chunk):
+    fun, v = PROGRAMS[name], values()
+    ex = streamed(fun, [scores(), v])
+    tree = split(ex, region(ex), index_of(ex.program, KEYS))
+    made = Schedule(ex, tree, dict.fromkeys(loops(tree), chunk), 0, 0.0)
+    emitted = emit(made).function
+    for kind, s in specials().items():
+        want = jax.tree.leaves(jax.jit(fun)(s, v))
+        for got in (emitted(s, v), execute(made, [s, v])):
+            for a, b in zip(got, want, strict=True):
+                np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6, err_msg=kind)
+
+
+def test_rows_in_chunks_inside_of_keys_in_chunks():
+    s, v = specials()["-inf"], values()
+    ex = streamed(by_hand, [s, v])
+    tree = split(ex, region(ex), index_of(ex.program, KEYS))
+    (place,) = [k for k, step in enumerate(tree.steps) if isinstance(step, Loop)]
+    inner = split(ex, tree.steps[place].body, index_of(ex.program, ROWS))
+    tree = with_region(tree, (place,), inner)
+    keys, rows = loops(tree)
+    made = Schedule(ex, tree, {keys: 4, rows: 2}, 0, 0.0)
+    want = by_hand(s, v)
+    for got in (emit(made).function(s, v)[0], execute(made, [s, v])[0]):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+def test_two_summed_indices_one_inside_the_other():
+    s = np.random.default_rng(5).standard_normal((4, KEYS, 5)).astype(np.float32)
+    s[0], s[1, :4], s[2, :, 2:] = -np.inf, -np.inf, -np.inf
+
+    def fun(s):
+        return jnp.sum(jnp.exp(s - jnp.max(s, axis=(1, 2), keepdims=True)), axis=(1, 2))
+
+    ex = streamed(fun, [s])
+    tree = split(ex, region(ex), index_of(ex.program, KEYS))
+    (place,) = [k for k, step in enumerate(tree.steps) if isinstance(step, Loop)]
+    tree = with_region(tree, (place,), split(ex, tree.steps[place].body, index_of(ex.program, 5)))
+    outer, inner = loops(tree)
+    assert outer.rescaled
+    assert outer.rescaled == inner.rescaled
+    made = Schedule(ex, tree, {outer: 4, inner: 2}, 0, 0.0)
+    for got in (emit(made).function(s)[0], execute(made, [s])[0]):
+        np.testing.assert_allclose(got, fun(s), rtol=1e-5)
+
+
+def test_narrow_numbers_are_accumulated_in_float32():
+    s, v = (jnp.asarray(a, jnp.bfloat16) for a in (scores(), values()))
+    ex = streamed(by_hand, [s, v])
+    tree = split(ex, region(ex), index_of(ex.program, KEYS))
+    made = Schedule(ex, tree, dict.fromkeys(loops(tree), 2), 0, 0.0)
+    (got,) = emit(made).function(s, v)
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(got.astype(np.float32), by_hand(*(a.astype(jnp.float32) for a in (s, v))), atol=0.05)
+
+
+def test_a_level_that_is_read_in_another_way_is_waited_for():
+    def fun(s):
+        top = jnp.max(s, axis=1, keepdims=True)
+        return jnp.sum(jnp.exp(s - top) * top, axis=1)
+
+    assert not any(loop.rescaled for loop in over_keys(streamed(fun, [scores()])))
+
+
+def test_a_sum_over_what_its_level_depends_on_is_not_rescaled():
+    def fun(s):
+        return jnp.sum(jnp.exp(s - jnp.max(s, axis=1, keepdims=True)))
+
+    assert not any(loop.rescaled for loop in over_keys(streamed(fun, [scores()])))
+
+
+def test_only_maxima_are_levels():
+    """An exponential less a mean may overflow in one chunk and not in all."""
+
+    def fun(s):
+        return jnp.sum(jnp.exp(s - jnp.mean(s, axis=1, keepdims=True)), axis=1)
+
+    assert not any(loop.rescaled for loop in over_keys(streamed(fun, [scores()])))
+
+
+def test_long_rows_are_read_once_where_two_passes_would_compute_them_twice():
+    x = jax.ShapeDtypeStruct((64, 128), np.float32)
+    w = jax.ShapeDtypeStruct((40_000, 128), np.float32)
+
+    plan = optimize(lambda x, w: jax.nn.logsumexp(x @ w.T, axis=1), memory_limit=22 * 2**20).plan(x, w)
+    assert plan.source.count("einsum") == 1
+    assert "rescaled(" in plan.source
