@@ -201,7 +201,7 @@ def _same_call(one: Any, other: Any) -> bool:
 def _all_outputs(program: Program, term: Block, values: Any) -> list[Any]:
     results: dict[Any, list[Any]] = {}
     interpret._block(program, term, values, results)
-    return [interpret.from_axes(program, r, axes) for r, axes in zip(results[term.call], term.call.out_axes)]
+    return [interpret.from_axes(program, r, axes) for r, axes in zip(results[term.call, term.args], term.call.out_axes)]
 
 
 # --- memory -----------------------------------------------------------------------------------------
