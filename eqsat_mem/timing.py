@@ -9,6 +9,7 @@ from typing import Any
 from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.ir import Block, Dot
 from eqsat_mem.memory import Extents, Memory, argument_bytes, output_sizes, within
+from eqsat_mem.tree import Chunks, Loop, Seq, made
 
 STRIDED = 5.0
 """How much longer unrolled folds take outside of loops, where XLA fuses the taking apart of their arguments into them."""

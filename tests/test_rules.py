@@ -76,7 +76,9 @@ def test_where_egglog_fails_the_e_graph_is_built_with_fewer_iterations(monkeypat
 def test_every_rule_fires_on_some_program():
     fired: set[str] = set()
     for fun, args in PROGRAMS.values():
-        fired |= set(saturate(program_of(fun, *args), RULES, Limits(max_rows=20_000, max_iterations=5, max_seconds=60.0, large_elements=0)).matches)
+        fired |= set(
+            saturate(program_of(fun, *args), RULES, Limits(max_rows=20_000, max_iterations=5, max_seconds=60.0, large_elements=0)).matches
+        )
     assert {rule.name for rule in RULES.rules} <= fired
 
 

@@ -11,10 +11,11 @@ import pytest
 
 from eqsat_mem.costs import Device
 from eqsat_mem.extract import Extraction
-from eqsat_mem.loops import Choices, loops, region, split
+from eqsat_mem.loops import Choices, region, split
 from eqsat_mem.memory import Memory
 from eqsat_mem.schedule import schedule, straight
 from eqsat_mem.timing import FOLD_TOLL, LOOP_TOLL, Timing
+from eqsat_mem.tree import loops
 from tests.test_loops import traced
 
 DEVICE = Device(
