@@ -7,17 +7,22 @@ twice.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Fold, Map, Rename, Term, children
+from eqsat_mem.ir import Block, Dot, Fold, Map, Rename, Term, bits, children
 from eqsat_mem.loops import has_effects, operands
 from eqsat_mem.ops import MONOIDS, block_op, map_row
 from eqsat_mem.tree import Loop, Seq
 
 SMALL_FOLD = 64
 """A fold over at most so many elements is computed inside its consumer where folds are not left to a library."""
+
+LONG = 2**15
+"""A fold over what no array holds, as of all differences, with a result longer than this along some index, takes ten times as long where
+XLA:CPU runs the elementwise operations that read it with it: the kernel library then copies an operand apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +115,24 @@ def _runs_rows(ex: Extraction, kernel: int, members: tuple[int, ...], t: int) ->
 
 def _is_batched(ex: Extraction, term: Dot) -> bool:
     return bool(ex.program.free[term.lhs] & ex.program.free[term.rhs] & ~term.over)
+
+
+def stalls(ex: Extraction, t: int, extents: Sequence[int], readers: Iterable[Term]) -> bool:
+    """Would a value of these extents be such a fold (see ``LONG``), if it were not kept apart from its readers?"""
+    program, term = ex.program, ex.program.terms[t]
+    if not isinstance(term, Fold) or ex.unrolls.get(t) or str(term.dtype) not in ("float32", "float64"):
+        return False
+    if max((extents[i] for i in bits(program.free[t])), default=0) <= LONG:
+        return False
+    stack, joint = [term.arg], program.free[term.arg]
+    while stack:
+        c = stack.pop()
+        if not isinstance(inner := program.terms[c], Map):
+            if program.free[c] == joint:
+                return False
+        else:
+            stack.extend(children(inner))
+    return any(isinstance(u, Map) for u in readers)
 
 
 def _reads(step: Loop | Seq) -> frozenset[int]:

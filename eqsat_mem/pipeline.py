@@ -151,7 +151,7 @@ def _fastest(
             if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)):
                 best = min(best, rematerialise(s, limit, device), key=partial(_order, limit=limit))
         tell(Searched(best, view))
-        before = straight(written, device)
+        before = straight(written, device, emitted=False)
         return best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(view.matches))
 
 

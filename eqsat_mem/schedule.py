@@ -93,9 +93,11 @@ def _search(search: _Search) -> Schedule:
     return best
 
 
-def straight(ex: Extraction, device: Device) -> Schedule:
-    """A program without loops."""
-    return _Search(ex, 0, device, None, None).evaluate(region(ex), {})
+def straight(ex: Extraction, device: Device, emitted: bool = True) -> Schedule:
+    """A program without loops, run as emitted source or as its author wrote it."""
+    search = _Search(ex, 0, device, None, None)
+    search.timing.emitted = emitted
+    return search.evaluate(region(ex), {})
 
 
 @dataclass(eq=False)

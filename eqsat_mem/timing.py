@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from eqsat_mem.costs import Device, arithmetic_s
+from eqsat_mem.fusion import stalls
 from eqsat_mem.ir import Block, Dot
 from eqsat_mem.memory import Extents, Memory, argument_bytes, output_sizes, within
 from eqsat_mem.tree import Chunks, Loop, Seq, made
@@ -14,6 +15,8 @@ from eqsat_mem.tree import Chunks, Loop, Seq, made
 STRIDED = 5.0
 """How much longer unrolled folds take outside of loops, where XLA fuses the taking apart of their arguments into them."""
 
+STALL = 9
+"""How many times longer a fold takes that stalls: see ``fusion.LONG``."""
 SCRATCH = 2
 """How many times its size a contraction may take in the kernel library, which allocates room anew in every turn of a loop."""
 LOOP_TOLL = 0.03
@@ -28,6 +31,8 @@ class Timing:
 
     memory: Memory
     device: Device
+    emitted: bool = True
+    """Whether the program runs as emitted source, which keeps some folds apart that XLA would run with their readers."""
     walked: int = 0
     """Steps of regions looked at so far: the work done, in a unit that no other process changes."""
     _seconds: dict[Any, float] = field(default_factory=dict)
@@ -102,6 +107,9 @@ class Timing:
                         continue
                     calls.add(call)
                 work = sum(self._arithmetic(t, extents, t in fused.unrolled) for t in members)
+                if not self.emitted:
+                    late = (t for t in operands if stalls(self.memory.ex, t, extents, (term,)))
+                    work += STALL * sum(self._arithmetic(t, extents, False) for t in late)
                 if extents == self.memory.full_extents() and fused.unrolled.intersection(members):
                     work *= STRIDED
                 made = 0 if step in fused.streamed else self.memory.size(step, extents)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqsat_mem.costs import Device
+from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction
 from eqsat_mem.loops import Choices, region, split
 from eqsat_mem.memory import Memory
@@ -106,3 +107,22 @@ def test_a_contraction_in_a_loop_pays_for_new_memory_in_every_turn():
     free_half, free_eighth = (timing(ex, replace(DEVICE, reused_bytes=2**40)).total(tree, {loop: chunk}) for chunk in (512, 128))
     assert half > 1.5 * free_half
     assert eighth == free_eighth
+
+
+def negative_distances(q, p):
+    return -jnp.sum(jnp.abs(q[:, None] - p), -1)
+
+
+@pytest.mark.parametrize(("points", "apart"), [(40_000, True), (30_000, False)])
+def test_a_fold_of_differences_with_long_results_is_kept_apart_from_its_reader(points, apart):
+    ex = traced(negative_distances, (10, 256), (points, 256))
+    emitted, as_written = straight(ex, DEVICE), straight(ex, DEVICE, emitted=False)
+    assert ("reduce_precision" in emit(emitted).source) is apart
+    assert (as_written.seconds > 5 * emitted.seconds) is apart
+    if not apart:
+        assert as_written.seconds == emitted.seconds
+
+
+def test_a_fold_of_an_array_that_is_there_is_not_kept_apart():
+    ex = traced(lambda x: -jnp.sum(jnp.abs(x), -1), (40_000, 64))
+    assert "reduce_precision" not in emit(straight(ex, DEVICE)).source
