@@ -14,6 +14,7 @@ Whole terms run between the loops. Bodies and the stretches between loops are re
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -42,12 +43,17 @@ def is_leaf(term: Term) -> bool:
 def region(ex: Extraction) -> Seq:
     """The whole program as one straight region."""
     program = ex.program
-    reachable = program.reachable()
-    calls = {(id(term.call), term.args) for t in reachable if isinstance(term := program.terms[t], Block) and term.call.folds}
-    picked = {t for t, term in enumerate(program.terms) if isinstance(term, Block) and (id(term.call), term.args) in calls}
-    steps = tuple(t for t in sorted({*reachable, *picked}) if not is_leaf(program.terms[t]) and not isinstance(program.terms[t], Rename))
+    needed = sorted(_with_all_picked(program, program.reachable()))
+    steps = tuple(t for t in needed if not is_leaf(program.terms[t]) and not isinstance(program.terms[t], Rename))
     outs = (source_of(program, t) for t in program.roots())
     return straight(program, steps, frozenset(t for t in outs if not is_leaf(program.terms[t])))
+
+
+def _with_all_picked(program: Program, terms: Iterable[int]) -> set[int]:
+    """``terms`` with all results of operations that pick elements: those of chunks are combined together, whichever of them is used."""
+    calls = {(id(term.call), term.args) for t in terms if isinstance(term := program.terms[t], Block) and term.call.folds}
+    every = enumerate(program.terms if calls else ())
+    return {*terms, *(t for t, term in every if isinstance(term, Block) and (id(term.call), term.args) in calls)}
 
 
 def straight(program: Program, terms: tuple[int, ...], outs: frozenset[int] = frozenset()) -> Seq:
@@ -256,7 +262,7 @@ class _Phases:
         return place
 
     def stretch(self, p: int) -> list[int]:
-        return self._stretches.get(p, [])
+        return sorted(_with_all_picked(self.ex.program, self._stretches.get(p, [])).intersection(self.terms))
 
     def body(self, p: int) -> list[int]:
         """The terms that loop ``p`` computes: its roots and the slices they need that no earlier loop has stacked."""
@@ -275,7 +281,7 @@ class _Phases:
                 ready = c in self.stacked and self.phase[c] < p
                 if (self.kind.get(c) is Kind.SLICE and not ready) or (c in again and self.kind.get(c) is Kind.WHOLE):
                     stack.append(c)
-        return sorted(inside)
+        return sorted(_with_all_picked(self.ex.program, inside).intersection(self.terms))
 
     def loop(self, p: int) -> Loop:
         roots = self.roots[p]

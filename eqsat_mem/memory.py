@@ -20,6 +20,9 @@ from eqsat_mem.loops import is_leaf, source_of
 from eqsat_mem.ops import block_op
 from eqsat_mem.tree import Chunks, Loop, Path, Seq, loops, made
 
+FOLDED_AT_ONCE = 32_768
+"""Elements of an operand that the kernel library folds to one partial result (measured: growth of resident memory)."""
+
 
 class Extents(tuple[int, ...]):
     """The extents of all indices at some place of a tree: hashed once, and the same object wherever the same chunks are around.
@@ -156,6 +159,7 @@ class Memory:
             if isinstance(step, int):
                 new[step] = 0 if self.streams and step in fused.streamed else self.size(step, extents)
                 scratch += self._slices(seq, self._copied_reads(step, fused.members[position]), extents, live)
+                scratch += self._partial_folds(step, extents)
             elif isinstance(step, Loop):
                 new = {t: self.size(t, extents) for t in made(step)}
                 scratch += self._slices(seq, fused.operands[position], extents, live)
@@ -198,10 +202,26 @@ class Memory:
     def _copied_reads(self, step: int, members: tuple[int, ...]) -> Iterable[int]:
         """What a contraction, a block operation or a fold by the kernel library reads: not in place, if these are slices."""
         program, term = self.ex.program, self.ex.program.terms[step]
-        by_library = self.library_folds and isinstance(term, Fold) and not self.ex.unrolls.get(step)
-        if not isinstance(term, (Dot, Block)) and not by_library:
+        if not isinstance(term, (Dot, Block)) and not self._by_library(step):
             return ()
         return {c for t in members for c in children(program.terms[t]) if c not in members}
+
+    def _by_library(self, step: int) -> bool:
+        """Is a term folded by XLA:CPU's kernel library?"""
+        return self.library_folds and isinstance(self.ex.program.terms[step], Fold) and not self.ex.unrolls.get(step)
+
+    def _partial_folds(self, step: int, extents: Extents) -> int:
+        """Bytes of partial results where the library folds the leading axes: one row of results for every few rows of the operand."""
+        program, term = self.ex.program, self.ex.program.terms[step]
+        if not isinstance(term, Fold) or not self._by_library(step):
+            return 0
+        over = program.free[term.arg] & term.over
+        if not over or program.free[step] & ((over & -over) - 1):  # rows that stay are dealt out: each is folded at once
+            return 0
+        length = math.prod(extents[i] for i in self._layouts[step])
+        rows = math.prod(extents[i] for i in bits(over))
+        parts = math.ceil(rows / max(1, FOLDED_AT_ONCE // max(length, 1)))
+        return parts * length * self._widths[step] if parts > 1 else 0
 
     def _slices(self, seq: Seq, read: Iterable[int], extents: Extents, live: dict[int, int]) -> int:
         """Copies of slices of outer values: by the loop around ``seq``, since what further loops have sliced is there as it is read."""

@@ -172,6 +172,16 @@ def diagonal_both(a: Array) -> Any:
     return rows, jnp.sum(jnp.where(mask, jnp.where(mask.T, a @ a, 0.0), 0.0), 1)
 
 
+def centred_trace(x: Array, y: Array) -> Any:
+    """Dependence of two samples: kernel matrices, each multiplied by a centring matrix."""
+    centring = jnp.eye(len(x)) - 1 / len(x)
+    return jnp.trace(jnp.exp(-sq(x, x)) @ centring @ jnp.exp(-sq(y, y)) @ centring)
+
+
+def weighted_outer_products(a: Array, b: Array, w: Array) -> Any:
+    return jnp.sum(a[:, :, None] * b[:, None, :] * w[:, None, None], 0)
+
+
 def folds(a: Array) -> Any:
     return jnp.max(a, 1), jnp.argmax(a, 0), jnp.prod(a, 0), jnp.sum(jnp.arange(12).reshape(3, 4), 0), jnp.all(a > 0)
 
@@ -245,7 +255,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (plus_noise, [(5, 2), (5, 1)]),
     (noise_plus, [(5, 2), (5, 1)]), (diagonal_scale, [(4, 2), (4,)]), (trace_of_product, [(4, 4), (4, 4)]),
     (trace_of_covariance, [(4, 2)]),
-    (diagonal_both, [(4, 4)]),
+    (diagonal_both, [(4, 4)]), (centred_trace, [(4, 2), (4, 3)]), (weighted_outer_products, [(3, 4), (3, 5), (3,)]),
     (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]),
     (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]), (selection, [(3, 40)]),
     (masked_sums, [(3, 4), (4, 2)]), (by_log_partition, [(3, 4), (4, 2)]),

@@ -20,7 +20,7 @@ from eqsat_mem.extract import Extraction, original
 from eqsat_mem.loops import region, split
 from eqsat_mem.schedule import Schedule, straight
 from eqsat_mem.trace import load
-from eqsat_mem.tree import loops
+from eqsat_mem.tree import loops, with_region
 from tests.test_loops import index_of, softmax, traced
 from tests.test_schedule import kernel_vector
 
@@ -172,6 +172,22 @@ def rows_with_ties(extent: int) -> np.ndarray[Any, Any]:
 def test_the_largest_of_all_chunks_are_the_largest(extent, chunk, results):
     source = check(lambda x: lax.top_k(x, 3)[results], rows_with_ties(extent), extent=extent, chunk=chunk)
     assert "merge_top_k" in source
+
+
+@pytest.mark.parametrize("result", [0, 1])
+def test_one_result_of_a_selection_in_nested_loops_needs_the_other(result):
+    """Places decide among equal elements, and elements among places: chunks combine both, whichever is used."""
+    rows = rows_with_ties(61)
+    ex = original(load(jax.make_jaxpr(lambda x: lax.top_k(x + 0, 3)[result])(rows), ["x"]))
+    tree = split(ex, region(ex), index_of(ex.program, 5))
+    assert tree is not None
+    (outer,) = loops(tree)
+    inner = split(ex, outer.body, index_of(ex.program, 61))
+    assert inner is not None
+    tree = with_region(tree, (tree.steps.index(outer),), inner)
+    code = emit(Schedule(ex, tree, {loop: 16 if loop.folds else 2 for loop in loops(tree)}, 0, 0.0))
+    assert "merge_top_k" in code.source
+    np.testing.assert_array_equal(code.function(rows)[0], lax.top_k(rows, 3)[result])
 
 
 def test_the_largest_along_any_axis_and_in_whole_numbers():

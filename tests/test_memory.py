@@ -58,6 +58,14 @@ def test_a_contraction_is_held_until_its_last_reader():
     assert total(lambda x: (x @ x) @ x, (64, 64)) == 3 * a  # argument, inner product, result
 
 
+@pytest.mark.parametrize(("rows", "columns", "parts"), [(512, 8192, 128), (512, 65536, 512), (4096, 512, 64), (20, 128, 0)])
+def test_folds_of_leading_axes_hold_partial_results(rows, columns, parts):
+    """As growth of resident memory showed: a row of results for each 32,768 elements of the operand."""
+    arguments = 4 * (rows + columns)
+    assert total(lambda a, b: jnp.sum(jnp.exp(a[:, None] - b), 0), (rows,), (columns,)) == arguments + 4 * columns + 4 * parts * columns
+    assert total(lambda a, b: jnp.sum(jnp.exp(a[:, None] - b), 1), (rows,), (columns,)) == arguments + 4 * rows
+
+
 def test_closed_over_arrays_count_as_arguments():
     table = np.ones(256, np.float32)
     program = load(jax.make_jaxpr(lambda a: a + table)(jax.ShapeDtypeStruct((256,), np.float32)), ["a"])
