@@ -27,12 +27,13 @@ class EgglogPanic(RuleError):
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of an e-graph as it stands, numbered from zero: their nodes, facts and dtypes, and the class of each key."""
+    """The classes of an e-graph as it stands, numbered from zero: their nodes, facts, levels and dtypes, and the class of each key."""
 
     nodes: list[list[Node]]
     class_of: dict[int, int]
     facts: dict[str, dict[int, int]]
     dtypes: dict[int, str]
+    levels: dict[int, frozenset[int]]
     encoder: Encoder = field(repr=False)
 
 
@@ -61,7 +62,7 @@ class View:
     facts: dict[str, dict[int, int]]
     dtypes: dict[int, str]
     encoder: Encoder = field(repr=False)
-    levels: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    levels: dict[int, frozenset[int]] = field(default_factory=dict)
     matches: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     rows: int = 0
@@ -136,12 +137,17 @@ class EGraph:
         def facts(name: str) -> dict[int, Any]:
             return {number[row.inputs[0]]: row.output for row in tables[name][2] if row.inputs[0] in number}
 
+        pairs: dict[int, set[int]] = {}
+        for row in tables[vocabulary.LEVELS][2] if vocabulary.LEVELS in tables else ():
+            if all(value in number for value in row.inputs):
+                pairs.setdefault(number[row.inputs[0]], set()).add(number[row.inputs[1]])
         index_sets = self._encoder.indices_of
         return Classes(
             nodes=[nodes.get(c, []) for c in range(len(number))],
             class_of=class_of,
             facts={name: {c: index_sets(graph.value_to_i64(v)) for c, v in facts(name).items()} for name in vocabulary.FACTS},
             dtypes={c: graph.value_to_string(v) for c, v in facts("dtype").items()},
+            levels={c: frozenset(levels) for c, levels in pairs.items()},
             encoder=self._encoder,
         )
 
@@ -161,7 +167,7 @@ class EGraph:
             facts=every.facts,
             dtypes=every.dtypes,
             encoder=self._encoder,
-            levels={c: tuple(sorted({n.children[0] for n in nodes if n.constructor == "Shrunk"})) for c, nodes in enumerate(every.nodes)},
+            levels=every.levels,
         )
 
     def _tables(self) -> dict[str, tuple[Any, str, Any]]:

@@ -54,8 +54,6 @@ class Builder:
                 return self._where_equal(i, j, args[0])
             case "Diag":
                 return self._diagonal(*self._pair(payload), args[0])
-            case "Shrunk":
-                return self._shrunk(*args)
             case "Leaf" | "Block" | "Map1" | "Map2" | "Map3":
                 raise IllFormed(f"{node.constructor} stands for an operation of the program, which no rule can make")
         if node.constructor in self.encoder.own:
@@ -146,13 +144,6 @@ class Builder:
             arg = add(ir.Map(whole, "bitcast_convert_type", (arg,), (("new_dtype", whole),)))
         out = add(ir.Fold(whole, "or", 1 << j, self._where_equal(i, j, arg)))
         return out if whole == dtype else add(ir.Map(dtype, "bitcast_convert_type", (out,), (("new_dtype", dtype),)))
-
-    def _shrunk(self, level: int, arg: int) -> int:
-        """``arg`` times the exponential of what ``level`` lacks to zero."""
-        add, dtype = self.program.add, self.program.terms[level].dtype
-        if dtype.kind != "f" or self.program.terms[arg].dtype != dtype:
-            raise IllFormed(f"no level of {dtype} of {self.program.terms[arg].dtype}")
-        return add(ir.Map(dtype, "mul", (add(ir.Map(dtype, "exp", (add(ir.Map(dtype, "neg", (level,))),))), arg)))
 
 
 @cache

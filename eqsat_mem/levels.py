@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from eqsat_mem import ir
 from eqsat_mem.egraph import View
@@ -24,39 +26,50 @@ class Rescaled:
 
 def rescaled_sums(view: View, program: Program, class_of: Mapping[int, int]) -> dict[int, Rescaled]:
     """The sums whose terms hold the factor that rules stated, as the chosen terms are computed."""
-    levels = {t: view.levels[c] for t, c in class_of.items() if view.levels[c]}
     term_of: dict[int, int] = {}
     for t, c in class_of.items():
         term_of.setdefault(c, t)
+    levels = {t: [term_of[r] for r in sorted(view.levels[c]) if r in term_of] for t, c in class_of.items() if c in view.levels}
     found: dict[int, Rescaled] = {}
-    for t, homes in levels.items():
-        for home in homes if isinstance(program.terms[t], ir.Dot | ir.Fold) else ():
-            chain = _chain(program, t, term_of[home], levels, home) if home in term_of else None
-            if chain is not None:
-                found.setdefault(t, chain)
+    for t in levels:
+        if isinstance(program.terms[t], ir.Dot | ir.Fold):
+            known = next(filter(None, (chain(program, t, level, levels) for level in levels[t])), None)
+            found |= {} if known is None else {t: known}
     return found
 
 
-def _chain(program: Program, t: int, level: int, levels: Mapping[int, tuple[int, ...]], home: int) -> Rescaled | None:
-    """The only way from a sum down to its level (of class ``home``), if there is one and every term on it holds the level's factor."""
+def chain(program: Program, t: int, level: int, levels: Mapping[int, Sequence[int]]) -> Rescaled | None:
+    """The only way from a sum down to a level, if there is one and every term on it holds the level's exponential, as ``levels`` says."""
     if program.free[level] & ~program.free[t]:
         return None
     depends = {level}
     for u in range(level + 1, t + 1):
         if depends.intersection(ir.children(program.terms[u])):
             depends.add(u)
-    chain, u = [t], t
+    way = [t]
     while True:
-        below = [c for c in ir.children(program.terms[u]) if c in depends]
-        if len(below) != 1:
+        below = [c for c in ir.children(program.terms[way[-1]]) if c in depends]
+        if len(below) != 1 or below == [level]:
             return None
-        (c,) = below
-        if c == level:
-            term = program.terms[u]
-            shifts = isinstance(term, ir.Map) and term.op == "sub" and term.args[1] == level
-            return Rescaled(level, u, frozenset(chain[:-1])) if shifts else None
-        is_shift = level in ir.children(program.terms[c])
-        if not is_shift and home not in levels.get(c, ()):
+        (u,) = below
+        if level in ir.children(program.terms[u]):
+            return Rescaled(level, u, frozenset(way)) if _subtracts(program, u, level) else None
+        if level not in levels.get(u, ()):
             return None
-        chain.append(c)
-        u = c
+        way.append(u)
+
+
+def with_higher_level(program: Program, t: int, known: Rescaled, by: float) -> int:
+    """The sum ``t`` with a level that is higher by a number: it is ``exp(-by)`` times the sum."""
+    dtype = program.terms[known.level].dtype
+    higher = program.add(ir.Map(dtype, "add", (known.level, program.add(ir.Literal.of(np.dtype(dtype).type(by), dtype)))))
+    new = {known.level: higher}
+    for u in (known.shift, *sorted(known.chain)):
+        new[u] = program.add(ir.with_children(program.terms[u], tuple(new.get(c, c) for c in ir.children(program.terms[u]))))
+    return new[t]
+
+
+def _subtracts(program: Program, t: int, level: int) -> bool:
+    """Is ``t`` something else less the level?"""
+    term = program.terms[t]
+    return isinstance(term, ir.Map) and term.op == "sub" and term.args[1] == level != term.args[0]

@@ -217,6 +217,12 @@ def masked_sums(s: Array, v: Array) -> Any:
     return jnp.where(keep, e, 0.0) @ v, jnp.where(keep, 0.0, e) @ v
 
 
+def wider_sums(s: Array, v: Array) -> Any:
+    """Sums in more digits than their terms have."""
+    low = s.astype(np.float32)
+    return jnp.exp(low - jnp.max(low, axis=1, keepdims=True)).astype(v.dtype) @ v
+
+
 def by_log_partition(s: Array, v: Array) -> Any:
     """A softmax by its logarithm: ``logsumexp``, and a sum written by hand."""
     top = jnp.max(s, axis=1)
@@ -258,7 +264,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (diagonal_both, [(4, 4)]), (centred_trace, [(4, 2), (4, 3)]), (weighted_outer_products, [(3, 4), (3, 5), (3,)]),
     (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]),
     (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]), (selection, [(3, 40)]),
-    (masked_sums, [(3, 4), (4, 2)]), (by_log_partition, [(3, 4), (4, 2)]),
+    (masked_sums, [(3, 4), (4, 2)]), (wider_sums, [(3, 4), (4, 2)]), (by_log_partition, [(3, 4), (4, 2)]),
     (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
 ]  # fmt: skip
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {fun.__name__: (fun, normal(*shapes)) for fun, shapes in SHAPES}

@@ -22,6 +22,7 @@ from eqsat_mem.errors import RuleError
 from eqsat_mem.instances import Builder, Draw, IllFormed, arities, values_of
 from eqsat_mem.interpret import evaluate
 from eqsat_mem.ir import Program, bits, children
+from eqsat_mem.levels import chain, with_higher_level
 from eqsat_mem.ops import call_on, named_axes, operation_of
 from eqsat_mem.pieces import wrong_piece
 from eqsat_mem.rules import Rule, RuleSet
@@ -188,6 +189,7 @@ class _Trial:
         self.rng.shuffle(different)
         yield from self._compare(different[:ENOUGH])
         yield from self._pieces()
+        yield from self._rescaled()
 
     def _written(self) -> dict[int, int]:
         """The left side that stands in each class: the largest drawn, of which others are operands."""
@@ -237,7 +239,7 @@ class _Trial:
 
     def _judge(self, left: int, right: int, values: _Values) -> tuple[str, int] | None:
         """Both sides over the indices of either: a side may depend on an index along which it is constant."""
-        claim = "fact" if self.states_facts else self.claim
+        claim = "fact" if self.states_facts and not self.classes.levels else self.claim
         free = [self.program.free[t] for t in (left, right)]
         sides = [_broadcast(self.program, values.of[t], have, free[0] | free[1]) for t, have in zip((left, right), free)]
         scale = np.maximum(values.scale[left], values.scale[right])
@@ -258,6 +260,19 @@ class _Trial:
                 values = {} if isinstance(self.program.terms[t], ir.Block) else _evaluate(self.program, args, [t]).of
                 what = wrong_piece(self.program, t, stated, values, self.rule.sound)
                 yield None if what is None else Difference(what[0], self.program, t, None, tuple(a[what[1]] for a in args))
+
+    def _rescaled(self) -> Iterator[Difference | None]:
+        """What is shrunk by a level, as the stage after extraction uses it: with a higher level it is less by an exponential."""
+        program, term_of = self.program, self._written()
+        classes = {t: self.classes.class_of[key] for key, t in self.terms.items()}
+        levels = {t: [term_of[r] for r in self.classes.levels.get(c, ()) if r in term_of] for t, c in classes.items()}
+        for t, level in [(t, level) for t, some in levels.items() for level in some][:ENOUGH]:
+            known = chain(program, t, level, levels)
+            if known is None or program.terms[t].dtype != program.terms[level].dtype:
+                continue
+            lower = program.add(ir.Literal.of(program.terms[t].dtype.type(np.exp(0.5)), program.terms[t].dtype))
+            other = program.add(ir.Map(program.terms[t].dtype, "mul", (with_higher_level(program, t, known, 0.5), lower)))
+            yield from self._compare([(t, other)])
 
 
 @dataclass(frozen=True)

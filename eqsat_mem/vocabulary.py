@@ -15,11 +15,14 @@ from eqsat_mem import ops
 FACTS = ("splits", "accumulates", "unrolls")
 """What rules state about classes for the stages after extraction: index sets."""
 
+LEVELS = "shrunk"
+"""The relation of a value and the levels that it holds the exponential of, as ``rules/streaming.egg`` declares it."""
+
 Own = Mapping[str, ops.Operation]
 """The operations that the user adds to the language, by constructor."""
 NOTHING: Own = {}
 
-UNREADABLE = frozenset({"Node", "Delta", "Diag", "Shrunk"})
+UNREADABLE = frozenset({"Node", "Delta", "Diag"})
 """Constructors that stand for a value in rules only; no program is built from them."""
 
 COMMUTATIVE = frozenset({"Mul", "Dot"})
@@ -44,7 +47,6 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "Ren": ("index", "index", "T"),
     "Delta": ("index", "index", "T"),
     "Diag": ("index", "index", "T"),
-    "Shrunk": ("T", "T"),
     "Convert": ("dtype", "T"),
     "IntegerPow": ("power", "T"),
     "Map1": ("operation", "T"),
@@ -65,7 +67,6 @@ LANGUAGE = """
 (constructor Ren (i64 i64 T) T)
 (constructor Delta (i64 i64 T) T)
 (constructor Diag (i64 i64 T) T)
-(constructor Shrunk (T T) T)
 (constructor Convert (String T) T)
 (constructor IntegerPow (i64 T) T)
 (constructor Map1 (i64 T) T)
@@ -108,8 +109,6 @@ LANGUAGE = """
       ((set (free e) (| fa (| i j))) (set (dtype e) t)) :ruleset analysis :name "facts-Delta")
 (rule ((= e (Diag j i a)) (= fa (free a)) (!= (& fa j) 0) (= t (dtype a)))
       ((set (free e) (| (& fa (not-i64 j)) i)) (set (dtype e) t)) :ruleset analysis :name "facts-Diag")
-(rule ((= e (Shrunk r g)) (= fr (free r)) (= fg (free g)) (= t (dtype g)))
-      ((set (free e) (| fr fg)) (set (dtype e) t)) :ruleset analysis :name "facts-Shrunk")
 (rule ((= e (Convert t a)) (= fa (free a)))
       ((set (free e) fa) (set (dtype e) t) (set (pointwise e) fa)) :ruleset analysis :name "facts-Convert")
 

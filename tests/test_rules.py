@@ -202,7 +202,7 @@ def test_gradients_of_kernels_lose_the_joint_tensor():
 @pytest.mark.parametrize("name", ["bound", "bound_gradient"])
 def test_the_sparse_bound_saturates(name):
     shapes = [(4000, 4), (4000, 1), (100, 4), (4,), ()]
-    view = saturate(program_of(PROGRAMS[name][0], *(jax.ShapeDtypeStruct(s, np.float64) for s in shapes)), RULES)
+    view = saturate(program_of(PROGRAMS[name][0], *(jax.ShapeDtypeStruct(s, np.float64) for s in shapes)), RULES, Limits(max_seconds=60.0))
     assert view.stopped == "saturated"
     assert view.rows < 20_000
 
