@@ -109,21 +109,28 @@ def device_for(platform: str) -> Device:
 
 CORE_ROWS, CORE_COLUMNS = 64, 512
 """A core of its own is worth so many rows of a contraction's result, fewer if they are longer than so many columns."""
+SPREAD = 0.4
+"""The cost of an addition or a product in an unrolled fold: its terms do not wait for one another, as those of the unit do, and products
+are added as they are made."""
 SHORT = 32
 """A reduction over fewer elements than this does not fill vector registers along its axis."""
 
 
 def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Device, unrolled: bool = False) -> float:
-    """Seconds of arithmetic of one term at the given extents of its indices, its operands ready."""
+    """Seconds of arithmetic of one term at the given extents of its indices, its operands ready.
+
+    ``unrolled``: it is a fold that is written out element by element, or is itself written out once for each element of one.
+    """
     term = program.terms[t]
     out = _product(extents, program.free[t])
     width = itemsize(term.dtype) / 4
     match term:
         case Map():
-            return out * width * map_row(term).weight / device.elements
+            weight = _weight(term)
+            return out * width * (weight * SPREAD if unrolled and weight <= 1 else weight) / device.elements
         case Fold():
             count = _product(extents, program.free[term.arg] & term.over)
-            weight = 1.0 if unrolled else device.short_reduce_weight if count < SHORT else device.reduce_weight
+            weight = SPREAD if unrolled else device.short_reduce_weight if count < SHORT else device.reduce_weight
             return out * count * width * weight / device.elements
         case Dot():
             return dot_s(program, term, extents, device)
@@ -132,6 +139,12 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Devic
             outs = [_shape(extents, axes) for axes in term.call.out_axes]
             return block_weight(term.call, ins, outs) * width / device.elements
     return 0.0
+
+
+def _weight(term: Map) -> float:
+    """The cost of one element in additions; a positive power costs the products that it is made of."""
+    power = dict(term.params).get("y", 0) if term.op == "integer_pow" else 0
+    return max(power.bit_length() + power.bit_count() - 2, 1) if power > 0 else map_row(term).weight
 
 
 def dot_s(program: Program, term: Dot, extents: Sequence[int], device: Device) -> float:

@@ -29,6 +29,7 @@ XLA:CPU runs the elementwise operations that read it with it: the kernel library
 class Fused:
     """A region with the values it keeps: ``kernels`` are its steps, each with the kept values and outer values it reads.
 
+    ``unrolled`` folds are written out element by element, and with them the terms that are ``spread`` over these elements.
     ``streamed`` are kept values that XLA:CPU, where they are large, passes from kernel to kernel row by row: see :func:`_streamed`.
     """
 
@@ -36,6 +37,7 @@ class Fused:
     operands: tuple[frozenset[int], ...]
     members: tuple[tuple[int, ...], ...]
     unrolled: frozenset[int] = field(default=frozenset())
+    spread: frozenset[int] = field(default=frozenset())
     streamed: frozenset[int] = field(default=frozenset())
 
     @cached_property
@@ -76,8 +78,21 @@ def fuse(ex: Extraction, seq: Seq, library_folds: bool = True) -> Fused:
             read.append(_reads(s))
             members.append(())
         kept.append(s)
-    fused = Fused(tuple(kept), tuple(read), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)))
+    fused = Fused(tuple(kept), tuple(read), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)), _spread(ex, members))
     return replace(fused, streamed=_streamed(ex, fused, escapes)) if library_folds else fused
+
+
+def _spread(ex: Extraction, kernels: Iterable[tuple[int, ...]]) -> frozenset[int]:
+    """The terms that kernels compute once for each element of an unrolled fold, and these folds."""
+    found: set[int] = set()
+    for members in kernels:
+        written_out = 0
+        for t in reversed(members):  # users first
+            unrolled = ex.unrolls.get(t, 0)
+            written_out |= unrolled
+            if unrolled or ex.program.free[t] & written_out:
+                found.add(t)
+    return frozenset(found)
 
 
 def _streamed(ex: Extraction, fused: Fused, escapes: set[int]) -> frozenset[int]:

@@ -179,7 +179,7 @@ class _Waiting:
         program, slowest = self.s.ex.program, self.device.levels[-1][1]
         seconds = 0.0
         for q in chain:
-            arithmetic = (arithmetic_s(program, t, self.extents, self.device, t in fused.unrolled) for t in fused.members[q])
+            arithmetic = (arithmetic_s(program, t, self.extents, self.device, t in fused.spread) for t in fused.members[q])
             moved = sum(self.size(t) for t in (*fused.operands[q], fused.kept[q]) if isinstance(t, int))
             seconds += max(sum(arithmetic), moved / slowest) + self.device.kernel_s
         return seconds

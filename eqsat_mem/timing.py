@@ -106,7 +106,7 @@ class Timing:
                     if call in calls:
                         continue
                     calls.add(call)
-                work = sum(self._arithmetic(t, extents, t in fused.unrolled) for t in members)
+                work = sum(self._arithmetic(t, extents, t in fused.spread) for t in members)
                 if not self.emitted:
                     late = (t for t in operands if stalls(self.memory.ex, t, extents, (term,)))
                     work += STALL * sum(self._arithmetic(t, extents, False) for t in late)
@@ -134,7 +134,7 @@ class Timing:
     def arithmetic(self, seq: Seq, extents: Extents) -> float:
         """Seconds that a straight region cannot take less than: its arithmetic."""
         fused = self.memory.fused(seq)
-        return sum(self._arithmetic(t, extents, t in fused.unrolled) for members in fused.members for t in members)
+        return sum(self._arithmetic(t, extents, t in fused.spread) for members in fused.members for t in members)
 
     def _arithmetic(self, t: int, extents: Extents, unrolled: bool) -> float:
         key = t, extents, unrolled

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eqsat_mem.costs import Device
+from eqsat_mem.costs import SPREAD, Device, arithmetic_s
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction
 from eqsat_mem.loops import Choices, region, split
@@ -126,3 +126,22 @@ def test_a_fold_of_differences_with_long_results_is_kept_apart_from_its_reader(p
 def test_a_fold_of_an_array_that_is_there_is_not_kept_apart():
     ex = traced(lambda x: -jnp.sum(jnp.abs(x), -1), (40_000, 64))
     assert "reduce_precision" not in emit(straight(ex, DEVICE)).source
+
+
+@pytest.mark.parametrize(("power", "products"), [(1, 1), (2, 1), (3, 2), (4, 2), (7, 4), (8, 3)])
+def test_a_power_costs_its_products(power, products):
+    ex = traced(lambda x: jax.lax.integer_pow(x, power) if power != 1 else x * x, (1000,))
+    (t,) = region(ex).steps
+    assert arithmetic_s(ex.program, t, [1000], DEVICE) == pytest.approx(products * 1000 / DEVICE.elements)
+
+
+def test_what_is_written_out_for_each_element_of_a_fold_costs_less():
+    def squared_distances(x, y):
+        return jnp.exp(jnp.sum((x[:, None] - y[None]) ** 2, -1))
+
+    few, many = traced(squared_distances, (2000, 3), (2000, 3)), traced(squared_distances, (2000, 30), (2000, 30))
+    spread, none = (Memory(ex).fused(region(ex)).spread for ex in (few, many))
+    assert [type(few.program.terms[t]).__name__ for t in sorted(spread)] == ["Map", "Map", "Fold"]
+    assert not none
+    three_terms = 3 * 3 * SPREAD * 2000**2 / DEVICE.elements
+    assert timing(few).arithmetic(region(few), Memory(few).full_extents()) == pytest.approx(three_terms + 21 * 2000**2 / DEVICE.elements)
