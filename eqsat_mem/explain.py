@@ -165,7 +165,7 @@ def _times(s: Schedule) -> list[float]:
 
 
 class Remembering:
-    """The scheduler, asked once per program: most rules that are left out change no candidate."""
+    """The scheduler, asked once per program and limit: most rules that are left out change no candidate."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Schedule] = {}
@@ -174,7 +174,7 @@ class Remembering:
         program = ex.program
         facts = (tuple(sorted(table.items())) for table in (ex.splits, ex.accumulates, ex.unrolls))
         planned = tuple(id(call) for call in calls(program) if call.bodies)  # calls are equal whatever the plans of their bodies
-        key = (tuple(program.terms), tuple(program.outputs), tuple(program.effects), planned, *facts)
+        key = (tuple(program.terms), tuple(program.outputs), tuple(program.effects), planned, *facts, arguments)
         if key not in self._known:
             self._known[key] = schedule(ex, *arguments)
         return self._known[key]

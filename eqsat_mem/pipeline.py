@@ -145,7 +145,9 @@ def _fastest(
         candidates = _distinct([*extracted, *(new for ex in extracted if (new := reordered(ex, rules, seconds)) is not None)])
     with clock("schedule"):
         knobs = options.tensor_size_threshold, options.tensor_split_size
-        found = [scheduler(c, limit, device, *knobs) for c in candidates]
+        found = [scheduler(c, limit, device, *knobs, False) for c in candidates]
+        if not any(s.fits(limit) for s in found):
+            found += [scheduler(c, 0, device, *knobs, False) for c in candidates]  # the least memory counts only where none fits
         best = min(found, key=partial(_order, limit=limit))
         for s in [best, *(straight(c, device) for c in candidates)]:
             if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)):

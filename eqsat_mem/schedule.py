@@ -60,17 +60,24 @@ class Schedule:
 
 
 def schedule(
-    ex: Extraction, limit: int, device: Device, tensor_size_threshold: int | None = None, tensor_split_size: int | None = None
+    ex: Extraction,
+    limit: int,
+    device: Device,
+    tensor_size_threshold: int | None = None,
+    tensor_split_size: int | None = None,
+    smallest: bool = True,
 ) -> Schedule:
     """The fastest schedule found whose peak is at most ``limit`` bytes; the smallest found where none fits.
+
+    Where none fits, a second search for the least memory makes sure of that, unless ``smallest`` is false.
 
     ``tensor_size_threshold`` restricts splitting to regions with a value of more bytes than that, and ``tensor_split_size`` bounds the
     bytes of each value inside a loop (the paper's two knobs).
     """
     best = _search(_Search(ex, limit, device, tensor_size_threshold, tensor_split_size))
-    if not best.fits(limit):
-        smallest = _search(_Search(ex, 0, device, tensor_size_threshold, tensor_split_size))  # it does not stop at what almost fits
-        best = min(best, smallest, key=lambda s: s.peak_bytes)
+    if smallest and not best.fits(limit):
+        least = _search(_Search(ex, 0, device, tensor_size_threshold, tensor_split_size))  # it does not stop at what almost fits
+        best = min(best, least, key=lambda s: s.peak_bytes)
     tell(Scheduled(best, limit))
     return best
 
