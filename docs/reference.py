@@ -27,7 +27,7 @@ PARTS = {
         "timeline.timeline",
         "timeline.Point",
     ],
-    "Operations of your own": ["ops.Operation"],
+    "Operations of your own": ["ops.Operation", "ops.Monoid"],
     "Errors": [f"errors.{name}" for name in ("EqsatMemError", "OptionError", "RuleError", "UserFileError", "MemoryLimitError")],
     "Rules": ["rules.load_rules", "rules.Rule", "rules.RuleSet"],
     "Checking": ["verify.same_values", "verify.compiled_peak", "interpret.evaluate"],

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from eqsat_mem.api import optimize
     from eqsat_mem.errors import EqsatMemError, MemoryLimitError, OptionError, RuleError
-    from eqsat_mem.ops import Operation
+    from eqsat_mem.ops import Monoid, Operation
     from eqsat_mem.report import Plan
 
 __version__ = "0.1.0"
 
-__all__ = ["EqsatMemError", "MemoryLimitError", "Operation", "OptionError", "Plan", "RuleError", "__version__", "optimize"]
+__all__ = ["EqsatMemError", "MemoryLimitError", "Monoid", "Operation", "OptionError", "Plan", "RuleError", "__version__", "optimize"]
 
 _HOMES = {
     "EqsatMemError": "errors",
     "MemoryLimitError": "errors",
+    "Monoid": "ops",
     "Operation": "ops",
     "OptionError": "errors",
     "Plan": "report",

@@ -21,7 +21,7 @@ from eqsat_mem.config import Accuracy, Options, resolve_limit
 from eqsat_mem.function import Function
 from eqsat_mem.grammar import own_constructors
 from eqsat_mem.manual import plain_aval, vary_alike, without_varying_types
-from eqsat_mem.ops import Operation
+from eqsat_mem.ops import Monoid, Operation
 from eqsat_mem.primitive import bind, planned_p
 from eqsat_mem.report import Plan
 
@@ -37,7 +37,7 @@ def optimize(
     rules: str | Iterable[str] = (),
     only_rules: str | Iterable[str] | None = None,
     without_rules: str | Iterable[str] = (),
-    operations: Operation | Iterable[Operation] = (),
+    operations: Operation | Monoid | Iterable[Operation | Monoid] = (),
     tensor_size_threshold: int | str | None = None,
     tensor_split_size: int | str | None = None,
     max_rows: int = 50_000,
@@ -63,7 +63,7 @@ def optimize(
         rules: rule files besides those that come with the package.
         only_rules: names of rules or rule files to keep to; a rule named there applies whatever its soundness.
         without_rules: names of rules or rule files to leave out.
-        operations: operations of your own that the rule files name; a function may call others besides.
+        operations: operations and folds of your own that the rule files name; a function may call others besides.
         tensor_size_threshold: only tensors of more bytes than this are split (default: the planner decides).
         tensor_split_size: bytes of a slice of a split tensor (default: the planner decides).
         max_rows: rows of the e-graph at which saturation stops.

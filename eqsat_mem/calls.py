@@ -164,13 +164,17 @@ class Calls(Reader):
 
     def reduce(self, call: Call, args: list[str], scope: Scope) -> tuple[str, Callable[[Sequence[str]], str]]:
         half, p = len(args) // 2, call.params
-        jaxpr = p["jaxpr"] if isinstance(p["jaxpr"], ClosedJaxpr) else ClosedJaxpr(p["jaxpr"], p.get("consts", ()))
-        body = Body("combine", jaxpr, None, (), (("left", half), ("right", half)), tuple_text)
-        operands = f"{tuple_text(args[:half])}, {tuple_text(args[half:])}, {self.function(body, scope)}"
+        operands = f"{tuple_text(args[:half])}, {tuple_text(args[half:])}, {self.combination(call, scope)}"
         if call.prim.name == "reduce":
             return f"lax.reduce({operands}, {tuple(map(int, p['dimensions']))})", _unpacked
         options = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
         return f"lax.reduce_window({operands}, {', '.join(f'{k}={param_text(p[k])}' for k in options)})", _unpacked
+
+    def combination(self, call: Call, scope: Scope) -> str:
+        """The name of the function by which a call reduces."""
+        half, p = len(call.in_axes) // 2, call.params
+        jaxpr = p["jaxpr"] if isinstance(p["jaxpr"], ClosedJaxpr) else ClosedJaxpr(p["jaxpr"], p.get("consts", ()))
+        return self.function(Body("combine", jaxpr, None, (), (("left", half), ("right", half)), tuple_text), scope)
 
     def named(self, text: str, scope: Scope) -> str:
         """A name for an expression that is read more than once."""

@@ -21,10 +21,10 @@ from jax.extend.core import ClosedJaxpr
 from eqsat_mem.calls import Body
 from eqsat_mem.expressions import Expressions
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, Literal, Map, Program, children
+from eqsat_mem.ir import Axes, Block, Call, Dot, Fold, Input, Literal, Map, Program, children
 from eqsat_mem.loops import least_chunk, region, selection_of, source_of
 from eqsat_mem.memory import Memory
-from eqsat_mem.ops import MONOIDS, Operation, accumulator, block_op
+from eqsat_mem.ops import MONOIDS, Operation, accumulator, block_op, picks
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.source import Module, Region, Scope, Value, identifier, number, tuple_text, wrap
 from eqsat_mem.trace import load
@@ -257,12 +257,18 @@ class _Writer(Expressions):
         for group in calls.values():
             group.sort(key=lambda result: result[2].out)
             call = group[0][2].call
-            selection = selection_of(call)
             more = [self.in_axes(self.read(t, inner), call.out_axes[term.out], inner).text for t, _, term in group]
             picked = [name for _, name, _ in group]
-            text = selection.text(call.params, len(call.in_axes[0]), picked, more, f"start_{self.indices[loop.index]}")
-            self.carry_helpers(block_op(call.prim.name).helpers, text)
-            self.line(inner, f"{', '.join(picked)} = {text}")
+            self.line(inner, f"{', '.join(picked)}{',' if len(picked) == 1 else ''} = {self.merged(call, picked, more, loop, inner)}")
+
+    def merged(self, call: Call, before: list[str], more: list[str], loop: Loop, inner: Scope) -> str:
+        """The results of a call for the chunks so far and for one more."""
+        write = selection_of(call).text
+        if write is None:
+            return f"{self.combination(call, inner)}({tuple_text(before)}, {tuple_text(more)})"
+        text = write(call.params, len(call.in_axes[0]), before, more, f"start_{self.indices[loop.index]}")
+        self.carry_helpers(block_op(call.prim.name).helpers, text)
+        return text
 
     def note_names(self, scope: Scope) -> None:
         """Keep which variable of a scope holds which term."""
@@ -295,6 +301,11 @@ class _Writer(Expressions):
     def initial(self, t: int, loop: Loop, scope: Scope) -> str:
         term = self.program_ir.terms[t]
         if isinstance(term, Block) and t in loop.folds:
+            if not picks(term.call):
+                identity = self.program_ir.terms[term.args[len(term.args) // 2 + term.out]]
+                assert isinstance(identity, Literal)
+                shape = tuple_text([self.product(axis, scope) for axis in term.call.out_axes[term.out]])
+                return f"jnp.full({shape}, {number(identity.value)}, {self.dtype(term.dtype)})"
             axes, along = term.call.out_axes[term.out], selection_of(term.call).axis(term.call.params, len(term.call.in_axes[0]))
             extents = ["0" if k == along else self.product(axis, scope) for k, axis in enumerate(axes)]
             return f"jnp.zeros({tuple_text(extents)}, {self.dtype(term.dtype)})"

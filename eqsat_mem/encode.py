@@ -17,7 +17,7 @@ import numpy as np
 from eqsat_mem import ir, vocabulary
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, mask_of
-from eqsat_mem.ops import Operation, call_on, named_axes, operation_of
+from eqsat_mem.ops import Operation, call_on, named_axes, operation_of, picks
 
 MAX_BITS = 62
 SPARE_BITS = 4
@@ -46,6 +46,7 @@ class Encoded:
     pointwise: int
     summed: int = 0
     selected: int = 0
+    combined: int = 0
 
 
 class Encoder:
@@ -72,8 +73,9 @@ class Encoder:
             node = (self._transparent(t, term) if known else None) or self._opaque(term)
             free, slices = self.bits_of(self.program.free[t]), self.bits_of(pointwise(self.program, t))
             summed = term.over if isinstance(term, ir.Dot) and node.constructor == "Block" else 0
-            selected = ir.folded(term) if isinstance(term, ir.Block) else 0
-            self._encoded[t] = Encoded(node, free, str(term.dtype), slices, self.bits_of(summed), self.bits_of(selected))
+            folds = self.bits_of(ir.folded(term)) if isinstance(term, ir.Block) else 0
+            selected, combined = (folds, 0) if isinstance(term, ir.Block) and picks(term.call) else (0, folds)
+            self._encoded[t] = Encoded(node, free, str(term.dtype), slices, self.bits_of(summed), selected, combined)
         return self._encoded
 
     def bits_of(self, mask: int) -> int:
@@ -140,15 +142,15 @@ class Encoder:
         return Node(f"Map{len(term.args)}", (key,), term.args)
 
     def _operation(self, term: ir.Block) -> Node | None:
-        """A call of the user's operation, each of whose named axes is one index."""
+        """A call of the user's operation, each of whose named axes is one index, or of the user's monoid, which folds a set of them."""
         operation = operation_of(term.call.params)
         if operation is None or self.own.get(operation.constructor) is not operation:
             return None
         named = named_axes(operation, term.call)
-        found = [axis[0] for axis in named.values() if len(axis) == 1]
-        if len(set(found)) < len(named):
+        sets = [mask_of(axis) for axis in named.values()]
+        if operation.monoid is None and (len(set(sets)) < len(sets) or not all(mask.bit_count() == 1 for mask in sets)):
             return None
-        return Node(operation.constructor, tuple(1 << self._bit[i] for i in found), term.args)
+        return Node(operation.constructor, tuple(map(self.bits_of, sets)), term.args)
 
     def _is_ordinary(self, term: ir.Dot) -> bool:
         """Whether rules may take a contraction apart: one dtype throughout, and the program's usual precision (wide numbers have one)."""
@@ -251,7 +253,8 @@ class Encoder:
             return ir.Map(dtype, operation.name, args, (("operation", operation),))
         key = operation, payload, tuple(program.free[a] for a in args), dtype
         if key not in self._calls:
-            self._calls[key] = call_on(operation, [(self._one(bit),) for bit in payload], key[2], dtype)
+            named = [tuple(bits(self.indices_of(mask))) if operation.monoid is not None else (self._one(mask),) for mask in payload]
+            self._calls[key] = call_on(operation, named, key[2], dtype)
         return ir.Block(dtype, self._calls[key], args, 0)
 
     def _one(self, bit: int) -> int:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from eqsat_mem.calls import Calls
 from eqsat_mem.fusion import stalls
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, children
-from eqsat_mem.ops import MONOIDS, RESCALING, Monoid, map_row, map_text, operation_of, param_text, primitive_text
+from eqsat_mem.ops import MONOIDS, RESCALING, MonoidOp, map_row, map_text, operation_of, param_text, primitive_text
 from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, wrap
 
 INLINE = 60
@@ -139,7 +139,7 @@ class Expressions(Calls):
             text = self.repeated(monoid, text, self.extent(i, scope))
         return text, layout
 
-    def repeated(self, monoid: Monoid, text: str, count: str) -> str:
+    def repeated(self, monoid: MonoidOp, text: str, count: str) -> str:
         """A value folded with itself: a fold over an index that it does not depend on."""
         if monoid.idempotent:
             return text

@@ -22,6 +22,7 @@ from eqsat_mem.ir import Program
 from eqsat_mem.levels import Rescaled, rescaled_sums
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
+from eqsat_mem.unfold import Allowed, taken_apart
 
 Seconds = Callable[[Program, int, bool], float]
 """Seconds of a term of a program; the flag says whether it is a fold that is written out element by element."""
@@ -120,13 +121,10 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
     def over(t: int) -> int:
         return ir.folded(program.terms[t])
 
-    return Extraction(
-        program,
-        table("splits", lambda t: pointwise(program, t)),
-        table("accumulates", over),
-        table("unrolls", over),
-        rescaled_sums(view, program, class_of),
-    )
+    allowed = Allowed(table("splits", lambda t: pointwise(program, t)), table("accumulates", over), table("unrolls", over))
+    parts, allowed, ids = taken_apart(program, allowed)
+    rescales = {ids[t]: rescaled.renumbered(ids) for t, rescaled in rescaled_sums(view, program, class_of).items()}
+    return Extraction(parts, allowed.splits, allowed.accumulates, allowed.unrolls, rescales)
 
 
 # --- costs ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 from eqsat_mem import vocabulary
 from eqsat_mem.errors import OptionError, RuleError
 from eqsat_mem.forms import Form
-from eqsat_mem.ops import MAPS, MONOIDS, Operation
+from eqsat_mem.ops import MAPS, MONOIDS, Monoid, Operation
 
 SORTS = ("T", "i64", "f64", "String", "bool")
 OPTIONS = {"rule": {":ruleset", ":name"}, "rewrite": {":ruleset", ":name", ":when"}, "birewrite": {":ruleset", ":name", ":when"}}
@@ -35,16 +35,17 @@ WORDS = frozenset({"union", "set", "let", "true", "false", "rule", "rewrite", "b
 Tree = Any
 
 
-def own_constructors(operations: Iterable[Operation]) -> dict[str, Operation]:
-    """Operations of the user's by their names in rule files.
+def own_constructors(operations: Iterable[Operation | Monoid]) -> dict[str, Operation]:
+    """Operations and folds of the user's by their names in rule files.
 
     Raises:
         OptionError: for what is no operation, and for a name that is taken.
     """
     own: dict[str, Operation] = {}
-    for operation in operations:
-        if not isinstance(operation, Operation):
-            raise OptionError(f"operations must be eqsat_mem.Operation objects, not {operation!r}.")
+    for given in operations:
+        if not isinstance(given, Operation | Monoid):
+            raise OptionError(f"operations must be eqsat_mem.Operation or eqsat_mem.Monoid objects, not {given!r}.")
+        operation = given if isinstance(given, Operation) else given.operation
         name = operation.constructor
         if own.get(name, operation) is not operation:
             raise OptionError(

@@ -17,7 +17,7 @@ from eqsat_mem import ir
 from eqsat_mem.encode import Encoder, Node
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, mask_of
-from eqsat_mem.ops import MONOIDS, Operation, foldable, map_row
+from eqsat_mem.ops import MONOIDS, Monoid, Operation, call_on, foldable, map_row
 from eqsat_mem.premises import App, Shape
 from eqsat_mem.vocabulary import COMPARISONS, primitive_of, roles
 
@@ -78,10 +78,9 @@ class Builder:
     def _operation(self, node: Node, args: Sequence[int]) -> int:
         """An operation of the user's, if its function takes such operands."""
         operation, program = self.encoder.own[node.constructor], self.program
-        named = [self._index(bit) for bit in node.payload]
-        if len(set(named)) < len(named):
+        if operation.monoid is None and len({self._index(bit) for bit in node.payload}) < len(node.payload):
             raise IllFormed("two axes of an operation are one index")
-        extents = tuple(program.indices[i].extent for i in named)
+        extents = tuple(program.extent(self.encoder.indices_of(mask)) for mask in node.payload)
         dtype = _result_of(operation, extents, tuple(str(program.terms[a].dtype) for a in args))
         try:
             return program.add(self.encoder.decode(node, tuple(args), dtype, program))
@@ -303,6 +302,8 @@ class Draw:
         leaf = self.builder.leaf(free, dtype)
         if "summed" in self.shape.functions and dtype == "float64":
             leaf = self._mixed(free)
+        if "combined" in self.shape.functions and dtype in FLOATS and free:
+            leaf = self._combination(leaf, free, dtype)
         if "selected" in self.shape.functions and dtype in FLOATS and free:
             leaf = self._selection(leaf, free, dtype)
         self.terms[leaf] = leaf
@@ -315,6 +316,11 @@ class Draw:
         over = free & -free
         return self.builder.program.add(ir.Dot(np.dtype("float64"), over, one, two))
 
+    def _combination(self, leaf: int, free: int, dtype: str) -> int:
+        """A fold by a monoid of the user's along an index."""
+        call = call_on(_TOTAL.operation, [(next(bits(free)),)], [free], np.dtype(dtype))
+        return self.builder.program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
+
     def _selection(self, leaf: int, free: int, dtype: str) -> int:
         """The largest element along an index, as an operation that picks elements."""
         program, *rest = self.builder.program, *bits(free)
@@ -324,6 +330,8 @@ class Draw:
         call = ir.Call(primitives.top_k_p, params, (axes,), ((*axes[:-1], ()),) * 2, (np.dtype(dtype), np.dtype("int32")), kept, over)
         return program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
 
+
+_TOTAL = Monoid("total", 0, lambda a, b: a + b)
 
 KEYS = 1_000_000
 """The first key of nodes that are no terms of the program."""

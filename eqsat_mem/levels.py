@@ -23,6 +23,10 @@ class Rescaled:
     shift: int
     chain: frozenset[int]
 
+    def renumbered(self, ids: Mapping[int, int]) -> Rescaled:
+        """The same of terms that have other numbers."""
+        return Rescaled(ids[self.level], ids[self.shift], frozenset(ids[t] for t in self.chain))
+
 
 def rescaled_sums(view: View, program: Program, class_of: Mapping[int, int]) -> dict[int, Rescaled]:
     """The sums whose terms hold the factor that rules stated, as the chosen terms are computed."""

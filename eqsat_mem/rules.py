@@ -21,7 +21,7 @@ from eqsat_mem import vocabulary
 from eqsat_mem.errors import RuleError
 from eqsat_mem.forms import Form, read_forms
 from eqsat_mem.grammar import check_declaration, check_rule, own_constructors, variables, words
-from eqsat_mem.ops import Operation
+from eqsat_mem.ops import Monoid, Operation
 
 SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, "all": {"bitwise", "reassociate", "real", "guarded"}}
 """For each accuracy that a user may ask for, the soundness that a rule must have; `approx` rules apply where they are named."""
@@ -92,12 +92,12 @@ def load_rules(
     accuracy: str = "all",
     only: Sequence[str] | None = None,
     without: Sequence[str] = (),
-    operations: Sequence[Operation] = (),
+    operations: Sequence[Operation | Monoid] = (),
 ) -> RuleSet:
     """The shipped rule files and those at ``paths``, as far as ``accuracy`` allows.
 
     ``only`` keeps the rules that it names, by the rule or by its file without ``.egg``; a rule named there applies whatever its soundness.
-    ``without`` leaves out those that it names in the same way. ``operations`` are operations of your own, which rules may name.
+    ``without`` leaves out those that it names in the same way. ``operations`` are operations and folds of your own, which rules may name.
 
     Raises:
         RuleError: with file and line, for a form that is no rule, a card that is missing or wrong, a name that is taken, or what egglog

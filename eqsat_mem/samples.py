@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
+from eqsat_mem.ops import Monoid
 from eqsat_mem.rules import RuleSet
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.trace import load
@@ -198,6 +199,10 @@ def selection(a: Array) -> Any:
     return lax.top_k(a, 2)
 
 
+def own_fold(a: Array) -> Any:
+    return TOTAL(a)
+
+
 def clamped_root(a: Array) -> Any:
     return jnp.sqrt(jnp.maximum(a, 0.0)) ** 2, jnp.sqrt(jnp.sum(a * a)) ** 2
 
@@ -247,6 +252,7 @@ def bound_gradient(x: Array, y: Array, z: Array, scale: Array, noise: Array) -> 
     return jax.value_and_grad(bound, argnums=(2, 3, 4))(x, y, z, scale, noise)
 
 
+TOTAL = Monoid("total", 0, lambda a, b: a + b)
 XY = [(5, 3), (4, 3)]
 BOUND = [(6, 2), (6, 1), (3, 2)]
 
@@ -264,7 +270,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (diagonal_both, [(4, 4)]), (centred_trace, [(4, 2), (4, 3)]), (weighted_outer_products, [(3, 4), (3, 5), (3,)]),
     (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]),
     (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]), (selection, [(3, 40)]),
-    (masked_sums, [(3, 4), (4, 2)]), (wider_sums, [(3, 4), (4, 2)]), (by_log_partition, [(3, 4), (4, 2)]),
+    (masked_sums, [(3, 4), (4, 2)]), (wider_sums, [(3, 4), (4, 2)]), (by_log_partition, [(3, 4), (4, 2)]), (own_fold, [(3, 4)]),
     (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
 ]  # fmt: skip
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {fun.__name__: (fun, normal(*shapes)) for fun, shapes in SHAPES}

@@ -209,8 +209,11 @@ class _Builder:
 
     def _folded_axis(self, eqn: Equation, in_axes: Sequence[Axes]) -> Axis:
         """The index that a block operation folds: none if it is a product of indices, or too short to be worth chunks."""
+        own = ops.operation_of(eqn.params)
+        if own is not None:
+            return in_axes[0][-1] if own.monoid is not None else ()
         selection = ops.block_op(eqn.prim.name).selection
-        if selection is None:
+        if selection is None or selection.text is None:
             return ()
         axis = in_axes[0][selection.axis(eqn.params, len(in_axes[0]))]
         long = self.program.extent(mask_of(axis)) >= SELECTION_CHUNKS * selection.least(eqn.params)

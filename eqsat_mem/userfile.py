@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from eqsat_mem.errors import UserFileError
-from eqsat_mem.ops import Operation
+from eqsat_mem.ops import Monoid, Operation
 
 
 def load_function(place: str) -> Callable[..., Any]:
@@ -31,17 +31,17 @@ def load_function(place: str) -> Callable[..., Any]:
     return function
 
 
-def load_operations(files: Sequence[str]) -> list[Operation]:
+def load_operations(files: Sequence[str]) -> list[Operation | Monoid]:
     """The operations that Python files define or import, by the order of their names.
 
     Raises:
         UserFileError: if a file is missing or raises, or has none.
     """
-    found: dict[Operation, None] = {}
+    found: dict[Operation | Monoid, None] = {}
     for file in files:
-        values = [value for _, value in sorted(vars(_load(Path(file))).items()) if isinstance(value, Operation)]
+        values = [value for _, value in sorted(vars(_load(Path(file))).items()) if isinstance(value, Operation | Monoid)]
         if not values:
-            raise UserFileError(f"{file} has no operations: it assigns eqsat_mem.Operation(...) to names.")
+            raise UserFileError(f"{file} has no operations: it assigns eqsat_mem.Operation(...) or eqsat_mem.Monoid(...) to names.")
         found |= dict.fromkeys(values)
     return list(found)
 

@@ -79,6 +79,7 @@ LANGUAGE = """
 (function pointwise (T) i64 :merge (| old new))
 (function summed (T) i64 :merge (| old new))
 (function selected (T) i64 :merge (| old new))
+(function combined (T) i64 :merge (| old new))
 (function splits (T) i64 :merge (| old new))
 (function accumulates (T) i64 :merge (| old new))
 (function unrolls (T) i64 :merge (| old new))
@@ -174,10 +175,11 @@ def _operation(constructor: str, operation: ops.Operation) -> str:
     dtype = f"(dtype {args[operation.dtype]})" if isinstance(operation.dtype, int) else f'"{operation.dtype}"'
     head = f"{constructor} {' '.join(named.values())}"
     given = " ".join(f"(= f{k} (free {a}))" for k, a in enumerate(args))
+    folds = "" if operation.monoid is None else "(set (combined e) k0) (want k0) (want (| k0 b))"
     free, slices = _union(["b", *(named[name] for name in operation.result)]), _without("b", list(named.values()))
     facts = (
         f"(rule ((= e ({head} {' '.join(args)})) {given} (= b {_union(batch)}) (= d {dtype})) "
-        f"((set (dtype e) d) (set (free e) {free}) (set (pointwise e) {slices}))"
+        f"((set (dtype e) d) (set (free e) {free}) (set (pointwise e) {slices}){folds})"
     )
     declared = f"(constructor {constructor} ({'i64 ' * len(named)}{'T ' * len(args)}) T)"
     apart = f":when ((= (& (| s d) {_union(list(named.values()))}) 0))" if named else ""
@@ -211,7 +213,8 @@ RULE_NAMES = frozenset(re.findall(r':name "([^"]+)"', LANGUAGE))
 def roles(head: str, arity: int, own: Own = NOTHING) -> tuple[str, ...]:
     """The meaning of each argument of a constructor."""
     if head in own:
-        return ("index",) * len(own[head].dimensions) + ("T",) * len(own[head].operands)
+        axes = "index" if own[head].monoid is None else "set"
+        return (axes,) * len(own[head].dimensions) + ("T",) * len(own[head].operands)
     return ROLES.get(head, ("T",) * arity)
 
 

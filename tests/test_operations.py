@@ -289,7 +289,7 @@ def test_names_that_are_taken(tmp_path):
             Operation("soft_Difference", SOFT.fun),
             r"test_operations.py:\d+: operation 'soft_Difference' is 'SoftDifference' in rules, as is",
         ),
-        ("exp", "operations must be eqsat_mem.Operation objects, not 'e'"),
+        ("exp", "operations must be eqsat_mem.Operation or eqsat_mem.Monoid objects, not 'e'"),
     ):
         with pytest.raises(OptionError, match=message):
             eqsat_mem.optimize(kernel, operations=other if isinstance(other, str) else [SOFT, other])
@@ -328,4 +328,4 @@ def test_commands_take_the_file_that_defines_them(tmp_path, capsys):
     assert main(["check-rules", own]) == 2
     assert "'SoftDifference' is not known" in capsys.readouterr().err
     assert main(["check-rules", own, "--operations", str(tmp_path / "none.py")]) == 2
-    assert "none.py has no operations: it assigns eqsat_mem.Operation(...) to names" in capsys.readouterr().err
+    assert "none.py has no operations: it assigns eqsat_mem.Operation(...) or eqsat_mem.Monoid(...) to names" in capsys.readouterr().err

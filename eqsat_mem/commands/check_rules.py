@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eqsat_mem.ops import Monoid
 
 
 def add(commands: Any) -> None:
@@ -28,20 +31,33 @@ def add_operations(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _tell(monoid: Monoid, width: int) -> bool:
+    """Whether a monoid is one, printed."""
+    problem = monoid.problem()
+    print(
+        f"{'wrong' if problem else 'right':<9} {monoid.name:<{width}}  {'monoid':<11}  {monoid.operation.place}  {problem}".rstrip(),
+        flush=True,
+    )
+    return not problem
+
+
 def run(options: argparse.Namespace) -> int:
     from eqsat_mem.counterexample import counterexample
+    from eqsat_mem.ops import Monoid
     from eqsat_mem.rules import default_files, load_rules, select
     from eqsat_mem.samples import fired
     from eqsat_mem.soundness import judge
     from eqsat_mem.userfile import load_operations
 
-    rules = load_rules(options.files, operations=load_operations(options.operations))
+    own = load_operations(options.operations)
+    rules = load_rules(options.files, operations=own)
     files = {Path(f).name for f in options.files or default_files()}
     chosen = [r for r in rules.rules if r.place.rpartition(":")[0] in files]
     if options.rule:
         chosen = select(chosen, options.rule)
-    width = max((len(r.name) for r in chosen), default=0)
-    bad = 0
+    width = max((len(r.name) for r in [*own, *chosen]), default=0)
+    bad = sum(not _tell(monoid, width) for monoid in own if isinstance(monoid, Monoid))
+    wrong = bad
     for rule in chosen:
         verdict = judge(rule, rules, options.seed)
         bad += verdict.status != "right"
@@ -51,5 +67,5 @@ def run(options: argparse.Namespace) -> int:
     idle = sorted({r.name for r in chosen} - fired(rules))
     if idle:
         print(f"never fire on the sample programs: {', '.join(idle)}")
-    print(f"{len(chosen)} rules: {len(chosen) - bad} right, {bad} not")
+    print(f"{len(chosen)} rules: {len(chosen) - bad + wrong} right, {bad - wrong} not")
     return 1 if bad else 0

@@ -15,10 +15,11 @@ from eqsat_mem.ir import Call, Map, Params
 from .algebra import ALGEBRA
 from .blocks import BlockOp, Group, Place, Selection, Shapes
 from .control import CONTROL, OPAQUE
+from .folds import Monoid
 from .gathers import GATHERS
 from .literals import is_key, param_text, primitive_text
 from .maps import ALIASES, IDENTITIES, MAPS, MapOp, map_params, map_text
-from .monoids import MONOIDS, REDUCTIONS, Monoid, accumulator, foldable
+from .monoids import MONOIDS, REDUCTIONS, MonoidOp, accumulator, foldable
 from .ordering import ORDERING
 from .randoms import RANDOMS
 from .rescaling import RESCALING
@@ -26,10 +27,10 @@ from .shaping import SHAPING
 from .user import USER, Operation, call_on, named_axes, operation_of
 
 __all__ = [
-    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "Operation",
-    "Place", "Selection", "accumulator", "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_on", "call_params",
-    "foldable", "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text", "named_axes", "operation_of", "param_text",
-    "primitive_text", "result_axes",
+    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",
+    "Operation", "Place", "Selection", "accumulator", "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_on",
+    "call_params", "foldable", "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text", "named_axes", "operation_of",
+    "param_text", "picks", "primitive_text", "result_axes",
 ]  # fmt: skip
 
 BLOCKS: dict[str, BlockOp] = {row.name: row for row in [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *USER]}
@@ -65,6 +66,12 @@ def map_row(term: Map) -> MapOp:
 def block_op(name: str) -> BlockOp:
     """The row of a primitive, or what holds for any."""
     return BLOCKS.get(name, OPAQUE)
+
+
+def picks(call: Call) -> bool:
+    """Whether a call picks elements along the axis that it folds, as ``top_k`` does; other calls that fold combine by a monoid."""
+    selection = block_op(call.prim.name).selection
+    return selection is not None and selection.text is not None
 
 
 def bind_call(call: Call, arrays: Sequence[Any]) -> list[Any]:

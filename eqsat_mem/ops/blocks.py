@@ -54,11 +54,12 @@ class Selection:
     ``axis(params, rank)`` is that axis of the first operand, ``least(params)`` the fewest elements of a chunk.
     ``text(params, rank, picked, more, start)`` is source of the results for all chunks so far: ``picked`` for those before, ``more`` for
     the chunk whose first element stands at ``start``. Results for no chunk have extent zero along the axes that the operation binds.
+    Without a text, the operation's own computation combines results, and its last operands are those for no chunk.
     """
 
     axis: Callable[[Params, int], int]
     least: Callable[[Params], int]
-    text: Callable[[Params, int, Sequence[str], Sequence[str], str], str]
+    text: Callable[[Params, int, Sequence[str], Sequence[str], str], str] | None
 
 
 @dataclass(frozen=True)

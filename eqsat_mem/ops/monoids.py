@@ -13,7 +13,7 @@ from jax import lax
 
 
 @dataclass(frozen=True)
-class Monoid:
+class MonoidOp:
     """An associative and commutative operation with an identity.
 
     ``identity(dtype)`` is a numpy scalar. ``reduce_text`` is source for operand ``{0}`` and axes ``{1}``, bitwise
@@ -74,9 +74,9 @@ def _parity(x: Any, n: int) -> Any:
 
 
 def _row(name: str, identity: Callable[[Any], Any], primitive: str, combine_text: str, combine: Callable[[Any, Any], Any],
-         repeat: Callable[[Any, int], Any]) -> Monoid:  # fmt: skip
+         repeat: Callable[[Any, int], Any]) -> MonoidOp:  # fmt: skip
     reduce = getattr(lax, primitive)
-    return Monoid(name, identity, f"lax.{primitive}({{0}}, {{1}})", combine_text, combine,
+    return MonoidOp(name, identity, f"lax.{primitive}({{0}}, {{1}})", combine_text, combine,
                   lambda x, axes: reduce(x, tuple(axes)), repeat, _REPEATS.get(repeat, "{0}"), repeat is _same,
                   name in ("add", "max", "min"))  # fmt: skip
 
@@ -97,7 +97,7 @@ _ROWS = [
     _row("xor", _number(0), "reduce_xor", "{0} ^ {1}", lax.bitwise_xor, _parity),
 ]
 
-MONOIDS: dict[str, Monoid] = {row.name: row for row in _ROWS}
+MONOIDS: dict[str, MonoidOp] = {row.name: row for row in _ROWS}
 
 REDUCTIONS = {
     "reduce_sum": "add",

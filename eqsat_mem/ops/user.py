@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +24,9 @@ from .batches import Mapped, bind, least, operation_p
 from .blocks import BlockOp, Group, Params, Place, Shapes
 from .counting import in_library, largest_value, work
 from .maps import MapOp, camel
+
+if TYPE_CHECKING:
+    from .folds import Monoid
 
 Dimensions = tuple[str, ...]
 
@@ -47,6 +50,7 @@ class Operation:
         cost: what one call of ``fun`` takes, in additions: a number, or a function of the extents of the named axes. Left out, it is
             counted from what ``fun`` is made of.
         dtype: the position of the operand whose dtype the result has, or the name of a dtype, such as ``"bool"``.
+        monoid: what the operation folds by, if it is the fold of a :class:`Monoid`.
 
     Raises:
         OptionError: if an attribute has a wrong value.
@@ -62,6 +66,7 @@ class Operation:
     signature: str | None = None
     cost: float | Callable[..., float] | None = None
     dtype: int | str = 0
+    monoid: Monoid | None = None
 
     def __post_init__(self) -> None:
         if not _is_name(self.name):
@@ -145,7 +150,7 @@ class Operation:
     @property
     def parameters(self) -> Dimensions:
         """A name for each operand: that of the function's parameter, if Python knows it."""
-        names = tuple(_positional(self.fun))[: len(self.operands)]
+        names = tuple(positional(self.fun))[: len(self.operands)]
         return names if len(names) == len(self.operands) else tuple(f"x{k}" for k in range(len(self.operands)))
 
     # what rules and the table of operations ask
@@ -158,7 +163,7 @@ class Operation:
     @property
     def place(self) -> str:
         """The file and line of ``fun``, as far as Python knows them."""
-        code = getattr(inspect.unwrap(self.fun), "__code__", None)
+        code = getattr(inspect.unwrap(self.fun if self.monoid is None else self.monoid.combine), "__code__", None)
         return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" if code is not None else f"operation {self.name}"
 
     def evaluate(self, *arrays: Any) -> Any:
@@ -186,7 +191,7 @@ class Operation:
 
     def derivable(self, *arrays: Any) -> Any:
         """The same in a form that JAX can differentiate."""
-        return self.evaluate(*arrays)
+        return self.evaluate(*arrays) if self.monoid is None else self.monoid.derivable(*arrays)
 
     def additions(self, shapes: Shapes) -> float:
         """The cost of one call of ``fun`` on operands of these shapes."""
@@ -294,7 +299,9 @@ def call_on(operation: Operation, named: Sequence[Axis], free: Sequence[int], dt
             "as in (= (& k (free b)) 0)."
         )
     params = {"operation": operation, "mapped": mapped}
-    return Call(operation_p, params, in_axes, (out_axes,), (dtype,), mask_of(whole) & ~axes_mask(tuple(named)))
+    bound = axes_mask(tuple(named))
+    folds = bound if operation.monoid is not None else 0
+    return Call(operation_p, params, in_axes, (out_axes,), (dtype,), mask_of(whole) & ~bound, folds)
 
 
 # --- reading arguments --------------------------------------------------------------------------------
@@ -309,7 +316,7 @@ def _array(x: Any, operands: Sequence[Any]) -> Any:
     return jnp.asarray(x)
 
 
-def _positional(fun: Callable[..., Any]) -> list[str]:
+def positional(fun: Callable[..., Any]) -> list[str]:
     """The parameters without defaults that a function takes by position; none where Python does not know, or it takes any number."""
     try:
         found = inspect.signature(fun).parameters.values()
@@ -322,10 +329,10 @@ def _positional(fun: Callable[..., Any]) -> list[str]:
 
 def _scalars(name: str, fun: Callable[..., Any]) -> int:
     """How many scalars a function takes."""
-    positional = _positional(fun)
-    if not positional:
+    found = positional(fun)
+    if not found:
         raise OptionError(f"operation {name!r}: how many operands its function takes is not to be seen: pass signature='(),()->()', say.")
-    return len(positional)
+    return len(found)
 
 
 def _is_name(name: Any) -> bool:

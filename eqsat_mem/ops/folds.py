@@ -1,0 +1,243 @@
+"""Folds that users add: a monoid of several values per element, one row in Python.
+
+A fold is an operation whose function sees one axis (:mod:`eqsat_mem.ops.user`). What makes it a fold is that it can be taken apart: into
+what is computed of each element, the combination of such states along the axis, which loops may do chunk by chunk, and what is computed of
+the state of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from eqsat_mem.errors import OptionError
+
+from .monoids import MONOIDS, REDUCTIONS
+from .user import Operation, positional
+
+State = tuple[Any, ...]
+STEP, COMBINED = 20.0, 4.0
+"""What XLA:CPU takes to combine one more element, in additions (measured), and how much longer than an elementwise operation."""
+
+
+@dataclass(frozen=True, eq=False)
+class Monoid:
+    """A fold of your own along one axis, called like ``jnp.sum``: ``finish`` of the ``lift`` of all elements, combined in any order.
+
+    Loops fold chunk by chunk. The functions are made of elementwise operations and see scalars; a state is one value, or a tuple of
+    values. Derivatives go through a tree of combinations, unless each value of a state is combined by itself by an operation such as
+    ``+`` or ``jnp.maximum``.
+
+    Attributes:
+        name: a Python name in small letters; rule files call ``mean_square`` by ``(MeanSquare k a)``, ``k`` an index set.
+        identity: the state that changes no other, as numbers; they take the dtypes of states.
+        combine: a state from two; associative and commutative.
+        lift: the state of one element of each operand; left out, the element.
+        finish: the result from a state; left out, the state, which is one value.
+        cost: what one element takes, in additions, where a choice is to be made between the fold and what rules say equals it; left out,
+            it is counted from the functions.
+        dtype: the position of the operand whose dtype the result has, or the name of a dtype.
+
+    Raises:
+        OptionError: if an attribute has a wrong value.
+
+    >>> import jax.numpy as jnp
+    >>> mean_square = Monoid(
+    ...     "mean_square", (0, 0), lambda a, b: (a[0] + b[0], a[1] + b[1]), lambda x: (x * x, jnp.ones_like(x)), lambda s: s[0] / s[1]
+    ... )
+    >>> float(mean_square(jnp.array([1.0, 7.0])))
+    25.0
+    """
+
+    name: str
+    identity: Any
+    combine: Callable[..., Any]
+    lift: Callable[..., Any] | None = None
+    finish: Callable[..., Any] | None = None
+    cost: float | None = None
+    dtype: int | str = 0
+
+    def __post_init__(self) -> None:
+        for given in ("combine", "lift", "finish"):
+            function = getattr(self, given)
+            if not callable(function) and (function is not None or given == "combine"):
+                raise OptionError(f"monoid {self.name!r}: {given} must be a function, not {function!r}.")
+        if not all(isinstance(n, bool | int | float | np.generic) for n in _tuple(self.identity)):
+            raise OptionError(f"monoid {self.name!r}: identity must be a number for each value of a state, not {self.identity!r}.")
+        if self.finish is None and len(_tuple(self.identity)) != 1:
+            raise OptionError(f"monoid {self.name!r} has states of {len(_tuple(self.identity))} values: pass finish, which makes them one.")
+        self.operation  # noqa: B018 -- checks the rest
+
+    def __repr__(self) -> str:
+        return f"<monoid {self.name} of {len(self.operation.operands)}>"
+
+    def __call__(self, *operands: Any, axis: int = -1) -> Any:
+        """The fold of arrays along an axis that all of them have; their other axes broadcast against each other."""
+        return self.operation(*(jnp.moveaxis(jnp.asarray(x), axis, -1) for x in operands))
+
+    @cached_property
+    def operation(self) -> Operation:
+        """The fold of whole axes, an operation like others."""
+        operands = len(positional(self.lift)) if self.lift is not None else 1
+        if not operands:
+            raise OptionError(f"monoid {self.name!r}: lift must name its parameters, one per operand.")
+        signature = ",".join(["(k)"] * operands) + "->()"
+        return Operation(self.name, self.whole, signature, self._additions, self.dtype, monoid=self)
+
+    @cached_property
+    def checked(self) -> Monoid:
+        """The monoid itself.
+
+        Raises:
+            OptionError: if it is none.
+        """
+        problem = self.problem()
+        if problem:
+            raise OptionError(f"{self.operation.place}: {self.name!r} is no monoid, and may not be folded in chunks: {problem}.")
+        return self
+
+    def whole(self, *arrays: Any) -> Any:
+        """The fold of arrays of one axis."""
+        return self.finished(self.total(self.lifted(arrays)))
+
+    def derivable(self, *arrays: Any) -> Any:
+        """The same by operations that JAX differentiates."""
+        states = self.lifted(arrays)
+        return self.finished(self.total(states) if all(self.reductions(states)) else self._tree(states))
+
+    # the parts of a fold
+
+    def lifted(self, arrays: Sequence[Any]) -> State:
+        """The state of each element."""
+        return jax.vmap(self.lift_scalars)(*arrays)
+
+    def total(self, states: State) -> State:
+        """The states of all elements combined."""
+        names = self.reductions(states)
+        if all(names):
+            return tuple(MONOIDS[str(name)].reduce(s, (0,)) for name, s in zip(names, states))
+        return tuple(lax.reduce(states, self.start(states), self.combine_scalars, (0,)))
+
+    def finished(self, state: State) -> Any:
+        """The result."""
+        if self.finish is None:
+            return state[0]
+        return self.finish(state if isinstance(self.identity, tuple | list) else state[0])
+
+    def lift_scalars(self, *elements: Any) -> State:
+        """``lift`` as a function whose result is a tuple."""
+        made = _tuple(elements[0] if self.lift is None else self.lift(*elements))
+        if len(made) != len(_tuple(self.identity)):
+            raise OptionError(f"monoid {self.name!r}: identity has {len(_tuple(self.identity))} values, and lift makes {len(made)}.")
+        return tuple(map(jnp.asarray, made))
+
+    def combine_scalars(self, left: State, right: State) -> State:
+        """``combine`` as a function of tuples."""
+        one = not isinstance(self.identity, tuple | list)
+        made = _tuple(self.combine(left[0], right[0]) if one else self.combine(tuple(left), tuple(right)))
+        before, after = [x.dtype for x in left], [jnp.asarray(x).dtype for x in made]
+        if before != after:
+            raise OptionError(f"monoid {self.name!r}: combine makes {_words(after)} of states of {_words(before)}.")
+        return tuple(map(jnp.asarray, made))
+
+    def start(self, states: State) -> State:
+        """The identity in the dtypes of states."""
+        return tuple(np.asarray(n, s.dtype) for n, s in zip(_tuple(self.identity), states))
+
+    def reductions(self, states: State) -> tuple[str | None, ...]:
+        """For each value of a state, the monoid of the table that combines it by itself; None if there is none."""
+        scalars = tuple(jax.ShapeDtypeStruct((), s.dtype) for s in states)
+        with jax.disable_jit():
+            jaxpr = jax.make_jaxpr(self.combine_scalars)(scalars, scalars).jaxpr
+        made_by = {eqn.outvars[0]: eqn for eqn in jaxpr.eqns}
+        left, right = jaxpr.invars[: len(scalars)], jaxpr.invars[len(scalars) :]
+        names: list[str | None] = []
+        for out, a, b, number in zip(jaxpr.outvars, left, right, self.start(states)):
+            eqn = made_by.get(out)
+            row = MONOIDS.get(eqn.primitive.name) if eqn is not None and {*map(id, eqn.invars)} == {id(a), id(b)} else None
+            same = row is not None and row.name in REDUCTIONS.values() and bool(row.identity(number.dtype) == number)
+            names.append(row.name if row is not None and same else None)
+        return tuple(names)
+
+    def _tree(self, states: State) -> State:
+        """Halves combined, and halves of halves."""
+        combine = jax.vmap(self.combine_scalars)
+        n = len(states[0])
+        if n == 0:
+            return self.start(states)
+        while n > 1:
+            half = n // 2
+            paired = combine(tuple(s[:half] for s in states), tuple(s[half : 2 * half] for s in states))
+            states = tuple(jnp.concatenate([p, s[2 * half :]]) for p, s in zip(paired, states))
+            n -= half
+        return tuple(s[0] for s in states)
+
+    def _additions(self, n: int) -> float:
+        if self.cost is not None:
+            return n * float(self.cost)
+        scalars = ((),) * len(self.operation.operands)
+        lift = Operation(self.name, lambda *x: reduce(jnp.add, self.lift_scalars(*x)), ",".join(["()"] * len(scalars)) + "->()")
+        combine = Operation(self.name, lambda *x: reduce(jnp.add, self.combine_scalars(*[self.lift_scalars(*x)] * 2)), lift.signature)
+        return n * (STEP + lift.additions(scalars) + COMBINED * combine.additions(scalars))
+
+    # what a monoid must be
+
+    def problem(self) -> str:
+        """What makes it no monoid, found by combining states of random elements in several orders, with and without the identity.
+
+        Empty if no order changes a result by more than rounding does.
+        """
+        rng = np.random.default_rng(0)
+        fold = jax.jit(partial(_folded, self))
+        with np.errstate(all="ignore"):
+            for kind in ("normal", "positive", "whole"):
+                samples = [_sample(rng, kind, (ELEMENTS, SAMPLES)) for _ in self.operation.operands]
+                left, right, mixed, padded = (np.asarray(x, np.float64) for x in fold(samples))
+                for other, what in ((padded, "its identity changes what it is combined with"), (right, "combine is not associative"),
+                                    (mixed, "combine is not commutative")):  # fmt: skip
+                    bad = _different(left, other)
+                    if bad.any():
+                        at = int(np.argmax(bad))
+                        elements = "; ".join(", ".join(f"{x:.4g}" for x in s[:, at]) for s in samples)
+                        return f"{what}: of the elements {elements} one order gives {left[at]:.6g}, another {other[at]:.6g}"
+        return ""
+
+
+ELEMENTS, SAMPLES = 5, 64
+
+
+def _folded(monoid: Monoid, samples: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """The fold from the left, from the right, of exchanged elements, and with the identity on both sides of each."""
+    combine, lift, finish = (jax.vmap(f) for f in (monoid.combine_scalars, monoid.lift_scalars, lambda *s: monoid.finished(s)))
+    states = [lift(*(s[k] for s in samples)) for k in range(ELEMENTS)]
+    identity = tuple(jnp.broadcast_to(n, s.shape) for n, s in zip(monoid.start(states[0]), states[0]))
+    padded = [combine(combine(identity, s), identity) for s in states]
+    right = reduce(lambda after, before: combine(before, after), states[::-1])
+    mixed = combine(combine(states[3], states[1]), combine(states[4], combine(states[2], states[0])))
+    return finish(*reduce(combine, states)), finish(*right), finish(*mixed), finish(*reduce(combine, padded))
+
+
+def _sample(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    x = rng.standard_normal(shape, dtype=np.float32)
+    return np.abs(x) + np.float32(0.1) if kind == "positive" else np.round(2 * x) if kind == "whole" else x
+
+
+def _different(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Where two results differ by more than rounding: the root of the precision, of results of about one."""
+    near = np.abs(left - right) <= 1e-3 * (1 + np.maximum(np.abs(left), np.abs(right)))
+    return ~(near | (left == right) | (np.isnan(left) & np.isnan(right)))
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def _words(dtypes: Sequence[Any]) -> str:
+    return ", ".join(map(str, dtypes))
