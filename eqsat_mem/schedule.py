@@ -251,7 +251,10 @@ class _Search:
         yield changed
 
     def hot_spots(self, s: Schedule) -> list[tuple[Path, Seq, Extents]]:
-        """The straight regions worth splitting: that with the peak where memory is short or dear, those that move most data slowly."""
+        """The straight regions worth splitting: that with the peak where memory is short or dear, and those that lose most time.
+
+        Time is lost to memory traffic, and by contractions of few rows, which chunks of another shape do not have.
+        """
         spots: list[tuple[float, Path, Seq, Extents]] = []
         peak_path = self.peak_path(s)
         too_large = not s.fits(self.limit) or self.timing.allocating(s.seq, s.chunks) > WORTHWHILE * s.seconds
@@ -264,12 +267,16 @@ class _Search:
                 extents = within(extents, loop, s.chunks)
             if self.largest(seq, extents) <= (self.threshold or 0):
                 continue
-            spare = runs * (self.timing.seconds(seq, extents, s.chunks) - self.timing.arithmetic(seq, extents))
+            arithmetic = self.timing.arithmetic(seq, extents)
+            spare = runs * (self.timing.seconds(seq, extents, s.chunks) - arithmetic)
+            narrow = runs * arithmetic - self.timing.arithmetic(seq, self.full)
             wanted = (path == peak_path and too_large) or (self.threshold is not None and extents == self.full)
             if wanted:
                 spots.append((float("inf"), path, seq, extents))
             elif spare > WORTHWHILE * s.seconds and self.timing.touched(seq, extents, s.chunks) > self.device.levels[0][0]:
                 spots.append((spare, path, seq, extents))
+            elif narrow > WORTHWHILE * s.seconds:
+                spots.append((narrow, path, seq, extents))
         spots.sort(key=lambda spot: (-spot[0], spot[1]))
         return [spot[1:] for spot in spots[:2]]
 
