@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from eqsat_mem import vocabulary
@@ -67,8 +68,9 @@ def is_constructor(head: Any, own: vocabulary.Own) -> bool:
     return head in vocabulary.ROLES or head in vocabulary.primitive_of() or head in own
 
 
-def directions(rule: Rule) -> list[tuple[list[Tree], list[Tree]]]:
-    """A rule's premises and actions, once per direction."""
+@cache
+def directions(rule: Rule) -> Sequence[tuple[list[Tree], list[Tree]]]:
+    """A rule's premises and actions, once per direction; asked for at every draw, and parsed once."""
     (form,) = read_forms(rule.text, rule.place)
     head, *rest = form.tree
     if head == "rule":
