@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr
 from eqsat_mem.calls import Body
 from eqsat_mem.expressions import Expressions
 from eqsat_mem.extract import Extraction
+from eqsat_mem.fusion import ends
 from eqsat_mem.ir import Axes, Block, Call, Dot, Fold, Input, Literal, Map, Program, children
 from eqsat_mem.loops import least_chunk, region, selection_of, source_of
 from eqsat_mem.memory import Memory
@@ -135,8 +136,9 @@ class _Writer(Expressions):
         terms = [s for s in seq.steps if isinstance(s, int)]
         users = Counter(source_of(self.program_ir, c) for s in terms for c in children(self.program_ir.terms[s]))
         kept = frozenset(s for s in fused.kept if isinstance(s, int))
-        region = Region(frozenset(terms), users, seq.outs, kept)
-        for step, members in zip(fused.kept, fused.members):
+        region = Region(frozenset(terms), users, seq.outs, kept, ends(self.ex, seq, fused))
+        place = {step: k for k, step in enumerate(seq.steps)}
+        for step, members in sorted(zip(fused.kept, fused.members), key=lambda kernel: place[kernel[0]]):
             if isinstance(step, int):
                 if len(members) > DEEP and not fused.unrolled.intersection(members):
                     for t in members:  # operands first: expressions that call for theirs would nest as deep as the kernel is long
@@ -178,9 +180,9 @@ class _Writer(Expressions):
         state = identifier("state", self.taken)
         self.line(scope, f"{state} = ({start})")
         if first:
-            self.line(scope, f"{state} = {body}(0, {state}, {first})")
+            self.line(scope, f"{state} = {body}({self.start(0, scope)}, {state}, {first})")
         if count == 1:
-            self.line(scope, f"{state} = {body}({first}, {state}, {chunk})")
+            self.line(scope, f"{state} = {body}({self.start(first, scope)}, {state}, {chunk})")
         elif count:
             begin = f"{first} + t * {chunk}" if first else f"t * {chunk}"
             self.line(scope, f"{state} = lax.fori_loop(0, {count}, lambda t, {carry}: {body}({begin}, {carry}, {chunk}), {state})")
@@ -232,7 +234,7 @@ class _Writer(Expressions):
         level = self.ex.rescales[t].level
         inside = {step for _, seq in regions(loop.body) for step in seq.steps if isinstance(step, int)}
         there = Scope(scope, indent=scope.indent, values=dict(folds))
-        region = Region(frozenset(inside - folds.keys()), Counter(inside), frozenset(), frozenset())
+        region = Region(frozenset(inside - folds.keys()), Counter(inside), frozenset(), frozenset(), frozenset())
         value = self.value(level, there, region)
         scope.lines += there.lines
         return self.aligned(value, self.layout(t)).text
@@ -243,6 +245,16 @@ class _Writer(Expressions):
         rest = self.program_ir.indices[loop.index].extent % chunk
         least = least_chunk(self.ex, loop)
         return rest if least == 1 or rest >= least else rest + chunk
+
+    def start(self, position: int, scope: Scope) -> str:
+        """Where a piece outside of its own loop begins.
+
+        XLA would compute ahead of the loop around it, and hold all along, what that loop does not change. So it is not told that this
+        number is always the same.
+        """
+        if scope.index is None:
+            return str(position)
+        return f"jnp.minimum(start_{self.indices[scope.index]}, 0)" + (f" + {position}" if position else "")
 
     def is_selection(self, t: int, loop: Loop) -> bool:
         return t in loop.folds and isinstance(self.program_ir.terms[t], Block)

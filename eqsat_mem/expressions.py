@@ -8,7 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 
 from eqsat_mem.calls import Calls
-from eqsat_mem.fusion import stalls
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, children
 from eqsat_mem.ops import MONOIDS, RESCALING, MonoidOp, map_row, map_text, operation_of, param_text, primitive_text
 from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, wrap
@@ -35,7 +34,7 @@ class Expressions(Calls):
         if fixed and t in region.kept:
             return self.pinned(self.value(t, scope, region), fixed)
         text, layout = self.compute(t, scope, region, fixed)
-        if t in self.ex.exact or self.stalls(t, scope, region):
+        if t in self.ex.exact or t in region.ends:
             text = self.rounded_once(text, term.dtype)
         on_the_way = t not in region.outs and t not in region.kept and not isinstance(term, Block)
         inline = on_the_way and region.users[t] == 1 and len(text) < INLINE
@@ -49,17 +48,8 @@ class Expressions(Calls):
         scope.values[key] = value
         return value
 
-    def stalls(self, t: int, scope: Scope, region: Region) -> bool:
-        """Must a fold be kept apart from what reads it, to be fast? Chunks of loops are not as long as that."""
-        program = self.program_ir
-        if t not in region.kept or not isinstance(program.terms[t], Fold):
-            return False
-        extents = [1 if self.looped(i, scope) else index.extent for i, index in enumerate(program.indices)]
-        readers = (term for u in region.terms if t in children(term := program.terms[u]))
-        return stalls(self.ex, t, extents, readers)
-
     def rounded_once(self, text: str, dtype: Any) -> str:
-        """An identity that XLA:CPU's kernel library does not know: the value is finished before others read it, all the same bits."""
+        """An identity that XLA:CPU's kernel library does not know: its fusion ends here, and all who read the value get the same bits."""
         bits_of = jnp.finfo(dtype)
         return f"lax.reduce_precision({text}, {bits_of.nexp}, {bits_of.nmant})"
 

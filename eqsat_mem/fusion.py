@@ -7,16 +7,23 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Fold, Map, Rename, Term, bits, children
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, bits, children
 from eqsat_mem.loops import has_effects, operands
 from eqsat_mem.ops import MONOIDS, block_op, map_row
-from eqsat_mem.tree import Loop, Seq
+from eqsat_mem.tree import Loop, Seq, made
 
+INVERTED = ("sqrt", "rsqrt", "exp", "pow")
+"""Operations by whose inverse XLA multiplies rather than divide by their result."""
+WIDE = ("float32", "float64")
+"""The dtypes that the kernel library folds, and computes with."""
+NARROW = ("bfloat16", "float16")
+"""Floating-point dtypes that are widened for contractions."""
 SMALL_FOLD = 64
 """A fold over at most so many elements is computed inside its consumer where folds are not left to a library."""
 
@@ -25,9 +32,19 @@ LONG = 2**15
 XLA:CPU runs the elementwise operations that read it with it: the kernel library then copies an operand apart."""
 
 
+@dataclass(frozen=True)
+class Copy:
+    """A value written out along the indices ``over`` for kernels ``first`` to ``last``."""
+
+    term: int
+    over: int
+    first: int
+    last: int
+
+
 @dataclass(frozen=True, eq=False)
 class Fused:
-    """A region with the values it keeps: ``kernels`` are its steps, each with the kept values and outer values it reads.
+    """A region with the values it keeps, in the order in which kernels run, each with the kept values and outer values it reads.
 
     ``unrolled`` folds are written out element by element, and with them the terms that are ``spread`` over these elements.
     ``streamed`` are kept values that XLA:CPU, where they are large, passes from kernel to kernel row by row: see :func:`_streamed`.
@@ -39,6 +56,7 @@ class Fused:
     unrolled: frozenset[int] = field(default=frozenset())
     spread: frozenset[int] = field(default=frozenset())
     streamed: frozenset[int] = field(default=frozenset())
+    copies: tuple[Copy, ...] = ()
 
     @cached_property
     def last_use(self) -> dict[int, int]:
@@ -46,8 +64,11 @@ class Fused:
         return {t: p for p, operands in enumerate(self.operands) for t in operands}
 
 
-def fuse(ex: Extraction, seq: Seq, library_folds: bool = True) -> Fused:
-    """Group the terms of one region into kernels. ``library_folds`` is how XLA:CPU folds: in a library that knows some operations."""
+def fuse(ex: Extraction, seq: Seq, library_folds: bool = True, as_run: bool = True) -> Fused:
+    """Group the terms of one region into kernels. ``library_folds`` is how XLA:CPU folds: in a library that knows some operations.
+
+    The kernels come in the order in which XLA:CPU runs them unless they are to stay in the region's own.
+    """
     program = ex.program
     terms = [s for s in seq.steps if isinstance(s, int)]
     inside = set(terms)
@@ -72,14 +93,19 @@ def fuse(ex: Extraction, seq: Seq, library_folds: bool = True) -> Fused:
             own = frozenset(c for t in group for c in operands(program, t) if c not in group)
             if _rereads(program.terms[s]):  # what makes its operands is computed in its kernels once more
                 own = own.union(*(r for k, r in zip(kept, read, strict=True) if k in own and isinstance(k, int)))
+            elif (
+                library_folds and as_run and isinstance(program.terms[s], Map)
+            ):  # XLA:CPU rather computes what is cheap again than reads it
+                again = [k for k, t in enumerate(kept) if t in own and members[k] and all(_cheap(program, u) for u in members[k])]
+                own = own.difference(kept[k] for k in again).union(*(read[k] for k in again))
             read.append(own)
             members.append(tuple(group))
         else:
             read.append(_reads(s))
             members.append(())
         kept.append(s)
-    fused = Fused(tuple(kept), tuple(read), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)), _spread(ex, members))
-    return replace(fused, streamed=_streamed(ex, fused, escapes)) if library_folds else fused
+    kernels = Fused(tuple(kept), tuple(read), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)), _spread(ex, members))
+    return _as_run(ex, replace(kernels, streamed=_streamed(ex, kernels, escapes))) if library_folds and as_run else kernels
 
 
 def _spread(ex: Extraction, kernels: Iterable[tuple[int, ...]]) -> frozenset[int]:
@@ -135,7 +161,7 @@ def _is_batched(ex: Extraction, term: Dot) -> bool:
 def stalls(ex: Extraction, t: int, extents: Sequence[int], readers: Iterable[Term]) -> bool:
     """Would a value of these extents be such a fold (see ``LONG``), if it were not kept apart from its readers?"""
     program, term = ex.program, ex.program.terms[t]
-    if not isinstance(term, Fold) or ex.unrolls.get(t) or str(term.dtype) not in ("float32", "float64"):
+    if not isinstance(term, Fold) or ex.unrolls.get(t) or str(term.dtype) not in WIDE:
         return False
     if max((extents[i] for i in bits(program.free[t])), default=0) <= LONG:
         return False
@@ -148,6 +174,115 @@ def stalls(ex: Extraction, t: int, extents: Sequence[int], readers: Iterable[Ter
         else:
             stack.extend(children(inner))
     return any(isinstance(u, Map) for u in readers)
+
+
+def _as_run(ex: Extraction, kernels: Fused) -> Fused:
+    """The kernels as XLA:CPU runs them: each as soon as what it reads is there, those that were ready first before others."""
+    steps, count = kernels.kept, len(kernels.kept)
+    maker = {t: k for k, step in enumerate(steps) for t in made(step)}
+    waits = [{maker[t] for t in operands if t in maker} for operands in kernels.operands]
+    effects = [k for k, step in enumerate(steps) if isinstance(step, int) and has_effects(ex.program.terms[step])]
+    for before, after in itertools.pairwise(effects):
+        waits[after].add(before)
+    copies = list(_copies(ex, kernels))
+    for copy, (c, _, folds) in enumerate(copies, count):
+        waits.append({maker[c]} if c in maker else set())
+        for fold in folds:
+            waits[fold].add(copy)
+    order = _breadth_first(waits, first=range(count, len(waits)))
+    place = {k: n for n, k in enumerate(k for k in order if k < count)}
+    following = [sum(k < count for k in order[: order.index(copy)]) for copy in range(count, len(waits))]
+    return Fused(
+        tuple(steps[k] for k in place),
+        tuple(kernels.operands[k] for k in place),
+        tuple(kernels.members[k] for k in place),
+        kernels.unrolled,
+        kernels.spread,
+        kernels.streamed,
+        tuple(Copy(c, over, first, max(place[k] for k in folds)) for (c, over, folds), first in zip(copies, following)),
+    )
+
+
+def _breadth_first(waits: Sequence[set[int]], first: range) -> list[int]:
+    """Nodes in the order in which they become ready; of those that wait for nothing, ``first`` come first."""
+    users: list[list[int]] = [[] for _ in waits]
+    for k, needed in enumerate(waits):
+        for before in needed:
+            users[before].append(k)
+    missing = [len(needed) for needed in waits]
+    order = [k for k in (*first, *range(first.start)) if not missing[k]]
+    for before in order:  # grows meanwhile
+        for k in users[before]:
+            missing[k] -= 1
+            if not missing[k]:
+                order.append(k)
+    return order
+
+
+def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int]]]:
+    """What XLA:CPU writes out beside the program's own values, with the indices of its shape and the kernels (positions) that need it so.
+
+    Narrow floating-point numbers are widened for contractions and sums. Numbers and small arrays that several operations read at the
+    same larger shape, one of them in a fold by the kernel library, are written out once for all, since the library could write them out
+    inside its fusion only if nothing else needed them.
+    """
+    program = ex.program
+    readers: dict[tuple[int, int], set[int]] = {}
+    for t in sorted({t for group in kernels.members for t in group}):
+        if isinstance(program.terms[t], Map):
+            for c in operands(program, t):
+                if program.free[c] != program.free[t]:
+                    readers.setdefault((c, program.free[t]), set()).add(t)
+    widening = [(k, t) for k, t in enumerate(kernels.kept) if isinstance(t, int) and _widens(program.terms[t])]
+    for c in sorted({c for _, t in widening for c in operands(program, t) if is_narrow(program, c)}.difference(kernels.kept)):
+        yield c, program.free[c], [k for k, t in widening if c in operands(program, t)]
+    for (c, over), users in readers.items():
+        reading = [k for k, t in enumerate(kernels.kept) if isinstance(t, int) and users.intersection(kernels.members[k])]
+        folds = [k for k in reading if _by_library(ex, kernels.kept[k])]
+        if folds and not users.issubset(kernels.members[folds[0]]):
+            yield c, over, folds
+
+
+def is_narrow(program: Program, t: int) -> bool:
+    """Is a value made of floating-point numbers that XLA:CPU contracts in float32?"""
+    return str(program.terms[t].dtype) in NARROW
+
+
+def _widens(term: Term) -> bool:
+    """Does an operation read narrow floating-point numbers from a copy in float32?"""
+    return isinstance(term, Dot) or (isinstance(term, Fold) and term.monoid == "add" and str(term.dtype) == "bfloat16")
+
+
+def _by_library(ex: Extraction, step: int | Loop | Seq) -> bool:
+    """Is a step a fold that XLA:CPU leaves to its kernel library?"""
+    if not isinstance(step, int) or ex.unrolls.get(step):
+        return False
+    term = ex.program.terms[step]
+    return isinstance(term, Fold) and MONOIDS[term.monoid].library and str(term.dtype) in WIDE
+
+
+def ends(ex: Extraction, seq: Seq, fused: Fused) -> frozenset[int]:
+    """The folds and contractions of a region after which XLA:CPU's kernel library would go on where the region does not.
+
+    It takes what reads the result into the fold's own fusion, broadcasts included, until it meets an operation that it does not know. What
+    it has made by then is held, be it a vector written out as a matrix; and it may copy an operand of the fold for itself. Rows that are
+    streamed are left to it, unless they come from a contraction, for which it would allocate room that nobody is told of.
+    """
+    read = {step: operands for step, operands in zip(fused.kept, fused.operands) if isinstance(step, int)}
+
+    def streams(t: int) -> bool:
+        made_of = (c for c in read[t] & fused.streamed for c in (c, *read[c]) if c in read)
+        rows = [isinstance(ex.program.terms[c], Dot) for c in made_of]
+        return bool(rows) and not any(rows)
+
+    program, found = ex.program, set()
+    for s in seq.steps:
+        if isinstance(s, int) and isinstance(program.terms[s], Map):
+            for c in operands(program, s):
+                wide = isinstance(program.terms[c], Dot) and str(program.terms[c].dtype) in WIDE
+                if _by_library(ex, c) or (wide and program.free[s] & ~program.free[c]):
+                    found.add(c)
+    return frozenset(t for t in found.intersection(read) if not streams(t))
 
 
 def _reads(step: Loop | Seq) -> frozenset[int]:
@@ -189,29 +324,44 @@ def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozens
         return False
     if not all(_takes_in(program.terms[u]) for u in users):
         return False
-    if isinstance(term, Map) and not map_row(term).cheap and ends & again:
+    if isinstance(term, Map) and not _cheap(program, t) and ends & again:
         return False
     alone = len(ends) == 1 and not (len(users) > 1 and isinstance(term, Fold))
     folds = [e for e in ends if isinstance(program.terms[e], Fold) and not ex.unrolls.get(e)]
     match term:
         case Map() if library_folds and folds:
-            return alone and _in_library(term, program.terms[folds[0]])
+            return alone and _in_library(program, term, program.terms[folds[0]])
         case Map():
-            return alone or map_row(term).cheap
+            return alone or _cheap(program, t)
         case Fold():
             return alone and (bool(ex.unrolls.get(t)) or (not library_folds and program.extent(term.over) <= SMALL_FOLD))
     return False
 
 
-def _in_library(term: Map, fold: Term) -> bool:
+def _cheap(program: Program, t: int) -> bool:
+    """Does XLA compute an operation again for each reader? Among others a division that it turns into a product with what is held."""
+    term = program.terms[t]
+    if not isinstance(term, Map) or term.op != "div":
+        return isinstance(term, Map) and map_row(term).cheap
+    below = program.terms[term.args[1]]
+    return program.free[term.args[1]] != program.free[t] or (isinstance(below, Map) and below.op in INVERTED)
+
+
+def _in_library(program: Program, term: Map, fold: Term) -> bool:
     """Can XLA:CPU's kernel library compute this operation inside this fold?"""
     assert isinstance(fold, Fold)
-    return _known(term) and MONOIDS[fold.monoid].library
+    if not MONOIDS[fold.monoid].library or _widens(fold):
+        return False
+    if term.op == "convert_element_type":
+        wider, narrow = term, program.terms[term.args[0]]
+        computed_wide = isinstance(narrow, Map) and not map_row(narrow).library
+        return str(wider.dtype) == "float32" and str(narrow.dtype) == "bfloat16" and not computed_wide
+    return _known(term) or (str(term.dtype) == "bfloat16" and map_row(term).library)
 
 
 def _known(term: Map) -> bool:
     """Is this operation in XLA:CPU's kernel library?"""
-    return str(term.dtype) in ("float32", "float64") and map_row(term).library
+    return str(term.dtype) in WIDE and map_row(term).library
 
 
 def _group(ex: Extraction, root: int, virtual: set[int]) -> list[int]:

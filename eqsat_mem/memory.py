@@ -14,11 +14,11 @@ from functools import cached_property
 from typing import Self
 
 from eqsat_mem.extract import Extraction
-from eqsat_mem.fusion import Fused, fuse
+from eqsat_mem.fusion import NARROW, Copy, Fused, fuse, is_narrow
 from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, Term, bits, children, itemsize
 from eqsat_mem.loops import is_leaf, source_of
 from eqsat_mem.ops import block_op
-from eqsat_mem.tree import Chunks, Loop, Path, Seq, loops, made
+from eqsat_mem.tree import Chunks, Loop, Path, Seq, loops, regions
 
 FOLDED_AT_ONCE = 32_768
 """Elements of an operand that the kernel library folds to one partial result (measured: growth of resident memory)."""
@@ -68,6 +68,8 @@ class Memory:
     library_folds: bool = True
     streams: bool = False
     """Whether values that the kernel library passes on row by row count as not held. It does so for large ones only: others must count."""
+    as_run: bool = True
+    """Whether kernels run in XLA:CPU's order rather than that of their region."""
     _fused: dict[Seq, Fused] = field(default_factory=dict)
     _inner: dict[Seq, tuple[Loop, ...]] = field(default_factory=dict)
     _peaks: dict[tuple[Seq, Extents, tuple[int, ...]], Peak] = field(default_factory=dict)
@@ -77,12 +79,32 @@ class Memory:
         program = self.ex.program
         self._full = Extents(i.extent for i in program.indices)
         self._layouts = [tuple(bits(free)) for free in program.free]
-        self._widths = [self._width(term) for term in program.terms]
+        self._has_narrow = any(is_leaf(term) and str(term.dtype) in NARROW for term in program.terms)
+        contracted = {c for term in program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
+        self._widths = [self._width(term, t in contracted) for t, term in enumerate(program.terms)]
 
-    def _width(self, term: Term) -> int:
-        """Bytes of an element. XLA:CPU computes with narrow floating-point numbers, and keeps what it computes, in float32."""
-        narrow = self.library_folds and str(term.dtype) in ("bfloat16", "float16") and not is_leaf(term)
+    def _width(self, term: Term, contracted: bool) -> int:
+        """Bytes of an element. XLA:CPU computes bfloat16 in float32, contracts all narrow numbers in it, and keeps what it computes so."""
+        wide = isinstance(term, Dot) or contracted or str(term.dtype) == "bfloat16"
+        narrow = self.library_folds and wide and str(term.dtype) in NARROW and not is_leaf(term)
         return 4 if narrow else itemsize(term.dtype)
+
+    def stored(self, t: int, extents: Extents) -> int:
+        """Bytes of a value that loops stack, or that is returned: in its own dtype."""
+        return self.size(t, extents) * itemsize(self.ex.program.terms[t].dtype) // self._widths[t]
+
+    def result(self, step: int, seq: Seq, extents: Extents) -> tuple[int, int]:
+        """Bytes that a kernel's result takes, and that it takes besides while it is computed.
+
+        What the whole program returns is in its own dtype; a contraction in float32 is narrowed afterwards.
+        """
+        if self.streams and step in self.fused(seq).streamed:
+            return 0, 0
+        term, size = self.ex.program.terms[step], self.size(step, extents)
+        if step not in seq.outs or seq in self._sliced_along or step in self.fused(seq).last_use:
+            return size, 0
+        stored = self.stored(step, extents)
+        return stored, size if isinstance(term, Dot) and stored < size else 0
 
     def size(self, t: int, extents: Extents) -> int:
         """Bytes of a value at the given extents of its indices."""
@@ -97,7 +119,7 @@ class Memory:
     def fused(self, seq: Seq) -> Fused:
         known = self._fused.get(seq)
         if known is None:
-            known = self._fused[seq] = fuse(self.ex, seq, self.library_folds)
+            known = self._fused[seq] = fuse(self.ex, seq, self.library_folds, self.as_run)
         return known
 
     def key(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[Seq, Extents, tuple[int, ...]]:
@@ -150,26 +172,27 @@ class Memory:
         lives: list[tuple[int, int, int, float]] = []  # value, bytes, the steps that make it and read it last
         total = 0
         for position, step in enumerate(fused.kept):
-            scratch = 0
+            scratch = self.written_out(seq, position, extents)
             if isinstance(step, int) and isinstance(term := program.terms[step], Block):
                 scratch = block_scratch(term.call, term.args, program, extents)
             dying = [t for t in fused.operands[position] if fused.last_use[t] == position and t in live and t not in seq.outs]
             inner = Peak(0, (), -1, ())
             new: dict[int, int] = {}
             if isinstance(step, int):
-                new[step] = 0 if self.streams and step in fused.streamed else self.size(step, extents)
-                scratch += self._slices(seq, self._copied_reads(step, fused.members[position]), extents, live)
+                new[step], more = self.result(step, seq, extents)
+                scratch += more + self._slices(seq, self._copied_reads(step, fused.members[position]), extents, live)
                 scratch += self._partial_folds(step, extents)
             elif isinstance(step, Loop):
-                new = {t: self.size(t, extents) for t in made(step)}
+                new = {t: self.size(t, extents) for t in step.folds} | {t: self.stored(t, extents) for t in step.stacks}
                 scratch += self._slices(seq, fused.operands[position], extents, live)
                 self._sliced_along[step.body] = step.index
                 inner = self.peak(step.body, within(extents, step, chunks), chunks)
+                scratch += self._beside(step, extents, chunks) + self._ahead(step, seq, extents)
             else:
                 if seq in self._sliced_along:
                     self._sliced_along[step] = self._sliced_along[seq]
                 inner = self.peak(step, extents, chunks)
-            reuse = self._taken_over(step, new, dying, live)
+            reuse = self._taken_over(step, new, dying, live, extents)
             now = total + sum(new.values()) - reuse + inner.nbytes + scratch
             self._note(seq, step, now - inner.nbytes, {**live, **new})
             if now > best.nbytes:
@@ -193,18 +216,51 @@ class Memory:
     def _note(self, seq: Seq, step: int | Loop | Seq, nbytes: int, held: dict[int, int]) -> None:
         """What is held while a step runs, less what its own steps hold if it has any: see :mod:`eqsat_mem.timeline`."""
 
-    def _taken_over(self, step: int | Loop | Seq, new: dict[int, int], dying: list[int], live: dict[int, int]) -> int:
+    def _beside(self, loop: Loop, extents: Extents, chunks: Chunks) -> int:
+        """What a remainder holds beside the only whole chunk: there is no loop then, and XLA:CPU runs both at once."""
+        whole, rest = divmod(extents[loop.index], chunks[loop])
+        if whole != 1 or not rest or not self.library_folds:
+            return 0
+        return self.peak(loop.body, extents.with_extent(loop.index, rest), chunks).nbytes
+
+    def written_out(self, seq: Seq, position: int, extents: Extents) -> int:
+        """Bytes of what is written out in float32, or at a larger shape, while a kernel runs."""
+        along = self._sliced_along.get(seq)
+        copies = (s for s in self.fused(seq).copies if s.first <= position <= s.last)
+        return sum(self._copy_bytes(s, extents) for s in copies if along is None or not self._is_unchanged(s, along))
+
+    def _ahead(self, loop: Loop, seq: Seq, extents: Extents) -> int:
+        """Bytes of widened arguments that no turn of a loop changes: XLA makes them ahead of it, or of the loop around it."""
+        along = self._sliced_along.get(seq)
+        inside = {
+            (s.term, s.over): s for _, inner in regions(loop.body) for s in self.fused(inner).copies if self._is_unchanged(s, loop.index)
+        }
+        return sum(self._copy_bytes(s, extents) for s in inside.values() if along is None or not self._is_unchanged(s, along))
+
+    def _is_unchanged(self, s: Copy, along: int) -> bool:
+        widened = s.over == self.ex.program.free[s.term] and is_leaf(self.ex.program.terms[s.term])
+        return widened and not s.over >> along & 1
+
+    def _copy_bytes(self, s: Copy, extents: Extents) -> int:
+        return max(self._widths[s.term], 4) * math.prod(extents[i] for i in bits(s.over))
+
+    def _taken_over(self, step: int | Loop | Seq, new: dict[int, int], dying: list[int], live: dict[int, int], extents: Extents) -> int:
         """Bytes that an elementwise result does not need because an operand of its size dies here."""
         if not isinstance(step, int) or not isinstance(self.ex.program.terms[step], Map):
             return 0
-        return new[step] if any(live[t] == new[step] for t in dying) else 0
+        return new[step] if any(live[t] == new[step] and not self.is_stripped(t, extents) for t in dying) else 0
+
+    def is_stripped(self, t: int, extents: Extents) -> bool:
+        """Is a value an array of fewer axes than others of its indices? XLA contracts without axes of extent one."""
+        return self.library_folds and isinstance(self.ex.program.terms[t], Dot) and any(extents[i] == 1 for i in self._layouts[t])
 
     def _copied_reads(self, step: int, members: tuple[int, ...]) -> Iterable[int]:
         """What a contraction, a block operation or a fold by the kernel library reads: not in place, if these are slices."""
         program, term = self.ex.program, self.ex.program.terms[step]
         if not isinstance(term, (Dot, Block)) and not self._by_library(step):
             return ()
-        return {c for t in members for c in children(program.terms[t]) if c not in members}
+        narrow = isinstance(term, Dot)  # what is widened for a contraction is no copy besides
+        return {c for t in members for c in children(program.terms[t]) if c not in members and not (narrow and is_narrow(program, c))}
 
     def _by_library(self, step: int) -> bool:
         """Is a term folded by XLA:CPU's kernel library?"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun, primitives
 
 from eqsat_mem import diagonal, picked
 from eqsat_mem.equations import Equation, Flat
@@ -30,6 +31,8 @@ def _of_same_operands(flat: Flat, producer: Mapping[int, Equation], name: str, p
         return _traced(flat, lambda x: lax.real(x).astype(params["new_dtype"]), ins)
     if name == "while" and params["cond_jaxpr"].out_avals[0].shape:
         return _traced(flat, partial(_while_any, params), ins)
+    if name == "random_bits" and _counts_elements(flat, params, ins):
+        return _traced(flat, partial(_bits, params["shape"], params["bit_width"]), ins)
     if name == "custom_linear_solve":
         return _traced(flat, partial(_solve, params), ins)
     return diagonal.plain_form(flat, producer, name, params, ins)
@@ -66,6 +69,29 @@ def _solve(params: dict[str, Any], *args: Any) -> Any:
     place = params["const_lengths"]._fields.index("solve")
     start = sum(lengths[:place])
     return jaxpr_as_fun(params["jaxprs"].solve)(*args[start : start + lengths[place]], *args[sum(lengths) :])
+
+
+LARGE_DRAW = 1 << 14
+"""Random numbers of at least so many elements are those of their positions; smaller ones are drawn whole."""
+
+
+def _counts_elements(flat: Flat, params: dict[str, Any], ins: Sequence[int]) -> bool:
+    """Does each element of a draw depend on the one key and on its position only?"""
+    dtype, count = flat.dtypes[ins[0]], math.prod(params["shape"])
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) or str(dtype) != "key<fry>" or flat.shapes[ins[0]]:
+        return False
+    by_position: bool = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    return by_position and params["bit_width"] < 64 and LARGE_DRAW <= count < 2**32
+
+
+def _bits(shape: tuple[int, ...], bit_width: int, key: Any) -> Any:
+    """Threefry's hash of the key and of each element's position in row-major order."""
+    first, second = jax.random.key_data(key)
+    place = jax.numpy.zeros(shape, np.uint32)
+    for axis in range(len(shape)):
+        place += lax.broadcasted_iota(np.uint32, shape, axis) * np.uint32(math.prod(shape[axis + 1 :]))
+    high, low = primitives.threefry2x32_p.bind(first, second, jax.numpy.zeros(shape, np.uint32), place)
+    return lax.convert_element_type(high ^ low, f"uint{bit_width}")
 
 
 LARGEST = 1 << 24

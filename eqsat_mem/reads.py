@@ -64,7 +64,7 @@ class Reader:
         elif scope.parent is None:
             value = self.argument(t, scope)
         else:
-            value = self.sliced(self.read(t, scope.parent), scope, scope)
+            value = self.sliced(t, self.read(t, scope.parent), scope, scope)
         scope.values[t] = value
         return value
 
@@ -88,7 +88,7 @@ class Reader:
         if isinstance(term, Rename):
             value = self.renamed(term, scope, fixed)
         elif scope.parent is not None and (isinstance(term, (Input, Const)) or self.known_outside(t, scope)):
-            value = self.sliced(self.outer(t, scope.parent, fixed), scope, scope)
+            value = self.sliced(t, self.outer(t, scope.parent, fixed), scope, scope)
         else:
             value = self.pinned(self.read(t, scope), fixed)
             if value.layout:
@@ -124,17 +124,20 @@ class Reader:
         value = Value(value.text, tuple(pairs.get(i, i) for i in value.layout), value.atom)
         for holder in reversed(chain[inside:]):
             if holder.index in new:
-                value = self.sliced(value, holder, home)
+                value = self.sliced(term.arg, value, holder, home)
         for holder in reversed(chain[:inside]):
-            value = self.sliced(value, holder, holder)
+            value = self.sliced(term.arg, value, holder, holder)
         return value
 
-    def sliced(self, value: Value, loop: Scope, into: Scope) -> Value:
-        """The chunk of a value that the loop of a scope is at, as a line of the scope ``into``."""
+    def sliced(self, t: int, value: Value, loop: Scope, into: Scope) -> Value:
+        """The chunk of a term's value that the loop of a scope is at, as a line of the scope ``into``."""
         if loop.index is None or loop.index not in value.layout:
             return value
         axis, index = value.layout.index(loop.index), self.indices[loop.index]
-        text = f"lax.dynamic_slice_in_dim({value.text}, start_{index}, size_{index}, {axis})"
+        where = f"{value.text}, start_{index}"
+        if str(self.program_ir.terms[t].dtype) == "bfloat16":  # XLA:CPU would widen the whole array ahead of the loop
+            where = f"*lax.optimization_barrier(({where}))"
+        text = f"lax.dynamic_slice_in_dim({where}, size_{index}, {axis})"
         return self.assign(text, value.layout, into, value.text)
 
     def argument(self, t: int, scope: Scope) -> Value:

@@ -49,14 +49,20 @@ def rematerialise(s: Schedule, limit: int, device: Device) -> Schedule:
     for _ in range(MOST_MOVES):
         if s.fits(limit):
             return s
-        memory = Memory(s.ex, device.library_folds)
+        memory = _written(s, device)
+        waiting = memory.total(s.seq, s.chunks)
         tried = (_apply(s, memory, move, moved, device) for move in _moves(s, memory, moved, device)[:TRIED])
-        following = next((new for new in tried if new[0].peak_bytes <= s.peak_bytes), None)
+        following = next((new for new in tried if _written(new[0], device).total(new[0].seq, new[0].chunks) <= waiting), None)
         if following is None:
             break
         s, moved = following
         best = min(best, s, key=lambda s: s.peak_bytes)
     return best
+
+
+def _written(s: Schedule, device: Device) -> Memory:
+    """What is held if kernels run as they are written, of which moves change one at a time; what comes of that is judged as it runs."""
+    return Memory(s.ex, device.library_folds, as_run=False)
 
 
 @dataclass(frozen=True)

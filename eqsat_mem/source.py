@@ -85,12 +85,13 @@ class Module:
 
 @dataclass(frozen=True)
 class Region:
-    """The terms that a sequence computes, how often each is used in it, and which of them leave it or are kept."""
+    """The terms that a sequence computes, how often each is used in it, which of them leave it or are kept, and where fusions end."""
 
     terms: frozenset[int]
     users: Counter[int]
     outs: frozenset[int]
     kept: frozenset[int]
+    ends: frozenset[int]
 
 
 def identifier(text: str, taken: set[str]) -> str:

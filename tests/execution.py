@@ -236,14 +236,16 @@ def _hold(made_by: Schedule, memory: Memory, seq: Seq, extents: Extents, heap: H
         t: sum(t in operands for operands in fused.operands) + (t in seq.outs) for t in {s for step in fused.kept for s in made(step)}
     }
     alive: dict[int, int] = {}
-    for step, operands in zip(fused.kept, fused.operands):
+    for position, (step, operands) in enumerate(zip(fused.kept, fused.operands)):
+        spread = memory.written_out(seq, position, extents)
+        heap.allocate(spread)
         for t in operands:
             if t in references:
                 references[t] -= 1
         dying = [t for t in operands if t in alive and not references[t]]
         if isinstance(step, Loop):
             for t in made(step):
-                alive[t] = memory.size(t, extents)
+                alive[t] = memory.size(t, extents) if t in step.folds else memory.stored(t, extents)
                 heap.allocate(alive[t])
             slices = _slices(memory, operands, alive, extents, along)
             heap.allocate(slices)
@@ -255,12 +257,20 @@ def _hold(made_by: Schedule, memory: Memory, seq: Seq, extents: Extents, heap: H
             _compute(memory, step, operands, dying, alive, extents, heap, along)
         for t in {*dying, *(t for t in made(step) if t in alive and not references[t])} & set(alive):
             heap.release(alive.pop(t))
+        heap.release(spread)
     return alive
 
 
 def _turns(made_by: Schedule, memory: Memory, loop: Loop, extents: Extents, heap: Heap) -> None:
     left = extents[loop.index]
     inside = within(extents, loop, made_by.chunks)
+    if left // inside[loop.index] == 1 and (rest := left % inside[loop.index]):  # both pieces at once
+        beside = Heap()
+        _hold(made_by, memory, loop.body, inside.with_extent(loop.index, rest), beside, loop.index)
+        heap.allocate(beside.high)
+        results = _hold(made_by, memory, loop.body, inside, heap, loop.index)
+        heap.release(beside.high + sum(results.values()))
+        return
     while left:
         chunk = min(inside[loop.index], left)
         results = _hold(made_by, memory, loop.body, inside.with_extent(loop.index, chunk), heap, loop.index)
@@ -286,7 +296,7 @@ def _compute(
 ) -> None:
     """One kernel: its result, slices of outer values that it needs as arrays of their own, and its scratch."""
     term, size = memory.ex.program.terms[step], memory.size(step, extents)
-    taken = next((t for t in dying if alive[t] == size), None) if isinstance(term, Map) else None
+    taken = next((t for t in dying if alive[t] == size and not memory.is_stripped(t, extents)), None) if isinstance(term, Map) else None
     if taken is not None:
         heap.release(alive.pop(taken))
     scratch = term.call.scratch_bytes if isinstance(term, Block) else 0

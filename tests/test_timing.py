@@ -113,19 +113,19 @@ def negative_distances(q, p):
     return -jnp.sum(jnp.abs(q[:, None] - p), -1)
 
 
-@pytest.mark.parametrize(("points", "apart"), [(40_000, True), (30_000, False)])
-def test_a_fold_of_differences_with_long_results_is_kept_apart_from_its_reader(points, apart):
+@pytest.mark.parametrize(("points", "long"), [(40_000, True), (30_000, False)])
+def test_a_fold_of_differences_with_long_results_takes_long_where_it_is_not_kept_apart_from_its_reader(points, long):
     ex = traced(negative_distances, (10, 256), (points, 256))
     emitted, as_written = straight(ex, DEVICE), straight(ex, DEVICE, emitted=False)
-    assert ("reduce_precision" in emit(emitted).source) is apart
-    assert (as_written.seconds > 5 * emitted.seconds) is apart
-    if not apart:
+    assert "reduce_precision" in emit(emitted).source
+    assert (as_written.seconds > 5 * emitted.seconds) is long
+    if not long:
         assert as_written.seconds == emitted.seconds
 
 
-def test_a_fold_of_an_array_that_is_there_is_not_kept_apart():
+def test_a_fold_of_an_array_that_is_there_takes_no_longer_as_written():
     ex = traced(lambda x: -jnp.sum(jnp.abs(x), -1), (40_000, 64))
-    assert "reduce_precision" not in emit(straight(ex, DEVICE)).source
+    assert straight(ex, DEVICE, emitted=False).seconds == straight(ex, DEVICE).seconds
 
 
 @pytest.mark.parametrize(("power", "products"), [(1, 1), (2, 1), (3, 2), (4, 2), (7, 4), (8, 3)])

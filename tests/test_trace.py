@@ -441,3 +441,21 @@ def random_program(seed: int) -> Callable[[Any], Any]:
 @pytest.mark.parametrize("seed", range(12))
 def test_random_reshapes(seed: int) -> None:
     check(random_program(seed), f32(24))
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+@pytest.mark.parametrize("shape", [(20_000,), (7, 50, 60), (1, 16_384, 1)])
+def test_random_bits_are_those_of_their_positions(shape: tuple[int, ...], width: int) -> None:
+    key, dtype = jax.random.key(17), f"uint{width}"
+    program = check(lambda key: jax.random.bits(key, shape, dtype), key)
+    drawn = {t.call.prim.name: ir.axes_mask(t.call.out_axes[0]) & ~t.call.pointwise for t in program.terms if isinstance(t, ir.Block)}
+    assert drawn["threefry2x32"] == 0
+    assert "random_bits" not in drawn
+
+
+def test_few_random_bits_and_those_of_other_generators_are_drawn_whole() -> None:
+    for program in (
+        trace.load(jax.make_jaxpr(lambda key: jax.random.bits(key, (100,)))(jax.random.key(0)), ["key"]),
+        trace.load(jax.make_jaxpr(lambda key: jax.random.bits(key, (20_000,)))(jax.random.key(0, impl="rbg")), ["key"]),
+    ):
+        assert "random_bits" in {t.call.prim.name for t in program.terms if isinstance(t, ir.Block)}

@@ -76,6 +76,23 @@ def test_a_contraction_that_is_the_result_is_not_scratch():
     assert hidden_scratch_bytes(text) == 0 == hidden_scratch_bytes(HLO.format(rows=9, more="").replace("__ynn_fusion", "kLoop"))
 
 
+@cpu_only
+@pytest.mark.parametrize(
+    ("function", "copies"),
+    [
+        (lambda x: -jnp.sum(jnp.abs(x), 1), 1),
+        (lambda x: jnp.log(jnp.sum(jnp.exp(x), 1)), 1),
+        (lambda x: -jnp.sum(x, 1), 0),
+        (lambda x: jnp.sum(jnp.abs(x), 1), 0),
+        (lambda x: jnp.sqrt(jnp.sum(x * x, 1)), 0),
+        (lambda x: jax.nn.softmax(x, 1), 0),
+    ],
+)
+def test_a_fold_of_computed_values_that_goes_on_copies_what_it_reads(function, copies):
+    _, compiled = compiled_peak(function, shapes((60_000, 700)))
+    assert hidden_scratch_bytes(compiled.as_text()) == copies * 60_000 * 700 * 4
+
+
 # --- values ----------------------------------------------------------------------------------------
 
 

@@ -73,5 +73,5 @@ RANDOMS = [
     BlockOp("random_clone", _alike, text=lambda p, a, s: f"jax.random.clone({a[0]})"),
     BlockOp("random_fold_in", _alike, weight=_bits_weight, text=_one_key("fold_in")),
     BlockOp("random_gamma", _key_each, weight=lambda i, o, p: 500.0 * math.prod(o[0])),
-    BlockOp("threefry2x32", _alike, weight=_bits_weight),
+    BlockOp("threefry2x32", _alike, weight=_bits_weight, scratch=lambda i, o, p: math.prod(o[0])),
 ]
