@@ -270,3 +270,9 @@ def test_the_command_checks_them(tmp_path, capsys):
 def test_an_operation_and_a_monoid_of_one_name():
     with pytest.raises(OptionError, match="operation 'total' is 'Total' in rules, as is 'total' of"):
         load_rules(operations=[TOTAL, Operation("total", lambda x: x)])
+
+
+@pytest.mark.parametrize("axis", [None, (0, 1)])
+def test_a_fold_of_several_axes_says_what_to_do(axis):
+    with pytest.raises(TypeError, match=r"total folds one axis, not axis=.*: to fold several, reshape them to one"):
+        Monoid("total", 0, lambda a, b: a + b)(jnp.ones((2, 3)), axis=axis)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,8 @@ class Monoid:
 
     def __call__(self, *operands: Any, axis: int = -1) -> Any:
         """The fold of arrays along an axis that all of them have; their other axes broadcast against each other."""
+        if not isinstance(axis, SupportsIndex):
+            raise TypeError(f"{self.name} folds one axis, not axis={axis!r}: to fold several, reshape them to one.")
         return self.operation(*(jnp.moveaxis(jnp.asarray(x), axis, -1) for x in operands))
 
     @cached_property
