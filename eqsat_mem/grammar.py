@@ -215,7 +215,8 @@ class _Checker:
         head, *args = tree
         if head not in self.heads:
             similar = difflib.get_close_matches(head, sorted(self.heads), 3)
-            raise self._error(f"{head!r} is not known" + (f"; similar names are {', '.join(map(repr, similar))}" if similar else ""))
+            near = f"; similar names are {', '.join(map(repr, similar))}" if similar else ""
+            raise self._error(f"{head!r} is not known{near}; for an operation of your own, pass operations= (--operations FILE.py)")
         if made and head in OPAQUE:
             raise self._error(f"{head!r} stands for what rules do not look into; they cannot make one")
         if made and (head in vocabulary.NAMES or head in self.declared):
