@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 UNITS = {
     "B": 1,
     "kB": 10**3,
@@ -30,6 +28,5 @@ def format_bytes(size: int, round_up: bool = False) -> str:
     for name in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if abs(size) >= UNITS[name]:
             unit = name
-    scaled = 100 * size / UNITS[unit]
-    hundredths = math.ceil(scaled) if round_up else round(scaled)
+    hundredths = -(-100 * size // UNITS[unit]) if round_up else round(100 * size / UNITS[unit])
     return f"{hundredths / 100:.2f}".rstrip("0").rstrip(".") + f" {unit}"

@@ -44,7 +44,7 @@ GAINS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], int]] = {  # b
     "centre": (lambda x, y: jnp.exp(-distances(x, y)), [(N, 64), (N, 64)], SPEED),
     "diagonal": (lambda x, v: (jnp.exp(-distances(x, x)) + 0.1 * jnp.eye(N)) @ v, [(N, 3), (N, 2)], SPEED),
     "distance": (lambda x, y: jnp.exp(-distances(x, y)), [(N, 64), (N, 64)], SPEED),
-    "scaling": (lambda x, y, v: jnp.exp(-0.5 * distances(x, y)) @ v, [(N, 16), (N, 16), (N, 2)], SPEED),
+    "scaling": (lambda x, y, v: jnp.exp(-0.5 * distances(x, y)) @ v, [(N, 64), (N, 64), (N, 2)], SPEED),
     "simplify": (lambda x, y: jnp.exp(-(jnp.linalg.norm(x[:, None] - y[None], axis=-1) ** 2)), [(N, 64), (N, 64)], SPEED),
     "streaming": (lambda x, w: jax.nn.logsumexp(x @ w.T, axis=1), [(500, 256), (40 * N, 256)], 70 * 2**20),
     "splitting": (lambda x, y, v: jnp.exp(-distances(x, y)) @ v, [(N, 3), (N, 3), (N, 2)], 2**20),
