@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, bits, children
@@ -130,11 +131,13 @@ def _streamed(ex: Extraction, fused: Fused, escapes: set[int]) -> frozenset[int]
     for kernel, read in zip(fused.kept, fused.operands, strict=True):
         for t in read:
             readers.setdefault(t, []).append(kernel if isinstance(kernel, int) else -1)
+    terms = ex.program.terms
     members = {kernel: own for kernel, own in zip(fused.kept, fused.members, strict=True) if isinstance(kernel, int)}
+    known = {u for u, own in members.items() if all(_known(term) for m in own if isinstance(term := terms[m], Map))}
     found: set[int] = set()
     for t in reversed(members):
         users = readers.get(t, [])
-        if not users or t in escapes or t in ex.exact or not all(u in members and _runs_rows(ex, u, members[u], t) for u in users):
+        if not users or t in escapes or t in ex.exact or not all(u in known and _runs_rows(ex, u, t) for u in users):
             continue
         folded_in = any(isinstance(ex.program.terms[u], Fold) for u in users)
         inside = all(u not in escapes and set(readers.get(u, ())) <= set(users) for u in users[:-1])
@@ -146,12 +149,12 @@ def _streamed(ex: Extraction, fused: Fused, escapes: set[int]) -> frozenset[int]
     return frozenset(found)
 
 
-def _runs_rows(ex: Extraction, kernel: int, members: tuple[int, ...], t: int) -> bool:
-    """Does the library run this kernel, and along the rows of value ``t`` if it is a fold?"""
+def _runs_rows(ex: Extraction, kernel: int, t: int) -> bool:
+    """Does the library, if it knows all operations of this kernel, run it, and along the rows of value ``t`` if it is a fold?"""
     program, root = ex.program, ex.program.terms[kernel]
     row = program.free[t].bit_length() - 1
     along = isinstance(root, Fold) and row >= 0 and root.over >> row & 1 and not ex.unrolls.get(kernel)
-    return bool(isinstance(root, Map) or along) and all(_known(term) for m in members if isinstance(term := program.terms[m], Map))
+    return bool(isinstance(root, Map) or along)
 
 
 def _is_batched(ex: Extraction, term: Dot) -> bool:
@@ -191,7 +194,7 @@ def _as_run(ex: Extraction, kernels: Fused) -> Fused:
             waits[fold].add(copy)
     order = _breadth_first(waits, first=range(count, len(waits)))
     place = {k: n for n, k in enumerate(k for k in order if k < count)}
-    following = [sum(k < count for k in order[: order.index(copy)]) for copy in range(count, len(waits))]
+    run_before = dict(zip(order, itertools.accumulate((k < count for k in order), initial=0)))
     return Fused(
         tuple(steps[k] for k in place),
         tuple(kernels.operands[k] for k in place),
@@ -199,7 +202,7 @@ def _as_run(ex: Extraction, kernels: Fused) -> Fused:
         kernels.unrolled,
         kernels.spread,
         kernels.streamed,
-        tuple(Copy(c, over, first, max(place[k] for k in folds)) for (c, over, folds), first in zip(copies, following)),
+        tuple(Copy(c, over, run_before[k], max(place[k] for k in folds)) for k, (c, over, folds) in enumerate(copies, count)),
     )
 
 
@@ -236,8 +239,12 @@ def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int
     widening = [(k, t) for k, t in enumerate(kernels.kept) if isinstance(t, int) and _widens(program.terms[t])]
     for c in sorted({c for _, t in widening for c in operands(program, t) if is_narrow(program, c)}.difference(kernels.kept)):
         yield c, program.free[c], [k for k, t in widening if c in operands(program, t)]
+    computed_in: dict[int, list[int]] = {}
+    for k, group in enumerate(kernels.members):
+        for t in group:
+            computed_in.setdefault(t, []).append(k)
     for (c, over), users in readers.items():
-        reading = [k for k, t in enumerate(kernels.kept) if isinstance(t, int) and users.intersection(kernels.members[k])]
+        reading = sorted({k for u in users for k in computed_in[u]})
         folds = [k for k in reading if _by_library(ex, kernels.kept[k])]
         if folds and not users.issubset(kernels.members[folds[0]]):
             yield c, over, folds
@@ -245,7 +252,7 @@ def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int
 
 def is_narrow(program: Program, t: int) -> bool:
     """Is a value made of floating-point numbers that XLA:CPU contracts in float32?"""
-    return str(program.terms[t].dtype) in NARROW
+    return _is_narrow(program.terms[t].dtype)
 
 
 def _widens(term: Term) -> bool:
@@ -361,7 +368,17 @@ def _in_library(program: Program, term: Map, fold: Term) -> bool:
 
 def _known(term: Map) -> bool:
     """Is this operation in XLA:CPU's kernel library?"""
-    return str(term.dtype) in WIDE and map_row(term).library
+    return _is_wide(term.dtype) and map_row(term).library
+
+
+@cache
+def _is_wide(dtype: Any) -> bool:
+    return str(dtype) in WIDE
+
+
+@cache
+def _is_narrow(dtype: Any) -> bool:
+    return str(dtype) in NARROW
 
 
 def _group(ex: Extraction, root: int, virtual: set[int]) -> list[int]:
