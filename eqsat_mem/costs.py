@@ -137,7 +137,7 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Devic
         case Block():
             ins = [_shape(extents, axes) for axes in term.call.in_axes]
             outs = [_shape(extents, axes) for axes in term.call.out_axes]
-            return block_weight(term.call, ins, outs) * width / device.elements
+            return block_weight(term.call, ins, outs) * width * (SPREAD if unrolled else 1.0) / device.elements
     return 0.0
 
 

@@ -199,9 +199,8 @@ class EGraph:
             commands.append(self._set("free", [read], self._lit(term.free)))
             commands.append(self._set("dtype", [read], self._lit(term.dtype)))
             commands.append(self._set("pointwise", [read], self._lit(term.pointwise)))
-            for fact, mask in (("summed", term.summed), ("selected", term.selected), ("combined", term.combined)):
-                if mask:
-                    commands.append(self._set(fact, [read], self._lit(mask)))
+            masks = ((fact, getattr(term, fact)) for fact in ("summed", "selected", "combined", "searched"))
+            commands += [self._set(fact, [read], self._lit(mask)) for fact, mask in masks if mask]
         self._graph.run_program(*commands)
 
     def _expression(self, node: Node) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from eqsat_mem import ir, vocabulary
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, mask_of
-from eqsat_mem.ops import Operation, call_on, named_axes, operation_of, picks
+from eqsat_mem.ops import Operation, call_on, named_axes, operation_of, picks, searched
 
 MAX_BITS = 62
 SPARE_BITS = 4
@@ -47,6 +47,7 @@ class Encoded:
     summed: int = 0
     selected: int = 0
     combined: int = 0
+    searched: int = 0
 
 
 class Encoder:
@@ -75,7 +76,8 @@ class Encoder:
             summed = term.over if isinstance(term, ir.Dot) and node.constructor == "Block" else 0
             folds = self.bits_of(ir.folded(term)) if isinstance(term, ir.Block) else 0
             selected, combined = (folds, 0) if isinstance(term, ir.Block) and picks(term.call) else (0, folds)
-            self._encoded[t] = Encoded(node, free, str(term.dtype), slices, self.bits_of(summed), selected, combined)
+            search = self.bits_of(searched(term.call)) if isinstance(term, ir.Block) else 0
+            self._encoded[t] = Encoded(node, free, str(term.dtype), slices, self.bits_of(summed), selected, combined, search)
         return self._encoded
 
     def bits_of(self, mask: int) -> int:

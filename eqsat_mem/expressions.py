@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from eqsat_mem.calls import Calls
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, children
-from eqsat_mem.ops import MONOIDS, RESCALING, MonoidOp, map_row, map_text, operation_of, param_text, primitive_text
+from eqsat_mem.ops import MONOIDS, RESCALING, MonoidOp, block_op, map_row, map_text, operation_of, param_text, primitive_text
 from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, wrap
 
 INLINE = 60
@@ -168,6 +168,8 @@ class Expressions(Calls):
 
     def block(self, t: int, term: Block, scope: Scope, region: Region) -> tuple[str, Layout]:
         """One output of a call; the call itself is made once per scope."""
+        if along := self.ex.unrolls.get(t):
+            return self.searched(term, along.bit_length() - 1, scope, region), self.layout(t)
         call = term.call
         made = (id(call), term.args)
         known = scope.calls.get(made)
@@ -185,6 +187,17 @@ class Expressions(Calls):
             scope.calls[made] = known
         value = self.result(term, known[term.out], scope)
         return value.text, value.layout
+
+    def searched(self, term: Block, along: int, scope: Scope, region: Region) -> str:
+        """A search written out, one operand per position."""
+        call, (arg,) = term.call, term.args
+        points = range(self.program_ir.indices[along].extent)
+        elements = [self.in_axes(self.value(arg, scope, region, ((along, p),)), call.out_axes[0], scope).text for p in points]
+        row = block_op(call.prim.name)
+        assert row.written_out is not None
+        text = row.written_out(call.params, elements)
+        self.carry_helpers(row.helpers, text)
+        return text
 
     def result(self, term: Block, name: str, scope: Scope) -> Value:
         """One result of a call, an array with the call's axes, with an axis per index."""

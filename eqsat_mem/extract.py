@@ -20,6 +20,7 @@ from eqsat_mem.errors import RuleError
 from eqsat_mem.exact import compared
 from eqsat_mem.ir import Program
 from eqsat_mem.levels import Rescaled, rescaled_sums
+from eqsat_mem.ops import searched
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.unfold import Allowed, taken_apart
@@ -45,7 +46,7 @@ class Extraction:
     Attributes:
         splits: indices along which a term may be computed slice by slice.
         accumulates: indices over which a fold or a contraction may be accumulated chunk by chunk.
-        unrolls: indices over which a fold or a contraction may be written out element by element.
+        unrolls: indices over which a fold or a contraction, or along which a search, may be written out element by element.
         rescales: sums that hold the factor exp(-r) of a level r, so that chunks of them may be computed with levels of their own.
     """
 
@@ -121,10 +122,18 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
     def over(t: int) -> int:
         return ir.folded(program.terms[t])
 
-    allowed = Allowed(table("splits", lambda t: pointwise(program, t)), table("accumulates", over), table("unrolls", over))
+    def elements(t: int) -> int:
+        return _elements(program.terms[t])
+
+    allowed = Allowed(table("splits", lambda t: pointwise(program, t)), table("accumulates", over), table("unrolls", elements))
     parts, allowed, ids = taken_apart(program, allowed)
     rescales = {ids[t]: rescaled.renumbered(ids) for t, rescaled in rescaled_sums(view, program, class_of).items()}
     return Extraction(parts, allowed.splits, allowed.accumulates, allowed.unrolls, rescales)
+
+
+def _elements(term: ir.Term) -> int:
+    """The indices along which a term may be written out element by element, should rules say so."""
+    return searched(term.call) if isinstance(term, ir.Block) else ir.folded(term)
 
 
 # --- costs ------------------------------------------------------------------------------------------
@@ -153,7 +162,8 @@ def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
         if scratch.free[t] != scratch.free[known[c]]:
             continue
         term = scratch.terms[t]
-        unrolled = isinstance(term, ir.Fold) and not term.over & ~view.facts["unrolls"].get(c, 0)
+        elements = _elements(term) if isinstance(term, ir.Fold | ir.Block) else 0
+        unrolled = elements != 0 and not elements & ~view.facts["unrolls"].get(c, 0)
         written = (c, node) in original
         held = isinstance(term, ir.Dot | ir.Block | ir.Rename)  # other values may be computed on the way; a rename reads one that is not
         costs[c][k] = seconds(scratch, t, unrolled) * (1.0 if written else TOLL) + (memory_price * scratch.nbytes(t) if held else 0.0)

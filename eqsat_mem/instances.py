@@ -306,6 +306,8 @@ class Draw:
             leaf = self._combination(leaf, free, dtype)
         if "selected" in self.shape.functions and dtype in FLOATS and free:
             leaf = self._selection(leaf, free, dtype)
+        if "searched" in self.shape.functions and dtype == "int32" and free:
+            leaf = self._search(free)
         self.terms[leaf] = leaf
         self.leaves.append(leaf)
         return leaf
@@ -320,6 +322,13 @@ class Draw:
         """A fold by a monoid of the user's along an index."""
         call = call_on(_TOTAL.operation, [(next(bits(free)),)], [free], np.dtype(dtype))
         return self.builder.program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
+
+    def _search(self, free: int) -> int:
+        """Where the largest element along an index stands."""
+        axes, place = tuple((i,) for i in bits(free)), np.dtype("int32")
+        params = {"axes": (0,), "index_dtype": place}
+        call = ir.Call(primitives.argmax_p, params, (axes,), (axes[1:],), (place,), free & (free - 1))
+        return self.builder.program.add(ir.Block(place, call, (self.builder.leaf(free, "float32"),), 0))
 
     def _selection(self, leaf: int, free: int, dtype: str) -> int:
         """The largest element along an index, as an operation that picks elements."""

@@ -173,7 +173,7 @@ class Memory:
         total = 0
         for position, step in enumerate(fused.kept):
             scratch = self.written_out(seq, position, extents)
-            if isinstance(step, int) and isinstance(term := program.terms[step], Block):
+            if isinstance(step, int) and isinstance(term := program.terms[step], Block) and not self.ex.unrolls.get(step):
                 scratch = block_scratch(term.call, term.args, program, extents)
             dying = [t for t in fused.operands[position] if fused.last_use[t] == position and t in live and t not in seq.outs]
             inner = Peak(0, (), -1, ())

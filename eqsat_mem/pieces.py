@@ -10,6 +10,7 @@ from eqsat_mem import ir
 from eqsat_mem.claims import first_difference
 from eqsat_mem.interpret import evaluate
 from eqsat_mem.ir import Program, bits, children
+from eqsat_mem.ops import searched
 from eqsat_mem.sequential import Sequential
 
 Found = tuple[str, int] | None
@@ -23,6 +24,8 @@ def wrong_piece(program: Program, t: int, stated: Mapping[str, int], values: Map
     over = term.over if isinstance(term, ir.Fold | ir.Dot) else ir.folded(term) if isinstance(term, ir.Block) else 0
     for name, mask in stated.items():
         known = program.free[t] if name == "splits" else over
+        if name == "unrolls" and isinstance(term, ir.Block):
+            known = searched(term.call)
         if mask & ~known:
             names = [ir.names(program, m) or "no index" for m in (mask, known)]
             return f"it states ({name}) of {names[0]}, where the term {'depends on' if name == 'splits' else 'folds'} {names[1]}", 0

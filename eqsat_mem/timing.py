@@ -8,11 +8,11 @@ from typing import Any
 
 from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.fusion import stalls
-from eqsat_mem.ir import Block, Dot
+from eqsat_mem.ir import Block, Dot, Map
 from eqsat_mem.memory import Extents, Memory, argument_bytes, output_sizes, within
 from eqsat_mem.tree import Chunks, Loop, Seq, made
 
-STRIDED = 5.0
+STRIDED = 1.5
 """How much longer unrolled folds take outside of loops, where XLA fuses the taking apart of their arguments into them."""
 
 STALL = 9
@@ -40,6 +40,7 @@ class Timing:
     _touched: dict[Any, int] = field(default_factory=dict)
     _terms: dict[Any, float] = field(default_factory=dict)
     _inside: dict[Seq, frozenset[int]] = field(default_factory=dict)
+    _stacked: dict[Seq, tuple[int, ...]] = field(default_factory=dict)
 
     def total(self, seq: Seq, chunks: Chunks) -> float:
         """Seconds of the whole program."""
@@ -112,12 +113,19 @@ class Timing:
                     work += STALL * sum(self._arithmetic(t, extents, False) for t in late)
                 if extents == self.memory.full_extents() and fused.unrolled.intersection(members):
                     work *= STRIDED
+                if self._runs_alone(step, seq):
+                    work *= self.device.matrix_cores
                 made = 0 if step in fused.streamed else self.memory.size(step, extents)
                 moved = made / bandwidth + sum(self._reading(t, seq, extents, touched) for t in operands - fused.streamed)
                 seconds += max(work, moved) + self.device.kernel_s
                 if isinstance(term, Dot) and extents != self.memory.full_extents() and self.device.library_folds:
                     seconds += self.device.fresh_s(SCRATCH * self.memory.size(step, extents))
         return seconds
+
+    def _runs_alone(self, step: int, seq: Seq) -> bool:
+        """Is an elementwise result computed where its loop stacks it? XLA:CPU has one core do that."""
+        elementwise = isinstance(self.memory.ex.program.terms[step], Map) or bool(self.memory.ex.unrolls.get(step))
+        return self.device.library_folds and elementwise and step in self._stacked.get(seq, ())
 
     def _reading(self, t: int, seq: Seq, extents: Extents, touched: int) -> float:
         """Seconds to read a value: a slice of something outside comes from where the whole of it fits."""
@@ -146,6 +154,7 @@ class Timing:
     def _loop(self, loop: Loop, extents: Extents, chunks: Chunks) -> float:
         count, rest = divmod(extents[loop.index], min(chunks[loop], extents[loop.index]))
         inside = within(extents, loop, chunks)
+        self._stacked[loop.body] = loop.stacks
         seconds = count * (self.seconds(loop.body, inside, chunks) + self.device.iteration_s + self._results(loop, inside, extents))
         if rest:
             last = inside.with_extent(loop.index, rest)

@@ -80,6 +80,7 @@ LANGUAGE = """
 (function summed (T) i64 :merge (| old new))
 (function selected (T) i64 :merge (| old new))
 (function combined (T) i64 :merge (| old new))
+(function searched (T) i64 :merge (| old new))
 (function splits (T) i64 :merge (| old new))
 (function accumulates (T) i64 :merge (| old new))
 (function unrolls (T) i64 :merge (| old new))
@@ -114,6 +115,7 @@ LANGUAGE = """
       ((set (free e) fa) (set (dtype e) t) (set (pointwise e) fa)) :ruleset analysis :name "facts-Convert")
 
 (rule ((= m (free e))) ((want m)) :ruleset analysis :name "want-free")
+(rule ((= k (searched e)) (= fe (free e))) ((want k) (want (| k fe))) :ruleset analysis :name "want-searched")
 (rule ((want m) (!= m 0) (= low (& m (- 0 m)))) ((want (^ m low)) (apart m low (^ m low))) :ruleset analysis :name "want-smaller")
 (rule ((apart m low rest) (= n (extent low)) (= others (size rest))) ((set (size m) (* n others))) :ruleset analysis :name "size")
 (rule ((want m) (= n (size m)) (> n (threshold))) ((large m)) :ruleset analysis :name "large")

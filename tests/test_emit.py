@@ -194,3 +194,15 @@ def test_the_largest_along_any_axis_and_in_whole_numbers():
     x = RNG.integers(0, 9, (4, 40, 3)).astype(np.int32)
     check(lambda x: lax.top_k(x, 4, axis=1), x, extent=40, chunk=7)
     check(lambda x: lax.top_k(x.reshape(4, 120), 4), x, extent=4, chunk=2)
+
+
+def test_searches_of_few_elements_are_written_out_with_the_sums_that_they_search():
+    def nearest(x, c, w):
+        return jnp.argmin(jnp.sum(jnp.abs(x[:, None] - c) * w, -1), 1), jnp.argmax(x[:, None] * c, 0)
+
+    args = [jnp.asarray(a, np.float32) for a in (RNG.integers(-5, 6, (3000, 5)), RNG.integers(-5, 6, (6, 5)), np.arange(5))]
+    ex = traced(nearest, *(a.shape for a in args))
+    code = emit(Schedule(ex, region(ex), {}, 0, 0.0), "program")
+    assert code.source.count("= first_place(") == 1
+    for found, wanted in zip(alone(code.source)(*args), nearest(*args), strict=True):
+        assert np.array_equal(found, wanted)

@@ -417,3 +417,18 @@ def test_a_triangular_solve_in_a_loop_is_the_same_solve(left_side: bool, transpo
     source = write(params, ["a", "b"], [(5, 5), (5, 5)])
     got = eval(source, {"jnp": jnp, "lax": lax, "a": a, "b": b})
     np.testing.assert_allclose(got, lax.linalg.triangular_solve(a, b, **params), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, row in ops.BLOCKS.items() if row.written_out is not None])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool"])
+def test_a_search_written_out_finds_the_same_places(name: str, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(-2, 3, (200, 7)), dtype)
+    if dtype in ("float32", "bfloat16"):
+        x = jnp.where(jnp.asarray(rng.random(x.shape) < 0.2), jnp.asarray(rng.choice([np.nan, np.inf, -np.inf], x.shape), dtype), x)
+    row, params = ops.block_op(name), {"axes": (1,), "index_dtype": np.dtype("int16")}
+    text = row.written_out(params, [f"x[:, {k}]" for k in range(7)])
+    names = {"x": x, "jnp": jnp, "lax": lax} | {helper.__name__: helper for helper in row.helpers}
+    found = eval(text, names)
+    assert found.dtype == np.int16
+    assert np.array_equal(found, getattr(lax, name)(x, 1, np.int16))

@@ -145,3 +145,20 @@ def test_what_is_written_out_for_each_element_of_a_fold_costs_less():
     assert not none
     three_terms = 3 * 3 * SPREAD * 2000**2 / DEVICE.elements
     assert timing(few).arithmetic(region(few), Memory(few).full_extents()) == pytest.approx(three_terms + 21 * 2000**2 / DEVICE.elements)
+
+
+def test_an_elementwise_result_that_a_loop_stacks_is_computed_by_one_core():
+    ex = traced(lambda x, y: jnp.tanh(jnp.exp(x[:, None] + y)), (2000,), (2000,))
+    seq = split(ex, region(ex), 0)
+    assert seq is not None
+    chunks = dict.fromkeys(loops(seq), 100)
+    two, one = timing(ex), timing(ex, replace(DEVICE, matrix_cores=1))
+    assert two.seconds(seq, two.memory.full_extents(), chunks) > 1.7 * one.seconds(seq, one.memory.full_extents(), chunks)
+    assert straight(ex, DEVICE).seconds == straight(ex, replace(DEVICE, matrix_cores=1)).seconds
+
+
+def test_a_search_that_is_written_out_is_faster_than_loops_around_it_and_holds_nothing():
+    ex = traced(lambda x, y: jnp.argmax(x - y[:, None], 2), (500, 12), (600, 12))
+    found = schedule(ex, 2**21, DEVICE)
+    assert not list(loops(found.seq))
+    assert found.peak_bytes == (500 + 600) * 12 * 4 + 500 * 600 * 4

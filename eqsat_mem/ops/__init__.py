@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from eqsat_mem.ir import Call, Map, Params
+from eqsat_mem.ir import Call, Map, Params, mask_of
 
 from .algebra import ALGEBRA
 from .blocks import BlockOp, Group, Place, Selection, Shapes
@@ -30,7 +30,7 @@ __all__ = [
     "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",
     "Operation", "Place", "Selection", "accumulator", "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_on",
     "call_params", "foldable", "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text", "named_axes", "operation_of",
-    "param_text", "picks", "primitive_text", "result_axes",
+    "param_text", "picks", "primitive_text", "result_axes", "searched",
 ]  # fmt: skip
 
 BLOCKS: dict[str, BlockOp] = {row.name: row for row in [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *USER]}
@@ -72,6 +72,14 @@ def picks(call: Call) -> bool:
     """Whether a call picks elements along the axis that it folds, as ``top_k`` does; other calls that fold combine by a monoid."""
     selection = block_op(call.prim.name).selection
     return selection is not None and selection.text is not None
+
+
+def searched(call: Call) -> int:
+    """The index, as a set, that a call binds and may be written out along, element by element; 0 if there is none."""
+    if block_op(call.prim.name).written_out is None or any(len(axis) != 1 for axis in call.in_axes[0]):
+        return 0
+    bound = mask_of(axis[0] for axis in call.in_axes[0]) & ~call.pointwise
+    return bound if bound.bit_count() == 1 else 0
 
 
 def bind_call(call: Call, arrays: Sequence[Any]) -> list[Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .blocks import BlockOp, Group, Params, Selection, Shapes, Text, Weight, all_but, unchanged
 from .maps import dtype_text
-from .selection import block_length, merge_top_k, top_k_by_blocks
+from .selection import block_length, first_place, merge_top_k, top_k_by_blocks
 
 
 def _along(name: str) -> Text:
@@ -27,6 +27,10 @@ def _search(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
 
 def _search_text(name: str) -> Text:
     return lambda p, a, s: f"lax.{name}({a[0]}, {int(p['axes'][0])}, {dtype_text(p['index_dtype'])})" if len(p["axes"]) == 1 else None
+
+
+def _written_out(comparison: str) -> Callable[[Params, Sequence[str]], str]:
+    return lambda p, elements: f"first_place(({', '.join(elements)},), lax.{comparison}, {dtype_text(p['index_dtype'])})"
 
 
 SHORT_SEARCH = 32
@@ -118,8 +122,28 @@ def _sort_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
 ORDERING = [
     *(BlockOp(name, _running, unchanged, _per_element(180), _along(name)) for name in ("cumsum", "cumprod", "cummax", "cummin")),
     BlockOp("cumlogsumexp", _running, unchanged, _per_element(40), _along("cumlogsumexp")),
-    BlockOp("argmax", _search, unchanged, _search_weight, _search_text("argmax"), fuses=True, scratch=_extremes),
-    BlockOp("argmin", _search, unchanged, _search_weight, _search_text("argmin"), fuses=True, scratch=_extremes),
+    BlockOp(
+        "argmax",
+        _search,
+        unchanged,
+        _search_weight,
+        _search_text("argmax"),
+        helpers=(first_place,),
+        fuses=True,
+        scratch=_extremes,
+        written_out=_written_out("ge"),
+    ),
+    BlockOp(
+        "argmin",
+        _search,
+        unchanged,
+        _search_weight,
+        _search_text("argmin"),
+        helpers=(first_place,),
+        fuses=True,
+        scratch=_extremes,
+        written_out=_written_out("le"),
+    ),
     BlockOp("sort", _sort, unchanged, _sort_weight, _sort_text),
     BlockOp(
         "top_k",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,6 +45,16 @@ def merge_top_k(values: Any, places: Any, more: Any, more_places: Any, start: An
     places = lax.concatenate([places, more_places + jnp.asarray(start, more_places.dtype)], axis)
     values, chosen = lax.top_k(lax.concatenate([values, more], axis), k, axis=axis)
     return values, jnp.take_along_axis(places, chosen, axis)
+
+
+def first_place(values: Sequence[Any], leads: Any, dtype: Any) -> Any:
+    """At which of the arrays ``values`` each element leads all others, the first of equal ones; what is not a number leads all numbers."""
+    best, place = values[0], jnp.zeros(values[0].shape, dtype)
+    for k, value in enumerate(values[1:], 1):
+        stays = leads(best, value) | (best != best)
+        place = jnp.where(stays, place, jnp.asarray(k, dtype))
+        best = jnp.where(stays, best, value)
+    return place
 
 
 def block_length(n: int, k: int) -> int | None:
