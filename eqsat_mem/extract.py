@@ -149,7 +149,8 @@ class Costs:
 def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
     """Costs of nodes on some operands of their classes; all operands of a class have the same shape.
 
-    A node that depends on more indices than another of its class is constant along them, and is not used.
+    A node that depends on more indices than another of its class is constant along them, and is not used. Nor is a change of names whose
+    operand depends on the new name too: rules make one where they change names in such a node.
     """
     scratch = view.empty_program()
     order = _bottom_up(view)
@@ -158,7 +159,10 @@ def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
     costs = [[math.inf] * len(nodes) for nodes in view.nodes]
     for c, k in order:
         node = view.nodes[c][k]
-        t = view.add(scratch, c, node, tuple(known[a] for a in node.children))
+        args = tuple(known[a] for a in node.children)
+        if node.constructor == "Ren" and scratch.free[args[0]] & view.encoder.indices_of(node.payload[1]):
+            continue
+        t = view.add(scratch, c, node, args)
         if scratch.free[t] != scratch.free[known[c]]:
             continue
         term = scratch.terms[t]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqsat_mem import ir
 from eqsat_mem.egraph import EgglogPanic, EGraph
 from eqsat_mem.errors import RuleError
 from eqsat_mem.extract import as_written, extract, original
@@ -55,6 +56,26 @@ def test_programs_drawn_from_the_e_graph_equal_the_original(name):
         for got, expected in zip(evaluate(drawn, args), want, strict=True):
             assert got.dtype == expected.dtype
             np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9, err_msg=f"seed {seed}\n{drawn}")
+
+
+def test_names_changed_twice_do_not_meet_in_a_value_that_is_constant_along_one():
+    """``sum_j [m == j] w[s]`` is ``w[s]``, whose class then holds a sum that names m: s becomes m, and m becomes q, inside of it too."""
+    program = Program([ir.Index(name, 5) for name in "smjq"], [ir.Buffer("v", (5,), np.dtype(float))])
+    s, m, j, q = range(4)
+    kind = np.dtype(float)
+    eye = program.add(ir.Map(np.dtype(bool), "eq", (program.add(ir.Iota(np.dtype(int), m)), program.add(ir.Iota(np.dtype(int), j)))))
+    one = program.add(ir.Map(kind, "convert_element_type", (eye,), (("new_dtype", kind),)))
+    w = program.add(ir.Map(kind, "tanh", (program.add(Input(kind, 0, ((s,),))),)))
+    constant = program.add(ir.Fold(kind, "add", 1 << j, program.add(ir.Map(kind, "mul", (one, w)))))
+    along_m = program.add(ir.Map(kind, "exp", (program.add(ir.Rename(kind, ((s, m),), w)),)))
+    along_q = program.add(ir.Rename(kind, ((m, q),), along_m))
+    apart = program.add(ir.Map(kind, "mul", (one, program.add(ir.Rename(kind, ((s, q),), w)))))
+    program.outputs = [ir.Output(constant, ((m,), (s,))), ir.Output(along_q, ((q,),)), ir.Output(apart, ((m,), (j,), (q,)))]
+    args = [np.linspace(-1, 2, 5)]
+    want, view = evaluate(program, args), saturate(program, RULES, SMALL)
+    for seed in range(10):
+        for got, expected in zip(evaluate(chaos(view, seed).program, args), want, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-12, err_msg=f"seed {seed}")
 
 
 def test_where_egglog_fails_the_e_graph_is_built_with_fewer_iterations(monkeypatch):
