@@ -146,6 +146,11 @@ def noise_plus(x: Array, v: Array) -> Any:
     return (jnp.eye(len(x)) / 3.0 + jnp.exp(-sq(x, x))) @ v, (jnp.exp(-sq(x, x)) - jnp.eye(len(x))) @ v, v.T @ (-jnp.eye(len(x)))
 
 
+def powers(x: Array, y: Array) -> Any:
+    d = 0.3 * sq(x, y) + 0.1
+    return [d**p for p in (0.5, -0.5, 1.5, -1.5, 2.5, -2.5)]
+
+
 def diagonal_scale(x: Array, v: Array) -> Any:
     eye = jnp.eye(len(x), dtype=x.dtype)
     return eye @ x, (eye * x[:, 0]) @ x, x.T @ (eye * v), jnp.sum(x @ x.T + eye, 0)
@@ -265,7 +270,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (chain, [(5, 4), (4, 6), (6, 2)]), (chain_with_transposes, [(5, 2), (4, 2), (3, 4), (3, 1)]),
     (chain_with_batch, [(2, 3, 4), (2, 4, 5), (2, 5, 2)]), (sums, [(3, 4), (4, 5)]), (self_product, [(6, 2), (4, 2)]),
     (plus_noise, [(5, 2), (5, 1)]),
-    (noise_plus, [(5, 2), (5, 1)]), (diagonal_scale, [(4, 2), (4,)]), (trace_of_product, [(4, 4), (4, 4)]),
+    (powers, XY), (noise_plus, [(5, 2), (5, 1)]), (diagonal_scale, [(4, 2), (4,)]), (trace_of_product, [(4, 4), (4, 4)]),
     (trace_of_covariance, [(4, 2)]),
     (diagonal_both, [(4, 4)]), (centred_trace, [(4, 2), (4, 3)]), (weighted_outer_products, [(3, 4), (3, 5), (3,)]),
     (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]),
