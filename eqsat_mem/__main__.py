@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from eqsat_mem import __version__
 from eqsat_mem.commands import check_rules, rules, show
-from eqsat_mem.config import Accuracy
 from eqsat_mem.errors import EqsatMemError, UserFileError
 from eqsat_mem.sizes import format_bytes
 
@@ -29,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EqsatMemError as error:
         print(f"eqsat-mem: {error}", file=sys.stderr)
         return USER_ERROR
+    except BrokenPipeError:  # what reads our output has read enough; Python would complain again when it closes it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("eqsat-mem: interrupted", file=sys.stderr)
         return 130
@@ -107,7 +110,7 @@ def _add_function(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--limit", metavar="SIZE", help="such as 64MiB or \"1.5 GB\"; else the function's own, EQSAT_MEM_LIMIT, or the device's"
     )
-    command.add_argument("--accuracy", choices=get_args(Accuracy), help="which rules may apply (default: all)")
+    rules.add_choice(command)
 
 
 def _planned(options: argparse.Namespace) -> Plan:
@@ -119,8 +122,9 @@ def _planned(options: argparse.Namespace) -> Plan:
     args, kwargs = call_arguments(options.args)
     plain = function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
     check_call(options.function, plain, args, kwargs)
-    if plain is function or options.limit or options.accuracy:
-        function = optimize(plain, memory_limit=options.limit, accuracy=options.accuracy or "all")
+    said = rules.chosen(options)
+    if plain is function or options.limit or said:
+        function = optimize(plain, memory_limit=options.limit, **said)
     plan: Plan = function.plan(*args, **kwargs)  # type: ignore[attr-defined]
     return plan
 

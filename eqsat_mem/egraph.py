@@ -34,6 +34,7 @@ class Classes:
     facts: dict[str, dict[int, int]]
     dtypes: dict[int, str]
     levels: dict[int, frozenset[int]]
+    means: dict[int, frozenset[int]]
     encoder: Encoder = field(repr=False)
 
 
@@ -48,6 +49,7 @@ class View:
         original: the node of each of these terms.
         facts: for each of ``vocabulary.FACTS`` an index set per class, as rules stated it.
         levels: the classes r of each class that is exp(-r) times something else, as rules stated it.
+        means: the class of the mean for each class of sums of squared differences from it, likewise.
         matches: how often each rule matched, in all.
         seconds: how long each rule took, in all, to a millisecond.
         rows: the size of the e-graph, which is what its time and memory grow with.
@@ -63,6 +65,7 @@ class View:
     dtypes: dict[int, str]
     encoder: Encoder = field(repr=False)
     levels: dict[int, frozenset[int]] = field(default_factory=dict)
+    means: dict[int, frozenset[int]] = field(default_factory=dict)
     matches: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     rows: int = 0
@@ -137,17 +140,21 @@ class EGraph:
         def facts(name: str) -> dict[int, Any]:
             return {number[row.inputs[0]]: row.output for row in tables[name][2] if row.inputs[0] in number}
 
-        pairs: dict[int, set[int]] = {}
-        for row in tables[vocabulary.LEVELS][2] if vocabulary.LEVELS in tables else ():
-            if all(value in number for value in row.inputs):
-                pairs.setdefault(number[row.inputs[0]], set()).add(number[row.inputs[1]])
+        def pairs(name: str) -> dict[int, frozenset[int]]:
+            found: dict[int, set[int]] = {}
+            for row in tables[name][2] if name in tables else ():
+                if all(value in number for value in row.inputs):
+                    found.setdefault(number[row.inputs[0]], set()).add(number[row.inputs[1]])
+            return {c: frozenset(others) for c, others in found.items()}
+
         index_sets = self._encoder.indices_of
         return Classes(
             nodes=[nodes.get(c, []) for c in range(len(number))],
             class_of=class_of,
             facts={name: {c: index_sets(graph.value_to_i64(v)) for c, v in facts(name).items()} for name in vocabulary.FACTS},
             dtypes={c: graph.value_to_string(v) for c, v in facts("dtype").items()},
-            levels={c: frozenset(levels) for c, levels in pairs.items()},
+            levels=pairs(vocabulary.LEVELS),
+            means=pairs(vocabulary.MEANS),
             encoder=self._encoder,
         )
 
@@ -168,6 +175,7 @@ class EGraph:
             dtypes=every.dtypes,
             encoder=self._encoder,
             levels=every.levels,
+            means=every.means,
         )
 
     def _tables(self) -> dict[str, tuple[Any, str, Any]]:

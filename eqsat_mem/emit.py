@@ -164,7 +164,9 @@ class _Writer(Expressions):
         index = self.indices[loop.index]
         carry = identifier("carry", self.taken)
         ind = scope.indent
-        inner = Scope(scope, loop.index, ind + "    ", shifts={(r := self.ex.rescales[t]).shift: r.level for t in loop.rescaled})
+        known = [self.ex.rescales[t] for t in loop.rescaled]
+        shifts, means = {r.shift: r.level for r in known if not r.mean_over}, {r.level: r.mean_over for r in known if r.mean_over}
+        inner = Scope(scope, loop.index, ind + "    ", shifts=shifts, means=means)
         self.line(inner, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {carry}")
         self.sequence(loop.body, inner)
         self.note_names(inner)
@@ -194,7 +196,8 @@ class _Writer(Expressions):
         term, name = self.program_ir.terms[t], carried[t]
         if isinstance(term, Block) and t in loop.folds:
             return self.result(term, name, scope)
-        if t in loop.rescaled and not any(self.ex.rescales[t].shift in holder.shifts for holder in scope.around()):
+        exponentials = t in loop.rescaled and not self.ex.rescales[t].mean_over
+        if exponentials and not any(self.ex.rescales[t].shift in holder.shifts for holder in scope.around()):
             level = self.level(t, {u: self.folded(u, carried[u]) for u in loop.folds}, loop, scope)
             name = self.assign(self.with_helpers(f"without_elements({name}, {level})"), self.layout(t), scope, self.word(t)).text
         return Value(name, self.layout(t)) if t in loop.stacks else self.folded(t, name)
@@ -221,13 +224,21 @@ class _Writer(Expressions):
                 text = self.combined(t, name, loop, inner)
             else:
                 parts = {u: self.read(u, inner) for u in loop.folds}
-                before, here = {u: self.folded(u, carried[u]) for u in loop.folds}, parts
-                after = {u: self.folded(u, new[u]) for u in new}
-                levels = [self.level(t, values, loop, inner) for values in (before, here, after)]
-                text = f"rescaled({name}, {levels[0]}, {levels[2]}) + rescaled({self.part(t, inner)}, {levels[1]}, {levels[2]})"
-                self.with_helpers(text)
+                before, after = ({u: self.folded(u, names[u]) for u in loop.folds if u in names} for names in (carried, new))
+                text = self.with_helpers(self.rejoined(t, name, (before, parts, after), loop, inner))
             new[t] = self.assign(text, self.layout(t), inner, f"new_{self.word(t)}").text
         return new
+
+    def rejoined(self, t: int, name: str, folds: Sequence[Mapping[int, Value]], loop: Loop, inner: Scope) -> str:
+        """A sum with that of a chunk, for the values of folds before, in the chunk and after."""
+        part, known = self.part(t, inner), self.ex.rescales[t]
+        if known.mean_over:
+            total = children(self.program_ir.terms[known.level])[0]
+            sums = [self.aligned(values[total], self.layout(t)).text for values in folds[:2]]
+            counts = [self.count(known.mean_over, inner, before) for before in (loop.index, None)]
+            return f"joined({name}, {sums[0]}, {counts[0]}, {part}, {sums[1]}, {counts[1]})"
+        before, here, after = (self.level(t, values, loop, inner) for values in folds)
+        return f"rescaled({name}, {before}, {after}) + rescaled({part}, {here}, {after})"
 
     def level(self, t: int, folds: Mapping[int, Value], loop: Loop, scope: Scope) -> str:
         """The level of a rescaled sum for these values of the folds that it is made of, against the axes of the sum."""

@@ -72,7 +72,9 @@ class Expressions(Calls):
         all_literal = all(isinstance(o, Literal) for o in operands)
         values = []
         for a, operand in zip(term.args, operands):
-            if isinstance(operand, Literal):
+            if isinstance(operand, Literal) and (over := self.averaged(t, scope)):
+                values.append(Value(self.count(over, scope), ()))
+            elif isinstance(operand, Literal):
                 typed = all_literal or not self.weak_literal(term, operand, operands)
                 values.append(Value(self.typed(operand) if typed else self.literal(operand), (), False))
             else:
@@ -86,6 +88,10 @@ class Expressions(Calls):
                 self.typed(o) if isinstance(o, Literal) else v.text for o, v in zip(operands, values)
             ])  # fmt: skip
         return text, layout
+
+    def averaged(self, t: int, scope: Scope) -> int:
+        """The indices that a term is a mean over, in a loop where it is that of a chunk."""
+        return next((holder.means[t] for holder in scope.around() if t in holder.means), 0)
 
     def with_helpers(self, text: str) -> str:
         """``text``, whose helpers the source carries."""

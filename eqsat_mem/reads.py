@@ -214,6 +214,17 @@ class Reader:
         symbols = [f for f in factors if not f.isdigit()]
         return " * ".join(([str(numbers)] if numbers != 1 or not symbols else []) + symbols)
 
+    def count(self, over: int, scope: Scope, before: int | None = None) -> str:
+        """The elements of a chunk along an index set, or of all chunks ``before`` it along one of these indices.
+
+        A number with a point: there may be more than an int32 holds.
+        """
+        others = tuple(i for i in bits(over) if i != before)
+        text = self.product(others, scope) if others else "1"
+        number, _, sizes = text.partition(" * ") if text[0].isdigit() else ("1", "", text)
+        factors = [f"{number}.0", *([sizes] if sizes else []), *([f"start_{self.indices[before]}"] if before is not None else [])]
+        return " * ".join(factors)
+
     def shape(self, layout: Layout, scope: Scope) -> str:
         parts = [self.extent(i, scope) for i in layout]
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"

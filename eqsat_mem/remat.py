@@ -246,7 +246,7 @@ class _Rebuilt:
             while self.origin[chain[-1]] != known.shift:
                 below = children(self.program.terms[chain[-1]])
                 chain.append(next(c for c in below if self.origin.get(c) in known.chain | {known.shift}))
-            found[t] = Rescaled(children(self.program.terms[chain[-1]])[1], chain[-1], frozenset(chain[:-1]))
+            found[t] = Rescaled(children(self.program.terms[chain[-1]])[1], chain[-1], frozenset(chain[:-1]), known.mean_over)
         return found
 
     def sequence(self, seq: Seq, values: dict[int, int], path: Path | None) -> Seq:

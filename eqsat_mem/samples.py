@@ -242,6 +242,11 @@ def by_log_partition(s: Array, v: Array) -> Any:
     return jnp.exp(s - level[:, None]) @ v, jnp.exp(s - other) @ v, jnp.exp(s - again[:, None]) @ v
 
 
+def moments(s: Array) -> Any:
+    """Mean and variance, of rows and of everything."""
+    return jnp.mean(s, axis=1), jnp.var(s, axis=1), jnp.std(s * s)
+
+
 def bound(x: Array, y: Array, z: Array, scale: Array, noise: Array) -> Any:
     kuu = jnp.exp(-0.5 * sq(z / scale, z / scale)) + 1e-4 * jnp.eye(len(z))
     kuf = jnp.exp(-0.5 * sq(z / scale, x / scale))
@@ -276,6 +281,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]),
     (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]), (selection, [(3, 40)]),
     (masked_sums, [(3, 4), (4, 2)]), (wider_sums, [(3, 4), (4, 2)]), (by_log_partition, [(3, 4), (4, 2)]), (own_fold, [(3, 4)]),
+    (moments, [(3, 4)]),
     (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
 ]  # fmt: skip
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {fun.__name__: (fun, normal(*shapes)) for fun, shapes in SHAPES}

@@ -22,7 +22,7 @@ from eqsat_mem.errors import RuleError
 from eqsat_mem.instances import Builder, Draw, IllFormed, arities, values_of
 from eqsat_mem.interpret import evaluate
 from eqsat_mem.ir import Program, bits, children
-from eqsat_mem.levels import chain, with_higher_level
+from eqsat_mem.levels import chain, squares, with_higher_level
 from eqsat_mem.ops import call_on, named_axes, operation_of
 from eqsat_mem.pieces import wrong_piece
 from eqsat_mem.rules import Rule, RuleSet
@@ -190,6 +190,7 @@ class _Trial:
         yield from self._compare(different[:ENOUGH])
         yield from self._pieces()
         yield from self._rescaled()
+        yield from self._about_means()
 
     def _written(self) -> dict[int, int]:
         """The left side that stands in each class: the largest drawn, of which others are operands."""
@@ -239,7 +240,7 @@ class _Trial:
 
     def _judge(self, left: int, right: int, values: _Values) -> tuple[str, int] | None:
         """Both sides over the indices of either: a side may depend on an index along which it is constant."""
-        claim = "fact" if self.states_facts and not self.classes.levels else self.claim
+        claim = "fact" if self.states_facts and not (self.classes.levels or self.classes.means) else self.claim
         free = [self.program.free[t] for t in (left, right)]
         sides = [_broadcast(self.program, values.of[t], have, free[0] | free[1]) for t, have in zip((left, right), free)]
         scale = np.maximum(values.scale[left], values.scale[right])
@@ -273,6 +274,20 @@ class _Trial:
             lower = program.add(ir.Literal.of(program.terms[t].dtype.type(np.exp(0.5)), program.terms[t].dtype))
             other = program.add(ir.Map(program.terms[t].dtype, "mul", (with_higher_level(program, t, known, 0.5), lower)))
             yield from self._compare([(t, other)])
+
+    def _about_means(self) -> Iterator[Difference | None]:
+        """Squares about a mean, as the same stage uses them: from another number they are more, by its square for each of them."""
+        program, term_of = self.program, self._written()
+        stated = (
+            (t, term_of[m]) for key, t in self.terms.items() for m in self.classes.means.get(self.classes.class_of[key], ()) if m in term_of
+        )
+        for t, mean in list(stated)[:ENOUGH]:
+            known = squares(program, t, mean)
+            if known is None:
+                continue
+            dtype = program.terms[t].dtype
+            more = program.add(ir.Literal.of(dtype.type(0.25 * program.extent(known.mean_over)), dtype))
+            yield from self._compare([(program.add(ir.Map(dtype, "add", (t, more))), with_higher_level(program, t, known, 0.5))])
 
 
 @dataclass(frozen=True)

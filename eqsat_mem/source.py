@@ -41,7 +41,8 @@ class Value:
 class Scope:
     """Values by term and results by call, inside the body of a loop over ``index`` or (``index`` None) of the whole program.
 
-    ``shifts`` are the terms that subtract a level, which stands for a chunk only, and that level.
+    ``shifts`` are the terms that subtract a level, which stands for a chunk only, and that level; ``means`` those that are the mean of a
+    chunk here, and the indices that they are means over.
     """
 
     parent: Scope | None = None
@@ -51,6 +52,7 @@ class Scope:
     calls: dict[Any, list[str]] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     shifts: dict[int, int] = field(default_factory=dict)
+    means: dict[int, int] = field(default_factory=dict)
 
     def around(self) -> Iterator[Scope]:
         """This scope and those around it, innermost first."""

@@ -17,6 +17,8 @@ FACTS = ("splits", "accumulates", "unrolls")
 
 LEVELS = "shrunk"
 """The relation of a value and the levels that it holds the exponential of, as ``rules/streaming.egg`` declares it."""
+MEANS = "squared-about"
+"""The relation of a sum of squared differences and the mean that they are from, likewise."""
 
 Own = Mapping[str, ops.Operation]
 """The operations that the user adds to the language, by constructor."""

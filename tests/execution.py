@@ -41,6 +41,7 @@ class _Frame:
     outer: _Frame | None = None
     values: dict[Any, Any] = field(default_factory=dict)
     shifts: dict[int, int] = field(default_factory=dict)
+    means: dict[int, int] = field(default_factory=dict)
 
     def around(self) -> Iterator[_Frame]:
         yield self
@@ -73,7 +74,9 @@ class _Execution:
         folded: dict[int, Any] = {}
         for start in range(0, extent, chunk):
             inner = _Frame({**frame.ranges, loop.index: slice(start, min(start + chunk, extent))}, frame)
-            inner.shifts = {(known := self.schedule.ex.rescales[t]).shift: known.level for t in loop.rescaled}
+            known = [self.schedule.ex.rescales[t] for t in loop.rescaled]
+            inner.shifts = {r.shift: r.level for r in known if not r.mean_over}
+            inner.means = {r.level: r.mean_over for r in known if r.mean_over}
             self.sequence(loop.body, inner)
             before = dict(folded)
             for t in loop.stacks:
@@ -83,12 +86,17 @@ class _Execution:
                     stacked.setdefault(t, []).append((inner.values[t], start))
                     continue
                 so_far, part = before.get(t), inner.values[t]
+                if t in loop.rescaled and so_far is not None and self.schedule.ex.rescales[t].mean_over:
+                    folded[t] = self.joined(t, (so_far, part), (before, inner.values), loop, inner, start)
+                    continue
                 if t in loop.rescaled and so_far is not None:
                     levels = [self.level(t, values, loop, inner) for values in (before, inner.values, folded)]
                     so_far, part = rescale(so_far, levels[0], levels[2]), rescale(part, levels[1], levels[2])
                 folded[t] = part if so_far is None else self.combine(t, so_far, part)
         sums = dict(folded)
         for t in loop.rescaled:
+            if self.schedule.ex.rescales[t].mean_over:
+                continue
             if not any(self.schedule.ex.rescales[t].shift in around.shifts for around in frame.around()):
                 folded[t] = np.where(np.isneginf(self.level(t, sums, loop, frame)), np.nan, folded[t]).astype(folded[t].dtype)
         picked = [t for t in stacked if t in loop.folds]
@@ -131,6 +139,24 @@ class _Execution:
         axes = [k for k, i in enumerate(bits(program.free[t])) if not program.free[level] >> i & 1]
         return np.expand_dims(self.fetch(level, there, frame.ranges), axes)
 
+    def joined(self, t: int, squares: Any, folds: Any, loop: Loop, frame: _Frame, start: int) -> Any:
+        """The sum of squared differences of two parts from their common mean, in float64."""
+        known = self.schedule.ex.rescales[t]
+        (total, _), over = children(self.program.terms[known.level]), known.mean_over
+        each = self.count(over & ~(1 << loop.index), frame)
+        counts = [start * each, len(range(*frame.ranges[loop.index].indices(self.program.indices[loop.index].extent))) * each]
+        sums = [np.asarray(values[total], np.float64) for values in folds]
+        with np.errstate(all="ignore"):
+            together = (sums[0] + sums[1]) / sum(counts)
+            apart = [n * (s / n - together) ** 2 for n, s in zip(counts, sums)]
+        axes = [k for k, i in enumerate(bits(self.program.free[t])) if not self.program.free[total] >> i & 1]
+        return np.asarray(sum(squares) + np.expand_dims(sum(apart), axes), squares[0].dtype)
+
+    def count(self, over: int, frame: _Frame) -> int:
+        """The elements of the current chunks along an index set."""
+        sizes = [len(range(self.program.indices[i].extent)[frame.ranges.get(i, slice(None))]) for i in bits(over)]
+        return int(np.prod(sizes, dtype=np.int64))
+
     def combine(self, t: int, left: Any, right: Any) -> Any:
         term = self.program.terms[t]
         return np.asarray(left + right if isinstance(term, Dot) else MONOIDS[term.monoid].combine(left, right))  # type: ignore[attr-defined]
@@ -154,6 +180,9 @@ class _Execution:
         program = replace(self.program, indices=[Index(i.name, n) for i, n in zip(self.program.indices, sizes)])
         operands = {c: self.fetch(c, frame, frame.ranges) for c in children(self.program.terms[t])}
         for around in frame.around():
+            if t in around.means:
+                _, count = children(self.program.terms[t])
+                operands[count] = np.asarray(self.count(around.means[t], frame), operands[count].dtype)
             if t in around.shifts:
                 level = around.shifts[t]
                 operands[level] = np.where(np.isneginf(operands[level]), 0, operands[level]).astype(operands[level].dtype)

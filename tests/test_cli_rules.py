@@ -1,5 +1,9 @@
 """The commands for rule authors: show, rules, check-rules."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from eqsat_mem.__main__ import main
@@ -10,6 +14,9 @@ import jax.numpy as jnp
 
 def distances(x, y):
     return jnp.sum((x[:, None] - y[None]) ** 2, -1)
+
+def smoothed(x, y):
+    return jnp.exp(-distances(x, y)) @ y
 
 def swapped(x):
     return x @ x.T
@@ -75,3 +82,37 @@ def test_what_is_missing_is_said(place, capsys):
     assert "--args is missing" in capsys.readouterr().err
     assert main(["rules", "--without", "expand-distances"]) == 2
     assert "similar ones are 'expand-distance'" in capsys.readouterr().err
+
+
+OWN = """
+;; sum_k (a - b)^2 is called halved twice
+;; sound:  real -- two halves
+;; memory: none
+(rule ((= e (Fold "add" k (Mul s s)))) ((union e (Add (Twist e) (Twist e)))) :ruleset explore :name "two-halves")
+"""
+
+
+def test_plans_follow_the_rules_and_operations_that_are_named(place, tmp_path, capsys):
+    (tmp_path / "own.egg").write_text(OWN)
+    (tmp_path / "own.py").write_text("import eqsat_mem\n\ntwist = eqsat_mem.Operation('twist', lambda x: x / 2)\n")
+    plan = ["plan", f"{place}:smoothed", "--args", f"{place}:args", "--limit", "300KiB", "--json"]
+    assert main(plan) == 0
+    assert "two-halves" not in json.loads(capsys.readouterr().out)["rules_fired"]
+    own = ["--rules", str(tmp_path / "own.egg"), "--operations", str(tmp_path / "own.py")]
+    assert main([*plan, *own, "--without", "expand-distance"]) == 0
+    fired = json.loads(capsys.readouterr().out)["rules_fired"]
+    assert "two-halves" in fired
+    assert "expand-distance" not in fired
+
+
+def test_rules_of_ones_own_are_listed_last(tmp_path, capsys):
+    (tmp_path / "a.egg").write_text(OWN.replace("Twist", "Abs"))
+    assert main(["rules", "--rules", str(tmp_path / "a.egg")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("two-halves ")
+
+
+def test_what_nobody_reads_to_its_end_is_no_error():
+    with subprocess.Popen([sys.executable, "-m", "eqsat_mem", "rules"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        command.stdout.close()
+        assert command.stderr.read() == b""
+        assert command.wait() == 1

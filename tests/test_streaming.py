@@ -1,4 +1,4 @@
-"""Sums of exponentials less their maximum are one loop over the summed index, with the values and infinities of the original."""
+"""Sums of exponentials less their maximum, and of squares less their mean, are one loop with the values and infinities of the original."""
 
 from __future__ import annotations
 
@@ -84,9 +84,22 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "normalised by its logarithm": through_its_logarithm,
     "logsumexp": lambda s, v: jax.nn.logsumexp(s + v[:, 0], axis=1),
     "log-partition of weighted terms": lambda s, v: jax.nn.logsumexp(s, axis=1, b=jnp.abs(v[:, 0])),
+    "variance": lambda s, v: (jnp.var(s + v[:, 0], axis=1, ddof=1), jnp.mean(s + v[:, 0], axis=1)),
+    "variance of all": lambda s, v: jnp.std(jnp.sin(s) + v[:, 0]),
+    "normalised": lambda s, v: ((s - s.mean(1, keepdims=True)) / jnp.sqrt(s.var(1, keepdims=True) + 1e-3)) @ v,
     "softmax": lambda s, v: jnp.sum(jax.nn.softmax(s, axis=1)[:, :, None] * v, axis=1),
 }
-ONE_LOOP = ("both sums", "mask", "factors", "normalised by its logarithm", "quotient of two sums", "logsumexp")
+ABOUT_MEANS = ("variance", "variance of all", "normalised")
+ONE_LOOP = (
+    "both sums",
+    "mask",
+    "factors",
+    "normalised by its logarithm",
+    "quotient of two sums",
+    "logsumexp",
+    "variance",
+    "variance of all",
+)
 
 
 @pytest.mark.parametrize("name", ONE_LOOP)
@@ -121,9 +134,16 @@ def test_streamed_programs_mean_what_was_written(name, chunk):
     emitted = emit(made).function
     for kind, s in specials().items():
         want = jax.tree.leaves(jax.jit(fun)(s, v))
+        rounding = rounding_of_means(s) if name in ABOUT_MEANS else 0.0
         for got in (emitted(s, v), execute(made, [s, v])):
             for a, b in zip(got, want, strict=True):
-                np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6, err_msg=kind)
+                np.testing.assert_allclose(a, b, rtol=2e-5 + rounding, atol=1e-6 + rounding, err_msg=kind)
+
+
+def rounding_of_means(s: np.ndarray) -> float:
+    """What two means, each rounded to float32, change in their difference, in standard deviations: a few times, of what rows hold."""
+    finite = s[np.isfinite(s)]
+    return float(4 * np.finfo(np.float32).eps * np.abs(finite).max() / finite.std(axis=None))
 
 
 def test_rows_in_chunks_inside_of_keys_in_chunks():
@@ -147,16 +167,56 @@ def test_two_summed_indices_one_inside_the_other():
     def fun(s):
         return jnp.sum(jnp.exp(s - jnp.max(s, axis=(1, 2), keepdims=True)), axis=(1, 2))
 
+    made = both_in_chunks(fun, s, 4, 2)
+    for got in (emit(made).function(s)[0], execute(made, [s])[0]):
+        np.testing.assert_allclose(got, fun(s), rtol=1e-5)
+
+
+def both_in_chunks(fun: Callable[..., Any], s: np.ndarray, across: int, inside: int) -> Schedule:
+    """A program in chunks along the middle axis of its argument, and inside of those along its last axis."""
     ex = streamed(fun, [s])
-    tree = split(ex, region(ex), index_of(ex.program, KEYS))
+    tree = split(ex, region(ex), index_of(ex.program, s.shape[1]))
     (place,) = [k for k, step in enumerate(tree.steps) if isinstance(step, Loop)]
-    tree = with_region(tree, (place,), split(ex, tree.steps[place].body, index_of(ex.program, 5)))
+    tree = with_region(tree, (place,), split(ex, tree.steps[place].body, index_of(ex.program, s.shape[2])))
     outer, inner = loops(tree)
     assert outer.rescaled
     assert outer.rescaled == inner.rescaled
-    made = Schedule(ex, tree, {outer: 4, inner: 2}, 0, 0.0)
+    return Schedule(ex, tree, {outer: across, inner: inside}, 0, 0.0)
+
+
+@pytest.mark.parametrize("chunks", [(4, 2), (1, 1), (10, 3)])
+def test_a_variance_over_two_indices_one_inside_the_other(chunks):
+    s = 7 + np.random.default_rng(5).standard_normal((4, KEYS, 5)).astype(np.float32)
+    s[1, :, 3] += 100
+    made = both_in_chunks(lambda s: jnp.var(s, axis=(1, 2)), s, *chunks)
     for got in (emit(made).function(s)[0], execute(made, [s])[0]):
-        np.testing.assert_allclose(got, fun(s), rtol=1e-5)
+        np.testing.assert_allclose(got, np.var(s.astype(np.float64), axis=(1, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e5])
+def test_a_variance_in_chunks_rounds_by_the_mean_in_standard_deviations(offset):
+    """Not by its square, as a difference of the mean of squares and the square of the mean does."""
+    s = (offset + np.random.default_rng(6).standard_normal((4, 997))).astype(np.float32)
+    ex = streamed(lambda s: jnp.var(s, axis=1), [s])
+    tree = split(ex, region(ex), index_of(ex.program, 997))
+    (got,) = emit(Schedule(ex, tree, dict.fromkeys(loops(tree), 8), 0, 0.0)).function(s)
+    np.testing.assert_allclose(got, np.var(s.astype(np.float64), axis=1), rtol=4 * np.finfo(np.float32).eps * (1 + offset))
+
+
+def test_means_whose_squares_overflow_do_not():
+    """The first chunk is joined to no elements, whose mean counts as zero."""
+    s = np.full((2, KEYS), 2.0**70, np.float32)
+    ex = streamed(lambda s: jnp.var(s, axis=1), [s])
+    tree = split(ex, region(ex), index_of(ex.program, KEYS))
+    (got,) = emit(Schedule(ex, tree, dict.fromkeys(loops(tree), 4), 0, 0.0)).function(s)
+    assert np.all(got <= (4 * np.finfo(np.float32).eps * 2.0**70) ** 2)
+
+
+def test_squares_about_something_else_than_the_mean_wait_for_it():
+    def fun(s):
+        return jnp.sum((s - jnp.sum(s, axis=1, keepdims=True) / (KEYS - 1)) ** 2, axis=1)
+
+    assert not any(loop.rescaled for loop in over_keys(streamed(fun, [scores()])))
 
 
 def test_narrow_numbers_are_accumulated_in_float32():

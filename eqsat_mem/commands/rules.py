@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from eqsat_mem.commands.check_rules import add_operations
 from eqsat_mem.commands.show import add_function, traced
-from eqsat_mem.config import Accuracy
+from eqsat_mem.config import Accuracy, Options
 
 if TYPE_CHECKING:
     from eqsat_mem.rules import Rule
@@ -22,21 +23,40 @@ def add(commands: Any) -> None:
         "in it and the seconds that it takes, to a millisecond; the costliest come first.",
     )
     add_function(parser, required=False)
+    add_choice(parser)
+    parser.set_defaults(command=run)
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say which rules apply."""
     parser.add_argument("--rules", action="append", default=[], metavar="FILE.egg", help="a rule file besides the shipped ones")
     add_operations(parser)
-    parser.add_argument("--accuracy", choices=get_args(Accuracy), default="all", help="as for optimize (default: %(default)s)")
+    parser.add_argument("--accuracy", choices=get_args(Accuracy), help="as for optimize (default: all)")
     parser.add_argument("--only", action="append", metavar="NAME", help="only this rule, or the rules of this file")
     parser.add_argument("--without", action="append", default=[], metavar="NAME", help="all but this rule, or the rules of this file")
-    parser.set_defaults(command=run)
+
+
+def chosen(options: argparse.Namespace) -> dict[str, Any]:
+    """What ``optimize`` is told of rules; empty where the command line says nothing of them."""
+    from eqsat_mem.userfile import load_operations
+
+    said = {
+        "rules": options.rules,
+        "operations": load_operations(options.operations),
+        "accuracy": options.accuracy,
+        "only_rules": options.only,
+        "without_rules": options.without,
+    }
+    return {name: value for name, value in said.items() if value}
 
 
 def run(options: argparse.Namespace) -> int:
     from eqsat_mem.errors import OptionError
     from eqsat_mem.rules import load_rules
     from eqsat_mem.saturate import saturate
-    from eqsat_mem.userfile import load_operations
 
-    rules = load_rules(options.rules, options.accuracy, options.only, options.without, load_operations(options.operations))
+    given = Options(**chosen(options))
+    rules = load_rules(given.rules, given.accuracy, given.only_rules, given.without_rules, given.operations)
     if options.function is None:
         print(table(rules.rules))
         return 0
@@ -48,10 +68,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _shipped_first(rules: Sequence[Rule]) -> list[Rule]:
+    """The rules in their order, the user's last, where a terminal shows them."""
+    from eqsat_mem.rules import default_files
+
+    shipped = {Path(f).name for f in default_files()}
+    return sorted(rules, key=lambda r: r.place.rpartition(":")[0] not in shipped)
+
+
 def table(rules: Sequence[Rule], matches: Mapping[str, int] | None = None, seconds: Mapping[str, float] | None = None) -> str:
     """One line per rule; those that match in a program first, the costliest on top."""
     matches, seconds = matches or {}, seconds or {}
-    ordered = sorted(rules, key=lambda r: (-seconds.get(r.name, 0.0), -matches.get(r.name, 0))) if matches else list(rules)
+    ordered = sorted(rules, key=lambda r: (-seconds.get(r.name, 0.0), -matches.get(r.name, 0))) if matches else _shipped_first(rules)
     rows = [[r.name, r.sound, r.ruleset, r.place, r.equation] for r in ordered]
     if matches:
         rows = [[str(matches.get(r.name, 0)), f"{seconds.get(r.name, 0.0):.3f} s", *row] for r, row in zip(ordered, rows)]

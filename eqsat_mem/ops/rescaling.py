@@ -1,4 +1,7 @@
-"""Sums of exponentials less a level, accumulated while the level grows: functions that emitted programs carry with them as source."""
+"""Sums of exponentials less a level, or of squares less a mean, accumulated while those change.
+
+Emitted programs carry these functions with them as source.
+"""
 
 from __future__ import annotations
 
@@ -26,4 +29,14 @@ def without_elements(total: Any, level: Any) -> Any:
     return jnp.where(level == -jnp.inf, jnp.nan, total)
 
 
-RESCALING = (proper, rescaled, without_elements)
+def joined(squares: Any, total: Any, count: Any, more: Any, total_of_more: Any, count_of_more: Any) -> Any:
+    """The sum of squared differences from the mean of all elements, from those of two parts (Chan, Golub and LeVeque, 1983).
+
+    Of each part its own squares, its sum and the number of its elements; the first may have none.
+    """
+    gap = total_of_more / count_of_more - total / jnp.maximum(count, 1)
+    weight = jnp.asarray(count, gap.dtype) * (count_of_more / (count + count_of_more))
+    return squares + more + gap * (gap * weight)
+
+
+RESCALING = (proper, rescaled, without_elements, joined)
