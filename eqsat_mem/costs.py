@@ -41,11 +41,12 @@ class Device:
     fresh_rate: float
     library_folds: bool
 
+    def level(self, working_set: float) -> int:
+        """The first level of the memory that holds so many bytes, or the last."""
+        return next((k for k, (capacity, _) in enumerate(self.levels) if working_set <= capacity), len(self.levels) - 1)
+
     def bandwidth(self, working_set: float) -> float:
-        for capacity, rate in self.levels:
-            if working_set <= capacity:
-                return rate
-        return self.levels[-1][1]
+        return self.levels[self.level(working_set)][1]
 
     def fresh_s(self, allocated: float) -> float:
         """Seconds that the system takes to hand out an allocation of so many bytes."""

@@ -235,7 +235,7 @@ def held_at_peak(s: Schedule) -> list[Held]:
         Held(what=f"argument {b.name} {list(b.shape)}", nbytes=nbytes, whole_bytes=nbytes, place="", line="")
         for b, nbytes in zip(program.inputs, program.input_bytes(), strict=True)
     )
-    values = (held(program, t, nbytes) for t, nbytes in memory.peak(s.seq, memory.full_extents(), s.chunks).live)
+    values = (held(program, t, nbytes) for t, nbytes in memory.live(s.seq, memory.full_extents(), s.chunks))
     return sorted([*arguments, *values], key=lambda tensor: -tensor.nbytes)
 
 

@@ -125,6 +125,7 @@ class _Phases:
         self.ex, self.index, self.sink, self.small = ex, i, choices.sink, choices.small
         self.terms: list[int] = [t for t in seq.steps if isinstance(t, int)]
         assert len(self.terms) == len(seq.steps), "only straight regions are split"
+        self._inside = frozenset(self.terms)
         self.kind: dict[int, Kind] = {}
         self.phase: dict[int, int] = {}
         self.stacked: set[int] = set()
@@ -244,9 +245,10 @@ class _Phases:
         used: dict[int, int] = {}
         for p in self.roots:
             body = self.body(p)
+            inside = set(body)
             for t in body:
                 for c in operands(program, t):
-                    if c not in body:
+                    if c not in inside:
                         used[c] = min(used.get(c, last), p)
         place: dict[int, int] = {}
         for t in reversed(self.terms):
@@ -262,7 +264,7 @@ class _Phases:
         return place
 
     def stretch(self, p: int) -> list[int]:
-        return sorted(_with_all_picked(self.ex.program, self._stretches.get(p, [])).intersection(self.terms))
+        return sorted(_with_all_picked(self.ex.program, self._stretches.get(p, [])) & self._inside)
 
     def body(self, p: int) -> list[int]:
         """The terms that loop ``p`` computes: its roots and the slices they need that no earlier loop has stacked."""
@@ -281,7 +283,7 @@ class _Phases:
                 ready = c in self.stacked and self.phase[c] < p
                 if (self.kind.get(c) is Kind.SLICE and not ready) or (c in again and self.kind.get(c) is Kind.WHOLE):
                     stack.append(c)
-        return sorted(_with_all_picked(self.ex.program, inside).intersection(self.terms))
+        return sorted(_with_all_picked(self.ex.program, inside) & self._inside)
 
     def loop(self, p: int) -> Loop:
         roots = self.roots[p]

@@ -7,6 +7,7 @@ the same size that dies with it. Values computed on the way are not held (see :m
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from eqsat_mem.fusion import NARROW, Copy, Fused, fuse, is_narrow
 from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, Term, bits, children, itemsize
 from eqsat_mem.loops import is_leaf, source_of
 from eqsat_mem.ops import block_op
-from eqsat_mem.tree import Chunks, Loop, Path, Seq, loops, regions
+from eqsat_mem.tree import Chunks, Loop, Path, Seq, Step, loops, regions
 
 FOLDED_AT_ONCE = 32_768
 """Elements of an operand that the kernel library folds to one partial result (measured: growth of resident memory)."""
@@ -52,12 +53,43 @@ class Extents(tuple[int, ...]):
 
 @dataclass(frozen=True)
 class Peak:
-    """The largest live set of a region: its bytes, where in the tree it is, and the values that make it."""
+    """The largest live set of a region: its bytes, where in the tree it is, and the position of its kernel."""
 
     nbytes: int
     path: Path
     position: int
-    live: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Footprint:
+    """What a region holds around each of its kernels, whatever the chunks of loops inside it.
+
+    Attributes:
+        kept: its kernels.
+        around: the bytes held while each of them runs, besides what is inside it if it is a loop or a stretch.
+        lives: its values, their bytes, and the positions of the first and last kernel at which they are there.
+    """
+
+    kept: tuple[Step, ...]
+    around: tuple[int, ...]
+    lives: tuple[tuple[int, int, int, float], ...]
+
+    @cached_property
+    def nested(self) -> dict[int, tuple[Loop | Seq, int]]:
+        """The loops and stretches by position, with the bytes around them."""
+        steps = enumerate(zip(self.kept, self.around, strict=True))
+        return {position: (step, nbytes) for position, (step, nbytes) in steps if not isinstance(step, int)}
+
+    @cached_property
+    def highest(self) -> Peak:
+        """The first of the highest points that are no loops or stretches."""
+        terms = (position for position in range(len(self.kept)) if position not in self.nested)
+        position = max(terms, key=self.around.__getitem__, default=-1)
+        return Peak(self.around[position], (), position) if position >= 0 else Peak(0, (), -1)
+
+    def live(self, position: int) -> list[tuple[int, int]]:
+        """The values that are there while a kernel runs, with their bytes."""
+        return [(t, nbytes) for t, nbytes, first, last in self.lives if first <= position <= last]
 
 
 @dataclass(eq=False)
@@ -71,8 +103,10 @@ class Memory:
     as_run: bool = True
     """Whether kernels run in XLA:CPU's order rather than that of their region."""
     _fused: dict[Seq, Fused] = field(default_factory=dict)
+    _fused_alike: dict[tuple[tuple[Step, ...], frozenset[int]], Fused] = field(default_factory=dict)
     _inner: dict[Seq, tuple[Loop, ...]] = field(default_factory=dict)
     _peaks: dict[tuple[Seq, Extents, tuple[int, ...]], Peak] = field(default_factory=dict)
+    _footprints: dict[tuple[Seq, Extents], Footprint] = field(default_factory=dict)
     _sliced_along: dict[Seq, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,10 +151,18 @@ class Memory:
         return self._full
 
     def fused(self, seq: Seq) -> Fused:
+        """The kernels of a region. Different trees have regions of the same steps."""
         known = self._fused.get(seq)
         if known is None:
-            known = self._fused[seq] = fuse(self.ex, seq, self.library_folds, self.as_run)
+            alike = seq.steps, seq.outs
+            if alike not in self._fused_alike:
+                self._fused_alike[alike] = fuse(self.ex, seq, self.library_folds, self.as_run)
+            known = self._fused[seq] = self._fused_alike[alike]
         return known
+
+    def streaming(self) -> Memory:
+        """The same, except that ``streams`` is set."""
+        return replace(self, streams=True, _peaks={}, _footprints={})
 
     def key(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[Seq, Extents, tuple[int, ...]]:
         """What a figure of a region depends on: extents around it and chunks inside it."""
@@ -162,72 +204,93 @@ class Memory:
         key = self.key(seq, extents, chunks)
         known = self._peaks.get(key)
         if known is None:
-            known = self._peaks[key] = self._walk(seq, extents, chunks)
+            known = self._peaks[key] = self._highest(seq, extents, chunks)
         return known
 
-    def _walk(self, seq: Seq, extents: Extents, chunks: Chunks) -> Peak:
+    def _highest(self, seq: Seq, extents: Extents, chunks: Chunks) -> Peak:
+        """The first of the highest points of a region."""
+        region = self.footprint(seq, extents)
+        best, within_step = region.highest, None
+        for position, (step, around) in region.nested.items():
+            inner = self._inside(step, extents, chunks)
+            nbytes = around + inner.nbytes + self.beside(step, extents, chunks)
+            if nbytes > best.nbytes or (nbytes == best.nbytes and position < best.position):
+                best, within_step = Peak(nbytes, inner.path, position), step
+        return best if within_step is None else replace(best, path=(seq.steps.index(within_step), *best.path))
+
+    def _inside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> Peak:
+        if isinstance(step, Seq):
+            return self.peak(step, extents, chunks)
+        return self.peak(step.body, within(extents, step, chunks), chunks)
+
+    def live(self, seq: Seq, extents: Extents, chunks: Chunks) -> list[tuple[int, int]]:
+        """The values that are there at the peak of ``seq``, with their bytes."""
+        at, region = self.peak(seq, extents, chunks).position, self.footprint(seq, extents)
+        step = region.nested[at][0] if at in region.nested else None
+        if step is None:
+            return region.live(at)
+        if isinstance(step, Seq):
+            return region.live(at) + self.live(step, extents, chunks)
+        return region.live(at) + self.live(step.body, within(extents, step, chunks), chunks)
+
+    def footprint(self, seq: Seq, extents: Extents) -> Footprint:
+        """What a region holds around its steps. A region inside others is asked for after those around it."""
+        key = seq, extents
+        known = self._footprints.get(key)
+        if known is None:
+            known = self._footprints[key] = self._walk(seq, extents)
+        return known
+
+    def _walk(self, seq: Seq, extents: Extents) -> Footprint:
         program, fused = self.ex.program, self.fused(seq)
         live: dict[int, int] = {}
-        best = Peak(0, (), -1, ())
-        lives: list[tuple[int, int, int, float]] = []  # value, bytes, the steps that make it and read it last
+        around: list[int] = []
+        lives: list[tuple[int, int, int, float]] = []
         total = 0
-        for position, step in enumerate(fused.kept):
-            scratch = self.written_out(seq, position, extents)
-            if isinstance(step, int) and isinstance(term := program.terms[step], Block) and not self.ex.unrolls.get(step):
-                scratch = block_scratch(term.call, term.args, program, extents)
+        for position, (step, written) in enumerate(zip(fused.kept, self.written_out(seq, extents), strict=True)):
             dying = [t for t in fused.operands[position] if fused.last_use[t] == position and t in live and t not in seq.outs]
-            inner = Peak(0, (), -1, ())
-            new: dict[int, int] = {}
+            scratch, new = written, dict[int, int]()
             if isinstance(step, int):
+                if isinstance(term := program.terms[step], Block) and not self.ex.unrolls.get(step):
+                    scratch += block_scratch(term.call, term.args, program, extents)
                 new[step], more = self.result(step, seq, extents)
                 scratch += more + self._slices(seq, self._copied_reads(step, fused.members[position]), extents, live)
                 scratch += self._partial_folds(step, extents)
             elif isinstance(step, Loop):
                 new = {t: self.size(t, extents) for t in step.folds} | {t: self.stored(t, extents) for t in step.stacks}
-                scratch += self._slices(seq, fused.operands[position], extents, live)
                 self._sliced_along[step.body] = step.index
-                inner = self.peak(step.body, within(extents, step, chunks), chunks)
-                scratch += self._beside(step, extents, chunks) + self._ahead(step, seq, extents)
-            else:
-                if seq in self._sliced_along:
-                    self._sliced_along[step] = self._sliced_along[seq]
-                inner = self.peak(step, extents, chunks)
-            reuse = self._taken_over(step, new, dying, live, extents)
-            now = total + sum(new.values()) - reuse + inner.nbytes + scratch
-            self._note(seq, step, now - inner.nbytes, {**live, **new})
-            if now > best.nbytes:
-                at = seq.steps.index(step)
-                path = (at, *inner.path) if not isinstance(step, int) else ()
-                best = Peak(now, path, position, (*new.items(), *inner.live))
+                scratch += self._slices(seq, fused.operands[position], extents, live) + self._ahead(step, seq, extents)
+            elif seq in self._sliced_along:
+                self._sliced_along[step] = self._sliced_along[seq]
+            around.append(total + sum(new.values()) - self._taken_over(step, new, dying, live, extents) + scratch)
             if isinstance(step, Seq):
                 new = {t: self.size(t, extents) for t in step.outs}
             live |= new
             total += sum(new.values())
             for t, nbytes in new.items():
-                lives.append((t, nbytes, position, math.inf if t in seq.outs else fused.last_use.get(t, position)))
-            for t in dying:
+                read = math.inf if t in seq.outs else fused.last_use.get(t, position)
+                lives.append((t, nbytes, position + isinstance(step, Seq), read))
+            for t in [*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)]:
                 total -= live.pop(t)
-            for t in new:
-                if t not in fused.last_use and t not in seq.outs:
-                    total -= live.pop(t)
-        around = ((t, nbytes) for t, nbytes, made, read in lives if made < best.position <= read)
-        return replace(best, live=(*around, *best.live))
+        return Footprint(fused.kept, tuple(around), tuple(lives))
 
-    def _note(self, seq: Seq, step: int | Loop | Seq, nbytes: int, held: dict[int, int]) -> None:
-        """What is held while a step runs, less what its own steps hold if it has any: see :mod:`eqsat_mem.timeline`."""
-
-    def _beside(self, loop: Loop, extents: Extents, chunks: Chunks) -> int:
+    def beside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> int:
         """What a remainder holds beside the only whole chunk: there is no loop then, and XLA:CPU runs both at once."""
-        whole, rest = divmod(extents[loop.index], chunks[loop])
-        if whole != 1 or not rest or not self.library_folds:
+        if isinstance(step, Seq) or not self.library_folds:
             return 0
-        return self.peak(loop.body, extents.with_extent(loop.index, rest), chunks).nbytes
+        whole, rest = divmod(extents[step.index], chunks[step])
+        return self.peak(step.body, extents.with_extent(step.index, rest), chunks).nbytes if whole == 1 and rest else 0
 
-    def written_out(self, seq: Seq, position: int, extents: Extents) -> int:
-        """Bytes of what is written out in float32, or at a larger shape, while a kernel runs."""
-        along = self._sliced_along.get(seq)
-        copies = (s for s in self.fused(seq).copies if s.first <= position <= s.last)
-        return sum(self._copy_bytes(s, extents) for s in copies if along is None or not self._is_unchanged(s, along))
+    def written_out(self, seq: Seq, extents: Extents) -> list[int]:
+        """Bytes of what is written out in float32, or at a larger shape, while each kernel runs."""
+        fused, along = self.fused(seq), self._sliced_along.get(seq)
+        changes = [0] * (len(fused.kept) + 1)
+        for s in fused.copies:
+            if along is None or not self._is_unchanged(s, along):
+                nbytes = self._copy_bytes(s, extents)
+                changes[s.first] += nbytes
+                changes[s.last + 1] -= nbytes
+        return list(itertools.accumulate(changes[:-1]))
 
     def _ahead(self, loop: Loop, seq: Seq, extents: Extents) -> int:
         """Bytes of widened arguments that no turn of a loop changes: XLA makes them ahead of it, or of the loop around it."""

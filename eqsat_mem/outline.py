@@ -52,7 +52,7 @@ def peak_tensors(s: Schedule) -> list[Tensor]:
     """What is held at the peak, largest first: arguments, and values with the user's lines."""
     program, memory = s.ex.program, Memory(s.ex)
     held: list[Tensor] = [(f"argument {b.name} {list(b.shape)}", nbytes, None) for b, nbytes in zip(program.inputs, program.input_bytes())]
-    for t, nbytes in memory.peak(s.seq, memory.full_extents(), s.chunks).live:
+    for t, nbytes in memory.live(s.seq, memory.full_extents(), s.chunks):
         source = program.source.get(t)
         held.append((describe(program, t), nbytes, None if source is None else str(source)))
     return sorted(held, key=lambda tensor: -tensor[1])[:MOST_TENSORS]

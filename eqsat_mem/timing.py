@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -36,6 +37,8 @@ class Timing:
     walked: int = 0
     """Steps of regions looked at so far: the work done, in a unit that no other process changes."""
     _seconds: dict[Any, float] = field(default_factory=dict)
+    _kernels: dict[Any, tuple[float | Loop | Seq, ...]] = field(default_factory=dict)
+    _loops: dict[Any, float] = field(default_factory=dict)
     _tolls: dict[Any, float] = field(default_factory=dict)
     _touched: dict[Any, int] = field(default_factory=dict)
     _terms: dict[Any, float] = field(default_factory=dict)
@@ -55,7 +58,7 @@ class Timing:
 
     @cached_property
     def _resident(self) -> Memory:
-        return Memory(self.memory.ex, self.memory.library_folds, streams=True)
+        return self.memory.streaming()
 
     @cached_property
     def _arguments_and_outputs(self) -> int:
@@ -89,48 +92,63 @@ class Timing:
         return known
 
     def _walk(self, seq: Seq, extents: Extents, chunks: Chunks) -> float:
-        program, fused = self.memory.ex.program, self.memory.fused(seq)
         self.walked += len(seq.steps)
-        touched = self.touched(seq, extents, chunks)
-        bandwidth = self.device.bandwidth(touched)
-        calls: set[tuple[int, tuple[int, ...]]] = set()
         seconds = 0.0
-        for step, operands, members in zip(fused.kept, fused.operands, fused.members):
-            if isinstance(step, Seq):
-                seconds += self.seconds(step, extents, chunks)
-            elif isinstance(step, Loop):
-                seconds += self._loop(step, extents, chunks)
+        for part in self._parts(seq, extents, self.device.level(self.touched(seq, extents, chunks))):
+            if isinstance(part, Seq):
+                seconds += self.seconds(part, extents, chunks)
+            elif isinstance(part, Loop):
+                seconds += self._loop(part, extents, chunks)
             else:
-                term = program.terms[step]
-                if isinstance(term, Block):
-                    call = (id(term.call), term.args)
-                    if call in calls:
-                        continue
-                    calls.add(call)
-                work = sum(self._arithmetic(t, extents, t in fused.spread) for t in members)
-                if not self.emitted:
-                    late = (t for t in operands if stalls(self.memory.ex, t, extents, (term,)))
-                    work += STALL * sum(self._arithmetic(t, extents, False) for t in late)
-                if extents == self.memory.full_extents() and fused.unrolled.intersection(members):
-                    work *= STRIDED
-                if self._runs_alone(step, seq):
-                    work *= self.device.matrix_cores
-                made = 0 if step in fused.streamed else self.memory.size(step, extents)
-                moved = made / bandwidth + sum(self._reading(t, seq, extents, touched) for t in operands - fused.streamed)
-                seconds += max(work, moved) + self.device.kernel_s
-                if isinstance(term, Dot) and extents != self.memory.full_extents() and self.device.library_folds:
-                    seconds += self.device.fresh_s(SCRATCH * self.memory.size(step, extents))
+                seconds += part
         return seconds
+
+    def _parts(self, seq: Seq, extents: Extents, level: int) -> tuple[float | Loop | Seq, ...]:
+        """The seconds of a region's kernels when all that it touches fits a level of the memory, its loops and its stretches in order."""
+        key = seq, extents, level
+        known = self._kernels.get(key)
+        if known is None:
+            known = self._kernels[key] = tuple(self._each(seq, extents, level))
+        return known
+
+    def _each(self, seq: Seq, extents: Extents, level: int) -> Iterator[float | Loop | Seq]:
+        program, fused = self.memory.ex.program, self.memory.fused(seq)
+        whole, bandwidth = extents == self.memory.full_extents(), self.device.levels[level][1]
+        calls, inside = set[tuple[int, tuple[int, ...]]](), self.inside(seq)
+        for step, operands, members in zip(fused.kept, fused.operands, fused.members):
+            if not isinstance(step, int):
+                yield step
+                continue
+            term = program.terms[step]
+            if isinstance(term, Block):
+                call = (id(term.call), term.args)
+                if call in calls:
+                    continue
+                calls.add(call)
+            work = sum(self._arithmetic(t, extents, t in fused.spread) for t in members)
+            if not self.emitted:
+                late = (t for t in operands if stalls(self.memory.ex, t, extents, (term,)))
+                work += STALL * sum(self._arithmetic(t, extents, False) for t in late)
+            if whole and fused.unrolled.intersection(members):
+                work *= STRIDED
+            if self._runs_alone(step, seq):
+                work *= self.device.matrix_cores
+            made = 0 if step in fused.streamed else self.memory.size(step, extents)
+            moved = made / bandwidth + sum(self._reading(t, t in inside, extents, level) for t in operands - fused.streamed)
+            yield max(work, moved) + self.device.kernel_s
+            if isinstance(term, Dot) and not whole and self.device.library_folds:
+                yield self.device.fresh_s(SCRATCH * self.memory.size(step, extents))
 
     def _runs_alone(self, step: int, seq: Seq) -> bool:
         """Is an elementwise result computed where its loop stacks it? XLA:CPU has one core do that."""
         elementwise = isinstance(self.memory.ex.program.terms[step], Map) or bool(self.memory.ex.unrolls.get(step))
         return self.device.library_folds and elementwise and step in self._stacked.get(seq, ())
 
-    def _reading(self, t: int, seq: Seq, extents: Extents, touched: int) -> float:
+    def _reading(self, t: int, inside: bool, extents: Extents, level: int) -> float:
         """Seconds to read a value: a slice of something outside comes from where the whole of it fits."""
-        outside = 0 if t in self.inside(seq) else self.memory.size(t, self.memory.full_extents())
-        return self.memory.size(t, extents) / self.device.bandwidth(max(touched, outside))
+        if not inside:
+            level = max(level, self.device.level(self.memory.size(t, self.memory.full_extents())))
+        return self.memory.size(t, extents) / self.device.levels[level][1]
 
     def inside(self, seq: Seq) -> frozenset[int]:
         """The terms that a region makes itself."""
@@ -152,6 +170,13 @@ class Timing:
         return known
 
     def _loop(self, loop: Loop, extents: Extents, chunks: Chunks) -> float:
+        key = loop, chunks[loop], *self.memory.key(loop.body, extents, chunks)
+        known = self._loops.get(key)
+        if known is None:
+            known = self._loops[key] = self._turns(loop, extents, chunks)
+        return known
+
+    def _turns(self, loop: Loop, extents: Extents, chunks: Chunks) -> float:
         count, rest = divmod(extents[loop.index], min(chunks[loop], extents[loop.index]))
         inside = within(extents, loop, chunks)
         self._stacked[loop.body] = loop.stacks

@@ -265,8 +265,9 @@ def _hold(made_by: Schedule, memory: Memory, seq: Seq, extents: Extents, heap: H
         t: sum(t in operands for operands in fused.operands) + (t in seq.outs) for t in {s for step in fused.kept for s in made(step)}
     }
     alive: dict[int, int] = {}
+    written_out = memory.written_out(seq, extents)
     for position, (step, operands) in enumerate(zip(fused.kept, fused.operands)):
-        spread = memory.written_out(seq, position, extents)
+        spread = written_out[position]
         heap.allocate(spread)
         for t in operands:
             if t in references:
