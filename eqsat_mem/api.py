@@ -42,7 +42,7 @@ def optimize(
     tensor_split_size: int | str | None = None,
     max_rows: int = 50_000,
     max_iterations: int = 30,
-    max_seconds: float = 2.0,
+    max_seconds: float = 60.0,
     verify: bool = True,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
@@ -68,7 +68,7 @@ def optimize(
         tensor_split_size: bytes of a slice of a split tensor (default: the planner decides).
         max_rows: rows of the e-graph at which saturation stops.
         max_iterations: iterations after which saturation stops.
-        max_seconds: seconds after which saturation stops.
+        max_seconds: seconds after which saturation stops; its plans then depend on how busy the machine was.
         verify: compile the plan and compare what it holds with the limit.
         static_argnums: as for ``jax.jit``.
         static_argnames: as for ``jax.jit``.

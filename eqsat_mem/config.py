@@ -45,7 +45,7 @@ class Options:
         tensor_split_size: bytes that a slice of a split tensor should have; None leaves it to the planner.
         max_rows: rows of the e-graph at which saturation stops.
         max_iterations: iterations after which saturation stops.
-        max_seconds: seconds after which saturation stops.
+        max_seconds: seconds after which saturation stops; its plans then depend on how busy the machine was.
         verify: whether the plan is compiled and its peak compared with the limit.
 
     Raises:
@@ -62,7 +62,7 @@ class Options:
     tensor_split_size: int | None = None
     max_rows: int = 50_000
     max_iterations: int = 30
-    max_seconds: float = 2.0
+    max_seconds: float = 60.0
     verify: bool = True
 
     def __post_init__(self) -> None:

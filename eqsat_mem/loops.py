@@ -14,17 +14,24 @@ Whole terms run between the loops. Bodies and the stretches between loops are re
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Block, Call, Const, Input, Iota, Literal, Map, Program, Rename, Term, children, folded
+from eqsat_mem.ir import Block, Call, Const, Input, Iota, Literal, Map, Program, Rename, Term, bits, children, folded
 from eqsat_mem.levels import Rescaled
 from eqsat_mem.ops import Selection, block_op
 from eqsat_mem.tree import Loop, Seq, Step, made
+
+MOST_AGAIN = 4
+"""How often, on average, the loops of a split may compute a term of its region: in a deep program whose every loop starts from the
+arguments that grows with the depth."""
 
 
 class Kind(Enum):
@@ -54,6 +61,16 @@ def _with_all_picked(program: Program, terms: Iterable[int]) -> set[int]:
     calls = {(id(term.call), term.args) for t in terms if isinstance(term := program.terms[t], Block) and term.call.folds}
     every = enumerate(program.terms if calls else ())
     return {*terms, *(t for t, term in every if isinstance(term, Block) and (id(term.call), term.args) in calls)}
+
+
+def _picked_together(program: Program, terms: Iterable[int]) -> list[list[int]]:
+    """The results of each operation that picks elements."""
+    calls: dict[Any, list[int]] = {}
+    for t in terms:
+        term = program.terms[t]
+        if isinstance(term, Block) and term.call.folds:
+            calls.setdefault((id(term.call), term.args), []).append(t)
+    return list(calls.values())
 
 
 def straight(program: Program, terms: tuple[int, ...], outs: frozenset[int] = frozenset()) -> Seq:
@@ -106,26 +123,17 @@ class Choices:
 
 
 def split(ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()) -> Seq | None:
-    """``seq`` as loops over index ``i`` with whole stretches between them; None if no loop would do anything."""
-    phases = _Phases(ex, seq, i, choices)
-    if not phases.roots:
-        return None
-    steps: list[Step] = []
-    for p in range(phases.count):
-        steps.append(straight(ex.program, tuple(phases.stretch(p))))
-        if p in phases.roots:
-            steps.append(phases.loop(p))
-    return _with_outs([s for s in steps if not isinstance(s, Seq) or s.steps], seq)
+    """``seq`` as loops over index ``i`` with whole stretches between them; None if no loop would do anything, or all would do too much."""
+    return Phases(ex, seq, i, choices).split()
 
 
-class _Phases:
+class Phases:
     """Kinds, phases and placement of the terms of one region under one index."""
 
-    def __init__(self, ex: Extraction, seq: Seq, i: int, choices: Choices):
-        self.ex, self.index, self.sink, self.small = ex, i, choices.sink, choices.small
+    def __init__(self, ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()):
+        self.ex, self.seq, self.index, self.sink, self.small = ex, seq, i, choices.sink, choices.small
         self.terms: list[int] = [t for t in seq.steps if isinstance(t, int)]
         assert len(self.terms) == len(seq.steps), "only straight regions are split"
-        self._inside = frozenset(self.terms)
         self.kind: dict[int, Kind] = {}
         self.phase: dict[int, int] = {}
         self.stacked: set[int] = set()
@@ -134,16 +142,29 @@ class _Phases:
         needed = frozenset(self.stacked)
         self.stacked |= {t for t in choices.keep if self.kind.get(t) is Kind.SLICE}
         self.roots = self._roots()
-        last = self._last_loops()
-        self.stacked = {t for t in self.stacked if t in needed or last.get(t, -1) > self.phase[t]}
-        self.roots = self._roots()
-        self._bodies = {p: self._body(p) for p in self.roots}
-        self.count = 1 + max([*self.phase.values(), *self.roots, 0]) + 1
-        place = self._place_whole(seq.outs)
-        self._stretches: dict[int, list[int]] = {}
-        for t in self.terms:
-            if t in place:
-                self._stretches.setdefault(place[t], []).append(t)
+        self.loops_of = self._loops_of()
+        if self.stacked != needed:
+            last = self._last_loops()
+            self.stacked = {t for t in self.stacked if t in needed or last.get(t, -1) > self.phase[t]}
+            self.roots = self._roots()
+            self.loops_of = self._loops_of()
+
+    def split(self) -> Seq | None:
+        """See :func:`split`."""
+        if not self.roots or self.computed() > MOST_AGAIN * len(self.terms):
+            return None
+        count = 1 + max([*self.phase.values(), *self.roots, 0]) + 1
+        stretches, bodies = self._stretches(count), self._bodies()
+        steps: list[Step] = []
+        for p in range(count):
+            steps.append(straight(self.ex.program, tuple(stretches.get(p, ()))))
+            if p in self.roots:
+                steps.append(self._loop(p, bodies[p]))
+        return _with_outs([s for s in steps if not isinstance(s, Seq) or s.steps], self.seq)
+
+    def computed(self) -> int:
+        """How many terms all loops compute together, those that several compute counted for each of them."""
+        return sum(loops.bit_count() for loops in self.loops_of.values())
 
     def _classify(self, outs: frozenset[int]) -> None:
         terms, effects_phase = self.ex.program.terms, 0
@@ -218,9 +239,34 @@ class _Phases:
                 roots.setdefault(self.phase[t], []).append(t)
         return roots
 
+    def _loops_of(self) -> dict[int, int]:
+        """The loops that compute each term, as bits: those whose roots need it and for which no earlier loop has stacked it."""
+        program, found = self.ex.program, dict.fromkeys(self.terms, 0)
+        again: dict[int, int] = dict.fromkeys(self.sink, -1)  # whole terms that loops compute nevertheless
+        for p, roots in self.roots.items():
+            for t in roots:
+                found[t] |= 1 << p
+                for level in self.levels.get(t, ()):
+                    again[level] = again.get(level, 0) | 1 << p
+        for t in reversed(self.terms):
+            if found[t]:
+                for c in operands(program, t):
+                    kind = self.kind.get(c)
+                    if kind is Kind.SLICE:
+                        found[c] |= found[t] & ((2 << self.phase[c]) - 1) if c in self.stacked else found[t]
+                    elif kind is Kind.WHOLE:
+                        found[c] |= found[t] & again.get(c, 0)
+        for together in _picked_together(program, self.terms):
+            found |= dict.fromkeys(together, functools.reduce(operator.or_, (found[t] for t in together)))
+        return found
+
     def _last_loops(self) -> dict[int, int]:
         """The last phase whose loop reads a term. Later loops need not read it if they read slices that are kept and computed from it."""
-        return {c: p for p in sorted(self.roots) for t in self._body(p) for c in operands(self.ex.program, t)}
+        last: dict[int, int] = {}
+        for t, loops in self.loops_of.items():
+            for c in operands(self.ex.program, t):
+                last[c] = max(last.get(c, -1), loops.bit_length() - 1)
+        return last
 
     def _same_bits_again(self, t: int) -> bool:
         """Does slice ``t`` come out the same in every loop? Sums and blocks need not: libraries order them by shape."""
@@ -236,23 +282,29 @@ class _Phases:
             seen |= inside
         return True
 
-    def _place_whole(self, outs: frozenset[int]) -> dict[int, int]:
+    def _stretches(self, count: int) -> dict[int, list[int]]:
+        """The whole terms of each stretch, in order."""
+        stretches: dict[int, list[int]] = {}
+        for t, p in self._place_whole(count - 1).items():
+            stretches.setdefault(p, []).append(t)
+        inside = frozenset(self.terms)
+        return {p: sorted(_with_all_picked(self.ex.program, terms) & inside) for p, terms in stretches.items()}
+
+    def _place_whole(self, last: int) -> dict[int, int]:
         """The stretch of every whole term that something outside of loops makes or hands to them.
 
         As late as its users allow where it is larger than what it reads, else as early as possible.
         """
-        program, last = self.ex.program, self.count - 1
+        program = self.ex.program
         used: dict[int, int] = {}
-        for p in self.roots:
-            body = self.body(p)
-            inside = set(body)
-            for t in body:
-                for c in operands(program, t):
-                    if c not in inside:
-                        used[c] = min(used.get(c, last), p)
+        for t, loops in self.loops_of.items():
+            for c in operands(program, t):
+                outside = loops & ~self.loops_of.get(c, 0)
+                if outside:
+                    used[c] = min(used.get(c, last), (outside & -outside).bit_length() - 1)
         place: dict[int, int] = {}
         for t in reversed(self.terms):
-            needed = t in used or t in outs or has_effects(program.terms[t])
+            needed = t in used or t in self.seq.outs or has_effects(program.terms[t])
             if self.kind[t] is not Kind.WHOLE or not needed:
                 continue
             read = operands(program, t)
@@ -263,52 +315,29 @@ class _Phases:
                 used[c] = min(used.get(c, last), place[t])
         return place
 
-    def stretch(self, p: int) -> list[int]:
-        return sorted(_with_all_picked(self.ex.program, self._stretches.get(p, [])) & self._inside)
+    def _bodies(self) -> dict[int, list[int]]:
+        """The terms that each loop computes, in order."""
+        bodies: dict[int, list[int]] = {p: [] for p in self.roots}
+        for t, loops in self.loops_of.items():
+            for p in bits(loops):
+                bodies[p].append(t)
+        return bodies
 
-    def body(self, p: int) -> list[int]:
-        """The terms that loop ``p`` computes: its roots and the slices they need that no earlier loop has stacked."""
-        return self._bodies[p]
-
-    def _body(self, p: int) -> list[int]:
-        inside: set[int] = set()
-        stack = list(self.roots[p])
-        again = self.sink.union(*(self.levels.get(t, ()) for t in stack))
-        while stack:
-            t = stack.pop()
-            if t in inside:
-                continue
-            inside.add(t)
-            for c in operands(self.ex.program, t):
-                ready = c in self.stacked and self.phase[c] < p
-                if (self.kind.get(c) is Kind.SLICE and not ready) or (c in again and self.kind.get(c) is Kind.WHOLE):
-                    stack.append(c)
-        return sorted(_with_all_picked(self.ex.program, inside) & self._inside)
-
-    def loop(self, p: int) -> Loop:
+    def _loop(self, p: int, body: list[int]) -> Loop:
         roots = self.roots[p]
         folds = tuple(t for t in roots if self.kind[t] is Kind.FOLD)
         stacks = tuple(t for t in roots if self.kind[t] is Kind.SLICE)
-        return Loop(
-            self.index,
-            straight(self.ex.program, tuple(self.body(p)), frozenset(roots)),
-            folds,
-            stacks,
-            tuple(t for t in folds if t in self.levels),
-        )
+        inside = straight(self.ex.program, tuple(body), frozenset(roots))
+        return Loop(self.index, inside, folds, stacks, tuple(t for t in folds if t in self.levels))
 
     def shared_slices(self) -> list[int]:
         """Slices that more than one loop computes: candidates to be kept."""
-        times: dict[int, int] = {}
-        for p in self.roots:
-            for t in self.body(p):
-                times[t] = times.get(t, 0) + 1
-        return [t for t, n in times.items() if n > 1 and self.kind[t] is Kind.SLICE]
+        return [t for t, loops in self.loops_of.items() if self.kind[t] is Kind.SLICE and loops.bit_count() > 1]
 
 
 def shared_slices(ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()) -> list[int]:
     """The slices that several loops over ``i`` would compute again."""
-    return _Phases(ex, seq, i, choices).shared_slices()
+    return Phases(ex, seq, i, choices).shared_slices()
 
 
 def selection_of(call: Call) -> Selection:

@@ -25,13 +25,14 @@ class Limits:
     Attributes:
         max_rows: rows of the e-graph that no further step is expected to exceed.
         max_iterations: steps of the rules that explore.
-        max_seconds: seconds in all, checked between steps.
+        max_seconds: seconds in all, checked between steps. Far more than the other limits allow for: what stops first should not
+            depend on how busy the machine is.
         large_elements: a value of more elements is `large`: rules that explore apply where one is at stake.
     """
 
     max_rows: int = 50_000
     max_iterations: int = 30
-    max_seconds: float = 2.0
+    max_seconds: float = 60.0
     large_elements: int = 16_384
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from typing import Any
@@ -18,7 +18,7 @@ from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Map, bits, children, folded
-from eqsat_mem.loops import Choices, least_chunk, operands, region, shared_slices, split
+from eqsat_mem.loops import Choices, Phases, least_chunk, operands, region, split
 from eqsat_mem.memory import Extents, Memory, Peak, argument_bytes, within
 from eqsat_mem.timing import Timing
 from eqsat_mem.tree import Chunks, Loop, Path, Seq, at, enclosing, loops, regions, with_region
@@ -215,11 +215,7 @@ class _Search:
         for path, seq, extents in self.hot_spots(s):
             for i in self.candidates(seq, extents):
                 small = self.small(seq, extents)
-                for choices in self.keeps(seq, extents, i, Choices(small=small)):
-                    changed = split(self.ex, seq, i, choices)
-                    if changed is not None:
-                        yield self.start(with_region(s.seq, path, changed), s)
-                for changed in self.sunk(seq, extents, i, small):
+                for changed in (*self.cut(seq, extents, i, small), *self.sunk(seq, extents, i, small)):
                     yield self.start(with_region(s.seq, path, changed), s)
 
     def small(self, seq: Seq, extents: Extents) -> frozenset[int]:
@@ -236,9 +232,11 @@ class _Search:
         large = [t for t in simple if self.memory.size(t, extents) * 8 > self.limit]
         if not large:
             return
-        for t in sorted(simple, reverse=True):  # with what they are made of
-            if any(t in operands(program, u) for u in large) and t not in large:
+        read = {c for t in large for c in operands(program, t)}
+        for t in sorted(simple.difference(large), reverse=True):  # with what they are made of
+            if t in read:
                 large.append(t)
+                read.update(operands(program, t))
         changed = split(self.ex, seq, i, Choices(sink=frozenset(large), small=small))
         along = {j for t in large for j in bits(program.free[t]) if extents[j] == self.full[j]}
         if changed is None or not along:
@@ -309,13 +307,23 @@ class _Search:
         ablest = sorted(large, key=lambda i: (-able[i], -extents[i], i))[:CANDIDATES]
         return sorted(ablest, key=lambda i: (-extents[i], i))
 
-    def keeps(self, seq: Seq, extents: Extents, i: int, choices: Choices) -> list[Choices]:
-        """``choices`` with slices to keep for later loops: none, or all whose recomputation takes longer than storing them."""
+    def cut(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Iterator[Seq]:
+        """``seq`` split along ``i``: with no slices kept for later loops, and with all whose recomputation takes longer than storing them.
+
+        Where loops would do too much work again, with all that several of them need.
+        """
         slowest = self.device.levels[-1][1]
-        kept = frozenset(
-            t for t in shared_slices(self.ex, seq, i, choices) if self.recompute_s(t, extents) > 3 * self.memory.size(t, extents) / slowest
-        )
-        return [choices, replace(choices, keep=kept)] if kept else [choices]
+        phases = Phases(self.ex, seq, i, Choices(small=small))
+        shared = phases.shared_slices()
+        dear = [t for t in shared if self.recompute_s(t, extents) > 3 * self.memory.size(t, extents) / slowest]
+        changed = phases.split()
+        if changed is not None:
+            yield changed
+        for keep in (dear, shared) if changed is None else (dear,):
+            keeping = Phases(self.ex, seq, i, Choices(keep=frozenset(keep), small=small))
+            if keeping.stacked != phases.stacked and (kept := keeping.split()) is not None:
+                yield kept
+                break
 
     def recompute_s(self, t: int, extents: Extents) -> float:
         term = self.ex.program.terms[t]

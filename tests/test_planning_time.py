@@ -1,7 +1,9 @@
 """Planning grows in proportion to programs: work is counted, never timed."""
 
+import itertools
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +12,14 @@ from benchmarks.planning import elementwise, training_step, transformer
 from eqsat_mem.config import Options
 from eqsat_mem.costs import cpu
 from eqsat_mem.extract import as_written
-from eqsat_mem.loops import region
+from eqsat_mem.loops import MOST_AGAIN, Phases, region, split
+from eqsat_mem.memory import Memory
 from eqsat_mem.pipeline import plan
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import saturate
 from eqsat_mem.schedule import FEW_LOOPS, MOST_STEPS, _Search, _search, _tied
 from eqsat_mem.trace import load
+from eqsat_mem.tree import regions
 
 
 def loaded(made):
@@ -63,3 +67,45 @@ def test_importing_the_package_loads_nothing_that_it_does_not_need():
     assert "egglog" not in loaded_modules  # whose package takes several times as long as its bindings
     for name in ("matplotlib", "rich", "scipy", "pandas", "IPython", "eqsat_mem.calibrate"):
         assert name not in loaded_modules, name
+
+
+class Counting(Memory):
+    """Counts how often it goes through the kernels of regions."""
+
+    walks = 0
+
+    def _walk(self, seq, extents):
+        self.walks += 1
+        return super()._walk(seq, extents)
+
+
+def test_what_is_held_around_loops_is_worked_out_once_for_all_their_chunks():
+    ex = as_written(saturate(loaded(transformer(2)), load_rules()))
+    search = _Search(ex, 20 * 2**20, cpu(), None, None)
+    tree = max(search.expand(search.start(region(ex))), key=lambda s: len(s.chunks))
+    memory, walks = Counting(ex), []
+    for chunk in (64, 32, 16):
+        memory.total(tree.seq, {**tree.chunks, next(iter(tree.chunks)): chunk})
+        walks.append(memory.walks)
+    assert len(tree.chunks) > 1
+    assert walks[1] - walks[0] == walks[2] - walks[1] < walks[0] / 2
+
+
+def test_loops_that_would_all_start_from_the_arguments_keep_what_several_of_them_need():
+    ex = as_written(saturate(loaded(transformer(16)), load_rules()))
+    seq, search = region(ex), _Search(ex, 20 * 2**20, cpu(), None, None)
+    along = next(i for i in search.candidates(seq, search.full) if Phases(ex, seq, i).computed() > MOST_AGAIN * len(seq.steps))
+    assert split(ex, seq, along) is None
+    cuts = list(search.cut(seq, search.full, along, frozenset()))
+    assert cuts
+    assert all(sum(len(inner.steps) for _, inner in regions(tree)) < (MOST_AGAIN + 1) * len(seq.steps) for tree in cuts)
+
+
+def test_saturation_stops_for_the_same_reason_on_a_busy_machine(monkeypatch):
+    program, rules = loaded(training_step(12)), load_rules()
+    calm = saturate(program, rules)
+    clock = itertools.count(0.0, 0.2)
+    monkeypatch.setattr("eqsat_mem.saturate.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    busy = saturate(program, rules)
+    assert next(clock) > 5.0
+    assert (busy.stopped, busy.rows, busy.iterations) == (calm.stopped, calm.rows, calm.iterations)
