@@ -260,3 +260,14 @@ def test_long_rows_are_read_once_where_two_passes_would_compute_them_twice():
     plan = optimize(lambda x, w: jax.nn.logsumexp(x @ w.T, axis=1), memory_limit=22 * 2**20).plan(x, w)
     assert plan.source.count("einsum") == 1
     assert "rescaled(" in plan.source
+
+
+def test_the_deviation_of_a_kernel_reads_its_elements_once():
+    points = jax.ShapeDtypeStruct((8192, 3), np.float32)
+
+    def deviation(x, y):
+        return jnp.std(jnp.exp(-jnp.sum((x[:, None] - y[None]) ** 2, axis=-1)))
+
+    plan = optimize(deviation, memory_limit="4MiB").plan(points, points)
+    assert len(plan.loops) == 1
+    assert "joined(" in plan.source
