@@ -227,15 +227,19 @@ def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int
 
     Narrow floating-point numbers are widened for contractions and sums. Numbers and small arrays that several operations read at the
     same larger shape, one of them in a fold by the kernel library, are written out once for all, since the library could write them out
-    inside its fusion only if nothing else needed them.
+    inside its fusion only if nothing else needed them. Shapes of other indices with the same extents are one shape: distances of ``x`` to
+    as many ``y``, and to ``x`` itself.
     """
     program = ex.program
-    readers: dict[tuple[int, int], set[int]] = {}
+    readers: dict[tuple[int, tuple[int, ...]], set[int]] = {}
+    shape: dict[tuple[int, tuple[int, ...]], int] = {}
     for t in sorted({t for group in kernels.members for t in group}):
         if isinstance(program.terms[t], Map):
             for c in operands(program, t):
                 if program.free[c] != program.free[t]:
-                    readers.setdefault((c, program.free[t]), set()).add(t)
+                    key = c, tuple(sorted(program.indices[i].extent for i in bits(program.free[t] & ~program.free[c])))
+                    readers.setdefault(key, set()).add(t)
+                    shape.setdefault(key, program.free[t])
     widening = [(k, t) for k, t in enumerate(kernels.kept) if isinstance(t, int) and _widens(program.terms[t])]
     for c in sorted({c for _, t in widening for c in operands(program, t) if is_narrow(program, c)}.difference(kernels.kept)):
         yield c, program.free[c], [k for k, t in widening if c in operands(program, t)]
@@ -243,7 +247,8 @@ def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int
     for k, group in enumerate(kernels.members):
         for t in group:
             computed_in.setdefault(t, []).append(k)
-    for (c, over), users in readers.items():
+    for key, users in readers.items():
+        c, over = key[0], shape[key]
         reading = sorted({k for u in users for k in computed_in[u]})
         folds = [k for k in reading if _by_library(ex, kernels.kept[k])]
         if folds and not users.issubset(kernels.members[folds[0]]):

@@ -51,7 +51,7 @@ def rematerialise(s: Schedule, limit: int, device: Device) -> Schedule:
             return s
         memory = _written(s, device)
         waiting = memory.total(s.seq, s.chunks)
-        tried = (_apply(s, memory, move, moved, device) for move in _moves(s, memory, moved, device)[:TRIED])
+        tried = filter(None, (_apply(s, memory, move, moved, device) for move in _moves(s, memory, moved, device)[:TRIED]))
         following = next((new for new in tried if _written(new[0], device).total(new[0].seq, new[0].chunks) <= waiting), None)
         if following is None:
             break
@@ -206,9 +206,11 @@ def _word(dtype: Any) -> Any:
 # --- the schedule after a move -----------------------------------------------------------------------
 
 
-def _apply(s: Schedule, before: Memory, move: Move, moved: frozenset[int], device: Device) -> tuple[Schedule, frozenset[int]]:
-    """The schedule after a move, and its terms that are computed again."""
+def _apply(s: Schedule, before: Memory, move: Move, moved: frozenset[int], device: Device) -> tuple[Schedule, frozenset[int]] | None:
+    """The schedule after a move, and its terms that are computed again; None if a sum that a loop rescales would lose its level."""
     new = _Rebuilt(s, before, move, moved)
+    if not new.rescaled <= new.ex.rescales.keys():
+        return None
     memory = Memory(new.ex, device.library_folds)
     total = memory.total(new.seq, new.chunks)
     return Schedule(new.ex, new.seq, new.chunks, total, Timing(memory, device).total(new.seq, new.chunks)), frozenset(new.moved)
@@ -222,6 +224,7 @@ class _Rebuilt:
         self.program: Program = s.ex.program.empty_like()
         self.origin: dict[int, int] = {}
         self.moved: set[int] = set()
+        self.rescaled: set[int] = set()
         self.chunks: dict[Loop, int] = {}
         values: dict[int, int] = {}
         self.seq = self.sequence(s.seq, values, ())
@@ -236,17 +239,18 @@ class _Rebuilt:
         return {t: table[old] for t, old in self.origin.items() if old in table}
 
     def rescales(self) -> dict[int, Rescaled]:
-        """The new program's sums with levels of their own: the same chains of new terms."""
+        """The new program's sums with levels of their own: the same chains of new terms, unless a second computation stands between."""
         found: dict[int, Rescaled] = {}
         for t, old in self.origin.items():
             known = self.s.ex.rescales.get(old)
             if known is None:
                 continue
-            chain = [t]
-            while self.origin[chain[-1]] != known.shift:
+            chain, inside = [t], known.chain | {known.shift}
+            while self.origin.get(chain[-1]) in known.chain:
                 below = children(self.program.terms[chain[-1]])
-                chain.append(next(c for c in below if self.origin.get(c) in known.chain | {known.shift}))
-            found[t] = Rescaled(children(self.program.terms[chain[-1]])[1], chain[-1], frozenset(chain[:-1]), known.mean_over)
+                chain.append(next((c for c in below if self.origin.get(c) in inside), -1))
+            if chain[-1] >= 0:
+                found[t] = Rescaled(children(self.program.terms[chain[-1]])[1], chain[-1], frozenset(chain[:-1]), known.mean_over)
         return found
 
     def sequence(self, seq: Seq, values: dict[int, int], path: Path | None) -> Seq:
@@ -274,6 +278,7 @@ class _Rebuilt:
         values |= {t: own[t] for t in made(loop)}
         new = replace(loop, body=body, folds=folds, stacks=stacks, rescaled=tuple(own[t] for t in loop.rescaled))
         self.chunks[new] = self.s.chunks[loop]
+        self.rescaled |= set(new.rescaled)
         return new
 
     def kernel(self, members: Sequence[int], values: Mapping[int, int], steps: dict[Any, None], again: bool = False) -> int:

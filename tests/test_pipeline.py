@@ -220,3 +220,18 @@ def test_plans_keep_to_the_rules_that_are_named():
     assert "expand-distance" not in fired(only_rules=["integer-pow-2", "splitting"])
     with pytest.raises(eqsat_mem.RuleError, match="no rule and no rule file is named 'expand'"):
         fired(without_rules="expand")
+
+
+def test_distances_to_as_many_other_points_and_to_itself_share_what_xla_writes_out():
+    """Both read a column of ``x`` at one shape, though at the indices of other points: it is held at that shape."""
+
+    def squares(x, y):
+        return jnp.sum((x[:, None] - y[None]) ** 2, -1)
+
+    def kernels(x, y):
+        return jax.vmap(lambda x: jnp.mean(jnp.exp(-squares(x, y))) - jnp.mean(jnp.exp(-squares(x, x))))(x)
+
+    shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((40, 100, 4), (100, 4))]
+    plan = eqsat_mem.optimize(kernels, memory_limit="1MiB").plan(*shapes)
+    assert plan.compiled_peak_bytes <= 2**20
+    assert plan.original_peak_bytes > 4 * 40 * 100 * 100 * 4

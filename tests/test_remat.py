@@ -17,7 +17,7 @@ from eqsat_mem.ir import Map
 from eqsat_mem.memory import Memory
 from eqsat_mem.schedule import schedule, straight
 from eqsat_mem.trace import load
-from eqsat_mem.tree import loops
+from eqsat_mem.tree import loops, regions
 from eqsat_mem.verify import compiled_peak
 from tests.execution import brute_force_peak, execute
 
@@ -171,3 +171,22 @@ def test_values_that_are_compared_with_what_was_selected_from_them_are_left_alon
     written = straight(original(load(jax.make_jaxpr(selected)(x), ["x"])), DEVICE)
     made = remat.rematerialise(written, 1, DEVICE)
     assert len(made.ex.exact) == len(written.ex.exact)
+
+
+def test_no_move_ties_what_a_rescaled_sum_exponentiates():
+    """A second computation reads its operands through conversions of bits, in which the sum's way to its level is lost."""
+
+    def attention(x, y):
+        score = x @ y.T
+        weight = jnp.exp(score - score.max(1, keepdims=True))
+        return weight.sum(1), weight @ y
+
+    x, y = numbers(64, 8), numbers(2048, 8, seed=1)
+    s = eqsat_mem.optimize(attention, memory_limit=200_000).plan(x, y).schedule
+    memory = Memory(s.ex, DEVICE.library_folds, as_run=False)
+    path, body = next((path, seq) for path, seq in regions(s.seq) if path and any(t in s.ex.rescales for t in seq.outs))
+    kept = memory.fused(body).kept
+    moves = [remat.Move(path, (q,), use, kept[0], 1, 1.0) for use in range(1, len(kept)) for q in range(use)]
+    results = [remat._apply(s, memory, move, frozenset(), DEVICE) for move in moves]
+    assert None in results
+    assert all(set(loop.rescaled) <= new.ex.rescales.keys() for new, _ in filter(None, results) for loop in loops(new.seq))
