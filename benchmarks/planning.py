@@ -15,12 +15,15 @@ import jax.numpy as jnp
 
 from benchmarks.racing import Question, Row, main, markdown
 from eqsat_mem.config import Options
+from eqsat_mem.control import aval_bytes
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.flatten import flatten
 from eqsat_mem.pipeline import plan
 
 SIZES = {"tiny": [40, 80], "small": [100, 300, 1_000, 2_500, 5_000], "full": [100, 300, 1_000, 2_500, 5_000]}
 """Equations, about."""
+ROOM = 48 * 2**20
+"""Bytes beside arguments and results that programs of every depth are planned for."""
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -95,9 +98,10 @@ def measure(family: str, wanted: int) -> Row:
     jaxpr = jax.make_jaxpr(function)(*args)
     names = [f"x{k}" for k in range(len(jaxpr.in_avals))]
     row: Row = {"case": f"{family}, {depth} layers", "family": family, "equations": len(flatten(jaxpr).equations)}
+    limit = aval_bytes(jaxpr.in_avals) + aval_bytes(jaxpr.out_avals) + ROOM
     start = time.perf_counter()
     try:
-        stages = plan(jaxpr, Options(memory_limit="100MiB", verify=False), names).seconds
+        stages = plan(jaxpr, Options(memory_limit=limit, verify=False), names).seconds
     except MemoryLimitError:  # which is known when the search is over
         stages = {}
     return row | {"seconds": time.perf_counter() - start, "stages": dict(stages)}

@@ -34,6 +34,8 @@ from eqsat_mem.tree import Loop, Path, Seq, at, enclosing, made
 
 MOST_MOVES = 400
 """Moves of one schedule."""
+MOST_REBUILT = 400_000
+"""Terms that the moves of one schedule write anew: each move writes the whole program."""
 TRIED = 6
 """Moves that are tried before the next one is given up."""
 LONGEST = 24
@@ -46,7 +48,7 @@ def rematerialise(s: Schedule, limit: int, device: Device) -> Schedule:
     """The schedule with values computed again until it fits ``limit`` bytes; with the moves that lower its peak if it never does."""
     moved: frozenset[int] = frozenset()
     best = s
-    for _ in range(MOST_MOVES):
+    for _ in range(min(MOST_MOVES, MOST_REBUILT // max(len(s.ex.program.terms), 1))):
         if s.fits(limit):
             return s
         memory = _written(s, device)

@@ -151,6 +151,16 @@ def test_inside_a_loop():
     same(jax.jit(emit(made).function)(*args), [batch(*args)])
 
 
+def test_moves_of_large_programs_write_so_many_terms_and_no_more(monkeypatch):
+    _, _, written = case(normalised)
+    applied = []
+    apply = remat._apply
+    monkeypatch.setattr(remat, "_apply", lambda *args: applied.append(args) or apply(*args))
+    monkeypatch.setattr(remat, "MOST_REBUILT", 3 * len(written.ex.program.terms))
+    remat.rematerialise(written, 1, DEVICE)
+    assert 0 < len(applied) <= 3 * remat.TRIED
+
+
 def test_optimize_computes_again_where_loops_take_longer():
     flat, args, _ = case(spectral)
     limit = int(0.7 * held(flat, args))
