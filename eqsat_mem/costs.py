@@ -74,7 +74,13 @@ def cpu() -> Device:
         name=f"cpu ({cores} cores)",
         flops=225e9 * cores,
         elements=50e9 * cores,
-        levels=((l2 / 2, 50e9 * cores), (l2, 40e9 * cores), (l3, 30e9 * cores), (4 * l3, 25e9 * cores), (math.inf, 20e9 * cores)),
+        levels=(
+            (l2 / 2, 90e9 * cores),
+            (l2, 75e9 * cores),
+            (0.45 * l3, 65e9 * cores),
+            (l3, 20e9 * cores),
+            (math.inf, 15e9 * cores),
+        ),
         kernel_s=1e-6,
         iteration_s=2e-6,
         reduce_weight=9.0,
@@ -149,20 +155,24 @@ def _weight(term: Map) -> float:
 
 
 def dot_s(program: Program, term: Dot, extents: Sequence[int], device: Device) -> float:
-    """A contraction at the matrix unit's rate, less where a side is too thin to fill it, or has too few rows for all cores."""
+    """A contraction at the matrix unit's rate, less where a side is too thin to fill it, or has too few rows for all cores.
+
+    A CPU's library puts the columns in an order of its own first, for however few rows.
+    """
     left, right = program.free[term.lhs], program.free[term.rhs]
     rows, columns = (left, right) if _first(left & ~right) < _first(right & ~left) else (right, left)
     m, n = (_product(extents, side & ~other & ~term.over) for side, other in ((rows, columns), (columns, rows)))
     k = _product(extents, (rows | columns) & term.over)
     batch = _product(extents, rows & columns & ~term.over)
     width = itemsize(term.dtype) / 4
-    fill = m / (m + 4) * n / (n + 12) * k / (k + 20)
+    fill = m / (m + 2) * n / (n + 12) * k / (k + 20)
     busy = min(device.matrix_cores, max(1.0, m / CORE_ROWS * max(1.0, n / CORE_COLUMNS))) / device.matrix_cores
     work = 2.0 * batch * m * n * k * width
     vector = work / 2 * (1 + device.reduce_weight) / device.elements
     if m == n == 1:  # no matrix: XLA multiplies elementwise, having copied an operand into the layout of the other
         return 2 * vector
-    return min(work / (device.flops * max(fill * busy, 1e-3)), vector)
+    packing = batch * k * n * itemsize(term.dtype) / device.levels[-1][1] if device.library_folds else 0.0
+    return min(work / (device.flops * max(fill * busy, 1e-3)) + packing, vector)
 
 
 def _first(mask: int) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,12 +131,19 @@ class _Writer(Expressions):
     def output(self, t: int, axes: Axes, scope: Scope) -> str:
         return self.in_axes(self.read(t, scope), axes, scope).text
 
-    def sequence(self, seq: Seq, scope: Scope) -> None:
+    def sequence(self, seq: Seq, scope: Scope, rescaled: Collection[int] = ()) -> None:
+        """The lines of a region; what is ``rescaled`` is multiplied where a loop combines it, which the library would do in its fold."""
         fused = self.memory.fused(seq)
         terms = [s for s in seq.steps if isinstance(s, int)]
         users = Counter(source_of(self.program_ir, c) for s in terms for c in children(self.program_ir.terms[s]))
         kept = frozenset(s for s in fused.kept if isinstance(s, int))
-        region = Region(frozenset(terms), users, seq.outs, kept, ends(self.ex, seq, fused))
+        region = Region(
+            frozenset(terms),
+            users,
+            seq.outs,
+            kept,
+            ends(self.ex, seq, fused) | {t for t in rescaled if isinstance(self.program_ir.terms[t], Fold)},
+        )
         place = {step: k for k, step in enumerate(seq.steps)}
         for step, members in sorted(zip(fused.kept, fused.members), key=lambda kernel: place[kernel[0]]):
             if isinstance(step, int):
@@ -168,7 +175,7 @@ class _Writer(Expressions):
         shifts, means = {r.shift: r.level for r in known if not r.mean_over}, {r.level: r.mean_over for r in known if r.mean_over}
         inner = Scope(scope, loop.index, ind + "    ", shifts=shifts, means=means)
         self.line(inner, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {carry}")
-        self.sequence(loop.body, inner)
+        self.sequence(loop.body, inner, loop.rescaled)
         self.note_names(inner)
         self.holds |= {name: t for name, t in zip(names, results) if name not in self.holds}
         carried = dict(zip(results, names))

@@ -162,3 +162,16 @@ def test_a_search_that_is_written_out_is_faster_than_loops_around_it_and_holds_n
     found = schedule(ex, 2**21, DEVICE)
     assert not list(loops(found.seq))
     assert found.peak_bytes == (500 + 600) * 12 * 4 + 500 * 600 * 4
+
+
+def test_a_contraction_of_few_rows_pays_for_its_columns_as_often_as_it_runs():
+    ex = traced(lambda x, y: x @ y.T, (4096, 64), (20000, 64))
+    t = ex.program.roots()[0]
+
+    def seconds(rows: int) -> float:
+        extents = [rows if i.extent == 4096 else i.extent for i in ex.program.indices]
+        return 4096 / rows * arithmetic_s(ex.program, t, extents, DEVICE)
+
+    packing = 20000 * 64 * 4 / DEVICE.levels[-1][1]
+    assert seconds(16) > seconds(64) + 0.9 * (256 - 64) * packing
+    assert seconds(64) < 1.3 * seconds(512)
