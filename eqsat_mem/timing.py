@@ -15,6 +15,8 @@ from eqsat_mem.tree import Chunks, Loop, Seq, made
 
 STRIDED = 1.5
 """How much longer unrolled folds take outside of loops, where XLA fuses the taking apart of their arguments into them."""
+NOT_UNROLLED = 5.0
+"""How much longer they take in a program as written, which XLA does not unroll."""
 
 STALL = 9
 """How many times longer a fold takes that stalls: see ``fusion.LONG``."""
@@ -130,7 +132,7 @@ class Timing:
                 late = (t for t in operands if stalls(self.memory.ex, t, extents, (term,)))
                 work += STALL * sum(self._arithmetic(t, extents, False) for t in late)
             if whole and fused.unrolled.intersection(members):
-                work *= STRIDED
+                work *= STRIDED if self.emitted else NOT_UNROLLED
             if self._runs_alone(step, seq):
                 work *= self.device.matrix_cores
             made = 0 if step in fused.streamed else self.memory.size(step, extents)
