@@ -47,7 +47,7 @@ class Extraction:
         splits: indices along which a term may be computed slice by slice.
         accumulates: indices over which a fold or a contraction may be accumulated chunk by chunk.
         unrolls: indices over which a fold or a contraction, or along which a search, may be written out element by element.
-        rescales: sums that hold the factor exp(-r) of a level r, so that chunks of them may be computed with levels of their own.
+        rescales: sums that hold the factor exp(-r) of a level r, or of squares less a mean: chunks of them may have levels of their own.
     """
 
     program: Program

@@ -119,31 +119,25 @@ def _sort_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
     return 1000.0 * sum(map(math.prod, ins)) * max(1.0, math.log2(max(length, 1)))
 
 
+def _search_row(name: str, order: str) -> BlockOp:
+    """A search for the first place of the element that is in ``order`` with all others."""
+    return BlockOp(
+        name,
+        _search,
+        unchanged,
+        _search_weight,
+        _search_text(name),
+        helpers=(first_place,),
+        fuses=True,
+        scratch=_extremes,
+        written_out=_written_out(order),
+    )
+
+
 ORDERING = [
     *(BlockOp(name, _running, unchanged, _per_element(180), _along(name)) for name in ("cumsum", "cumprod", "cummax", "cummin")),
     BlockOp("cumlogsumexp", _running, unchanged, _per_element(40), _along("cumlogsumexp")),
-    BlockOp(
-        "argmax",
-        _search,
-        unchanged,
-        _search_weight,
-        _search_text("argmax"),
-        helpers=(first_place,),
-        fuses=True,
-        scratch=_extremes,
-        written_out=_written_out("ge"),
-    ),
-    BlockOp(
-        "argmin",
-        _search,
-        unchanged,
-        _search_weight,
-        _search_text("argmin"),
-        helpers=(first_place,),
-        fuses=True,
-        scratch=_extremes,
-        written_out=_written_out("le"),
-    ),
+    *map(_search_row, ("argmax", "argmin"), ("ge", "le")),
     BlockOp("sort", _sort, unchanged, _sort_weight, _sort_text),
     BlockOp(
         "top_k",
