@@ -27,8 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import eqsat_mem
-from eqsat_mem.config import device_capacity
+from eqsat_mem.config import device_capacity, parse_bytes
 from eqsat_mem.errors import MemoryLimitError
+from eqsat_mem.sizes import format_bytes
 from eqsat_mem.verify import held_bytes
 
 RESULTS = Path(__file__).parent / "results"
@@ -178,7 +179,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         held = [f"{row['held_bytes'][n] / 2**20:,.1f}" if n in row["held_bytes"] else "" for n in ("plain", "plan")]
         cells = [_cell(row, name) for name in (*names, "plan")]
-        lines.append([row["case"], str(row["limit"]), *cells, *held, f"{row['plan_seconds']:.2f} s"])
+        lines.append([row["case"], format_bytes(parse_bytes(row["limit"])), *cells, *held, f"{row['plan_seconds']:.2f} s"])
     return markdown(lines)
 
 
