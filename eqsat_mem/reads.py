@@ -92,7 +92,7 @@ class Reader:
         else:
             value = self.pinned(self.read(t, scope), fixed)
             if value.layout:
-                value = self.assign(value.text, value.layout, scope, self.argument_word(t))
+                value = self.read_once(value.text, value.layout, scope, self.argument_word(t))
         scope.values[(t, fixed)] = value
         return value
 
@@ -138,7 +138,7 @@ class Reader:
         if str(self.program_ir.terms[t].dtype) == "bfloat16":  # XLA:CPU would widen the whole array ahead of the loop
             where = f"*lax.optimization_barrier(({where}))"
         text = f"lax.dynamic_slice_in_dim({where}, size_{index}, {axis})"
-        return self.assign(text, value.layout, into, value.text)
+        return self.read_once(text, value.layout, into, value.text)
 
     def argument(self, t: int, scope: Scope) -> Value:
         """An argument or constant as an array with one axis per index."""
@@ -153,14 +153,14 @@ class Reader:
             kept = tuple(dict.fromkeys(flat))
             text = 'jnp.einsum("{}->{}", {})'.format(*self.spell(flat, kept), text)
             flat = kept
-        return Value(name, flat) if text == name else self.assign(text, flat, scope, name)
+        return Value(name, flat) if text == name else self.read_once(text, flat, scope, name)
 
     def iota(self, term: Iota, scope: Scope) -> Value:
         index, dtype, extent = self.indices[term.index], self.dtype(term.dtype), self.extent(term.index, scope)
         text = f"lax.iota({dtype}, {extent})"
         if extent == f"size_{index}":  # a loop around this scope runs over the index
             text += f" + jnp.asarray(start_{index}, {dtype})"
-        return self.assign(text, (term.index,), scope, f"iota_{index}")
+        return self.read_once(text, (term.index,), scope, f"iota_{index}")
 
     # layouts and shapes
 
@@ -238,6 +238,15 @@ class Reader:
         name = identifier(word, self.taken)
         self.line(scope, f"{name} = {text}")
         return Value(name, layout)
+
+    def read_once(self, text: str, layout: Layout, scope: Scope, word: str) -> Value:
+        """A line for what is read, unless it is read already: one array may stand under several names of its axes."""
+        for holder in scope.around():
+            if text in holder.reads:
+                return Value(holder.reads[text], layout)
+        value = self.assign(text, layout, scope, word)
+        scope.reads[text] = value.text
+        return value
 
     def line(self, scope: Scope, text: str) -> None:
         scope.lines.append(scope.indent + text)

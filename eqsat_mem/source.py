@@ -42,7 +42,7 @@ class Scope:
     """Values by term and results by call, inside the body of a loop over ``index`` or (``index`` None) of the whole program.
 
     ``shifts`` are the terms that subtract a level, which stands for a chunk only, and that level; ``means`` those that are the mean of a
-    chunk here, and the indices that they are means over.
+    chunk here, and the indices that they are means over. ``reads`` are the names of what is read here, by how it is read.
     """
 
     parent: Scope | None = None
@@ -50,6 +50,7 @@ class Scope:
     indent: str = "    "
     values: dict[Any, Value] = field(default_factory=dict)
     calls: dict[Any, list[str]] = field(default_factory=dict)
+    reads: dict[str, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     shifts: dict[int, int] = field(default_factory=dict)
     means: dict[int, int] = field(default_factory=dict)

@@ -139,6 +139,14 @@ def test_renamed_reads_take_the_whole_of_what_a_loop_slices():
             check(lambda a: a @ a.T + (jnp.exp(a @ a.T).T + jnp.exp(a) @ a.T), A, extent=extent, chunk=chunk)
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_what_stands_under_several_names_is_read_once(chunk):
+    source = check(lambda a: (jnp.sum(jnp.exp(a[:, None] * a[None]), -1), jnp.sum(a[:, None] - a[None], 1)), A, extent=3, chunk=chunk)
+    reads = [line.partition(" = ")[2] for line in source.splitlines() if "dynamic_slice_in_dim" in line or "[:, " in line.partition("=")[2]]
+    assert reads
+    assert len(set(reads)) == len(reads)
+
+
 def test_user_lines_stand_above_what_they_made():
     assert "test_emit.py" in check(lambda a: jnp.exp(a) @ a.T, A)
 
