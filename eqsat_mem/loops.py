@@ -131,8 +131,10 @@ class Phases:
     """Kinds, phases and placement of the terms of one region under one index."""
 
     def __init__(self, ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()):
-        self.ex, self.seq, self.index, self.sink, self.small = ex, seq, i, choices.sink, choices.small
+        self.ex, self.seq, self.index, self.sink = ex, seq, i, choices.sink
         self.terms: list[int] = [t for t in seq.steps if isinstance(t, int)]
+        self.picked = _picked_together(ex.program, self.terms)
+        self.small = choices.small.difference(*(together for together in self.picked if not choices.small.issuperset(together)))
         assert len(self.terms) == len(seq.steps), "only straight regions are split"
         self.kind: dict[int, Kind] = {}
         self.phase: dict[int, int] = {}
@@ -256,7 +258,7 @@ class Phases:
                         found[c] |= found[t] & ((2 << self.phase[c]) - 1) if c in self.stacked else found[t]
                     elif kind is Kind.WHOLE:
                         found[c] |= found[t] & again.get(c, 0)
-        for together in _picked_together(program, self.terms):
+        for together in self.picked:
             found |= dict.fromkeys(together, functools.reduce(operator.or_, (found[t] for t in together)))
         return found
 

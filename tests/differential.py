@@ -16,7 +16,7 @@ from eqsat_mem.costs import cpu, term_seconds
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction, as_written, extract, original
 from eqsat_mem.ir import Map, Program
-from eqsat_mem.loops import Choices, Kind, kind_of, operands, region, shared_slices, split
+from eqsat_mem.loops import Choices, Kind, kind_of, least_chunk, operands, region, shared_slices, split
 from eqsat_mem.memory import Memory
 from eqsat_mem.remat import rematerialise
 from eqsat_mem.rules import RuleSet, load_rules
@@ -89,7 +89,7 @@ def random_tree(ex: Extraction, rng: random.Random, most: int = 3) -> tuple[Seq,
         changed = split(ex, inner, index, _random_choices(ex, inner, index, rng))
         if changed is not None:
             seq = with_region(seq, path, changed)
-    return seq, {loop: _chunk(ex.program.indices[loop.index].extent, rng) for loop in loops(seq)}
+    return seq, {loop: max(_chunk(ex.program.indices[loop.index].extent, rng), least_chunk(ex, loop)) for loop in loops(seq)}
 
 
 def _random_choices(ex: Extraction, seq: Seq, i: int, rng: random.Random) -> Choices:

@@ -17,7 +17,8 @@ from jax import lax
 from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction, original
-from eqsat_mem.loops import region, split
+from eqsat_mem.ir import Block
+from eqsat_mem.loops import Choices, region, split
 from eqsat_mem.schedule import Schedule, straight
 from eqsat_mem.trace import load
 from eqsat_mem.tree import loops, with_region
@@ -180,6 +181,19 @@ def rows_with_ties(extent: int) -> np.ndarray[Any, Any]:
 def test_the_largest_of_all_chunks_are_the_largest(extent, chunk, results):
     source = check(lambda x: lax.top_k(x, 3)[results], rows_with_ties(extent), extent=extent, chunk=chunk)
     assert "merge_top_k" in source
+
+
+def test_results_of_a_selection_are_small_together():
+    """Elements may take more bytes than their places, and be too large for what counts as small where the places are not."""
+    rows = rows_with_ties(61)
+    ex = original(load(jax.make_jaxpr(lambda x: lax.top_k(x + 0, 3))(rows), ["x"]))
+    places = {t for t, term in enumerate(ex.program.terms) if isinstance(term, Block) and term.out == 1}
+    small = places.union(t for t in ex.program.reachable() if not isinstance(ex.program.terms[t], Block))
+    tree = split(ex, region(ex), index_of(ex.program, 61), Choices(small=frozenset(small)))
+    assert tree is not None
+    code = emit(Schedule(ex, tree, dict.fromkeys(loops(tree), 16), 0, 0.0))
+    for got, want in zip(code.function(rows), lax.top_k(rows, 3), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("result", [0, 1])
