@@ -167,8 +167,11 @@ class Reader:
     def layout(self, t: int) -> Layout:
         return tuple(bits(self.program_ir.free[t]))
 
-    def aligned(self, value: Value, layout: Layout) -> Value:
-        """``value`` with an axis (of extent one where it does not depend on it) for each index of ``layout``."""
+    def aligned(self, value: Value, layout: Layout, whole: bool = False) -> Value:
+        """``value`` with an axis (of extent one where it does not depend on it) for each index of ``layout``.
+
+        Leading axes of extent one are left out, as broadcasting allows, unless the ``whole`` layout is asked for.
+        """
         have = tuple(i for i in layout if i in value.layout)
         if not value.layout:
             return Value(value.text, (), value.atom)
@@ -176,7 +179,7 @@ class Reader:
         if have != value.layout:
             order = tuple(value.layout.index(i) for i in have)
             text, atom = f"{wrap(Value(text, (), atom))}.transpose({', '.join(map(str, order))})", True
-        first = layout.index(have[0])
+        first = 0 if whole else layout.index(have[0])
         where = [":" if i in have else "None" for i in layout[first:]]
         if "None" in where and value.picked is not None and have == value.layout:
             base, positions = value.picked

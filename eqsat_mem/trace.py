@@ -156,6 +156,9 @@ class _Builder:
     def fold(self, eqn: Equation, plan: Plan) -> None:
         (arg,), out, over = self.reads(eqn, plan), eqn.outs[0], mask_of(self.axis(plan.over))
         monoid = ops.REDUCTIONS[eqn.prim.name]
+        if self.program.extent(over) == 0:  # of no elements, whatever literal stands for them
+            self.term[out] = self.program.add(Literal.of(ops.MONOIDS[monoid].identity(self.flat.dtypes[out]), self.flat.dtypes[out]))
+            return
         self.term[out] = self.program.add(Fold(self.flat.dtypes[out], monoid, over, arg), eqn.source) if over else arg
 
     def dot(self, eqn: Equation, plan: Plan) -> None:

@@ -107,6 +107,28 @@ def test_numbers_beside_calls_of_lax_keep_their_dtype():
     check(lambda k: (k // 5, k % 5, k >> 1), k)
 
 
+@pytest.mark.parametrize("name", ["pow", "rem", "atan2", "nextafter", "complex", "div"])
+def test_operands_of_calls_of_lax_have_one_number_of_axes(name):
+    """Elementwise operations of values that depend on different indices; functions of ``lax`` add no axes of their own."""
+    function = getattr(lax, name)
+    a, b = RNG.uniform(1, 2, 7).astype(np.float32), RNG.uniform(1, 2, 5).astype(np.float32)
+    check(lambda a, b: function(*jnp.broadcast_arrays(a[:, None], b)), a, b)
+    check(lambda a, b: jnp.abs(function(*jnp.broadcast_arrays(a, b[:, None]))).sum(1), a, b, extent=5)
+    if name in ("rem", "div"):
+        check(lambda i, j: function(*jnp.broadcast_arrays(i[:, None], j)), np.arange(7), np.arange(1, 4))
+        check(lambda i, j: (i[:, None] // j, i % j[:, None], i << j[:, None]), np.arange(7), np.arange(1, 4))
+
+
+@pytest.mark.parametrize("fold", ["sum", "prod", "max", "min", "and", "or", "xor"])
+def test_folds_of_computed_values_without_elements_are_identities(fold):
+    reduce = getattr(lax, f"reduce_{fold}")
+    check(lambda a: (reduce(a + 1, (0,)), reduce(a + 1, (0, 1))), np.zeros((0, 3), np.int32))
+    if fold in ("and", "or"):
+        check(lambda a: reduce(a > 0, (0,)), np.zeros((0, 3), np.float32))
+    elif fold != "xor":
+        check(lambda a: reduce(a + 1, (0,)), np.zeros((0, 3), np.float32))
+
+
 def test_nan_and_infinity_are_written_so_that_python_reads_them():
     check(lambda a: jnp.where(a > 0, jnp.nan, -jnp.inf), A)
     check(lambda a: jnp.asarray(a).at[np.array([0, 3, 20])].get(mode="fill"), A)  # out of bounds is nan

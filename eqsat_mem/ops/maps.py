@@ -68,6 +68,12 @@ def map_text(op: str, params: Params | Mapping[str, Any], args: Sequence[str], d
     return text
 
 
+def needs_equal_ranks(op: str, params: Params | Mapping[str, Any], arity: int, dtype: Any) -> bool:
+    """Whether the source of an operation takes arrays of one number of axes only, as functions of ``lax`` do."""
+    row = MAPS.get(op)
+    return row is None or row.text is None or _is_call(row, arity, dict(params), dtype)
+
+
 def _is_call(row: MapOp, arity: int, given: Mapping[str, Any], dtype: Any) -> bool:
     """Whether a row's source is a call of a ``lax`` function, which converts no operand; operands may themselves begin with one."""
     return str(_render(row, ["x"] * arity, given, dtype)).startswith("lax.")
