@@ -21,12 +21,13 @@ from eqsat_mem.config import device_capacity
 from eqsat_mem.costs import Device, term_seconds
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction, as_written, extract
+from eqsat_mem.ladders import ladder
 from eqsat_mem.loops import region
 from eqsat_mem.pipeline import MEMORY_PRICES
 from eqsat_mem.profiles import device_in_use
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import saturate
-from eqsat_mem.schedule import Schedule, _Search, ladder
+from eqsat_mem.schedule import Schedule, Search
 from eqsat_mem.trace import load
 from eqsat_mem.tree import Loop
 from eqsat_mem.verify import compiled_peak
@@ -67,7 +68,7 @@ def alternatives(b: Benchmark, device: Device, count: int) -> list[Schedule]:
 
 def _schedules(ex: Extraction, limit: int, device: Device) -> list[Schedule]:
     """The straight program; trees of one split with every other chunk size, and of one more split with the chunks found for them."""
-    search = _Search(ex, limit, device, None, None)
+    search = Search(ex, limit, device)
     straight = search.start(region(ex))
     found = [straight]
     for new in search.expand(straight):

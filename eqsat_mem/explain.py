@@ -18,7 +18,6 @@ from eqsat_mem.control import calls
 from eqsat_mem.costs import Device
 from eqsat_mem.events import Explaining, listening, tell
 from eqsat_mem.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
-from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Program
 from eqsat_mem.memory import Memory
 from eqsat_mem.needed import smallest
@@ -28,13 +27,14 @@ from eqsat_mem.progress import on_terminal
 from eqsat_mem.report import Plan
 from eqsat_mem.rivals import Search, rivals
 from eqsat_mem.rules import load_rules
-from eqsat_mem.schedule import Schedule, schedule
+from eqsat_mem.schedule import Schedule, fastest
+from eqsat_mem.schedule import Search as TreeSearch
 from eqsat_mem.timeline import Point, timeline
 from eqsat_mem.timing import Timing
 from eqsat_mem.tree import loops
 
 Scheduler = Callable[..., Schedule]
-"""What :func:`eqsat_mem.schedule.schedule` is, or the same with a memory."""
+"""What :func:`eqsat_mem.schedule.fastest` is, or the same with a memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,13 +170,14 @@ class Remembering:
     def __init__(self) -> None:
         self._known: dict[Any, Schedule] = {}
 
-    def __call__(self, ex: Extraction, *arguments: Any) -> Schedule:
-        program = ex.program
+    def __call__(self, search: TreeSearch, rival: Schedule | None) -> Schedule:
+        ex, program = search.ex, search.ex.program
         facts = (tuple(sorted(table.items())) for table in (ex.splits, ex.accumulates, ex.unrolls))
         planned = tuple(id(call) for call in calls(program) if call.bodies)  # calls are equal whatever the plans of their bodies
-        key = (tuple(program.terms), tuple(program.outputs), tuple(program.effects), planned, *facts, arguments)
+        against = rival and (rival.splits, rival.peak_bytes, rival.seconds)
+        key = (tuple(program.terms), tuple(program.outputs), tuple(program.effects), planned, *facts, search.limit, against)
         if key not in self._known:
-            self._known[key] = schedule(ex, *arguments)
+            self._known[key] = fastest(search, rival)
         return self._known[key]
 
 

@@ -29,7 +29,7 @@ from eqsat_mem.remat import rematerialise
 from eqsat_mem.report import Plan
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
-from eqsat_mem.schedule import Schedule, schedule, straight
+from eqsat_mem.schedule import Schedule, Search, fastest, straight
 from eqsat_mem.staging import forms
 from eqsat_mem.trace import load
 from eqsat_mem.verify import compiled_peak
@@ -102,7 +102,7 @@ class _Forms:
 
 
 def _fastest_form(
-    programs: _Forms, options: Options, device: Device, clock: _Clock, limit: int, scheduler: Scheduler = schedule
+    programs: _Forms, options: Options, device: Device, clock: _Clock, limit: int, scheduler: Scheduler = fastest
 ) -> tuple[Schedule, Schedule, tuple[str, ...]]:
     """The fastest schedule of the first form that fits (else the smallest of all), the program as written, and the rules that fired."""
     found = []
@@ -120,7 +120,7 @@ def _order(s: Schedule, limit: int) -> tuple[bool, float]:
 
 
 def _again(
-    loaded: Program, options: Options, device: Device, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = schedule
+    loaded: Program, options: Options, device: Device, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = fastest
 ) -> Schedule:
     """The best schedule that the same search finds without some rules; it stops for other reasons than the clock."""
     patient = replace(options, max_seconds=PATIENCE_S, without_rules=(*options.without_rules, *sorted(without)))
@@ -145,16 +145,26 @@ def _fastest(
         candidates = _distinct([*extracted, *(new for ex in extracted if (new := reordered(ex, rules, seconds)) is not None)])
     with clock("schedule"):
         knobs = options.tensor_size_threshold, options.tensor_split_size
-        found = [scheduler(c, limit, device, *knobs, False) for c in candidates]
-        if not any(s.fits(limit) for s in found):
-            found += [scheduler(c, 0, device, *knobs, False) for c in candidates]  # the least memory counts only where none fits
-        best = min(found, key=partial(_order, limit=limit))
-        for s in [best, *(straight(c, device) for c in candidates)]:
+        searches = sorted((Search(c, limit, device, *knobs) for c in candidates), key=lambda search: search.straight.seconds)
+        best = _best(searches, scheduler)
+        if not best.fits(limit):  # the least memory counts only where none fits
+            best = min(best, _best([search.within(0) for search in searches], scheduler), key=lambda s: s.peak_bytes)
+        for s in [best, *(search.straight for search in searches)]:
             if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)):
                 best = min(best, rematerialise(s, limit, device), key=partial(_order, limit=limit))
         tell(Searched(best, view))
         before = straight(written, device, emitted=False)
         return best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(view.matches))
+
+
+def _best(searches: Sequence[Search], scheduler: Scheduler) -> Schedule:
+    """The best schedule of several programs that compute the same, each searched with the best of those before in sight."""
+    best: Schedule | None = None
+    for search in searches:
+        found = scheduler(search, best)
+        best = found if best is None else min(best, found, key=partial(_order, limit=search.limit))
+    assert best is not None, "there is the program as written"
+    return best
 
 
 def _rules(options: Options) -> RuleSet:
@@ -193,7 +203,7 @@ def _keep(jaxpr: ClosedJaxpr, loaded: Program, before: Schedule, limit: int, opt
     if not options.verify and has_plans(before.ex.program):
         return None  # it was predicted to fit with the plans of its loops' bodies
     function = jaxpr_as_fun(jaxpr)
-    held = compiled_peak(function, jaxpr.in_avals)[0] if options.verify else None
+    held = compiled_peak(function, jaxpr.in_avals, optimise=False)[0] if options.verify else None
     if held is not None:
         tell(Compiled(held, before.peak_bytes, limit))
     if held is not None and held > limit:
@@ -215,7 +225,7 @@ def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, opti
             code = emit(best, name)
             if not options.verify:
                 return _Chosen(best, code, None, target)
-            held = compiled_peak(code.function, jaxpr.in_avals)[0]
+            held = compiled_peak(code.function, jaxpr.in_avals, optimise=False)[0]
             tell(Compiled(held, best.peak_bytes, limit))
             if held <= limit:
                 return _Chosen(best, code, held, target)

@@ -8,16 +8,16 @@ steps that it looks at, never by a clock, so that plans are deterministic.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
-from typing import Any
 
 from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Map, bits, children, folded
+from eqsat_mem.ladders import first_chunk, ladder, same_loop, tied
 from eqsat_mem.loops import Choices, Phases, least_chunk, operands, region, split
 from eqsat_mem.memory import Extents, Memory, Peak, argument_bytes, within
 from eqsat_mem.timing import Timing
@@ -31,12 +31,12 @@ SMALL_SHARE = 1 / 32
 """The share of the room beside arguments up to which a value is computed whole rather than in a loop."""
 ROOM_TOLL = 0.1
 """The share that filling the limit must save: what is predicted to be as fast in less leaves room for what is not predicted."""
-FEW_LOOPS = 32
-"""Up to so many loops of a tree, or groups of loops that are alike, get their chunk sizes one by one."""
 LARGE_PROGRAM = 200
 """Terms from which on only one tree is kept, and split further up."""
 TILED = 4
 """Of the trees that a large program may become by one more split, as many of the best get chunk sizes of their own."""
+BEHIND = 4.0
+"""A tree that takes so many times as long as the best found, in whatever program, is split no further."""
 MOST_STEPS = 120_000
 """Steps of trees that one search looks at: ten times what programs of a hundred terms need, and all that those of thousands get."""
 CANDIDATES = 6
@@ -45,15 +45,20 @@ WORTHWHILE = 0.05
 """The share of a schedule's time that a region must lose to memory traffic and overheads to be split for speed."""
 
 
+Split = tuple[int, int]
+"""A step of the search: an index, and which of the ways to split a region along it."""
+
+
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """A loop tree with its chunk sizes, predicted peak in bytes and predicted seconds."""
+    """A loop tree with its chunk sizes, predicted peak in bytes and predicted seconds; ``splits`` made it from the straight program."""
 
     ex: Extraction
     seq: Seq
     chunks: Chunks
     peak_bytes: int
     seconds: float
+    splits: tuple[Split, ...] = ()
 
     def fits(self, limit: int) -> bool:
         return self.peak_bytes <= limit
@@ -74,51 +79,77 @@ def schedule(
     ``tensor_size_threshold`` restricts splitting to regions with a value of more bytes than that, and ``tensor_split_size`` bounds the
     bytes of each value inside a loop (the paper's two knobs).
     """
-    best = _search(_Search(ex, limit, device, tensor_size_threshold, tensor_split_size))
+    search = Search(ex, limit, device, tensor_size_threshold, tensor_split_size)
+    best = fastest(search)
     if smallest and not best.fits(limit):
-        least = _search(_Search(ex, 0, device, tensor_size_threshold, tensor_split_size))  # it does not stop at what almost fits
-        best = min(best, least, key=lambda s: s.peak_bytes)
-    tell(Scheduled(best, limit))
+        best = min(best, fastest(search.within(0)), key=lambda s: s.peak_bytes)  # it does not stop at what almost fits
     return best
 
 
-def _search(search: _Search) -> Schedule:
-    """The best tree of a beam search over splits."""
-    best = search.start(region(search.ex))
+def fastest(search: Search, rival: Schedule | None = None) -> Schedule:
+    """The best tree of a beam search over splits: it ends with the first round that finds nothing better.
+
+    ``rival`` is the best schedule of other programs that compute the same. Trees far behind it are given up, and a large program, of which
+    only one tree is kept, gets the splits that the rival has.
+    """
+    best, search.timing.walked = search.straight, 0
     large = len(best.seq.steps) > LARGE_PROGRAM
     beam = [best]
     tell(Kept((best,)))
-    for _ in range(2 * MAX_DEPTH if large else MAX_DEPTH):
-        found = list(takewhile(lambda _: search.timing.walked < MOST_STEPS, ((new, s) for s in beam for new in search.expand(s))))
+    for turn in range(2 * MAX_DEPTH if large else MAX_DEPTH):
+        only = rival.splits[turn : turn + 1] if rival is not None and large and rival.fits(search.limit) else None
+        found = list(takewhile(lambda _: search.timing.walked < MOST_STEPS, ((new, s) for s in beam for new in search.expand(s, only))))
         if large:
             found = sorted(found, key=lambda pair: search.rank(pair[0]))[:TILED]
         beam = sorted((search.tile(*pair) for pair in found), key=search.rank)[: 1 if large else BEAM]
         if not beam:
             break
         tell(Kept(tuple(beam)))
+        if not search.rank(beam[0]) < search.rank(best) and not search.has_knobs:  # which may ask for splits that take time
+            break
         best = min(best, beam[0], key=search.rank)
+        beam = [s for s in beam if not any(search.is_behind(s, other) for other in (best, rival))]
+    tell(Scheduled(best, search.limit))
     return best
 
 
 def straight(ex: Extraction, device: Device, emitted: bool = True) -> Schedule:
     """A program without loops, run as emitted source or as its author wrote it."""
-    search = _Search(ex, 0, device, None, None)
+    search = Search(ex, 0, device)
     search.timing.emitted = emitted
-    return search.evaluate(region(ex), {})
+    return search.straight
 
 
 @dataclass(eq=False)
-class _Search:
+class Search:
+    """The search for the fastest tree of one program, with what is known of its regions; see :func:`schedule`."""
+
     ex: Extraction
     limit: int
     device: Device
-    threshold: int | None
-    split_size: int | None
+    threshold: int | None = None
+    split_size: int | None = None
+    known: Timing | None = None
+    """What another search has found out about the same program."""
 
     def __post_init__(self) -> None:
-        self.memory = Memory(self.ex, self.device.library_folds)
-        self.timing = Timing(self.memory, self.device)
+        self.timing = self.known or Timing(Memory(self.ex, self.device.library_folds), self.device)
+        self.memory = self.timing.memory
         self.full = self.memory.full_extents()
+
+    def within(self, limit: int) -> Search:
+        """The search for another limit."""
+        return replace(self, limit=limit, known=self.timing)
+
+    @property
+    def has_knobs(self) -> bool:
+        """Are sizes of values bounded?"""
+        return self.threshold is not None or self.split_size is not None
+
+    @cached_property
+    def straight(self) -> Schedule:
+        """The program without loops."""
+        return self.start(region(self.ex))
 
     def rank(self, s: Schedule) -> tuple[bool, float, float, float]:
         """What fits comes first, the fastest of it; of what does not, the smallest. Knobs of sizes come before time."""
@@ -127,12 +158,14 @@ class _Search:
             return False, self.excess(s), s.seconds * (1 + room) + self.timing.tolls(s.seq, self.full, s.chunks), s.peak_bytes
         return True, s.peak_bytes, self.excess(s), s.seconds
 
+    def is_behind(self, s: Schedule, other: Schedule | None) -> bool:
+        """Is a tree too slow for further splits to make it better than another, perhaps of another program? Knobs come before time."""
+        return other is not None and other.fits(self.limit) and s.seconds > BEHIND * other.seconds and not self.has_knobs
+
     def excess(self, s: Schedule) -> int:
         """Bytes by which the largest value is above the threshold outside of loops, or above the split size inside, where given."""
-        if self.threshold is None and self.split_size is None:
-            return 0
         worst = 0
-        for path, seq in regions(s.seq):
+        for path, seq in regions(s.seq) if self.has_knobs else ():
             around, extents = enclosing(s.seq, path), self.full
             for loop in around:
                 extents = within(extents, loop, s.chunks)
@@ -143,11 +176,11 @@ class _Search:
 
     # chunk sizes
 
-    def start(self, seq: Seq, parent: Schedule | None = None) -> Schedule:
+    def start(self, seq: Seq, parent: Schedule | None = None, splits: tuple[Split, ...] = ()) -> Schedule:
         """A tree with the chunks that its loops have in ``parent``, or else those where the search for them begins."""
-        known = _chunks_by_loop(parent)
-        every = loops(seq)
-        return self.evaluate(seq, {loop: known.get(_same(loop)) or first_chunk(self.steps([loop])) for loop in every})
+        known = {same_loop(loop): chunk for loop, chunk in parent.chunks.items()} if parent else {}
+        chunks = {loop: known.get(same_loop(loop)) or first_chunk(self.steps([loop])) for loop in loops(seq)}
+        return replace(self.evaluate(seq, chunks), splits=splits)
 
     def steps(self, together: Sequence[Loop]) -> list[int]:
         """The chunk sizes that these loops over one index may have."""
@@ -159,10 +192,10 @@ class _Search:
 
         First for the loops that ``parent`` does not have, then for all.
         """
-        known, every = _chunks_by_loop(parent), list(s.chunks)
-        fresh = [loop for loop in every if _same(loop) not in known]
+        every, known = list(s.chunks), {same_loop(loop) for loop in parent.chunks} if parent else set()
+        fresh = [loop for loop in every if same_loop(loop) not in known]
         for some in (fresh, every) if len(every) > 1 else (every,):
-            for together in _tied(some, s.chunks):
+            for together in tied(some, s.chunks):
                 if self.timing.walked < MOST_STEPS:
                     s = self.descend(s, together)
         for outer in every:
@@ -179,7 +212,7 @@ class _Search:
                 a, b = outer_steps.index(s.chunks[outer]) + step, inner_steps.index(s.chunks[inner]) - step
                 if not (0 <= a < len(outer_steps) and 0 <= b < len(inner_steps)):
                     break
-                new = self.evaluate(s.seq, {**s.chunks, outer: outer_steps[a], inner: inner_steps[b]})
+                new = self.rechunked(s, {outer: outer_steps[a], inner: inner_steps[b]})
                 if not self.rank(new) < self.rank(s):
                     break
                 s = new
@@ -193,7 +226,7 @@ class _Search:
         for path in (range(here - 1, -1, -1), range(here + 1, len(steps))):
             worse = 0
             for position in path:
-                new = self.evaluate(s.seq, {**best.chunks, **dict.fromkeys(together, steps[position])})
+                new = self.rechunked(best, dict.fromkeys(together, steps[position]))
                 if self.rank(new) < self.rank(best):
                     best, worse = new, 0
                 else:
@@ -201,6 +234,10 @@ class _Search:
                 if worse > 1:
                     break
         return best
+
+    def rechunked(self, s: Schedule, chunks: Chunks) -> Schedule:
+        """The same tree with other chunks of some loops."""
+        return replace(self.evaluate(s.seq, {**s.chunks, **chunks}), splits=s.splits)
 
     def evaluate(self, seq: Seq, chunks: Chunks) -> Schedule:
         return Schedule(self.ex, seq, chunks, self.memory.total(seq, chunks), self.timing.total(seq, chunks))
@@ -210,13 +247,15 @@ class _Search:
 
     # splitting
 
-    def expand(self, s: Schedule) -> Iterator[Schedule]:
-        """The schedules that one more split gives, their chunks still to be chosen."""
-        for path, seq, extents in self.hot_spots(s):
+    def expand(self, s: Schedule, only: Collection[Split] | None = None) -> Iterator[Schedule]:
+        """The schedules that one more split gives (one of ``only``, if there are any), their chunks still to be chosen."""
+        for path, seq, extents in self.hot_spots(s) if only != () else ():
+            small = self.small(seq, extents)
             for i in self.candidates(seq, extents):
-                small = self.small(seq, extents)
-                for changed in (*self.cut(seq, extents, i, small), *self.sunk(seq, extents, i, small)):
-                    yield self.start(with_region(s.seq, path, changed), s)
+                if only is None or any(i == index for index, _ in only):
+                    for way, changed in enumerate((*self.cut(seq, extents, i, small), *self.sunk(seq, extents, i, small))):
+                        if only is None or (i, way) in only:
+                            yield self.start(with_region(s.seq, path, changed), s, (*s.splits, (i, way)))
 
     def small(self, seq: Seq, extents: Extents) -> frozenset[int]:
         """Values, leaves included, that hardly count: a share of what may be held beside the arguments, and of the cache."""
@@ -329,48 +368,3 @@ class _Search:
         term = self.ex.program.terms[t]
         dear = isinstance(term, (Dot, Block)) or bool(folded(term))
         return arithmetic_s(self.ex.program, t, extents, self.device, bool(self.ex.unrolls.get(t))) if dear else 0.0
-
-
-def _chunks_by_loop(s: Schedule | None) -> dict[Any, int]:
-    return {_same(loop): chunk for loop, chunk in s.chunks.items()} if s else {}
-
-
-def _same(loop: Loop) -> Any:
-    """What is the same of a loop in another tree."""
-    return loop.index, loop.folds, loop.stacks
-
-
-def _tied(some: Sequence[Loop], chunks: Chunks) -> list[list[Loop]]:
-    """The loops of a tree one by one; where there are many, as in deep networks, loops over one index that are alike together."""
-
-    def exactly(loop: Loop) -> Any:
-        return loop.index, chunks[loop], len(loop.folds), len(loop.stacks), len(loop.body.steps)
-
-    def roughly(loop: Loop) -> Any:
-        return loop.index, chunks[loop], *(n.bit_length() for n in exactly(loop)[2:])
-
-    groups: dict[Any, list[Loop]] = {}
-    for alike in (lambda loop: loop, exactly, roughly):
-        groups = {}
-        for loop in some:
-            groups.setdefault(alike(loop), []).append(loop)
-        if len(groups) <= FEW_LOOPS:
-            break
-    return list(groups.values())
-
-
-@cache
-def ladder(extent: int) -> list[int]:
-    """Chunk sizes to try, ascending: near powers of two, divisors of the extent where one is near (no remainder to run)."""
-    sizes = {1}
-    power = 2
-    while 2 * power <= extent:
-        near = [c for c in range(max(1, power * 3 // 4), min(extent // 2, power * 4 // 3) + 1) if extent % c == 0]
-        sizes.add(min(near, key=lambda c: (abs(c - power), c)) if near else power)
-        power *= 2
-    return sorted(sizes)
-
-
-def first_chunk(steps: Sequence[int]) -> int:
-    """Where the search for a chunk size starts."""
-    return min(steps, key=lambda c: (abs(c - 128), c))

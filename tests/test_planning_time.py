@@ -10,14 +10,15 @@ import jax.numpy as jnp
 
 from benchmarks.planning import elementwise, training_step, transformer
 from eqsat_mem.config import Options
-from eqsat_mem.costs import cpu
-from eqsat_mem.extract import as_written
+from eqsat_mem.costs import cpu, term_seconds
+from eqsat_mem.extract import as_written, extract
+from eqsat_mem.ladders import FEW_LOOPS, tied
 from eqsat_mem.loops import MOST_AGAIN, Phases, region, split
 from eqsat_mem.memory import Memory
 from eqsat_mem.pipeline import plan
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import saturate
-from eqsat_mem.schedule import FEW_LOOPS, MOST_STEPS, _Search, _search, _tied
+from eqsat_mem.schedule import LARGE_PROGRAM, MOST_STEPS, Search, fastest
 from eqsat_mem.trace import load
 from eqsat_mem.tree import regions
 
@@ -35,18 +36,31 @@ def test_the_e_graph_of_a_deep_network_grows_with_its_depth():
 
 def test_a_search_looks_at_so_many_steps_and_no_more():
     ex = as_written(saturate(loaded(transformer(20)), load_rules()))
-    search = _Search(ex, 20 * 2**20, cpu(), None, None)
-    _search(search)
+    search = Search(ex, 20 * 2**20, cpu())
+    fastest(search)
     largest = len(region(ex).steps) * 40  # a tree with its loops' bodies: what the last evaluation may look at
     assert search.timing.walked < MOST_STEPS + largest
 
 
+def test_large_programs_get_the_splits_of_those_that_compute_the_same():
+    view = saturate(loaded(training_step(8)), load_rules())
+    one, other = as_written(view), extract(view, term_seconds, 0.0)
+    assert str(one.program) != str(other.program)
+    searches = [Search(ex, 20 * 2**20, cpu()) for ex in (one, other, other)]
+    assert len(searches[1].straight.seq.steps) > LARGE_PROGRAM
+    rival = fastest(searches[0])
+    guided, alone = fastest(searches[1], rival), fastest(searches[2])
+    assert guided.splits == rival.splits
+    assert guided.seconds <= 1.01 * alone.seconds
+    assert searches[1].timing.walked < searches[2].timing.walked / 2
+
+
 def test_alike_loops_get_their_chunks_together():
     ex = as_written(saturate(loaded(training_step(20)), load_rules()))
-    search = _Search(ex, 60 * 2**20, cpu(), None, None)
+    search = Search(ex, 60 * 2**20, cpu())
     tree = max(search.expand(search.start(region(ex))), key=lambda s: len(s.chunks))
     assert len(tree.chunks) > FEW_LOOPS
-    groups = _tied(list(tree.chunks), tree.chunks)
+    groups = tied(list(tree.chunks), tree.chunks)
     assert len(groups) < len(tree.chunks) / 2
     assert sum(map(len, groups)) == len(tree.chunks)
     assert all(len({(loop.index, tree.chunks[loop]) for loop in group}) == 1 for group in groups)
@@ -81,7 +95,7 @@ class Counting(Memory):
 
 def test_what_is_held_around_loops_is_worked_out_once_for_all_their_chunks():
     ex = as_written(saturate(loaded(transformer(2)), load_rules()))
-    search = _Search(ex, 20 * 2**20, cpu(), None, None)
+    search = Search(ex, 20 * 2**20, cpu())
     tree = max(search.expand(search.start(region(ex))), key=lambda s: len(s.chunks))
     memory, walks = Counting(ex), []
     for chunk in (64, 32, 16):
@@ -93,7 +107,7 @@ def test_what_is_held_around_loops_is_worked_out_once_for_all_their_chunks():
 
 def test_loops_that_would_all_start_from_the_arguments_keep_what_several_of_them_need():
     ex = as_written(saturate(loaded(transformer(16)), load_rules()))
-    seq, search = region(ex), _Search(ex, 20 * 2**20, cpu(), None, None)
+    seq, search = region(ex), Search(ex, 20 * 2**20, cpu())
     along = next(i for i in search.candidates(seq, search.full) if Phases(ex, seq, i).computed() > MOST_AGAIN * len(seq.steps))
     assert split(ex, seq, along) is None
     cuts = list(search.cut(seq, search.full, along, frozenset()))

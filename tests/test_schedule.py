@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ import pytest
 from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction
+from eqsat_mem.ladders import first_chunk, ladder
 from eqsat_mem.memory import Memory, within
-from eqsat_mem.schedule import first_chunk, ladder, schedule, straight
+from eqsat_mem.schedule import BEHIND, Search, fastest, schedule, straight
 from eqsat_mem.tree import enclosing, loops, regions
 from tests.differential import TINY
 from tests.test_loops import bound, softmax, traced
@@ -62,6 +64,36 @@ def test_some_schedule_is_much_smaller_than_the_program(name):
 
 def test_a_program_whose_values_stay_in_cache_is_not_split():
     assert not list(loops(schedule(program("kernel times vector"), 2**40, cpu()).seq))
+
+
+class Watched(Search):
+    """A search that notes which trees it splits further."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.expanded = []
+
+    def expand(self, s, only=None):
+        self.expanded.append(s)
+        return super().expand(s, only)
+
+
+def test_trees_far_behind_the_best_of_any_program_are_split_no_further():
+    ex = program("bound gradient")
+    alone = Watched(ex, 2**40, TINY)
+    best = fastest(alone)
+    assert len(alone.expanded) > 1
+    rival = replace(best, seconds=best.seconds / (2 * BEHIND))  # of a program that is far faster
+    beaten = Watched(ex, 2**40, TINY)
+    fastest(beaten, rival)
+    assert [s.splits for s in beaten.expanded] == [()]
+
+
+def test_a_search_for_another_limit_knows_what_the_first_has_found_out():
+    search = Search(program("attention gradient"), 2**40, TINY)
+    fastest(search)
+    again, alone = fastest(search.within(1)), fastest(Search(search.ex, 1, TINY))
+    assert (again.peak_bytes, again.seconds, again.splits) == (alone.peak_bytes, alone.seconds, alone.splits)
 
 
 def test_only_regions_with_a_value_above_the_threshold_are_split():

@@ -25,6 +25,22 @@ def test_donated_arguments_are_counted_once():
     assert compiled_peak(lambda x: x + 1, shapes((1000,)))[0] == 8000
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: jnp.exp(-jnp.sum((x[:, None] - y[None]) ** 2, -1)).sum(1),
+        lambda x, y: jax.nn.softmax(x @ y.T) @ y,
+        lambda x, y: jax.lax.fori_loop(0, 7, lambda t, c: jnp.tanh(c @ c.T @ x) + t, y),
+        lambda x, y: jnp.linalg.solve(x.T @ x + jnp.eye(40), y.T),
+        lambda x, y: jax.lax.map(lambda row: jnp.sort(y @ row)[:3], x),
+    ],
+    ids=["distances", "attention", "loop", "solve", "map"],
+)
+def test_optimised_machine_code_holds_the_same(function):
+    avals = shapes((700, 40), (700, 40))
+    assert compiled_peak(function, avals)[0] == compiled_peak(function, avals, optimise=False)[0]
+
+
 def test_typed_keys_and_weak_types():
     key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.make_jaxpr(lambda x: x)(2.0).in_avals[0]
     assert compiled_peak(lambda key, x: jax.random.normal(key) * x, [key, number])[0] >= 16
