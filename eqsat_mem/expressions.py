@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from eqsat_mem.calls import Calls
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, children
-from eqsat_mem.ops import MONOIDS, RESCALING, MonoidOp, block_op, map_row, map_text, needs_equal_ranks, operation_of, param_text, primitive_text
+from eqsat_mem.ops import MONOIDS, RESCALING, MonoidOp, block_op, map_row, map_text, of_one_rank, operation_of, param_text, primitive_text
 from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, wrap
 
 INLINE = 60
@@ -70,7 +70,7 @@ class Expressions(Calls):
         layout = tuple(i for i in self.layout(t) if i not in dict(fixed))
         operands = [self.program_ir.terms[a] for a in term.args]
         all_literal = all(isinstance(o, Literal) for o in operands)
-        whole = needs_equal_ranks(term.op, term.params, len(operands), term.dtype)
+        whole = of_one_rank(term.op, term.params, len(operands), term.dtype)
         values = []
         for a, operand in zip(term.args, operands):
             if isinstance(operand, Literal) and (over := self.averaged(t, scope)):

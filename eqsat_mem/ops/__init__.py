@@ -18,7 +18,7 @@ from .control import CONTROL, OPAQUE
 from .folds import Monoid
 from .gathers import GATHERS
 from .literals import is_key, param_text, primitive_text
-from .maps import ALIASES, IDENTITIES, MAPS, MapOp, map_params, map_text, needs_equal_ranks
+from .maps import ALIASES, IDENTITIES, MAPS, MapOp, map_params, map_text, of_one_rank
 from .monoids import MONOIDS, REDUCTIONS, MonoidOp, accumulator, foldable
 from .ordering import ORDERING
 from .randoms import RANDOMS
@@ -30,7 +30,7 @@ __all__ = [
     "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",
     "Operation", "Place", "Selection", "accumulator", "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_on",
     "call_params", "foldable", "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text", "named_axes",
-    "needs_equal_ranks", "operation_of", "param_text", "picks", "primitive_text", "result_axes", "searched",
+    "of_one_rank", "operation_of", "param_text", "picks", "primitive_text", "result_axes", "searched",
 ]  # fmt: skip
 
 BLOCKS: dict[str, BlockOp] = {row.name: row for row in [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *USER]}

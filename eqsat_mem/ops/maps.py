@@ -68,7 +68,7 @@ def map_text(op: str, params: Params | Mapping[str, Any], args: Sequence[str], d
     return text
 
 
-def needs_equal_ranks(op: str, params: Params | Mapping[str, Any], arity: int, dtype: Any) -> bool:
+def of_one_rank(op: str, params: Params | Mapping[str, Any], arity: int, dtype: Any) -> bool:
     """Whether the source of an operation takes arrays of one number of axes only, as functions of ``lax`` do."""
     row = MAPS.get(op)
     return row is None or row.text is None or _is_call(row, arity, dict(params), dtype)
