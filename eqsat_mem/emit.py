@@ -54,7 +54,7 @@ class Emitted:
 
 def emit(schedule: Schedule, name: str = "program") -> Emitted:
     """Write a schedule as source and compile it."""
-    module = Module({"jax", "jnp", "lax", "np", "primitives", name})
+    module = Module(dict.fromkeys(("jax", "jnp", "lax", "np", "primitives", name), 1))
     writer = _Writer(schedule, name, module)
     source = writer.program()
     namespace = dict(module.namespace)

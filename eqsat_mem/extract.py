@@ -69,7 +69,12 @@ class Extraction:
 
 def extract(view: View, seconds: Seconds, memory_price: float) -> Extraction:
     """The cheapest program found: ``seconds`` of each term, and ``memory_price`` per byte of contractions, blocks and renamed values."""
-    return build(view, search(view, node_costs(view, seconds, memory_price)))
+    return extractions(view, seconds, (memory_price,))[0]
+
+
+def extractions(view: View, seconds: Seconds, memory_prices: Sequence[float]) -> list[Extraction]:
+    """The cheapest program found at each price of memory."""
+    return [build(view, search(view, costs)) for costs in priced(view, seconds, memory_prices)]
 
 
 def as_written(view: View) -> Extraction:
@@ -111,7 +116,6 @@ def _picked_with(program: Program, t: int) -> list[int]:
 
 def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extraction:
     """What rules stated of a class holds for its term as far as the term's operation can do it."""
-
     for t, c in list(class_of.items()):
         class_of |= {other: c for other in _picked_with(program, t) if other not in class_of}
 
@@ -119,13 +123,11 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
         found = {t: view.facts[fact].get(c, 0) & able(t) for t, c in class_of.items()}
         return {t: mask for t, mask in found.items() if mask}
 
-    def over(t: int) -> int:
-        return ir.folded(program.terms[t])
-
-    def elements(t: int) -> int:
-        return _elements(program.terms[t])
-
-    allowed = Allowed(table("splits", lambda t: pointwise(program, t)), table("accumulates", over), table("unrolls", elements))
+    allowed = Allowed(
+        table("splits", lambda t: pointwise(program, t)),
+        table("accumulates", lambda t: ir.folded(program.terms[t])),
+        table("unrolls", lambda t: _elements(program.terms[t])),
+    )
     parts, allowed, ids = taken_apart(program, allowed)
     rescales = {ids[t]: rescaled.renumbered(ids) for t, rescaled in rescaled_sums(view, program, class_of).items()}
     return Extraction(parts, allowed.splits, allowed.accumulates, allowed.unrolls, rescales)
@@ -147,16 +149,20 @@ class Costs:
 
 
 def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
-    """Costs of nodes on some operands of their classes; all operands of a class have the same shape.
+    """The costs of nodes at one price of memory: see :func:`priced`."""
+    return priced(view, seconds, (memory_price,))[0]
+
+
+def priced(view: View, seconds: Seconds, memory_prices: Sequence[float]) -> list[Costs]:
+    """Costs of nodes, for each price of memory, on some operands of their classes; all operands of a class have the same shape.
 
     A node that depends on more indices than another of its class is constant along them, and is not used. Nor is a change of names whose
     operand depends on the new name too: rules make one where they change names in such a node.
     """
-    scratch = view.empty_program()
-    order = _bottom_up(view)
+    scratch, order = view.empty_program(), _bottom_up(view)
     known = _fewest_indices(view, scratch, order)
     original = {(view.class_of[t], node) for t, node in view.original.items()}
-    costs = [[math.inf] * len(nodes) for nodes in view.nodes]
+    costs = [Costs([[math.inf] * len(nodes) for nodes in view.nodes]) for _ in memory_prices]
     for c, k in order:
         node = view.nodes[c][k]
         args = tuple(known[a] for a in node.children)
@@ -170,9 +176,10 @@ def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
         unrolled = elements != 0 and not elements & ~view.facts["unrolls"].get(c, 0)
         written = (c, node) in original
         held = isinstance(term, ir.Dot | ir.Block | ir.Rename)  # other values may be computed on the way; a rename reads one that is not
-        costs[c][k] = seconds(scratch, t, unrolled) * (1.0 if written else TOLL) + (memory_price * scratch.nbytes(t) if held else 0.0)
-        costs[c][k] += 1e-12 if written else 2e-12
-    return Costs(costs)
+        work = seconds(scratch, t, unrolled) * (1.0 if written else TOLL)
+        for at_price, price in zip(costs, memory_prices, strict=True):
+            at_price.of[c][k] = work + (price * scratch.nbytes(t) if held else 0.0) + (1e-12 if written else 2e-12)
+    return costs
 
 
 def _fewest_indices(view: View, scratch: Program, order: Sequence[tuple[int, int]]) -> dict[int, int]:

@@ -108,6 +108,7 @@ class Memory:
     _peaks: dict[tuple[Seq, Extents, tuple[int, ...]], Peak] = field(default_factory=dict)
     _footprints: dict[tuple[Seq, Extents], Footprint] = field(default_factory=dict)
     _sliced_along: dict[Seq, int] = field(default_factory=dict)
+    _held: Memory | None = None
 
     def __post_init__(self) -> None:
         program = self.ex.program
@@ -160,9 +161,10 @@ class Memory:
             known = self._fused[seq] = self._fused_alike[alike]
         return known
 
+    @cached_property
     def streaming(self) -> Memory:
-        """The same, except that ``streams`` is set."""
-        return replace(self, streams=True, _peaks={}, _footprints={})
+        """The same, except that ``streams`` is set: regions without values that are passed on hold what they hold here."""
+        return replace(self, streams=True, _peaks={}, _footprints={}, _held=self)
 
     def key(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[Seq, Extents, tuple[int, ...]]:
         """What a figure of a region depends on: extents around it and chunks inside it."""
@@ -238,7 +240,11 @@ class Memory:
         key = seq, extents
         known = self._footprints.get(key)
         if known is None:
-            known = self._footprints[key] = self._walk(seq, extents)
+            if self._held is None or self.fused(seq).streamed:
+                known = self._walk(seq, extents)
+            else:
+                known = self._held.footprint(seq, extents)
+            self._footprints[key] = known
         return known
 
     def _walk(self, seq: Seq, extents: Extents) -> Footprint:

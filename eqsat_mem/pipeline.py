@@ -19,7 +19,7 @@ from eqsat_mem.emit import Emitted, emit
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Compiled, Ended, Extracted, Loaded, Searched, StageBegan, StageEnded, tell
 from eqsat_mem.explain import Record, Scheduler
-from eqsat_mem.extract import Extraction, as_written, extract, original
+from eqsat_mem.extract import Extraction, as_written, extractions, original
 from eqsat_mem.ir import Program
 from eqsat_mem.loops import region
 from eqsat_mem.memory import argument_bytes
@@ -29,7 +29,7 @@ from eqsat_mem.remat import rematerialise
 from eqsat_mem.report import Plan
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
-from eqsat_mem.schedule import Schedule, Search, fastest, straight
+from eqsat_mem.schedule import Schedule, Search, fastest
 from eqsat_mem.staging import forms
 from eqsat_mem.trace import load
 from eqsat_mem.verify import compiled_peak
@@ -139,7 +139,7 @@ def _fastest(
     with clock("extract"):
         seconds = partial(term_seconds, device=device)
         written = as_written(view)
-        extracted = [written, *(extract(view, seconds, price) for price in MEMORY_PRICES)]
+        extracted = [written, *extractions(view, seconds, MEMORY_PRICES)]
         for ex, price in zip(extracted, (None, *MEMORY_PRICES)):
             tell(Extracted(ex, price))
         candidates = _distinct([*extracted, *(new for ex in extracted if (new := reordered(ex, rules, seconds)) is not None)])
@@ -153,7 +153,7 @@ def _fastest(
             if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)):
                 best = min(best, rematerialise(s, limit, device), key=partial(_order, limit=limit))
         tell(Searched(best, view))
-        before = straight(written, device, emitted=False)
+        before = next(search for search in searches if search.ex is written).unmodified()
         return best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(view.matches))
 
 

@@ -116,8 +116,7 @@ def fastest(search: Search, rival: Schedule | None = None) -> Schedule:
 def straight(ex: Extraction, device: Device, emitted: bool = True) -> Schedule:
     """A program without loops, run as emitted source or as its author wrote it."""
     search = Search(ex, 0, device)
-    search.timing.emitted = emitted
-    return search.straight
+    return search.straight if emitted else search.unmodified()
 
 
 @dataclass(eq=False)
@@ -173,6 +172,10 @@ class Search:
             if bound is not None:
                 worst = max(worst, self.largest(seq, extents) - bound)
         return worst
+
+    def unmodified(self) -> Schedule:
+        """The program run as it is written, not as emitted source."""
+        return replace(self.straight, seconds=Timing(self.memory, self.device, emitted=False).total(self.straight.seq, {}))
 
     # chunk sizes
 

@@ -68,7 +68,7 @@ class Module:
     """What all functions of one source share.
 
     Attributes:
-        taken: names in use.
+        taken: names in use, and how many were made from each.
         namespace: what the source names but does not define: large closed-over arrays, and operations without source.
         helpers: functions of ours that the source calls, which it carries with it.
         constants: the name of each closed-over array.
@@ -77,7 +77,7 @@ class Module:
         functions: the name of each function of the user's, by operation and types of operands.
     """
 
-    taken: set[str]
+    taken: dict[str, int]
     namespace: dict[str, Any] = field(default_factory=dict)
     helpers: dict[str, Callable[..., Any]] = field(default_factory=dict)
     constants: dict[int, str] = field(default_factory=dict)
@@ -97,15 +97,17 @@ class Region:
     ends: frozenset[int]
 
 
-def identifier(text: str, taken: set[str]) -> str:
-    """A fresh Python name made from ``text``."""
+def identifier(text: str, taken: dict[str, int]) -> str:
+    """A fresh Python name made from ``text``; ``taken`` counts how many names were made from each."""
     base = re.sub(r"\W+", "_", text).strip("_") or "x"
     if base[0].isdigit() or keyword.iskeyword(base):
         base = f"_{base}"
-    unique, count = base, 2
+    unique, count = base, taken.get(base, 1)
     while unique in taken:
-        unique, count = f"{base}_{count}", count + 1
-    taken.add(unique)
+        count += 1
+        unique = f"{base}_{count}"
+    taken[base] = count
+    taken.setdefault(unique, 1)
     return unique
 
 

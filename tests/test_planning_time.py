@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from benchmarks.planning import elementwise, training_step, transformer
 from eqsat_mem.config import Options
 from eqsat_mem.costs import cpu, term_seconds
-from eqsat_mem.extract import as_written, extract
+from eqsat_mem.extract import as_written, extract, node_costs, priced
 from eqsat_mem.ladders import FEW_LOOPS, tied
 from eqsat_mem.loops import MOST_AGAIN, Phases, region, split
 from eqsat_mem.memory import Memory
@@ -19,6 +19,7 @@ from eqsat_mem.pipeline import plan
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import saturate
 from eqsat_mem.schedule import LARGE_PROGRAM, MOST_STEPS, Search, fastest
+from eqsat_mem.source import identifier
 from eqsat_mem.trace import load
 from eqsat_mem.tree import regions
 
@@ -103,6 +104,38 @@ def test_what_is_held_around_loops_is_worked_out_once_for_all_their_chunks():
         walks.append(memory.walks)
     assert len(tree.chunks) > 1
     assert walks[1] - walks[0] == walks[2] - walks[1] < walks[0] / 2
+
+
+def test_regions_that_pass_nothing_on_are_gone_through_once_whether_or_not_streamed_values_count():
+    walks = {}
+    for name, made in {"streams": transformer(2), "does not": elementwise(20)}.items():
+        ex = as_written(saturate(loaded(made), load_rules()))
+        memory, seq = Counting(ex), region(ex)
+        memory.total(seq, {})
+        memory.streaming.total(seq, {})
+        walks[name] = memory.walks, memory.streaming.walks
+    assert walks == {"streams": (1, 1), "does not": (1, 0)}
+
+
+def test_nodes_are_timed_once_for_all_prices_of_memory():
+    view, timed = saturate(loaded(transformer(2)), load_rules()), []
+
+    def seconds(program, t, unrolled):
+        timed.append(t)
+        return term_seconds(program, t, unrolled)
+
+    every = priced(view, seconds, (0.0, 1e-9))
+    assert 0 < len(timed) <= sum(map(len, view.nodes))
+    assert [costs.of for costs in every] == [node_costs(view, term_seconds, price).of for price in (0.0, 1e-9)]
+    assert every[0].of != every[1].of
+
+
+def test_names_are_fresh_however_many_there_are():
+    taken = {"v_3": 1}
+    assert [identifier("v", taken) for _ in range(4)] == ["v", "v_2", "v_4", "v_5"]
+    assert identifier("v_2", taken) == "v_2_2"
+    assert identifier("while", taken) == "_while"
+    assert taken["v"] == 5  # where the next search begins
 
 
 def test_loops_that_would_all_start_from_the_arguments_keep_what_several_of_them_need():
