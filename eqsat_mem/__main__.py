@@ -192,10 +192,9 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number above zero is needed, not {text!r}.")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -13,11 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax import jit
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.config import Accuracy, Options, resolve_limit
+from eqsat_mem.effects import REFERENCES, refuse_collectives, refuse_references
 from eqsat_mem.function import Function
 from eqsat_mem.grammar import own_constructors
 from eqsat_mem.manual import plain_aval, vary_alike, without_varying_types
@@ -136,6 +138,11 @@ class Optimized:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
+    def __reduce__(self) -> Any:
+        """Pickled and copied without its plans: by its name if that is where Python finds it, else as what it was made of."""
+        found = getattr(sys.modules.get(self.__module__), getattr(self, "__qualname__", ""), None)
+        return self.__qualname__ if found is self else (Optimized, (self._fun, self._options, self._jit_options))
+
     def __repr__(self) -> str:
         limit = self._options.memory_limit
         return f"<optimized {getattr(self, '__name__', repr(self._fun))}, memory limit {'default' if limit is None else f'{limit} bytes'}>"
@@ -188,30 +195,48 @@ def _binding(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
         if config.jax_disable_jit:
             return fun(*args, **kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
-        dynamic = [isinstance(leaf, Tracer) for leaf in leaves]  # jax.jit has made a tracer of all that is not static
-        inputs = [leaf for leaf in leaves if isinstance(leaf, Tracer)]
+        if any(isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, Tracer) for leaf in leaves):
+            return fun(*args, **kwargs)  # jax_debug_nans runs it again, without jax.jit, to find the operation that makes a NaN
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tracer)]  # jax.jit has made a tracer of all that is not static
+        _check_types(inputs)
+        without_static = [plain_aval(jax.typeof(leaf)) if isinstance(leaf, Tracer) else None for leaf in leaves]
 
         made: list[tuple[Any, list[Any]]] = []  # the structure of the results, and those without values: derivatives by integers
 
-        def flat(*values: Any) -> list[Any]:
-            given = iter(values)
-            merged = [next(given) if is_dynamic else leaf for leaf, is_dynamic in zip(leaves, dynamic, strict=True)]
-            args, kwargs = jax.tree.unflatten(tree, merged)
+        @functools.wraps(fun)  # JAX's errors then name the user's function, its line and its parameters
+        def flat(*values: Any, **named: Any) -> list[Any]:
+            given = iter(jax.tree.leaves((values, named)))
+            args, kwargs = jax.tree.unflatten(tree, [next(given) if isinstance(leaf, Tracer) else leaf for leaf in leaves])
             results, structure = jax.tree.flatten(fun(*args, **kwargs))
             made.append((structure, [x if getattr(x, "dtype", None) == float0 else None for x in results]))
             return [x for x in results if getattr(x, "dtype", None) != float0]
 
         name = getattr(fun, "__name__", "")
-        flat.__name__ = name = name if name.isidentifier() else "program"
+        name = name if name.isidentifier() else "program"
         with without_varying_types():
-            jaxpr = jax.make_jaxpr(flat)(*map(plain_aval, map(jax.typeof, inputs)))
+            values, named = jax.tree.unflatten(tree, without_static)
+            jaxpr = jax.make_jaxpr(flat)(*values, **named)
+        refuse_references(jaxpr)
+        refuse_collectives(jaxpr, jax.sharding.get_abstract_mesh().manual_axes)
+        names = argument_names(fun, args, kwargs, inputs)
         jaxpr, captured = hoist_constants(jaxpr)
-        names = [f"captured_{k}" for k in range(len(captured))] + argument_names(fun, args, kwargs, inputs)
+        names = [f"captured_{k}" for k in range(len(captured))] + names
         out = iter(bind(Function(name, jaxpr, options, names), *vary_alike([*captured, *inputs])))
         structure, without_values = made[-1]
         return jax.tree.unflatten(structure, [next(out) if x is None else np.zeros(x.shape, float0) for x in without_values])
 
     return call
+
+
+def _check_types(inputs: Sequence[Any]) -> None:
+    """Raise ``NotImplementedError`` for what a plan cannot be made for: references, and shapes that are not numbers."""
+    for aval in map(jax.typeof, inputs):
+        if not isinstance(aval, ShapedArray):
+            raise NotImplementedError(REFERENCES)
+        if not all(isinstance(extent, int) for extent in aval.shape):
+            raise NotImplementedError(
+                f"an optimised function is planned for shapes of numbers, not {aval.str_short()}: export it once for each shape."
+            )
 
 
 def hoist_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:

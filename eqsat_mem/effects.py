@@ -1,9 +1,11 @@
-"""What a recomputation must not do twice: side effects."""
+"""What a plan cannot repeat or move: side effects, references, collectives."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 
@@ -27,14 +29,42 @@ def without_resultless_effects(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr, closed.consts)
 
 
-def refuse_collectives(closed: ClosedJaxpr) -> None:
-    """Raise ``NotImplementedError`` if a function reduces over a named axis that it did not bind itself."""
-    axes = sorted(str(effect.name) for effect in closed.effects if is_axis_name(effect))
+def refuse_references(closed: ClosedJaxpr) -> None:
+    """Raise ``NotImplementedError`` if a function makes, reads or writes references to arrays."""
+    if any(type(effect).__name__ in _OF_REFERENCES for effect in closed.effects):
+        raise NotImplementedError(REFERENCES)
+
+
+REFERENCES = (
+    "an optimised function cannot use references to arrays (jax.new_ref): its plan computes values in another order, and more than once. "
+    "Pass arrays and return them."
+)
+_OF_REFERENCES = ("InternalMutableArrayEffect", "ReadEffect", "WriteEffect", "AccumEffect")
+
+
+def refuse_collectives(closed: ClosedJaxpr, mesh: Collection[str] | None = None) -> None:
+    """Raise ``NotImplementedError`` if a function communicates over a named axis that it did not bind itself.
+
+    ``mesh`` has the axes that ``shard_map`` maps over here; without it, every axis from outside counts.
+    """
+    axes = {str(effect.name) for effect in closed.effects if is_axis_name(effect)}
+    if mesh is not None:
+        axes = (axes | set(_named_axes(closed.jaxpr))) & set(mesh)
     if axes:
         raise NotImplementedError(
-            f"an optimised function cannot contain collectives over the axis {axes[0]!r} of a mesh: it is planned for one device. "
+            f"an optimised function cannot contain collectives over the axis {min(axes)!r} of a mesh: it is planned for one device. "
             "Optimise the parts between the collectives."
         )
+
+
+def _named_axes(jaxpr: Jaxpr) -> Iterator[str]:
+    """The axes that equations name; some, such as ``ppermute``, declare no effect."""
+    for eqn in jaxpr.eqns:
+        named = eqn.params.get("axis_name", ())
+        yield from (name for name in (named if isinstance(named, tuple) else (named,)) if isinstance(name, str))
+        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda v: isinstance(v, ClosedJaxpr | Jaxpr)):
+            if isinstance(value, ClosedJaxpr | Jaxpr):
+                yield from _named_axes(value.jaxpr if isinstance(value, ClosedJaxpr) else value)
 
 
 def is_axis_name(effect: Any) -> bool:

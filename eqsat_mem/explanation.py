@@ -201,5 +201,6 @@ def _peak_lines(why: Explanation) -> Iterator[str]:
 
 def _held_line(tensor: Held) -> str:
     part = f" of {format_bytes(tensor.whole_bytes)}" if tensor.nbytes < tensor.whole_bytes else ""
-    where = f"  at {tensor.place}: {tensor.line}" if tensor.place else ""
+    line = f": {tensor.line}" if tensor.line else ""
+    where = f"  at {tensor.place}{line}" if tensor.place else ""
     return f"{format_bytes(tensor.nbytes)}{part}  {tensor.what}{where}"

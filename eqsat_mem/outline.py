@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eqsat_mem.errors import Tensor
-from eqsat_mem.ir import Program, names
+from eqsat_mem.ir import Block, Program, names
 from eqsat_mem.memory import Memory, output_sizes
 from eqsat_mem.report import LoopSummary
 from eqsat_mem.schedule import Schedule
@@ -61,7 +61,8 @@ def peak_tensors(s: Schedule) -> list[Tensor]:
 def describe(program: Program, t: int) -> str:
     """A value by its operation and the names of its indices: ``exp of i k``."""
     term = program.terms[t]
-    kind = getattr(term, "op", None) or getattr(term, "monoid", None) or type(term).__name__.lower()
+    call = term.call.prim.name if isinstance(term, Block) else None
+    kind = call or getattr(term, "op", None) or getattr(term, "monoid", None) or type(term).__name__.lower()
     return f"{kind} of {names(program, program.free[t]) or 'a scalar'}"
 
 

@@ -52,7 +52,8 @@ class LoopSummary:
 class Plan:
     """What :func:`eqsat_mem.optimize` made of a function for arguments of certain shapes and dtypes.
 
-    ``print(plan)`` shows it as a table. All peaks count arguments, outputs and temporaries.
+    ``print(plan)`` shows it as a table. All peaks count arguments, outputs and temporaries. A plan can be pickled; what is loaded
+    has everything but ``program``, ``schedule`` and ``record``, and its function is that of its source.
 
     Attributes:
         name: the user's function.
@@ -99,6 +100,13 @@ class Plan:
     def __str__(self) -> str:
         return table(self)
 
+    def __reduce__(self) -> Any:
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_PICKLED}
+        return _from_source, (kept,)
+
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return self  # nobody changes it
+
     @property
     def stands_alone(self) -> bool:
         """Whether the source defines everything that it names."""
@@ -134,12 +142,21 @@ class Plan:
 
     def _searched(self) -> Any:
         if self.record is None:
-            raise ValueError("this plan was not made by optimize(), so there is no search to explain.")
+            raise ValueError("this plan was not made by optimize(), or not in this process, so there is no search to explain.")
         return self.record
 
     def to_json(self) -> str:
         """The figures, loops, rules and source of the plan as one JSON object."""
         return to_json(self)
+
+
+_NOT_PICKLED = ("function", "program", "schedule", "record")  # they hold traces, which JAX does not pickle
+
+
+def _from_source(kept: dict[str, Any]) -> Plan:
+    namespace = dict(kept["namespace"])
+    exec(compile(kept["source"], f"<eqsat_mem {kept['name']}>", "exec"), namespace)
+    return Plan(function=namespace[kept["name"]], **kept)
 
 
 # --- the table --------------------------------------------------------------------------------------

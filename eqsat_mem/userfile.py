@@ -27,7 +27,7 @@ def load_function(place: str) -> Callable[..., Any]:
     if function is None:
         raise UserFileError(f"{file} has no function {name!r}{_suggestion(module)}.")
     if not callable(function):
-        raise UserFileError(f"{name!r} in {file} is a {type(function).__name__}, not a function.")
+        raise UserFileError(f"{name!r} in {file} is of type {type(function).__name__}, not a function.")
     return function
 
 

@@ -115,7 +115,7 @@ def test_no_such_function(kernel, capsys):
 
 def test_a_name_that_is_no_function(kernel, capsys):
     message = error_of(capsys, "plan", f"{kernel}:number", "--args", f"{kernel}:make_args")
-    assert message == f"'number' in {kernel} is a int, not a function."
+    assert message == f"'number' in {kernel} is of type int, not a function."
 
 
 def test_arguments_that_raise(kernel, capsys):
