@@ -278,7 +278,7 @@ class _Writer(Expressions):
         return t in loop.folds and isinstance(self.program_ir.terms[t], Block)
 
     def selections(self, names: Mapping[int, str], loop: Loop, inner: Scope) -> None:
-        """What operations have picked from the chunks so far, combined with what they pick from this one: all results of a call at once."""
+        """What operations have picked or written for the chunks so far, combined with this one's: all results of a call at once."""
         calls: dict[Any, list[tuple[int, str, Block]]] = {}
         for t in loop.folds:
             term = self.program_ir.terms[t]
@@ -289,6 +289,10 @@ class _Writer(Expressions):
             call = group[0][2].call
             more = [self.in_axes(self.read(t, inner), call.out_axes[term.out], inner).text for t, _, term in group]
             picked = [name for _, name, _ in group]
+            monoid = block_op(call.prim.name).monoid
+            if monoid is not None:
+                self.line(inner, f"{picked[0]} = {MONOIDS[monoid].combine_text.format(picked[0], more[0])}")
+                continue
             self.line(inner, f"{', '.join(picked)}{',' if len(picked) == 1 else ''} = {self.merged(call, picked, more, loop, inner)}")
 
     def merged(self, call: Call, before: list[str], more: list[str], loop: Loop, inner: Scope) -> str:
@@ -332,7 +336,8 @@ class _Writer(Expressions):
         term = self.program_ir.terms[t]
         if isinstance(term, Block) and t in loop.folds:
             if not picks(term.call):
-                identity = self.program_ir.terms[term.args[len(term.args) // 2 + term.out]]
+                written = block_op(term.call.prim.name).monoid is not None
+                identity = self.program_ir.terms[term.args[0 if written else len(term.args) // 2 + term.out]]
                 assert isinstance(identity, Literal)
                 shape = tuple_text([self.product(axis, scope) for axis in term.call.out_axes[term.out]])
                 return f"jnp.full({shape}, {number(identity.value)}, {self.dtype(term.dtype)})"

@@ -26,7 +26,7 @@ import numpy as np
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Call, Const, Input, Iota, Literal, Map, Program, Rename, Term, bits, children, folded
 from eqsat_mem.levels import Rescaled
-from eqsat_mem.ops import Selection, block_op
+from eqsat_mem.ops import Selection, block_op, picks
 from eqsat_mem.tree import Loop, Seq, Step, made
 
 MOST_AGAIN = 4
@@ -351,7 +351,8 @@ def selection_of(call: Call) -> Selection:
 
 def least_chunk(ex: Extraction, loop: Loop) -> int:
     """The fewest elements that a chunk of a loop may have: an operation that picks some elements picks all of them from one chunk."""
-    picked = (term.call for t in loop.folds if isinstance(term := ex.program.terms[t], Block))
+    blocks = (term.call for t in loop.folds if isinstance(term := ex.program.terms[t], Block))
+    picked = (call for call in blocks if picks(call))
     return max((selection_of(call).least(call.params) for call in picked), default=1)
 
 

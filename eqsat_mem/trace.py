@@ -37,6 +37,7 @@ from eqsat_mem.ir import (
     Program,
     Rename,
     Source,
+    axes_mask,
     itemsize,
     mask_of,
 )
@@ -195,15 +196,15 @@ class _Builder:
             self.term[v] = self.program.add(Literal.of(0, self.flat.dtypes[v]), eqn.source)
 
     def block(self, eqn: Equation, plan: Plan) -> None:
-        pointwise = mask_of(axis[0] for axis in self.axes(plan.groups) if len(axis) == 1)
+        pointwise = axes_mask(self.axes(plan.groups))
         in_axes = tuple(self.axes(axes) for axes in plan.reads)
         out_axes = tuple(self.axes_of(v) for v in eqn.outs)
         dtypes = tuple(self.flat.dtypes[v] for v in eqn.outs)
         if not eqn.outs:
             out_axes, dtypes = ((),), (np.dtype(bool),)
-        folds = mask_of(self._folded_axis(eqn, in_axes))
-        call = Call(eqn.prim, dict(eqn.params), in_axes, out_axes, dtypes, pointwise, folds, eqn.effects)
         args = self.reads(eqn, plan)
+        folds = mask_of(self._folded_axis(eqn, in_axes)) | self._meeting(eqn, in_axes, out_axes, args)
+        call = Call(eqn.prim, dict(eqn.params), in_axes, out_axes, dtypes, pointwise, folds, eqn.effects)
         terms = [self.program.add(Block(dtype, call, args, k), eqn.source) for k, dtype in enumerate(dtypes)]
         for v, term in zip(eqn.outs, terms):
             self.term[v] = term
@@ -221,6 +222,19 @@ class _Builder:
         axis = in_axes[0][selection.axis(eqn.params, len(in_axes[0]))]
         long = self.program.extent(mask_of(axis)) >= SELECTION_CHUNKS * selection.least(eqn.params)
         return axis if len(axis) == 1 and long else ()
+
+    def _meeting(self, eqn: Equation, in_axes: Sequence[Axes], out_axes: Sequence[Axes], args: Sequence[int]) -> int:
+        """The indices whose elements an operation combines where it writes them: none if what it writes into would count once per chunk."""
+        row = ops.block_op(eqn.prim.name)
+        into = self.program.terms[args[0]] if args else None
+        if row.monoid is None or not isinstance(into, Literal) or not ops.foldable(row.monoid, into.dtype):
+            return 0
+        monoid = ops.MONOIDS[row.monoid]
+        if not monoid.idempotent and into.value != monoid.identity(into.dtype):
+            return 0
+        groups = row.shared([self.flat.shapes[v] for v in eqn.ins], [self.flat.shapes[v] for v in eqn.outs], eqn.params)
+        met = mask_of(i for group in groups for _, k, a in group for i in in_axes[k][a])
+        return met & ~axes_mask(in_axes[0]) & ~axes_mask(out_axes[0])
 
 
 _BUILDERS = {

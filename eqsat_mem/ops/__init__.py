@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from eqsat_mem.ir import Call, Map, Params, mask_of
+from eqsat_mem.ir import Axis, Call, Map, Params, mask_of
 
 from .algebra import ALGEBRA
 from .blocks import BlockOp, Group, Place, Selection, Shapes
@@ -100,13 +100,13 @@ def call_params(call: Call, in_shapes: Shapes) -> dict[str, Any]:
 
 
 def call_groups(call: Call) -> list[Group]:
-    """The places of each pointwise index of ``call``."""
-    places: dict[int, list[Place]] = {}
+    """The places of each pointwise axis of ``call``: of an index, or of the product of several."""
+    places: dict[Axis, list[Place]] = {}
     for side, arrays in (("in", call.in_axes), ("out", call.out_axes)):
         for k, axes in enumerate(arrays):
             for a, axis in enumerate(axes):
-                if len(axis) == 1 and call.pointwise >> axis[0] & 1:
-                    places.setdefault(axis[0], []).append((side, k, a))
+                if axis and all(call.pointwise >> i & 1 for i in axis):
+                    places.setdefault(axis, []).append((side, k, a))
     return [tuple(group) for group in places.values()]
 
 

@@ -73,7 +73,9 @@ class BlockOp:
     ``scratch(in_shapes, out_shapes, params)`` is what it holds besides, in elements of its first operand. An operation that
     ``rereads`` its operands uses them in several kernels, each of which XLA may have compute them again; one that ``fuses`` has XLA
     compute elementwise operands on the way. One with a ``selection`` folds an axis, as monoids do. ``shared`` lists the groups of bound
-    axes that are one index, as ``pointwise`` does those of others. ``written_out(params, elements)`` is source of the result of an
+    axes that are one index, as ``pointwise`` does those of others. One with a ``monoid`` combines by it what its first operand
+    has somewhere with the elements that it writes there; the ``shared`` axes, whose elements meet, are folded if that operand is a number
+    that does not count, were it combined once more. ``written_out(params, elements)`` is source of the result of an
     operation that binds one axis of its only operand, from the slices of the operand along it.
     """
 
@@ -90,6 +92,7 @@ class BlockOp:
     selection: Selection | None = None
     shared: Pointwise = nothing
     written_out: Callable[[Params, Sequence[str]], str] | None = None
+    monoid: str | None = None
 
 
 def all_but(bound: Sequence[int], rank: int, operands: Sequence[int] = (0,), results: Sequence[int] = (0,)) -> list[Group]:

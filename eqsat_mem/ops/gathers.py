@@ -35,7 +35,7 @@ def _resize_gather(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict
 
 
 def _scatter(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """Axes written whole pair operand, updates and result; so do batching axes. Other batch axes meet in one place: bound."""
+    """Axes written whole pair operand, updates and result; so do batching axes."""
     operand, updates = ins[0], ins[2]
     numbers = params["dimension_numbers"]
     windows = sorted(int(a) for a in numbers.update_window_dims)
@@ -48,6 +48,15 @@ def _scatter(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     for d, axis in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims):
         groups.append((("in", 0, int(d)), ("in", 1, int(axis)), ("in", 2, batch_places[axis]), ("out", 0, int(d))))
     return groups
+
+
+def _meeting(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """Other batch axes are those of positions and updates, whose elements may meet in one place."""
+    numbers = params["dimension_numbers"]
+    windows = _dims(numbers.update_window_dims)
+    batch_places = [a for a in range(len(ins[2])) if a not in windows]
+    batching = _dims(numbers.scatter_indices_batching_dims)
+    return [(("in", 1, axis), ("in", 2, place)) for axis, place in enumerate(batch_places) if axis not in batching]
 
 
 def _gather_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
@@ -89,6 +98,13 @@ def _numbers_text(cls: str, numbers: Any) -> str:
 
 
 GATHERS = [BlockOp("gather", _gather, _resize_gather, _gather_weight, _gather_text)] + [
-    BlockOp(name, _scatter, unchanged, _scatter_weight, _scatter_text(name.replace("-", "_")))
-    for name in ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+    BlockOp(name, _scatter, unchanged, _scatter_weight, _scatter_text(name.replace("-", "_")), shared=_meeting, monoid=monoid)
+    for name, monoid in {
+        "scatter": None,
+        "scatter-add": "add",
+        "scatter-sub": "add",
+        "scatter-mul": "mul",
+        "scatter-min": "min",
+        "scatter-max": "max",
+    }.items()
 ]
