@@ -8,10 +8,11 @@ steps that it looks at, never by a clock, so that plans are deterministic.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
+from typing import Any
 
 from eqsat_mem.costs import Device, arithmetic_s
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
@@ -98,7 +99,8 @@ def fastest(search: Search, rival: Schedule | None = None) -> Schedule:
     tell(Kept((best,)))
     for turn in range(2 * MAX_DEPTH if large else MAX_DEPTH):
         only = rival.splits[turn : turn + 1] if rival is not None and large and rival.fits(search.limit) else None
-        found = list(takewhile(lambda _: search.timing.walked < MOST_STEPS, ((new, s) for s in beam for new in search.expand(s, only))))
+        every = ((new, s) for s in beam for new in search.expand(s, only))
+        found = _distinct(takewhile(lambda _: search.timing.walked < MOST_STEPS, every))
         if large:
             found = sorted(found, key=lambda pair: search.rank(pair[0]))[:TILED]
         beam = sorted((search.tile(*pair) for pair in found), key=search.rank)[: 1 if large else BEAM]
@@ -111,6 +113,15 @@ def fastest(search: Search, rival: Schedule | None = None) -> Schedule:
         beam = [s for s in beam if not any(search.is_behind(s, other) for other in (best, rival))]
     tell(Scheduled(best, search.limit))
     return best
+
+
+def _distinct(found: Iterable[tuple[Schedule, Schedule]]) -> list[tuple[Schedule, Schedule]]:
+    """Trees, with those that they come from, less those that have the loops and figures of one before: splits in another order, say."""
+    kept: dict[Any, tuple[Schedule, Schedule]] = {}
+    for new, parent in found:
+        loops_of = tuple((loop.index, chunk, len(loop.folds), len(loop.stacks)) for loop, chunk in new.chunks.items())
+        kept.setdefault((new.peak_bytes, new.seconds, loops_of), (new, parent))
+    return list(kept.values())
 
 
 def straight(ex: Extraction, device: Device, emitted: bool = True) -> Schedule:

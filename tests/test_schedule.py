@@ -89,6 +89,19 @@ def test_trees_far_behind_the_best_of_any_program_are_split_no_further():
     assert [s.splits for s in beaten.expanded] == [()]
 
 
+def test_trees_that_splits_in_several_orders_lead_to_get_chunk_sizes_once():
+    search, started, tiled = Search(program("attention gradient"), 2**14, TINY), [], []
+
+    def figures(s):
+        return s.peak_bytes, s.seconds, tuple((loop.index, len(loop.folds), len(loop.stacks)) for loop in s.chunks)
+
+    start, tile = search.start, search.tile
+    search.start = lambda *args: started.append(start(*args)) or started[-1]
+    search.tile = lambda s, parent: tiled.append((parent.splits, figures(s))) or tile(s, parent)
+    fastest(search)
+    assert len(set(tiled)) == len(tiled) < len(started) - 1
+
+
 def test_a_search_for_another_limit_knows_what_the_first_has_found_out():
     search = Search(program("attention gradient"), 2**40, TINY)
     fastest(search)
