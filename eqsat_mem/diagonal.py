@@ -25,7 +25,8 @@ _WRITES: dict[str, Callable[[Any, Any], Any]] = {"scatter": lambda x, u: u, "sca
 
 def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Any:
     """A jaxpr of elementwise operations and folds that means the same as this equation, ``None`` if there is none."""
-    if (name != "gather" and name not in _WRITES) or jax.dtypes.issubdtype(flat.dtypes[ins[0]], jax.dtypes.extended):
+    write = written(name, params)
+    if (name != "gather" and write is None) or jax.dtypes.issubdtype(flat.dtypes[ins[0]], jax.dtypes.extended):
         return None
     numbers = params["dimension_numbers"]
     shape = flat.shapes[ins[0]]
@@ -48,8 +49,14 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
     offset = int(columns[other][0]) if len(positions) else 0
     if not np.array_equal(columns[other], np.arange(len(positions)) + offset) or len(positions) + offset > shape[other] or offset < 0:
         return None
-    read = _read(kept, other, offset, windows) if name == "gather" else _write(_WRITES[name], kept, other, offset, windows)
-    return jax.make_jaxpr(read)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in ins))
+    form = _write(write, kept, other, offset, windows) if write is not None else _read(kept, other, offset, windows)
+    return jax.make_jaxpr(form)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in ins))
+
+
+def written(name: str, params: Mapping[str, Any]) -> Callable[[Any, Any], Any] | None:
+    """What a scatter leaves of an element and of what it writes there; ``None`` for others, and where it applies the user's function."""
+    applies = name == "scatter" and params["update_jaxpr"] is not None  # x.at[i].apply(f)
+    return None if applies else _WRITES.get(name)
 
 
 def _rest(shape: Sequence[int], dims: Sequence[int]) -> list[int]:

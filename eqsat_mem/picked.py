@@ -16,26 +16,26 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eqsat_mem.diagonal import Known
+from eqsat_mem.diagonal import Known, written
 from eqsat_mem.equations import Equation, Flat
 from eqsat_mem.ops import ALIASES, MAPS, REDUCTIONS
 
 Plain = tuple[Any, Sequence[int]]
 """A jaxpr and the values that it is of."""
 
-_WRITES: dict[str, Callable[[Any, Any], Any]] = {"scatter": lambda x, u: u, "scatter-add": lax.add, "scatter-mul": lax.mul}
 _VIEWS = frozenset({"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type"})
 
 
 def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Plain | None:
     """Elementwise operations and a fold that mean the same as this equation, ``None`` if there are none or if ``x`` is held anyway."""
-    if (name != "gather" and name not in _WRITES) or not _is_computed(flat, producer, ins[0]):
+    write = written(name, params)
+    if (name != "gather" and write is None) or not _is_computed(flat, producer, ins[0]):
         return None
     rows = _rows(flat, producer, name, params, ins)
     if rows is None or (rows.fills and params.get("fill_value") is None):
         return None
     values = [ins[0], rows.column, *ins[2:]]
-    form = rows.read(params) if name == "gather" else rows.write(_WRITES[name])
+    form = rows.write(write) if write is not None else rows.read(params)
     return jax.make_jaxpr(form)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in values)), values
 
 

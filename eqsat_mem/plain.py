@@ -33,6 +33,8 @@ def _of_same_operands(flat: Flat, producer: Mapping[int, Equation], name: str, p
         return _traced(flat, partial(_while_any, params), ins)
     if name == "random_bits" and _counts_elements(flat, params, ins):
         return _traced(flat, partial(_bits, params["shape"], params["bit_width"]), ins)
+    if name == "select_n" and len(ins) != 3:
+        return _traced(flat, _chosen, ins)
     if name == "custom_linear_solve":
         return _traced(flat, partial(_solve, params), ins)
     return diagonal.plain_form(flat, producer, name, params, ins)
@@ -61,6 +63,13 @@ def _while_any(params: dict[str, Any], *args: Any) -> Any:
         return [lax.select(lax.broadcast_in_dim(running, n.shape, range(running.ndim)), n, c) for n, c in zip(new, carry)]
 
     return lax.while_loop(lambda carry: jax.numpy.any(runs(carry)), step, list(args[second:]))
+
+
+def _chosen(which: Any, *cases: Any) -> Any:
+    """One of any number of cases, by its number, as choices between two."""
+    if len(cases) == 1:
+        return cases[0]
+    return lax.select(lax.lt(which, np.int32(len(cases) - 1)), _chosen(which, *cases[:-1]), cases[-1])
 
 
 def _solve(params: dict[str, Any], *args: Any) -> Any:

@@ -29,6 +29,15 @@ CASES = {
     "weak carry": (lambda a: lax.scan(lambda c, r: (c, r * c), 2.0, a), [X]),
     "keys": (lambda k: (jax.random.normal(k, (20,)), jax.vmap(jax.random.uniform)(jax.random.split(k, 9))), [KEY]),
     "keys as results": (lambda k: jax.random.split(k, 3), [KEY]),
+    "cases by number": (
+        lambda a, n: (
+            lax.select_n(n[:9] % 3, a[0, :9], a[1, :9], a[2, :9]),
+            lax.select_n(n[4] % 4, a, a + 1, a * 2, -a),
+            lax.select_n(n[0] > 0, a),
+        ),
+        [A, np.arange(64, dtype=np.int32)],
+    ),
+    "two cases by number": (lambda a, n: lax.select_n(n % 2, a[:, 0], a[:, 1]), [A, np.arange(64, dtype=np.int32)]),
     "no rows": (lambda a: (jnp.sum(a, 0), a * 2, a.T @ a, jnp.max(a, 1)), [np.zeros((0, 5), np.float32)]),
     "nothing contracted": (lambda a: a @ a.T, [np.zeros((5, 0), np.float32)]),
     "no steps": (lambda a: lax.scan(lambda c, r: (c + r.sum(), r), 0.0, a), [np.zeros((0, 5), np.float32)]),

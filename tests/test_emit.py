@@ -119,6 +119,15 @@ def test_operands_of_calls_of_lax_have_one_number_of_axes(name):
         check(lambda i, j: (i[:, None] // j, i % j[:, None], i << j[:, None]), np.arange(7), np.arange(1, 4))
 
 
+def test_functions_applied_at_positions_are_applied():
+    """They arrive as scatters, which otherwise write what they are given."""
+    i, j = np.arange(3), np.array([0, 2, 1])
+    square = jnp.asarray(A[:3])
+    check(lambda x: x.at[1].apply(jnp.sin), square)
+    check(lambda x: jnp.exp(x).at[i, i].apply(jnp.sin), square)
+    check(lambda x: jnp.exp(x).at[i, j].apply(jnp.sin), square)
+
+
 @pytest.mark.parametrize("fold", ["sum", "prod", "max", "min", "and", "or", "xor"])
 def test_folds_of_computed_values_without_elements_are_identities(fold):
     reduce = getattr(lax, f"reduce_{fold}")

@@ -79,7 +79,9 @@ def _gather_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
 
 
 def _scatter_text(function: str) -> Any:
-    def text(params: Params, args: Sequence[str], ins: Shapes) -> str:
+    def text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+        if function == "scatter" and params["update_jaxpr"] is not None:
+            return None  # x.at[i].apply(f)
         return (f"lax.{function}({args[0]}, {args[1]}, {args[2]}, "
                 f"{_numbers_text('ScatterDimensionNumbers', params['dimension_numbers'])}{_flags_text(params)}, "
                 f"mode=lax.GatherScatterMode.{params['mode'].name})")  # fmt: skip
