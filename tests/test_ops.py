@@ -15,6 +15,7 @@ from jax.extend.core import primitives
 
 from eqsat_mem import ops
 from eqsat_mem.ir import Call
+from eqsat_mem.ops.selection import top_k_by_blocks
 
 RNG = np.random.default_rng(0)
 FLOATS = np.array([0.25, -0.5, 0.75, 1.5, -2.5, 3.0, -0.0, np.inf, -np.inf, np.nan, 100.0, 1e-20], np.float32)
@@ -432,3 +433,15 @@ def test_a_search_written_out_finds_the_same_places(name: str, dtype: str) -> No
     found = eval(text, names)
     assert found.dtype == np.int16
     assert np.array_equal(found, getattr(lax, name)(x, 1, np.int16))
+
+
+@pytest.mark.parametrize(("extent", "searches"), [(200, 1), (3001, 2)])
+def test_a_selection_whose_results_are_read_in_slices_stays_one(extent: int, searches: int) -> None:
+    """XLA:CPU has a search for the largest, which it finds in a sort whose first elements are read together."""
+
+    def largest_and_others(x: Any) -> Any:
+        values, places = top_k_by_blocks(x, 4)
+        return values[:, 0], jnp.exp(values[:, 1] - values[:, 0]) + values[:, 2] * values[:, 3], places
+
+    text = jax.jit(largest_and_others).lower(f32(64, extent)).compile().as_text()
+    assert text.count('custom_call_target="TopK"') == searches
