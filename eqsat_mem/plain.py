@@ -33,6 +33,8 @@ def _of_same_operands(flat: Flat, producer: Mapping[int, Equation], name: str, p
         return _traced(flat, partial(_while_any, params), ins)
     if name == "random_bits" and _counts_elements(flat, params, ins):
         return _traced(flat, partial(_bits, params["shape"], params["bit_width"]), ins)
+    if name == "reshape" and params["dimensions"] is not None:
+        return _traced(flat, lambda x: lax.reshape(lax.transpose(x, params["dimensions"]), params["new_sizes"]), ins)
     if name == "select_n" and len(ins) != 3:
         return _traced(flat, _chosen, ins)
     if name == "custom_linear_solve":

@@ -128,6 +128,11 @@ def test_functions_applied_at_positions_are_applied():
     check(lambda x: jnp.exp(x).at[i, j].apply(jnp.sin), square)
 
 
+def test_reshapes_may_read_axes_in_another_order():
+    check(lambda a: (jnp.reshape(a, (3, 7), order="F"), jnp.ravel(a, "F"), lax.reshape(a, (21,), (1, 0))), jnp.asarray(A))
+    check(lambda a: jnp.reshape(jnp.exp(a), (3, 7), order="F").sum(1), jnp.asarray(A))
+
+
 @pytest.mark.parametrize("fold", ["sum", "prod", "max", "min", "and", "or", "xor"])
 def test_folds_of_computed_values_without_elements_are_identities(fold):
     reduce = getattr(lax, f"reduce_{fold}")
