@@ -34,7 +34,7 @@ ROOM_TOLL = 0.1
 """The share that filling the limit must save: what is predicted to be as fast in less leaves room for what is not predicted."""
 LARGE_PROGRAM = 200
 """Terms from which on only one tree is kept, and split further up."""
-TILED = 4
+TILED = 2
 """Of the trees that a large program may become by one more split, as many of the best get chunk sizes of their own."""
 BEHIND = 4.0
 """A tree that takes so many times as long as the best found, in whatever program, is split no further."""
