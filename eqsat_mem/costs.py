@@ -116,7 +116,7 @@ def device_for(platform: str) -> Device:
 
 CORE_ROWS, CORE_COLUMNS = 64, 512
 """A core of its own is worth so many rows of a contraction's result, fewer if they are longer than so many columns."""
-SPREAD = 0.4
+SPREAD = 0.9
 """The cost of an addition or a product in an unrolled fold: its terms do not wait for one another, as those of the unit do, and products
 are added as they are made."""
 SHORT = 32
@@ -165,7 +165,7 @@ def dot_s(program: Program, term: Dot, extents: Sequence[int], device: Device) -
     k = _product(extents, (rows | columns) & term.over)
     batch = _product(extents, rows & columns & ~term.over)
     width = itemsize(term.dtype) / 4
-    fill = m / (m + 2) * n / (n + 12) * k / (k + 20)
+    fill = m / (m + 2) * n / (n + 12) * k / (k + 8)
     busy = min(device.matrix_cores, max(1.0, m / CORE_ROWS * max(1.0, n / CORE_COLUMNS))) / device.matrix_cores
     work = 2.0 * batch * m * n * k * width
     vector = work / 2 * (1 + device.reduce_weight) / device.elements
@@ -188,10 +188,21 @@ def term_seconds(program: Program, t: int, unrolled: bool = False, device: Devic
     term = program.terms[t]
     if isinstance(term, (Input, Const, Iota, Literal, Rename)):
         return 0.0
+    if _adds_smaller(program, t):
+        return 0.0
     device = device or default_device()
     seconds = arithmetic_s(program, t, [i.extent for i in program.indices], device, unrolled)
     touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, Block)) else 0
     return seconds + touched / device.levels[1][1]
+
+
+def _adds_smaller(program: Program, t: int) -> bool:
+    """Is this the sum of a value with all indices of the result and one with fewer? What is added to a contraction becomes part of it."""
+    term = program.terms[t]
+    if not isinstance(term, Map) or term.op not in ("add", "sub"):
+        return False
+    free = [program.free[a] for a in term.args]
+    return program.free[t] in free and free[0] != free[1]
 
 
 @cache

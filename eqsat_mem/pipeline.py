@@ -11,6 +11,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from eqsat_mem.absorbed import absorbed
 from eqsat_mem.chains import reordered
 from eqsat_mem.config import Options, resolve_limit
 from eqsat_mem.control import aval_bytes, has_plans, plan_bodies
@@ -142,7 +143,8 @@ def _fastest(
         extracted = [written, *extractions(view, seconds, MEMORY_PRICES)]
         for ex, price in zip(extracted, (None, *MEMORY_PRICES)):
             tell(Extracted(ex, price))
-        candidates = _distinct([*extracted, *(new for ex in extracted if (new := reordered(ex, rules, seconds)) is not None)])
+        extracted += [new for ex in extracted if (new := reordered(ex, rules, seconds)) is not None]
+        candidates = _distinct([written, *(absorbed(ex, rules) for ex in extracted)])
     with clock("schedule"):
         knobs = options.tensor_size_threshold, options.tensor_split_size
         searches = sorted((Search(c, limit, device, *knobs) for c in candidates), key=lambda search: search.straight.seconds)

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "eqsat_mem"
 LAYERS = (
     "sizes errors config events",
     "terms ir ops equations diagonal picked plain flatten axes infer effects trace interpret",
-    "forms vocabulary grammar rules encode egraph saturate exact levels unfold extract chains",
+    "forms vocabulary grammar rules encode egraph saturate exact levels unfold extract chains absorbed",
     "repeats scans staging tree loops fusion memory costs profiles calibrate timing ladders schedule remat control",
     "source reads calls expressions emit verify report outline",
     "debug progress needed rivals explanation timeline picture explain pipeline",

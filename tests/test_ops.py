@@ -228,6 +228,8 @@ BLOCK_CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("reshape", lambda x: lax.reshape(x, (5, 4, 3, 7)), (f32(5, 3, 4, 7),)),
     ("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, np.int16), (f32(3, 5),)),
     ("optimization_barrier", lambda x, y: lax.optimization_barrier((x, y)), (f32(3, 5), f32(4))),
+    ("with_sums", partial(ops.with_sums_p.bind, first=True), (f32(3, 5), f32(3, 5))),
+    ("with_sums", partial(ops.with_sums_p.bind, first=False), (f32(4, 3, 20), f32(4, 3, 20))),
     ("gather", lambda x, i: x[i], (f32(5, 3), INDICES)),
     ("gather", lambda x, i: x[:, i], (f32(3, 5), INDICES)),
     ("gather", lambda x, i: x.at[i].get(mode="fill", fill_value=7.0), (f32(3, 5), INDICES)),

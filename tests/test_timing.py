@@ -174,7 +174,7 @@ def test_a_contraction_of_few_rows_pays_for_its_columns_as_often_as_it_runs():
 
     packing = 20000 * 64 * 4 / DEVICE.levels[-1][1]
     assert seconds(16) > seconds(64) + 0.9 * (256 - 64) * packing
-    assert seconds(64) < 1.3 * seconds(512)
+    assert seconds(64) < 1.4 * seconds(512)
 
 
 def test_what_is_written_out_only_in_emitted_source_takes_longer_as_written():
