@@ -154,7 +154,8 @@ class _Rewriting:
         tables = ex.splits, ex.accumulates, ex.unrolls
         splits, accumulates, unrolls = ({self.ids[t]: allowed for t, allowed in table.items() if t in self.ids} for table in tables)
         rescales = {self.ids[t]: sum_of.renumbered(self.ids) for t, sum_of in ex.rescales.items() if t in self.ids}
-        return Extraction(new, splits | self.splits, accumulates, unrolls, rescales)
+        origin = old, {t: o for o, t in self.ids.items()}
+        return Extraction(new, splits | self.splits, accumulates, unrolls, rescales, origin)
 
     def contraction(self, t: int, total: _Total) -> int:
         """The contraction that is the total."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -116,17 +116,26 @@ def device_for(platform: str) -> Device:
 
 CORE_ROWS, CORE_COLUMNS = 64, 512
 """A core of its own is worth so many rows of a contraction's result, fewer if they are longer than so many columns."""
-SPREAD = 0.9
+SPREAD, CROWDED = 0.4, 0.9
 """The cost of an addition or a product in an unrolled fold: its terms do not wait for one another, as those of the unit do, and products
-are added as they are made."""
+are added as they are made. The second is that beside a function of many operations, which leaves no registers for several elements."""
+FUNCTION = 16
+"""The weight from which on an operation is such a function: a polynomial, where a root is one instruction."""
 SHORT = 32
 """A reduction over fewer elements than this does not fill vector registers along its axis."""
 
 
-def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Device, unrolled: bool = False) -> float:
+def spread_weight(program: Program, members: Iterable[int]) -> float:
+    """The cost of an addition of an unrolled fold in the kernel of these terms."""
+    maps = (term for t in members if isinstance(term := program.terms[t], Map))
+    return CROWDED if any(_weight(term) >= FUNCTION for term in maps) else SPREAD
+
+
+def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Device, spread: float | None = None) -> float:
     """Seconds of arithmetic of one term at the given extents of its indices, its operands ready.
 
-    ``unrolled``: it is a fold that is written out element by element, or is itself written out once for each element of one.
+    ``spread``: the cost of an addition, where it is a fold that is written out element by element, or is itself written out once for
+    each element of one.
     """
     term = program.terms[t]
     out = _product(extents, program.free[t])
@@ -134,17 +143,18 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Devic
     match term:
         case Map():
             weight = _weight(term)
-            return out * width * (weight * SPREAD if unrolled and weight <= 1 else weight) / device.elements
+            return out * width * (weight if spread is None or weight > 1 else weight * spread) / device.elements
         case Fold():
             count = _product(extents, program.free[term.arg] & term.over)
-            weight = SPREAD if unrolled else device.short_reduce_weight if count < SHORT else device.reduce_weight
+            weight = device.short_reduce_weight if count < SHORT else device.reduce_weight
+            weight = weight if spread is None else spread
             return out * count * width * weight / device.elements
         case Dot():
             return dot_s(program, term, extents, device)
         case Block():
             ins = [_shape(extents, axes) for axes in term.call.in_axes]
             outs = [_shape(extents, axes) for axes in term.call.out_axes]
-            return block_weight(term.call, ins, outs) * width * (SPREAD if unrolled else 1.0) / device.elements
+            return block_weight(term.call, ins, outs) * width * (1.0 if spread is None else spread) / device.elements
     return 0.0
 
 
@@ -191,7 +201,7 @@ def term_seconds(program: Program, t: int, unrolled: bool = False, device: Devic
     if _adds_smaller(program, t):
         return 0.0
     device = device or default_device()
-    seconds = arithmetic_s(program, t, [i.extent for i in program.indices], device, unrolled)
+    seconds = arithmetic_s(program, t, [i.extent for i in program.indices], device, CROWDED if unrolled else None)
     touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, Block)) else 0
     return seconds + touched / device.levels[1][1]
 

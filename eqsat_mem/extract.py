@@ -48,6 +48,7 @@ class Extraction:
         accumulates: indices over which a fold or a contraction may be accumulated chunk by chunk.
         unrolls: indices over which a fold or a contraction, or along which a search, may be written out element by element.
         rescales: sums that hold the factor exp(-r) of a level r, or of squares less a mean: chunks of them may have levels of their own.
+        origin: where terms were put together since, the program that was extracted, and its term for each here that it has.
     """
 
     program: Program
@@ -55,6 +56,7 @@ class Extraction:
     accumulates: Mapping[int, int] = field(default_factory=dict)
     unrolls: Mapping[int, int] = field(default_factory=dict)
     rescales: Mapping[int, Rescaled] = field(default_factory=dict)
+    origin: tuple[Program, Mapping[int, int]] | None = None
 
     @cached_property
     def compared(self) -> Mapping[int, frozenset[int]]:
@@ -79,8 +81,7 @@ def extractions(view: View, seconds: Seconds, memory_prices: Sequence[float]) ->
 
 def as_written(view: View) -> Extraction:
     """The program that was loaded, with what rules allow for its terms."""
-    program = view.program
-    return _with_facts(view, program, dict(view.class_of))
+    return _with_facts(view, view.program, dict(view.class_of))
 
 
 def original(program: Program, rules: RuleSet | None = None) -> Extraction:
@@ -110,8 +111,7 @@ def _picked_with(program: Program, t: int) -> list[int]:
     term = program.terms[t]
     if not isinstance(term, ir.Block) or not term.call.folds:
         return []
-    outs = enumerate(term.call.out_dtypes)
-    return [program.add(ir.Block(dtype, term.call, term.args, k)) for k, dtype in outs if k != term.out]
+    return [program.add(ir.Block(dtype, term.call, term.args, k)) for k, dtype in enumerate(term.call.out_dtypes) if k != term.out]
 
 
 def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extraction:

@@ -20,7 +20,7 @@ import numpy as np
 from jax.dtypes import extended, issubdtype
 from jax.extend.core import primitives
 
-from eqsat_mem.costs import Device, arithmetic_s
+from eqsat_mem.costs import Device, arithmetic_s, spread_weight
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused
 from eqsat_mem.ir import Block, Call, Input, Literal, Map, Program, Rename, bits, children, with_children
@@ -187,7 +187,9 @@ class _Waiting:
         program, slowest = self.s.ex.program, self.device.levels[-1][1]
         seconds = 0.0
         for q in chain:
-            arithmetic = (arithmetic_s(program, t, self.extents, self.device, t in fused.spread) for t in fused.members[q])
+            members = fused.members[q]
+            spread = dict.fromkeys(fused.spread, spread_weight(program, members))
+            arithmetic = (arithmetic_s(program, t, self.extents, self.device, spread.get(t)) for t in members)
             moved = sum(self.size(t) for t in (*fused.operands[q], fused.kept[q]) if isinstance(t, int))
             seconds += max(sum(arithmetic), moved / slowest) + self.device.kernel_s
         return seconds
@@ -233,7 +235,12 @@ class _Rebuilt:
         self.program.outputs = [replace(o, term=self.read(o.term, values)) for o in self.old.outputs]
         self.program.effects = [self.read(t, values) for t in self.old.effects]
         self.ex = Extraction(
-            self.program, self.stated(s.ex.splits), self.stated(s.ex.accumulates), self.stated(s.ex.unrolls), self.rescales()
+            self.program,
+            self.stated(s.ex.splits),
+            self.stated(s.ex.accumulates),
+            self.stated(s.ex.unrolls),
+            self.rescales(),
+            s.ex.origin and (s.ex.origin[0], self.stated(s.ex.origin[1])),
         )
 
     def stated(self, table: Mapping[int, int]) -> dict[int, int]:

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-from eqsat_mem.costs import Device, arithmetic_s
+from eqsat_mem.costs import SPREAD, Device, arithmetic_s
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Map, bits, children, folded
@@ -381,4 +381,4 @@ class Search:
     def recompute_s(self, t: int, extents: Extents) -> float:
         term = self.ex.program.terms[t]
         dear = isinstance(term, (Dot, Block)) or bool(folded(term))
-        return arithmetic_s(self.ex.program, t, extents, self.device, bool(self.ex.unrolls.get(t))) if dear else 0.0
+        return arithmetic_s(self.ex.program, t, extents, self.device, SPREAD if self.ex.unrolls.get(t) else None) if dear else 0.0

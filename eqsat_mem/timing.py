@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from eqsat_mem.costs import Device, arithmetic_s
-from eqsat_mem.fusion import stalls
+from eqsat_mem.costs import Device, arithmetic_s, spread_weight
+from eqsat_mem.fusion import Fused, stalls
 from eqsat_mem.ir import Block, Dot, Map
 from eqsat_mem.memory import Extents, Memory, argument_bytes, output_sizes, within
 from eqsat_mem.tree import Chunks, Loop, Seq, made
@@ -123,10 +123,10 @@ class Timing:
                 if call in calls:
                     continue
                 calls.add(call)
-            work = sum(self._arithmetic(t, extents, t in fused.spread) for t in members)
+            work = self._work(members, fused, extents)
             if not self.emitted:
                 late = (t for t in operands if stalls(self.memory.ex, t, extents, (term,)))
-                work += STALL * sum(self._arithmetic(t, extents, False) for t in late)
+                work += STALL * sum(self._arithmetic(t, extents, None) for t in late)
             if whole and fused.unrolled.intersection(members):
                 work *= STRIDED if self.emitted else NOT_UNROLLED
             if self._runs_alone(step, seq):
@@ -158,13 +158,18 @@ class Timing:
     def arithmetic(self, seq: Seq, extents: Extents) -> float:
         """Seconds that a straight region cannot take less than: its arithmetic."""
         fused = self.memory.fused(seq)
-        return sum(self._arithmetic(t, extents, t in fused.spread) for members in fused.members for t in members)
+        return sum(self._work(members, fused, extents) for members in fused.members)
 
-    def _arithmetic(self, t: int, extents: Extents, unrolled: bool) -> float:
-        key = t, extents, unrolled
+    def _work(self, members: Sequence[int], fused: Fused, extents: Extents) -> float:
+        """Seconds of arithmetic of one kernel."""
+        weight = spread_weight(self.memory.ex.program, members)
+        return sum(self._arithmetic(t, extents, weight if t in fused.spread else None) for t in members)
+
+    def _arithmetic(self, t: int, extents: Extents, spread: float | None) -> float:
+        key = t, extents, spread
         known = self._terms.get(key)
         if known is None:
-            known = self._terms[key] = arithmetic_s(self.memory.ex.program, t, extents, self.device, unrolled)
+            known = self._terms[key] = arithmetic_s(self.memory.ex.program, t, extents, self.device, spread)
         return known
 
     def _loop(self, loop: Loop, extents: Extents, chunks: Chunks) -> float:

@@ -13,7 +13,7 @@ from eqsat_mem import interpret
 from eqsat_mem.ir import Block, Dot, Fold, Index, Map, Program, Rename, bits, children
 from eqsat_mem.loops import is_leaf
 from eqsat_mem.memory import Extents, Memory, within
-from eqsat_mem.ops import MONOIDS
+from eqsat_mem.ops import MONOIDS, block_op
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.tree import Loop, Seq, made, regions
 from tests import stepwise
@@ -82,7 +82,7 @@ class _Execution:
             for t in loop.stacks:
                 stacked[t].append(inner.values[t])
             for t in loop.folds:
-                if isinstance(self.program.terms[t], Block):
+                if self.picks(t):
                     stacked.setdefault(t, []).append((inner.values[t], start))
                     continue
                 so_far, part = before.get(t), inner.values[t]
@@ -106,6 +106,11 @@ class _Execution:
                 continue
             frame.values[t] = np.concatenate(parts, list(bits(self.program.free[t])).index(loop.index))
         frame.values.update(folded)
+
+    def picks(self, t: int) -> bool:
+        """Does a fold pick some elements of each chunk, rather than combine the results of chunks by a monoid?"""
+        term = self.program.terms[t]
+        return isinstance(term, Block) and block_op(term.call.prim.name).monoid is None
 
     def picked(self, t: int, parts: dict[int, list[Any]]) -> Any:
         """The largest of what ``top_k`` has picked from every chunk, or their places: the largest first, of equal ones the first."""
@@ -159,7 +164,8 @@ class _Execution:
 
     def combine(self, t: int, left: Any, right: Any) -> Any:
         term = self.program.terms[t]
-        return np.asarray(left + right if isinstance(term, Dot) else MONOIDS[term.monoid].combine(left, right))  # type: ignore[attr-defined]
+        monoid = "add" if isinstance(term, Dot) else term.monoid if isinstance(term, Fold) else block_op(term.call.prim.name).monoid  # type: ignore[attr-defined]
+        return np.asarray(MONOIDS[monoid].combine(left, right))
 
     def compute(self, t: int, frame: _Frame) -> Any:
         term = self.program.terms[t]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eqsat_mem.costs import SPREAD, Device, arithmetic_s
+from eqsat_mem.costs import CROWDED, Device, arithmetic_s
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction
 from eqsat_mem.loops import Choices, region, split
@@ -143,7 +143,7 @@ def test_what_is_written_out_for_each_element_of_a_fold_costs_less():
     spread, none = (Memory(ex).fused(region(ex)).spread for ex in (few, many))
     assert [type(few.program.terms[t]).__name__ for t in sorted(spread)] == ["Map", "Map", "Fold"]
     assert not none
-    three_terms = 3 * 3 * SPREAD * 2000**2 / DEVICE.elements
+    three_terms = 3 * 3 * CROWDED * 2000**2 / DEVICE.elements
     assert timing(few).arithmetic(region(few), Memory(few).full_extents()) == pytest.approx(three_terms + 21 * 2000**2 / DEVICE.elements)
 
 

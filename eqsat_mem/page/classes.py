@@ -12,7 +12,7 @@ from typing import Any
 from eqsat_mem.costs import Device, term_seconds
 from eqsat_mem.egraph import View
 from eqsat_mem.encode import Node
-from eqsat_mem.extract import node_costs
+from eqsat_mem.extract import Extraction, node_costs
 from eqsat_mem.ir import Program, describe, names
 from eqsat_mem.report import time_text
 from eqsat_mem.sizes import format_bytes
@@ -58,11 +58,25 @@ def class_data(
     return data
 
 
-def plan_classes(view: View, program: Program) -> tuple[dict[int, int], dict[int, Node]]:
+def plan_classes(view: View, ex: Extraction) -> tuple[dict[int, int], dict[int, Node]]:
     """The class of each term of a program that was extracted from an e-graph, and the node of each of these classes that it uses.
 
-    A node is the program's if its term, on operands of the program, is. Terms that were put in later, to compute a value again, have none.
+    Terms that were put in later have none, unless they have the value of a term that was extracted.
     """
+    reachable = ex.program.reachable()
+    program, extracted = ex.origin or (ex.program, {t: t for t in reachable})
+    classes, chosen = _classes(view, program)
+    found = {t: classes[extracted[t]] for t in reachable if extracted.get(t) in classes}
+    return found, {c: chosen[c] for c in found.values()}
+
+
+def _classes(view: View, program: Program) -> tuple[dict[int, int], dict[int, Node]]:
+    """Classes and nodes of a program as it was extracted: a node is the program's if its term, on operands of the program, is.
+
+    The program as written may compute one value in two ways; its classes are known.
+    """
+    if program is view.program:
+        return dict(view.class_of), {view.class_of[t]: node for t, node in view.original.items()}
     scratch = replace(program, terms=list(program.terms), free=list(program.free), source={}, _ids=dict(program._ids), _operands={})
     own = frozenset(program.reachable())
     terms, views, classes, chosen = dict[int, int](), dict[int, int](), dict[int, int](), dict[int, Node]()

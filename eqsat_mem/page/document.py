@@ -10,6 +10,7 @@ from typing import Any
 
 from eqsat_mem.explain import Record
 from eqsat_mem.explanation import Explanation, LoopEffect, NeededRule
+from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Program
 from eqsat_mem.outline import describe
 from eqsat_mem.page.classes import class_data, plan_classes
@@ -101,11 +102,11 @@ class _Values:
         self.of_variables = {variable: self.of_loaded[t] for variable, t in variables.items() if t in self.of_loaded}
         self.of_before = dict(view.class_of)
         repeated = str(best.ex.program) == str(plan.program)  # not where a limit in seconds had stopped the first search
-        of_best, chosen = plan_classes(winner, best.ex.program) if repeated and not plan.unchanged else ({}, {})
+        of_best, chosen = plan_classes(winner, best.ex) if repeated and not plan.unchanged else ({}, {})
         self.of_plan = self.of_before if plan.unchanged else {t: c + shift for t, c in of_best.items()}
         self.of_names = self._of_names(plan, record)
         called = {c: name for name, c in reversed(self.of_names.items())}
-        written = plan_classes(view, view.program)[1] if plan.unchanged else {}
+        written = plan_classes(view, Extraction(view.program))[1] if plan.unchanged else {}
         first = [*self.of_variables.values(), *self.of_before.values()]
         self.classes = class_data(view, record.device, written if shift or plan.unchanged else chosen, first, called)
         self.classes |= class_data(winner, record.device, chosen, of_best.values(), called, shift)
