@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eqsat_mem.extract import Extraction
+from eqsat_mem.extract import Extraction, picked_with
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Output, Program, Rename, Term, bits, children, mask_of, with_children
 from eqsat_mem.ops import extent_with_sums, with_sums_p
 from eqsat_mem.rules import RuleSet
@@ -143,7 +143,8 @@ class _Rewriting:
 
     def run(self, totals: Mapping[int, _Total]) -> Extraction:
         old, new, ex = self.old, self.new, self.ex
-        for t in old.reachable():
+        reachable = old.reachable()
+        for t in sorted({*reachable, *(other for u in reachable for other in picked_with(old, u))}):
             term = old.terms[t]
             if t in totals:
                 self.ids[t] = self.contraction(t, totals[t])

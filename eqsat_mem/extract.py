@@ -99,14 +99,14 @@ def build(view: View, choice: Choice) -> Extraction:
         node = choice[c]
         known[c] = view.add(program, c, node, tuple(known[a] for a in node.children), sources.get(c))
         class_of.setdefault(known[c], c)
-        _picked_with(program, known[c])
+        picked_with(program, known[c])
     program.outputs = [ir.Output(known[view.class_of[o.term]], o.axes, o.weak_type) for o in view.program.outputs]
     program.effects = [known[view.class_of[t]] for t in view.program.effects]
     ir.check(program)
     return _with_facts(view, program, class_of)
 
 
-def _picked_with(program: Program, t: int) -> list[int]:
+def picked_with(program: Program, t: int) -> list[int]:
     """The other results of an operation that picks elements: chunks combine all of them."""
     term = program.terms[t]
     if not isinstance(term, ir.Block) or not term.call.folds:
@@ -117,7 +117,7 @@ def _picked_with(program: Program, t: int) -> list[int]:
 def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extraction:
     """What rules stated of a class holds for its term as far as the term's operation can do it."""
     for t, c in list(class_of.items()):
-        class_of |= {other: c for other in _picked_with(program, t) if other not in class_of}
+        class_of |= {other: c for other in picked_with(program, t) if other not in class_of}
 
     def table(fact: str, able: Callable[[int], int]) -> dict[int, int]:
         found = {t: view.facts[fact].get(c, 0) & able(t) for t, c in class_of.items()}

@@ -9,11 +9,15 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.absorbed import absorbed
+from eqsat_mem.emit import emit
 from eqsat_mem.extract import original
 from eqsat_mem.interpret import evaluate
 from eqsat_mem.ir import Block, Dot, Map
+from eqsat_mem.loops import region, split
 from eqsat_mem.rules import load_rules
+from eqsat_mem.schedule import Schedule
 from eqsat_mem.trace import load
+from eqsat_mem.tree import loops
 
 RULES = load_rules()
 
@@ -148,3 +152,18 @@ def test_a_kernel_product_of_few_features_is_one_contraction_and_an_exponential(
     large = [t for t in program.reachable() if program.extent(program.free[t]) == 1003 * 2001]
     assert [program.terms[t].op for t in large if isinstance(program.terms[t], Map)] == ["min", "exp"]
     np.testing.assert_allclose(function(x, y, v), jax.jit(product)(x, y, v), rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("result", [0, 1])
+def test_one_result_of_a_selection_brings_the_other_along(result):
+    """Chunks of what is selected combine elements and their places, whichever is returned."""
+    x, y = points(130, 16), points(150, 16, seed=1)
+    ex = absorbed(loaded(lambda x, y: jax.lax.top_k(-expanded(x, y), 3)[result], x, y), RULES)
+    assert any(term.call.prim.name == "with_sums" for term in ex.program.terms if isinstance(term, Block))
+    (folded,) = {term.call.folds for term in ex.program.terms if isinstance(term, Block) and term.call.folds}
+    tree = split(ex, region(ex), folded.bit_length() - 1)
+    assert tree is not None
+    code = emit(Schedule(ex, tree, dict.fromkeys(loops(tree), 50), 0, 0.0))
+    assert "merge_top_k" in code.source
+    want = jax.lax.top_k(-expanded(jnp.asarray(x), jnp.asarray(y)), 3)[result]
+    np.testing.assert_allclose(code.function(x, y)[0], want, rtol=1e-4)
