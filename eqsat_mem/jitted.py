@@ -164,7 +164,7 @@ def _planning(reference: Callable[[], Any], options: dict[str, Any], settings: S
         original = real_jit(fun, **options)  # with the caches of any other made from this function
         if trace_state_clean():  # jit is disabled, or JAX looks for the operation that made a NaN
             return fun(*args, **kwargs)
-        with settings.within():
+        with settings.within(), _noting_errors(fun, settings.ledger):
             traced = original.trace(*args, **kwargs)
         inputs = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, Tracer)]  # all that is not static
         types = ", ".join(jax.typeof(x).str_short() for x in inputs)
@@ -185,6 +185,16 @@ def _planning(reference: Callable[[], Any], options: dict[str, Any], settings: S
         vars(call)["__signature__"] = inspect.signature(call)
     vars(call).pop("__wrapped__")
     return call
+
+
+@contextmanager
+def _noting_errors(fun: Any, ledger: Ledger) -> Iterator[None]:
+    """Note what the function itself raises, which is then raised as if we were not there."""
+    try:
+        yield
+    except Exception as error:
+        ledger.add(Entry(**_identity(fun), outcome="left alone", reason=f"it raised {type(error).__name__} while JAX traced it"))
+        raise
 
 
 def _function(fun: Any, args: Any, kwargs: Any, jaxpr: Any, inputs: list[Any]) -> tuple[Function, list[Any]]:

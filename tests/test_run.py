@@ -174,7 +174,7 @@ USES = {
             "two_devices.py",
             ": 1 left alone\n  left alone  <lambda>  two_devices.py:6  its arguments are spread over several devices\n",
         ),
-        ("raises.py", " called none of the functions that it made with jax.jit, so nothing was planned.\n"),
+        ("raises.py", ": 1 left alone\n  left alone  f  raises.py:6  it raised ValueError while JAX traced it\n"),
     ],
 )
 def test_scripts_that_use_jax(script, said, tmp_path):
