@@ -17,6 +17,9 @@ from eqsat_mem.errors import RuleError
 from eqsat_mem.forms import read_forms
 from eqsat_mem.ir import Program
 
+_PARSED: dict[tuple[str, str], list[Any]] = {}
+"""The commands of each text parsed so far, with the name that its messages have: any e-graph can run them."""
+
 MILLI = 1000
 """egglog 13 reports milliseconds as microseconds."""
 
@@ -99,7 +102,7 @@ class EGraph:
     ) -> None:
         self._egg = bindings()
         self._span = self._egg.PanicSpan()
-        self._graph = self._egg.EGraph()
+        self._graph, self._parser = self._egg.EGraph(), self._egg.EGraph()
         self.seconds: dict[str, float] = {}
         self._encoder = Encoder(program, own)
         self._encoded = self._encoder.encode()
@@ -228,9 +231,17 @@ class EGraph:
         kinds = {int: self._egg.Int, float: self._egg.Float, str: self._egg.String}
         return self._egg.Lit(self._span, kinds[type(value)](value))
 
+    def _parsed(self, text: str, name: str) -> list[Any]:
+        """The commands of a text. egglog parses long texts in quadratic time, so each form apart."""
+        known = _PARSED.get((text, name))
+        if known is None:
+            parsed = (self._parser.parse_program(form.text, name) for form in read_forms(text, name))
+            known = _PARSED[text, name] = [command for commands in parsed for command in commands]
+        return known
+
     def _run(self, text: str, name: str) -> list[Any]:
         try:
-            return self._graph.run_program(*_parsed(text, name))
+            return self._graph.run_program(*self._parsed(text, name))
         except self._egg.EggSmolError as error:
             raise RuleError(f"egglog refuses a rule: {error}") from error
         except BaseException as error:
@@ -270,10 +281,3 @@ def bindings() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@cache
-def _parsed(text: str, name: str) -> list[Any]:
-    """The commands of a text, which any e-graph can run; egglog parses long texts in quadratic time, so each form apart."""
-    graph = bindings().EGraph()
-    return [command for form in read_forms(text, name) for command in graph.parse_program(form.text, name)]
