@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqsat_mem import verify
 from eqsat_mem.verify import STREAMED_ROWS, compiled_peak, hidden_scratch_bytes, same_values
+
+cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="options and fusions are XLA:CPU's")
 
 
 def shapes(*of):
@@ -33,20 +36,34 @@ def test_donated_arguments_are_counted_once():
         lambda x, y: jax.lax.fori_loop(0, 7, lambda t, c: jnp.tanh(c @ c.T @ x) + t, y),
         lambda x, y: jnp.linalg.solve(x.T @ x + jnp.eye(40), y.T),
         lambda x, y: jax.lax.map(lambda row: jnp.sort(y @ row)[:3], x),
+        lambda x, y: jnp.cumsum(jnp.sin(x), 0) + jnp.where(y > 0, jnp.exp(y), y * x),
+        lambda x, y: jnp.concatenate([jnp.sin(x), jnp.cos(y)]) @ y.T,
+        lambda x, y: jax.grad(lambda x: jax.lax.scan(lambda c, v: (jnp.sin(v * c) + c, c.sum()), y[0], x)[1].sum())(x),
     ],
-    ids=["distances", "attention", "loop", "solve", "map"],
+    ids=["distances", "attention", "loop", "solve", "map", "cumulated", "joined", "scan"],
 )
 def test_optimised_machine_code_holds_the_same(function):
     avals = shapes((700, 40), (700, 40))
     assert compiled_peak(function, avals)[0] == compiled_peak(function, avals, optimise=False)[0]
 
 
+def test_scatters_hold_hardly_more_as_loops():
+    def counted(x, y):
+        return jnp.zeros(50).at[jnp.int32(50 * x)].add(jnp.sin(y))
+
+    fused, looped = (compiled_peak(counted, shapes((700, 40), (700, 40)), optimise=optimise)[0] for optimise in (True, False))
+    assert fused <= looped <= fused + 1024
+
+
+@cpu_only
+def test_a_jaxlib_without_these_options_compiles_in_full(monkeypatch):
+    monkeypatch.setattr(verify, "UNOPTIMISED", {"xla_there_is_no_such_option": "0"})
+    assert compiled_peak(lambda x: jnp.sort(x) + 1, shapes((1000,)), optimise=False)[0] >= 8000
+
+
 def test_typed_keys_and_weak_types():
     key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.make_jaxpr(lambda x: x)(2.0).in_avals[0]
     assert compiled_peak(lambda key, x: jax.random.normal(key) * x, [key, number])[0] >= 16
-
-
-cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="fusions into the kernel library are XLA:CPU's")
 
 
 def attention(q, k, v):
