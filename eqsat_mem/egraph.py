@@ -209,8 +209,9 @@ class EGraph:
             commands.append(self._set("Node", [self._lit(t)], self._expression(term.node)))
             commands.append(self._set("free", [read], self._lit(term.free)))
             commands.append(self._set("dtype", [read], self._lit(term.dtype)))
-            commands.append(self._set("pointwise", [read], self._lit(term.pointwise)))
-            masks = ((fact, getattr(term, fact)) for fact in ("summed", "selected", "combined", "searched"))
+            if term.summed is not None:
+                commands.append(self._set("summed", [read], self._lit(term.summed)))
+            masks = ((fact, getattr(term, fact)) for fact in ("pointwise", "selected", "combined", "searched"))
             commands += [self._set(fact, [read], self._lit(mask)) for fact, mask in masks if mask]
         self._graph.run_program(*commands)
 

@@ -38,13 +38,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A node whose operands are keys of other encoded terms, and what is known of its value."""
+    """A node whose operands are keys of other encoded terms, and what is known of its value.
+
+    ``summed`` is None for what is no contraction, and 0 for one over indices that have no bits.
+    """
 
     node: Node
     free: int
     dtype: str
-    pointwise: int
-    summed: int = 0
+    pointwise: int = 0
+    summed: int | None = None
     selected: int = 0
     combined: int = 0
     searched: int = 0
@@ -72,12 +75,13 @@ class Encoder:
             term = self.program.terms[t]
             known = all(i in self._bit for i in bits(_mentions(self.program, t)))
             node = (self._transparent(t, term) if known else None) or self._opaque(term)
-            free, slices = self.bits_of(self.program.free[t]), self.bits_of(pointwise(self.program, t))
-            summed = term.over if isinstance(term, ir.Dot) and node.constructor == "Block" else 0
+            free, opaque = self.bits_of(self.program.free[t]), node.constructor in ("Leaf", "Block")
+            slices = self.bits_of(pointwise(self.program, t)) if opaque and not isinstance(term, ir.Dot) else 0  # else rules tell
+            summed = self.bits_of(term.over) if isinstance(term, ir.Dot) and opaque else None
             folds = self.bits_of(ir.folded(term)) if isinstance(term, ir.Block) else 0
             selected, combined = (folds, 0) if isinstance(term, ir.Block) and picks(term.call) else (0, folds)
             search = self.bits_of(searched(term.call)) if isinstance(term, ir.Block) else 0
-            self._encoded[t] = Encoded(node, free, str(term.dtype), slices, self.bits_of(summed), selected, combined, search)
+            self._encoded[t] = Encoded(node, free, str(term.dtype), slices, summed, selected, combined, search)
         return self._encoded
 
     def bits_of(self, mask: int) -> int:
@@ -171,7 +175,7 @@ class Encoder:
                 return node
             free = free & ~(1 << source) | 1 << destination
             arg = -1 - len(self._encoded)
-            self._encoded[arg] = Encoded(node, self.bits_of(free), str(term.dtype), 0)
+            self._encoded[arg] = Encoded(node, self.bits_of(free), str(term.dtype))
         return None
 
     def _copies(self, term: ir.Rename) -> int:

@@ -325,6 +325,20 @@ def test_bitwise_does_not_accumulate_sums():
     assert [program.terms[t].monoid for t in ours.accumulates] == ["max"]
 
 
+def test_contractions_are_split_where_a_rule_says_so():
+    def contractions(x, y, narrow):
+        return x @ y, (x @ x.T).T @ y, jax.lax.dot(narrow, narrow.T, preferred_element_type=jnp.float32)
+
+    program = program_of(contractions, np.ones((3, 3), np.float32), np.ones((3, 4), np.float32), np.ones((5, 3), jnp.bfloat16))
+    dots = {t for t in program.reachable() if isinstance(program.terms[t], ir.Dot)}
+    assert len(dots) == 4
+    assert dots <= original(program).splits.keys()
+    assert dots.isdisjoint(original(program, load_rules(accuracy="bitwise")).splits)
+    unsliced = load_rules(without=("slice-dot", "slice-mixed-dot"))
+    assert dots.isdisjoint(original(program, unsliced).splits)
+    assert dots <= original(program, unsliced).accumulates.keys()
+
+
 def test_a_small_fold_of_something_large_may_be_unrolled():
     args = [jax.ShapeDtypeStruct(s, np.float32) for s in [(5000, 3), (4000, 3)]]
     program = program_of(sq, *args)
