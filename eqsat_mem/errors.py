@@ -48,6 +48,7 @@ class MemoryLimitError(EqsatMemError):
             the user's file and line, or None.
         function: the name of the user's function.
         fixed_bytes: how much of the peak is arguments and outputs, or None where it is not known.
+        restrictions: a sentence for each option of the user's that keeps tensors whole.
     """
 
     def __init__(
@@ -57,20 +58,23 @@ class MemoryLimitError(EqsatMemError):
         tensors: Sequence[Tensor] = (),
         function: str = "the program",
         fixed_bytes: int | None = None,
+        restrictions: Sequence[str] = (),
     ) -> None:
-        super().__init__(limit_bytes, smallest_bytes, tensors, function, fixed_bytes)  # as `args`, so that it can be pickled
+        super().__init__(limit_bytes, smallest_bytes, tensors, function, fixed_bytes, restrictions)  # as `args`, so that it can be pickled
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
         self.tensors = sorted(tensors, key=lambda tensor: -tensor[1])
         self.function = function
         self.fixed_bytes = fixed_bytes
+        self.restrictions = tuple(restrictions)
 
     def __str__(self) -> str:
         limit, smallest = _distinct(self.limit_bytes, self.smallest_bytes)
         lines = [f"no plan of {self.function} fits memory_limit = {limit}: the smallest peak found is {smallest}."]
         if self.tensors:
             lines += ["It holds at that peak:", *tensor_lines(self.tensors)]
-        return "\n".join([*lines, self._why(), self._advice()])
+        restrictions = () if self._no_room() else self.restrictions
+        return "\n".join([*lines, self._why(), *restrictions, self._advice()])
 
     def _no_room(self) -> bool:
         return self.fixed_bytes is not None and self.fixed_bytes >= self.limit_bytes

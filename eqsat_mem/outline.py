@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
+from eqsat_mem.config import Options
 from eqsat_mem.errors import Tensor
-from eqsat_mem.ir import Block, Program, names
+from eqsat_mem.ir import Block, Dot, Fold, Program, Term, names
 from eqsat_mem.memory import Memory, output_sizes
 from eqsat_mem.report import LoopSummary
 from eqsat_mem.schedule import Schedule
+from eqsat_mem.sizes import format_bytes
 from eqsat_mem.tree import Loop, Seq
 
 MOST_TENSORS = 12
@@ -56,6 +60,29 @@ def peak_tensors(s: Schedule) -> list[Tensor]:
         source = program.source.get(t)
         held.append((describe(program, t), nbytes, None if source is None else str(source)))
     return sorted(held, key=lambda tensor: -tensor[1])[:MOST_TENSORS]
+
+
+def restrictions(s: Schedule, options: Options) -> tuple[str, ...]:
+    """The options that may be why tensors of a schedule are whole, each with what to change."""
+    program, memory, threshold = s.ex.program, Memory(s.ex), options.tensor_size_threshold
+    found = []
+    if options.accuracy == "bitwise" and any(_rounds_by_shape(program.terms[t]) for t in program.reachable()):
+        advice = '"reassociate" allows chunks of them'
+        found.append(f'accuracy = "bitwise" computes contractions and floating-point sums in one piece: {advice}.')
+    if threshold is not None and all(nbytes <= threshold for _, nbytes in memory.live(s.seq, memory.full_extents(), s.chunks)):
+        found.append(
+            f"tensor_size_threshold = {format_bytes(threshold)} keeps tensors of up to that size whole: lower it, or leave it out."
+        )
+    left_out = [name for name in ("only_rules", "without_rules") if getattr(options, name)]
+    if left_out:
+        found.append(f"Rules that {' and '.join(left_out)} leave out may be those that split these tensors.")
+    return tuple(found)
+
+
+def _rounds_by_shape(term: Term) -> bool:
+    """Does a result depend on the order in which elements are added or multiplied?"""
+    summed = isinstance(term, Dot) or (isinstance(term, Fold) and term.monoid in ("add", "mul"))
+    return summed and np.dtype(term.dtype).kind not in "biu"
 
 
 def describe(program: Program, t: int) -> str:

@@ -24,7 +24,7 @@ from eqsat_mem.extract import Extraction, as_written, extractions, original
 from eqsat_mem.ir import Program
 from eqsat_mem.loops import region
 from eqsat_mem.memory import argument_bytes
-from eqsat_mem.outline import loop_summaries, output_bytes, peak_tensors
+from eqsat_mem.outline import loop_summaries, output_bytes, peak_tensors, restrictions
 from eqsat_mem.profiles import device_in_use
 from eqsat_mem.remat import rematerialise
 from eqsat_mem.report import Plan
@@ -238,7 +238,7 @@ def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, opti
         else:
             break
         best, *_ = find(target)
-    raise _too_large(best, limit, smallest or best.peak_bytes, name)
+    raise _too_large(best, limit, smallest or best.peak_bytes, options, name)
 
 
 def _tighter(s: Schedule, held: int, limit: int) -> int:
@@ -248,9 +248,9 @@ def _tighter(s: Schedule, held: int, limit: int) -> int:
     return min(s.peak_bytes - 1, fixed + int(0.95 * predicted * max(limit - fixed, 0) / real))
 
 
-def _too_large(s: Schedule, limit: int, smallest: int, name: str) -> MemoryLimitError:
-    program = s.ex.program
-    return MemoryLimitError(limit, smallest, peak_tensors(s), name, argument_bytes(program) + output_bytes(program))
+def _too_large(s: Schedule, limit: int, smallest: int, options: Options, name: str) -> MemoryLimitError:
+    fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
+    return MemoryLimitError(limit, smallest, peak_tensors(s), name, fixed, restrictions(s, options))
 
 
 def _report(

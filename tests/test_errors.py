@@ -39,15 +39,22 @@ def test_arguments_and_outputs_alone_are_over_the_limit():
     )
 
 
+def test_options_that_keep_tensors_whole_are_named_where_that_helps():
+    advice = 'accuracy = "bitwise" computes contractions and floating-point sums in one piece: "reassociate" allows chunks of them.'
+    assert str(MemoryLimitError(2 * MiB, 5 * MiB, (), "f", MiB, [advice])).splitlines()[2] == advice
+    assert advice not in str(MemoryLimitError(2 * MiB, 5 * MiB, (), "f", 4 * MiB, [advice]))
+
+
 def test_sizes_that_round_to_the_same_text_are_shown_in_bytes():
     first = str(MemoryLimitError(64 * MiB, 64 * MiB + 8)).splitlines()[0]
     assert first == "no plan of the program fits memory_limit = 67108864 B: the smallest peak found is 67108872 B."
 
 
 def test_the_error_crosses_processes():
-    error = MemoryLimitError(1, 2, [("x", 2, None)], "f", 1)
+    error = MemoryLimitError(2, 3, [("x", 2, None)], "f", 1, ["restricted"])
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error)
+    assert "restricted" in str(copy)
     assert copy.tensors == error.tensors
 
 

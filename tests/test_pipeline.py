@@ -134,7 +134,7 @@ def test_only_tensors_above_the_threshold_are_split():
 
     args = arguments([(1200, 3), (1200, 3), (1200, 2)])
     assert optimize(sorted_rows, memory_limit=MIB, tensor_size_threshold="1kB").plan(*args).loops
-    with pytest.raises(MemoryLimitError):
+    with pytest.raises(MemoryLimitError, match=r"tensor_size_threshold = 953\.67 MiB keeps tensors of up to that size whole"):
         optimize(sorted_rows, memory_limit=MIB, tensor_size_threshold="1GB").plan(*args)
 
 
@@ -158,6 +158,17 @@ def test_the_error_names_the_largest_tensors_with_their_lines():
     assert "test_pipeline.py" in text
     assert "Raise memory_limit" in text
     assert error.tensors == sorted(error.tensors, key=lambda tensor: -tensor[1])
+
+
+def test_the_error_names_the_options_that_keep_tensors_whole():
+    args = arguments([(1200, 3), (1200, 3)])
+    refused = partial(optimize, lambda x, y: lax.top_k(x @ y.T, 5), memory_limit=MIB)
+    with pytest.raises(MemoryLimitError, match='"reassociate" allows chunks of them') as bitwise:
+        refused(accuracy="bitwise").plan(*args)
+    assert refused(accuracy="reassociate").plan(*args).peak_bytes <= MIB
+    with pytest.raises(MemoryLimitError, match="Rules that without_rules leave out may be those that split these tensors") as unsplit:
+        refused(without_rules="splitting").plan(*args)
+    assert len(bitwise.value.restrictions) == len(unsplit.value.restrictions) == 1
 
 
 def test_what_the_error_advises_is_enough():
