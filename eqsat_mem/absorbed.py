@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from eqsat_mem.extract import Extraction, picked_with
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Output, Program, Rename, Term, bits, children, mask_of, with_children
-from eqsat_mem.ops import extent_with_sums, with_sums_p
+from eqsat_mem.ops import with_sums_p
 from eqsat_mem.rules import RuleSet
 
 RULE = "sum-of-dot"
 """The rule whose permission this needs: sums may be taken in another order."""
 LARGE = 2**14
 """Elements of a result from which on additions are worth a copy of the operands."""
+MOST_PARTS = 3
+"""Parts of a contraction that are each followed by their sums; of fewer than eight elements there is one."""
 
 
 def absorbed(ex: Extraction, rules: RuleSet) -> Extraction:
@@ -162,15 +165,17 @@ class _Rewriting:
         """The contraction that is the total."""
         new, like = self.new, self.old.terms[total.product.term]
         (k,) = bits(total.product.over)
-        longer = new.new_index(new.indices[k].name, extent_with_sums(new.indices[k].extent))
+        parts = max(min(new.indices[k].extent // 8, MOST_PARTS), 1)
+        longer = new.new_index(new.indices[k].name, new.indices[k].extent + 2 * parts)
         allowed = self.ex.splits.get(t, 0)
         first, second = (self.ids[f] for f in total.product.factors)
-        left = self.with_sums(self.times(first, total.product.factor, allowed), total.left, True, longer, allowed)
-        right = self.with_sums(second, total.right, False, longer, allowed)
+        first = self.times(first, total.product.factor, allowed)
+        left = self.with_sums(first, total.left, {"parts": parts, "first": True}, longer, allowed)
+        right = self.with_sums(second, total.right, {"parts": parts, "first": False}, longer, allowed)
         return new.add(Dot(like.dtype, 1 << longer, left, right, getattr(like, "precision", None)), self.old.source.get(t))
 
-    def with_sums(self, x: int, summed: _Sum, first: bool, longer: int, allowed: int) -> int:
-        """An operand of the contraction, with a sum."""
+    def with_sums(self, x: int, summed: _Sum, params: dict[str, Any], longer: int, allowed: int) -> int:
+        """An operand of the contraction, with a sum, over an index that is ``longer``."""
         new, dtype = self.new, self.new.terms[x].dtype
         factors = [self.ids[f] for f in summed.factors]
         if summed.names:
@@ -179,7 +184,7 @@ class _Rewriting:
         under = self.times(under, summed.factor, allowed)
         own = new.free[x] & ~summed.over
         axes = tuple((i,) for i in bits(own))
-        call = Call(with_sums_p, {"first": first}, ((*axes, *((i,) for i in bits(summed.over))),) * 2, ((*axes, (longer,)),), (dtype,), own)
+        call = Call(with_sums_p, params, ((*axes, *((i,) for i in bits(summed.over))),) * 2, ((*axes, (longer,)),), (dtype,), own)
         return self.kept(Block(dtype, call, (x, under), 0), allowed)
 
     def times(self, x: int, factor: float, allowed: int) -> int:

@@ -24,13 +24,13 @@ from .ordering import ORDERING
 from .randoms import RANDOMS
 from .rescaling import RESCALING
 from .shaping import SHAPING
-from .summing import SUMMING, extent_with_sums, with_sums_p
+from .summing import SUMMING, with_sums_p
 from .user import USER, Operation, call_on, named_axes, operation_of
 
 __all__ = [
     "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",
     "Operation", "Place", "Selection", "accumulator", "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_on",
-    "call_params", "extent_with_sums", "foldable", "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text",
+    "call_params", "foldable", "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text",
     "named_axes", "of_one_rank", "operation_of", "param_text", "picks", "primitive_text", "result_axes", "searched", "with_sums_p",
 ]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,35 +13,29 @@ from jax.interpreters import mlir
 from .blocks import BlockOp, Group, Params, Shapes, all_but
 
 
-def append_sums(x: Any, s: Any, first: bool) -> Any:
-    """``x``, and behind each part of its last axis the sum of that part of ``s`` and a one, or these two the other way round.
+def append_sums(x: Any, s: Any, parts: int, first: bool) -> Any:
+    """``x``, and behind each of the parts of its last axis the sum of that part of ``s`` and a one, or these two the other way round.
 
     A contraction of one such array with another, one of them made with ``first`` and the other without, adds the sums of both to that
     of the products, those of a part before the products of the next. Sums that cancel, as in a squared distance, do so before they grow.
     """
     n = x.shape[-1]
-    count = max(min(n // 8, 3), 1)
     joined = []
-    for p in range(count):
-        part = slice(p * n // count, (p + 1) * n // count)
+    for p in range(parts):
+        part = slice(p * n // parts, (p + 1) * n // parts)
         total = jnp.sum(s[..., part], -1, keepdims=True)
         one = jnp.ones_like(total)
         joined += [x[..., part], total if first else one, one if first else total]
     return jnp.concatenate(joined, -1)
 
 
-def extent_with_sums(n: int) -> int:
-    """The elements of an axis of ``n`` once its sums are joined to it: two more for each of at most three parts of eight or more."""
-    return n + 2 * max(min(n // 8, 3), 1)
-
-
 with_sums_p = Primitive("with_sums")
-with_sums_p.def_impl(jax.jit(append_sums, static_argnames="first"))
+with_sums_p.def_impl(jax.jit(append_sums, static_argnames=("parts", "first")))
 
 
 @with_sums_p.def_abstract_eval
-def _abstract(x: Any, s: Any, *, first: bool) -> Any:
-    return jax.core.ShapedArray((*x.shape[:-1], extent_with_sums(x.shape[-1])), x.dtype)
+def _abstract(x: Any, s: Any, *, parts: int, first: bool) -> Any:
+    return jax.core.ShapedArray((*x.shape[:-1], x.shape[-1] + 2 * parts), x.dtype)
 
 
 mlir.register_lowering(with_sums_p, mlir.lower_fun(append_sums, multiple_results=False))
@@ -50,6 +45,8 @@ def _pointwise(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return all_but([len(ins[0]) - 1], len(ins[0]), operands=(0, 1))
 
 
-SUMMING = [
-    BlockOp("with_sums", _pointwise, text=lambda p, a, s: f"append_sums({a[0]}, {a[1]}, {p['first']})", helpers=(append_sums,)),
-]
+def _text(params: Params, args: Sequence[str], ins: Shapes) -> str:
+    return f"append_sums({args[0]}, {args[1]}, {params['parts']}, {params['first']})"
+
+
+SUMMING = [BlockOp("with_sums", _pointwise, text=_text, helpers=(append_sums,))]
