@@ -114,7 +114,6 @@ class Memory:
         program = self.ex.program
         self._full = Extents(i.extent for i in program.indices)
         self._layouts = [tuple(bits(free)) for free in program.free]
-        self._has_narrow = any(is_leaf(term) and str(term.dtype) in NARROW for term in program.terms)
         contracted = {c for term in program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
         self._widths = [self._width(term, t in contracted) for t, term in enumerate(program.terms)]
 

@@ -56,8 +56,8 @@ def run(options: argparse.Namespace) -> int:
     if options.rule:
         chosen = select(chosen, options.rule)
     width = max((len(r.name) for r in [*own, *chosen]), default=0)
-    bad = sum(not _tell(monoid, width) for monoid in own if isinstance(monoid, Monoid))
-    wrong = bad
+    no_monoids = sum(not _tell(monoid, width) for monoid in own if isinstance(monoid, Monoid))
+    bad = 0
     for rule in chosen:
         verdict = judge(rule, rules, options.seed)
         bad += verdict.status != "right"
@@ -67,5 +67,5 @@ def run(options: argparse.Namespace) -> int:
     idle = sorted({r.name for r in chosen} - fired(rules))
     if idle:
         print(f"never fire on the sample programs: {', '.join(idle)}")
-    print(f"{len(chosen)} rules: {len(chosen) - bad + wrong} right, {bad - wrong} not")
-    return 1 if bad else 0
+    print(f"{len(chosen)} rules: {len(chosen) - bad} right, {bad} not")
+    return 1 if bad or no_monoids else 0
