@@ -26,7 +26,7 @@ from eqsat_mem.loops import region
 from eqsat_mem.memory import argument_bytes
 from eqsat_mem.outline import loop_summaries, output_bytes, peak_tensors, restrictions
 from eqsat_mem.profiles import device_in_use
-from eqsat_mem.remat import rematerialise
+from eqsat_mem.remat import least_bytes, rematerialise
 from eqsat_mem.report import Plan
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
@@ -152,7 +152,8 @@ def _fastest(
         if not best.fits(limit):  # the least memory counts only where none fits
             best = min(best, _best([search.within(0) for search in searches], scheduler), key=lambda s: s.peak_bytes)
         for s in [best, *(search.straight for search in searches)]:
-            if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)):
+            useful = limit if best.fits(limit) else best.peak_bytes - 1
+            if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and least_bytes(s, device) <= useful:
                 best = min(best, rematerialise(s, limit, device), key=partial(_order, limit=limit))
         tell(Searched(best, view))
         before = next(search for search in searches if search.ex is written).unmodified()

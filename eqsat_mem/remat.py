@@ -23,10 +23,10 @@ from jax.extend.core import primitives
 from eqsat_mem.costs import Device, arithmetic_s, spread_weight
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused
-from eqsat_mem.ir import Block, Call, Input, Literal, Map, Program, Rename, bits, children, with_children
+from eqsat_mem.ir import Block, Call, Dot, Input, Literal, Map, Program, Rename, bits, children, with_children
 from eqsat_mem.levels import Rescaled
 from eqsat_mem.loops import has_effects, is_leaf, operands
-from eqsat_mem.memory import Extents, Memory, within
+from eqsat_mem.memory import Extents, Memory, argument_bytes, within
 from eqsat_mem.repeats import IMPURE, repeatable
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.timing import Timing
@@ -60,6 +60,16 @@ def rematerialise(s: Schedule, limit: int, device: Device) -> Schedule:
         s, moved = following
         best = min(best, s, key=lambda s: s.peak_bytes)
     return best
+
+
+def least_bytes(s: Schedule, device: Device) -> int:
+    """What no moves get below: a contraction or a block outside of loops has its operands and its result there at once."""
+    memory, terms, most = _written(s, device), s.ex.program.terms, 0
+    fused, extents = memory.fused(s.seq), memory.full_extents()
+    for step, read in zip(fused.kept, fused.operands, strict=True):
+        if isinstance(step, int) and isinstance(terms[step], Dot | Block):
+            most = max(most, sum(memory.size(t, extents) for t in {step, *read} if not is_leaf(terms[t])))
+    return argument_bytes(s.ex.program) + most
 
 
 def _written(s: Schedule, device: Device) -> Memory:

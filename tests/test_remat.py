@@ -9,7 +9,9 @@ import pytest
 from jax import lax
 
 import eqsat_mem
-from eqsat_mem import remat
+from benchmarks.planning import training_step
+from eqsat_mem import pipeline, remat
+from eqsat_mem.config import Options
 from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import original
@@ -108,6 +110,25 @@ def test_a_limit_that_cannot_be_met_ends_with_the_smallest_peak_found():
     _, _, written = case(normalised)
     made = remat.rematerialise(written, 1, DEVICE)
     assert 1 < made.peak_bytes < 0.5 * written.peak_bytes
+
+
+@pytest.mark.parametrize("function", [normalised, spectral])
+def test_no_moves_get_below_what_one_kernel_holds(function):
+    _, args, written = case(function)
+    least, smallest = remat.least_bytes(written, DEVICE), remat.rematerialise(written, 0, DEVICE).peak_bytes
+    assert sum(a.nbytes for a in args) + args[-1].nbytes < least <= smallest < written.peak_bytes
+
+
+def test_moves_that_cannot_help_are_not_tried(monkeypatch):
+    """Layers are computed in chunks of rows; outside of loops, each has its rows and its results at once."""
+    function, args = training_step(4)
+    jaxpr = jax.make_jaxpr(function)(*args)
+    tried = []
+    monkeypatch.setattr(pipeline, "rematerialise", lambda s, limit, device: tried.append(s) or s)
+    with pytest.raises(eqsat_mem.MemoryLimitError) as error:
+        pipeline.plan(jaxpr, Options(memory_limit=1000, verify=False), [f"x{k}" for k in range(len(jaxpr.in_avals))])
+    assert all(list(loops(s.seq)) for s in tried)
+    assert error.value.smallest_bytes == min(s.peak_bytes for s in tried)
 
 
 def test_effects_happen_once():
