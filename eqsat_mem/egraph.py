@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,21 @@ class View:
     rows: int = 0
     iterations: int = 0
     stopped: str = ""
+
+    @cached_property
+    def parents(self) -> list[list[tuple[int, int]]]:
+        """The nodes that use each class, by their class and position."""
+        out: list[list[tuple[int, int]]] = [[] for _ in self.nodes]
+        for c, nodes in enumerate(self.nodes):
+            for k, node in enumerate(nodes):
+                for a in sorted(set(node.children)):
+                    out[a].append((c, k))
+        return out
+
+    @cached_property
+    def operand_counts(self) -> list[list[int]]:
+        """The number of different classes that each node uses."""
+        return [[len(set(node.children)) for node in nodes] for nodes in self.nodes]
 
     def add(self, program: Program, home: int, node: Node, args: tuple[int, ...], source: ir.Source | None = None) -> int:
         """The term of a node of class ``home`` on operands ``args``, added to ``program``."""

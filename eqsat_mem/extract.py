@@ -200,8 +200,7 @@ def _fewest_indices(view: View, scratch: Program, order: Sequence[tuple[int, int
 
 def _bottom_up(view: View) -> list[tuple[int, int]]:
     """All nodes that a program can be built from, each after some node of each of its operands."""
-    waiting = [[len(set(node.children)) for node in nodes] for nodes in view.nodes]
-    parents = parents_of(view)
+    waiting = [list(counts) for counts in view.operand_counts]
     order: list[tuple[int, int]] = []
     ready = [(c, k) for c, nodes in enumerate(view.nodes) for k, node in enumerate(nodes) if not node.children]
     done: set[int] = set()
@@ -212,22 +211,12 @@ def _bottom_up(view: View) -> list[tuple[int, int]]:
             if c in done:
                 continue
             done.add(c)
-            for p, j in parents[c]:
+            for p, j in view.parents[c]:
                 waiting[p][j] -= 1
                 if waiting[p][j] == 0:
                     following.append((p, j))
         ready = following
     return order
-
-
-def parents_of(view: View) -> list[list[tuple[int, int]]]:
-    """The nodes that use each class."""
-    out: list[list[tuple[int, int]]] = [[] for _ in view.nodes]
-    for c, nodes in enumerate(view.nodes):
-        for k, node in enumerate(nodes):
-            for a in sorted(set(node.children)):
-                out[a].append((c, k))
-    return out
 
 
 # --- search -----------------------------------------------------------------------------------------
@@ -236,10 +225,9 @@ def parents_of(view: View) -> list[list[tuple[int, int]]]:
 def search(view: View, costs: Costs) -> Choice:
     """The cheapest choice found, deterministically."""
     roots = [view.class_of[t] for t in view.program.roots()]
-    parents = parents_of(view)
 
     def start(paid: Mapping[int, int], forced: tuple[int, int] | None = None) -> Dag | None:
-        chosen = greedy(view, costs, parents, paid, forced)
+        chosen = greedy(view, costs, paid, forced)
         if any(chosen[root] < 0 for root in roots):
             return None
         dag = Dag(view, costs, chosen, roots)
@@ -273,7 +261,6 @@ def _alternatives(dag: Dag) -> list[tuple[int, int]]:
 def greedy(
     view: View,
     costs: Costs,
-    parents: Sequence[Sequence[tuple[int, int]]],
     paid: Mapping[int, int] | None = None,
     forced: tuple[int, int] | None = None,
 ) -> list[int]:
@@ -285,16 +272,15 @@ def greedy(
     """
     paid = paid or {}
     chosen = [-1] * len(view.nodes)
-    waiting = [[len(set(node.children)) for node in nodes] for nodes in view.nodes]
-    value = [list(row) for row in costs.of]
-    heap = [(value[c][k], c, k) for c, nodes in enumerate(view.nodes) for k, node in enumerate(nodes) if not node.children]
+    waiting, value = [list(counts) for counts in view.operand_counts], [list(row) for row in costs.of]
+    heap = [(value[c][k], c, k) for c, counts in enumerate(view.operand_counts) for k, count in enumerate(counts) if not count]
     heapq.heapify(heap)
     while heap:
         total, c, k = heapq.heappop(heap)
         if chosen[c] >= 0 or total == math.inf or (forced is not None and c == forced[0] and k != forced[1]):
             continue
         chosen[c] = k
-        for p, j in parents[c]:
+        for p, j in view.parents[c]:
             value[p][j] += 0.0 if c in paid else total
             waiting[p][j] -= 1
             if waiting[p][j] == 0 and chosen[p] < 0:

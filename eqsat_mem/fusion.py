@@ -164,7 +164,7 @@ def _is_batched(ex: Extraction, term: Dot) -> bool:
 def stalls(ex: Extraction, t: int, extents: Sequence[int], readers: Iterable[Term]) -> bool:
     """Would a value of these extents be such a fold (see ``LONG``), if it were not kept apart from its readers?"""
     program, term = ex.program, ex.program.terms[t]
-    if not isinstance(term, Fold) or ex.unrolls.get(t) or str(term.dtype) not in WIDE:
+    if not isinstance(term, Fold) or ex.unrolls.get(t) or not _is_wide(term.dtype):
         return False
     if max((extents[i] for i in bits(program.free[t])), default=0) <= LONG:
         return False
@@ -270,7 +270,7 @@ def _by_library(ex: Extraction, step: int | Loop | Seq) -> bool:
     if not isinstance(step, int) or ex.unrolls.get(step):
         return False
     term = ex.program.terms[step]
-    return isinstance(term, Fold) and MONOIDS[term.monoid].library and str(term.dtype) in WIDE
+    return isinstance(term, Fold) and MONOIDS[term.monoid].library and _is_wide(term.dtype)
 
 
 def ends(ex: Extraction, seq: Seq, fused: Fused) -> frozenset[int]:
@@ -291,7 +291,7 @@ def ends(ex: Extraction, seq: Seq, fused: Fused) -> frozenset[int]:
     for s in seq.steps:
         if isinstance(s, int) and isinstance(program.terms[s], Map):
             for c in operands(program, s):
-                wide = isinstance(program.terms[c], Dot) and str(program.terms[c].dtype) in WIDE
+                wide = isinstance(program.terms[c], Dot) and _is_wide(program.terms[c].dtype)
                 if _by_library(ex, c) or (wide and program.free[s] & ~program.free[c]):
                     found.add(c)
     return frozenset(t for t in found.intersection(read) if not streams(t))

@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import Self
 
 from eqsat_mem.extract import Extraction
-from eqsat_mem.fusion import NARROW, Copy, Fused, fuse, is_narrow
-from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, Term, bits, children, itemsize
+from eqsat_mem.fusion import Copy, Fused, fuse, is_narrow
+from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, bits, children, itemsize
 from eqsat_mem.loops import is_leaf, source_of
 from eqsat_mem.ops import block_op
 from eqsat_mem.tree import Chunks, Loop, Path, Seq, Step, loops, regions
@@ -115,13 +115,13 @@ class Memory:
         self._full = Extents(i.extent for i in program.indices)
         self._layouts = [tuple(bits(free)) for free in program.free]
         contracted = {c for term in program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
-        self._widths = [self._width(term, t in contracted) for t, term in enumerate(program.terms)]
+        self._widths = [self._width(t, t in contracted) for t in range(len(program.terms))]
 
-    def _width(self, term: Term, contracted: bool) -> int:
+    def _width(self, t: int, contracted: bool) -> int:
         """Bytes of an element. XLA:CPU computes bfloat16 in float32, contracts all narrow numbers in it, and keeps what it computes so."""
-        wide = isinstance(term, Dot) or contracted or str(term.dtype) == "bfloat16"
-        narrow = self.library_folds and wide and str(term.dtype) in NARROW and not is_leaf(term)
-        return 4 if narrow else itemsize(term.dtype)
+        term = self.ex.program.terms[t]
+        narrow = self.library_folds and is_narrow(self.ex.program, t) and not is_leaf(term)
+        return 4 if narrow and (isinstance(term, Dot) or contracted or str(term.dtype) == "bfloat16") else itemsize(term.dtype)
 
     def stored(self, t: int, extents: Extents) -> int:
         """Bytes of a value that loops stack, or that is returned: in its own dtype."""

@@ -77,7 +77,8 @@ class _Run:
         self.matches: Counter[str] = Counter()
         self.added: dict[str, float] = {}
         self.cut = False
-        self.rows = [self.graph.rows()]
+        self.size = self.graph.rows()
+        self.rows = [self.size]
 
     def settle(self, ruleset: str) -> None:
         """Run a ruleset and the analysis in turn until both rest, or until a limit."""
@@ -86,16 +87,16 @@ class _Run:
             if not self.step(ruleset) or self.cut or time.perf_counter() > self.end:
                 break
         self._analyse()
-        self.rows.append(self.graph.rows())
+        self.rows.append(self.size)
         tell(Settled(ruleset, self.rows[-1]))
 
     def step(self, ruleset: str) -> bool:
         """One iteration; whether it changed anything."""
-        before = self.graph.rows()
+        before = self.size
         updated, counts = self.graph.step(ruleset)
         matches = Counter({rule_of(name): n for name, n in counts.items() if n and rule_of(name) in self.most_rows})
         self.matches.update(matches)
-        after = self.graph.rows()
+        self.size = after = self.graph.rows()
         shares = {name: n * self.most_rows[name] for name, n in matches.items()}
         for name, share in shares.items():
             self.added[name] = self.added.get(name, 0.0) + (after - before) * share / max(sum(shares.values()), 1)

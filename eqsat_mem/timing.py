@@ -162,6 +162,8 @@ class Timing:
 
     def _work(self, members: Sequence[int], fused: Fused, extents: Extents) -> float:
         """Seconds of arithmetic of one kernel."""
+        if fused.spread.isdisjoint(members):
+            return sum(self._arithmetic(t, extents, None) for t in members)
         weight = spread_weight(self.memory.ex.program, members)
         return sum(self._arithmetic(t, extents, weight if t in fused.spread else None) for t in members)
 

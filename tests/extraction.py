@@ -6,14 +6,14 @@ import math
 import random
 
 from eqsat_mem.egraph import View
-from eqsat_mem.extract import Choice, Costs, Dag, Extraction, build, greedy, node_costs, parents_of
+from eqsat_mem.extract import Choice, Costs, Dag, Extraction, build, greedy, node_costs
 
 
 def chaos(view: View, seed: int, rounds: int = 4) -> Extraction:
     """A program drawn at random: classes in use get another well-founded node, over and over."""
     rng = random.Random(seed)
     costs = node_costs(view, lambda program, t, unrolled: 1.0, 0.0)
-    dag = Dag(view, costs, greedy(view, costs, parents_of(view)), [view.class_of[t] for t in view.program.roots()])
+    dag = Dag(view, costs, greedy(view, costs), [view.class_of[t] for t in view.program.roots()])
     for _ in range(rounds):
         for c in sorted(dag.count):
             if c in dag.count:

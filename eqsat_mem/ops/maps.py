@@ -103,8 +103,8 @@ def _is_number(source: str) -> bool:
 
 def atom(source: str) -> str:
     """``source``, in parentheses unless it binds tighter than any operator."""
-    tight = ast.Name | ast.Call | ast.Subscript | ast.Attribute | ast.Constant
-    return source if isinstance(ast.parse(source, mode="eval").body, tight) else f"({source})"
+    tight = ast.Call | ast.Subscript | ast.Attribute | ast.Constant
+    return source if source.isidentifier() or isinstance(ast.parse(source, mode="eval").body, tight) else f"({source})"
 
 
 def value_text(value: Any) -> str:
