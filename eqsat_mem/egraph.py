@@ -38,6 +38,7 @@ class Classes:
     dtypes: dict[int, str]
     levels: dict[int, frozenset[int]]
     means: dict[int, frozenset[int]]
+    places: dict[int, frozenset[int]]
     encoder: Encoder = field(repr=False)
 
 
@@ -51,8 +52,9 @@ class View:
         class_of: the class of each reachable term of the program.
         original: the node of each of these terms.
         facts: for each of ``vocabulary.FACTS`` an index set per class, as rules stated it.
-        levels: the classes r of each class that is exp(-r) times something else, as rules stated it.
+        levels: the classes r of each class that is something else times exp(-r), or where elements are the extreme r, as rules stated it.
         means: the class of the mean for each class of sums of squared differences from it, likewise.
+        places: the class of the extreme for each class of places where elements are it, likewise.
         matches: how often each rule matched, in all.
         seconds: how long each rule took, in all, to a millisecond.
         rows: the size of the e-graph, which is what its time and memory grow with.
@@ -69,6 +71,7 @@ class View:
     encoder: Encoder = field(repr=False)
     levels: dict[int, frozenset[int]] = field(default_factory=dict)
     means: dict[int, frozenset[int]] = field(default_factory=dict)
+    places: dict[int, frozenset[int]] = field(default_factory=dict)
     matches: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     rows: int = 0
@@ -173,6 +176,7 @@ class EGraph:
             dtypes={c: graph.value_to_string(v) for c, v in facts("dtype").items()},
             levels=pairs(vocabulary.LEVELS),
             means=pairs(vocabulary.MEANS),
+            places=pairs(vocabulary.PLACES),
             encoder=self._encoder,
         )
 
@@ -194,6 +198,7 @@ class EGraph:
             encoder=self._encoder,
             levels=every.levels,
             means=every.means,
+            places=every.places,
         )
 
     def _tables(self) -> dict[str, tuple[Any, str, Any]]:

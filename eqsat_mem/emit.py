@@ -142,7 +142,8 @@ class _Writer(Expressions):
             users,
             seq.outs,
             kept,
-            ends(self.ex, seq, fused) | {t for t in rescaled if isinstance(self.program_ir.terms[t], Fold)},
+            ends(self.ex, seq, fused)
+            | {t for t in rescaled if isinstance(self.program_ir.terms[t], Fold) and not self.ex.rescales[t].extreme},
         )
         place = {step: k for k, step in enumerate(seq.steps)}
         for step, members in sorted(zip(fused.kept, fused.members), key=lambda kernel: place[kernel[0]]):
@@ -172,7 +173,7 @@ class _Writer(Expressions):
         carry = identifier("carry", self.taken)
         ind = scope.indent
         known = [self.ex.rescales[t] for t in loop.rescaled]
-        shifts, means = {r.shift: r.level for r in known if not r.mean_over}, {r.level: r.mean_over for r in known if r.mean_over}
+        shifts, means = {r.shift: r.level for r in known if r.exponential}, {r.level: r.mean_over for r in known if r.mean_over}
         inner = Scope(scope, loop.index, ind + "    ", shifts=shifts, means=means)
         self.line(inner, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {carry}")
         self.sequence(loop.body, inner, loop.rescaled)
@@ -203,8 +204,8 @@ class _Writer(Expressions):
         term, name = self.program_ir.terms[t], carried[t]
         if isinstance(term, Block) and t in loop.folds:
             return self.result(term, name, scope)
-        exponentials = t in loop.rescaled and not self.ex.rescales[t].mean_over
-        if exponentials and not any(self.ex.rescales[t].shift in holder.shifts for holder in scope.around()):
+        exponential = t in loop.rescaled and self.ex.rescales[t].exponential
+        if exponential and not any(self.ex.rescales[t].shift in holder.shifts for holder in scope.around()):
             level = self.level(t, {u: self.folded(u, carried[u]) for u in loop.folds}, loop, scope)
             name = self.assign(self.with_helpers(f"without_elements({name}, {level})"), self.layout(t), scope, self.word(t)).text
         return Value(name, self.layout(t)) if t in loop.stacks else self.folded(t, name)
@@ -245,6 +246,13 @@ class _Writer(Expressions):
             counts = [self.count(known.mean_over, inner, before) for before in (loop.index, None)]
             return f"joined({name}, {sums[0]}, {counts[0]}, {part}, {sums[1]}, {counts[1]})"
         before, here, after = (self.level(t, values, loop, inner) for values in folds)
+        if known.extreme:
+            term = self.program_ir.terms[t]
+            monoid = MONOIDS[term.monoid if isinstance(term, Fold) else "add"]
+            keep = "at_extreme_or_nan" if monoid.name == "min" else "at_extreme"
+            none = number(monoid.identity(self.accumulator(t)))
+            kept = (f"{keep}({value}, {level}, {after}, {none})" for value, level in ((name, before), (part, here)))
+            return monoid.combine_text.format(*kept)
         return f"rescaled({name}, {before}, {after}) + rescaled({part}, {here}, {after})"
 
     def level(self, t: int, folds: Mapping[int, Value], loop: Loop, scope: Scope) -> str:

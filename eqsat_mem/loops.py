@@ -141,6 +141,7 @@ class Phases:
         self.stacked: set[int] = set()
         self.levels: dict[int, frozenset[int]] = {}
         self._classify(seq.outs)
+        self.stacked |= self._compared_later()
         needed = frozenset(self.stacked)
         self.stacked |= {t for t in choices.keep if self.kind.get(t) is Kind.SLICE}
         self.roots = self._roots()
@@ -186,9 +187,17 @@ class Phases:
             self.phase[t] = phase
             if kind is Kind.FOLD and t in self.ex.rescales:
                 self._rescale(t, self.ex.rescales[t])
-            exact = [c for c in self.ex.compared.get(t, ()) if self.kind.get(c) is Kind.SLICE and self.phase[c] < phase]
-            self.stacked |= {c for c in exact if not self._same_bits_again(c)}
         self.stacked |= {t for t in outs if self.kind.get(t) is Kind.SLICE}
+
+    def _compared_later(self) -> set[int]:
+        """The slices that a later loop compares bit for bit, and would not compute with the same bits."""
+        here = {t: exact.intersection(self.kind) for t, exact in self.ex.compared.items() if t in self.kind}
+        if not any(here.values()):
+            return set()
+        self.roots = self._roots()
+        self.loops_of = self._loops_of()
+        later = {c for t, exact in here.items() for c in exact if self.kind[c] is Kind.SLICE and self.loops_of[t] >> self.phase[c] + 1}
+        return {c for c in later if not self._same_bits_again(c)}
 
     def _rescale(self, t: int, rescaled: Rescaled) -> None:
         """Let ``t`` be accumulated in the loop that accumulates what its level is made of, rather than in the next."""

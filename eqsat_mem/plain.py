@@ -111,7 +111,10 @@ _SEARCHES: dict[str, Callable[..., Any]] = {"argmin": lax.reduce_min, "argmax": 
 
 
 def _search(flat: Flat, name: str, params: dict[str, Any], operand: int) -> Any:
-    """``argmin x`` is the first position where ``x`` is its own minimum, or is not a number (whose minimum is not a number either)."""
+    """``argmin x`` is the first position where ``x`` is not a number or, if there is none, is its own minimum.
+
+    Positions of what is not a number count from the end, below zero: XLA:CPU's minimum may pass over what is not a number.
+    """
     shape, dtype = flat.shapes[operand], flat.dtypes[operand]
     kind = np.dtype(dtype).kind if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else ""
     ordered = kind != "" and (kind in "iu" or jax.numpy.issubdtype(dtype, np.floating))
@@ -121,10 +124,12 @@ def _search(flat: Flat, name: str, params: dict[str, Any], operand: int) -> Any:
 
     def first(x: Any) -> Any:
         extreme = lax.expand_dims(_SEARCHES[name](x, (axis,)), (axis,))
-        found = lax.eq(x, lax.broadcast_in_dim(extreme, shape, range(len(shape))))
-        if kind not in "iu":
-            found = found | lax.ne(x, x)
+        extreme = lax.broadcast_in_dim(extreme, shape, range(len(shape)))
         places = lax.broadcasted_iota(np.float32, shape, axis)  # whole numbers, exact; folds of floating-point numbers are faster
-        return lax.reduce_min(lax.select(found, places, lax.full_like(places, shape[axis])), (axis,)).astype(params["index_dtype"])
+        found = lax.select(lax.eq(x, extreme), places, lax.full_like(places, shape[axis]))
+        if kind not in "iu":
+            found = lax.select(lax.ne(x, x), places - shape[axis], found)
+        place = lax.reduce_min(found, (axis,))
+        return jax.numpy.where(place < 0, place + shape[axis], place).astype(params["index_dtype"])
 
     return jax.make_jaxpr(first)(jax.ShapeDtypeStruct(shape, dtype))

@@ -269,7 +269,9 @@ class _Rebuilt:
                 below = children(self.program.terms[chain[-1]])
                 chain.append(next((c for c in below if self.origin.get(c) in inside), -1))
             if chain[-1] >= 0:
-                found[t] = Rescaled(children(self.program.terms[chain[-1]])[1], chain[-1], frozenset(chain[:-1]), known.mean_over)
+                place = children(self.old.terms[known.shift]).index(known.level)
+                level = children(self.program.terms[chain[-1]])[place]
+                found[t] = replace(known, level=level, shift=chain[-1], chain=frozenset(chain[:-1]))
         return found
 
     def sequence(self, seq: Seq, values: dict[int, int], path: Path | None) -> Seq:

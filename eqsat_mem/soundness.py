@@ -263,16 +263,25 @@ class _Trial:
                 yield None if what is None else Difference(what[0], self.program, t, None, tuple(a[what[1]] for a in args))
 
     def _rescaled(self) -> Iterator[Difference | None]:
-        """What is shrunk by a level, as the stage after extraction uses it: with a higher level it is less by an exponential."""
+        """What is shrunk by a level, as the stage after extraction uses it: with a higher level it is less by an exponential.
+
+        By an extreme: with one that no element is, it is nothing.
+        """
         program, term_of = self.program, self._written()
         classes = {t: self.classes.class_of[key] for key, t in self.terms.items()}
         levels = {t: [term_of[r] for r in self.classes.levels.get(c, ()) if r in term_of] for t, c in classes.items()}
         for t, level in [(t, level) for t, some in levels.items() for level in some][:ENOUGH]:
             known = chain(program, t, level, levels)
-            if known is None or program.terms[t].dtype != program.terms[level].dtype:
+            dtype = program.terms[t].dtype
+            if known is None or dtype != program.terms[level].dtype or dtype == np.bool_:
                 continue
-            lower = program.add(ir.Literal.of(program.terms[t].dtype.type(np.exp(0.5)), program.terms[t].dtype))
-            other = program.add(ir.Map(program.terms[t].dtype, "mul", (with_higher_level(program, t, known, 0.5), lower)))
+            if known.extreme:
+                beyond = with_higher_level(program, t, known, 1.0 if program.terms[level].monoid == "max" else -1.0)
+                zero = program.add(ir.Literal.of(dtype.type(0), dtype))
+                yield from self._compare([(program.add(ir.Map(dtype, "mul", (t, zero))), beyond)])
+                continue
+            lower = program.add(ir.Literal.of(dtype.type(np.exp(0.5)), dtype))
+            other = program.add(ir.Map(dtype, "mul", (with_higher_level(program, t, known, 0.5), lower)))
             yield from self._compare([(t, other)])
 
     def _about_means(self) -> Iterator[Difference | None]:

@@ -19,6 +19,8 @@ LEVELS = "shrunk"
 """The relation of a value and the levels that it holds the exponential of, as ``rules/streaming.egg`` declares it."""
 MEANS = "squared-about"
 """The relation of a sum of squared differences and the mean that they are from, likewise."""
+PLACES = "found"
+"""The relation of places where elements are an extreme, or of the first of them, and that extreme, likewise."""
 
 Own = Mapping[str, ops.Operation]
 """The operations that the user adds to the language, by constructor."""
@@ -38,8 +40,9 @@ FACTS_OF_NAMES = {
     "floating": ("float32", "float64"),
     "integral": ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     "exact": ("max", "min", "and", "or", "xor"),
+    "selective": ("max", "min"),
 }
-"""Dtypes whose rounding rules may rely on, dtypes without rounding, monoids that give the same in any order."""
+"""Dtypes whose rounding rules may rely on, dtypes without rounding, monoids that give the same in any order, and that give an element."""
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "Lit": ("number", "dtype"),
@@ -95,6 +98,7 @@ LANGUAGE = """
 (relation floating (String))
 (relation integral (String))
 (relation exact (String))
+(relation selective (String))
 
 (ruleset analysis)
 (ruleset simplify)

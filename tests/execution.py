@@ -75,7 +75,7 @@ class _Execution:
         for start in range(0, extent, chunk):
             inner = _Frame({**frame.ranges, loop.index: slice(start, min(start + chunk, extent))}, frame)
             known = [self.schedule.ex.rescales[t] for t in loop.rescaled]
-            inner.shifts = {r.shift: r.level for r in known if not r.mean_over}
+            inner.shifts = {r.shift: r.level for r in known if r.exponential}
             inner.means = {r.level: r.mean_over for r in known if r.mean_over}
             self.sequence(loop.body, inner)
             before = dict(folded)
@@ -91,11 +91,11 @@ class _Execution:
                     continue
                 if t in loop.rescaled and so_far is not None:
                     levels = [self.level(t, values, loop, inner) for values in (before, inner.values, folded)]
-                    so_far, part = rescale(so_far, levels[0], levels[2]), rescale(part, levels[1], levels[2])
+                    so_far, part = self.rescaled(t, so_far, levels[0], levels[2]), self.rescaled(t, part, levels[1], levels[2])
                 folded[t] = part if so_far is None else self.combine(t, so_far, part)
         sums = dict(folded)
         for t in loop.rescaled:
-            if self.schedule.ex.rescales[t].mean_over:
+            if not self.schedule.ex.rescales[t].exponential:
                 continue
             if not any(self.schedule.ex.rescales[t].shift in around.shifts for around in frame.around()):
                 folded[t] = np.where(np.isneginf(self.level(t, sums, loop, frame)), np.nan, folded[t]).astype(folded[t].dtype)
@@ -143,6 +143,14 @@ class _Execution:
         value(level)
         axes = [k for k, i in enumerate(bits(program.free[t])) if not program.free[level] >> i & 1]
         return np.expand_dims(self.fetch(level, there, frame.ranges), axes)
+
+    def rescaled(self, t: int, total: Any, level: Any, new: Any) -> Any:
+        """What elements gave while a level was the level, now that another is."""
+        if not self.schedule.ex.rescales[t].extreme:
+            return rescale(total, level, new)
+        monoid = getattr(self.program.terms[t], "monoid", "add")
+        stays = (level == new) | (level != level) | ((monoid == "min") & (total < 0))
+        return np.where(stays, total, MONOIDS[monoid].identity(total.dtype))
 
     def joined(self, t: int, squares: Any, folds: Any, loop: Loop, frame: _Frame, start: int) -> Any:
         """The sum of squared differences of two parts from their common mean, in float64."""

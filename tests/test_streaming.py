@@ -33,14 +33,14 @@ def streamed(fun: Callable[..., Any], args: list[Any]) -> Extraction:
     return as_written(view)
 
 
-def over_keys(ex: Extraction) -> list[Loop]:
-    tree = split(ex, region(ex), index_of(ex.program, KEYS))
+def over_keys(ex: Extraction, keys: int = KEYS) -> list[Loop]:
+    tree = split(ex, region(ex), index_of(ex.program, keys))
     assert tree is not None
     return list(loops(tree))
 
 
-def scores(seed: int = 0) -> np.ndarray:
-    return 5 * np.random.default_rng(seed).standard_normal((ROWS, KEYS)).astype(np.float32)
+def scores(seed: int = 0, keys: int = KEYS) -> np.ndarray:
+    return 5 * np.random.default_rng(seed).standard_normal((ROWS, keys)).astype(np.float32)
 
 
 def values(seed: int = 1) -> np.ndarray:
@@ -110,9 +110,9 @@ def test_a_maximum_and_the_sums_less_it_are_one_loop(name):
     assert len(over_keys(ex)) == 1
 
 
-def specials() -> dict[str, np.ndarray]:
+def specials(keys: int = KEYS) -> dict[str, np.ndarray]:
     """Rows with what maxima and exponentials treat in ways of their own."""
-    s = scores(3)
+    s = scores(3, keys)
     out = {"ordinary": s, "large": 80 * s, "far below": s - 3e4, "ascending": np.sort(s, axis=1), "descending": -np.sort(-s, axis=1)}
     for name, value in (("-inf", -np.inf), ("inf", np.inf), ("nan", np.nan)):
         some = s.copy()
@@ -271,3 +271,95 @@ def test_the_deviation_of_a_kernel_reads_its_elements_once():
     plan = optimize(deviation, memory_limit="4MiB").plan(points, points)
     assert len(plan.loops) == 1
     assert "joined(" in plan.source
+
+
+# --- extremes and their places ----------------------------------------------------------------------
+
+PLACED = 35
+"""More keys than a search writes out."""
+
+
+def of_the_largest(s):
+    return jnp.sum(jnp.where(s == jnp.max(s, axis=1, keepdims=True), s + 2.0, 0.0), axis=1)
+
+
+def place_by_hand(s):
+    return jnp.min(jnp.where(jnp.min(s, axis=1, keepdims=True) == s, jnp.arange(PLACED), PLACED), axis=1)
+
+
+PLACES: dict[str, Callable[..., Any]] = {
+    "argmax": lambda s: (jnp.max(s, axis=1), jnp.argmax(s, axis=1)),
+    "argmin": lambda s: jnp.argmin(s, axis=1),
+    "argmax of all": lambda s: jnp.argmax(s),
+    "argmin of whole numbers": lambda s: jnp.argmin(jnp.clip(s, -3, 3).astype(np.int32), axis=1),
+    "argmax in few bits": lambda s: jnp.argmax(s.astype(jnp.bfloat16), axis=1),
+    "a place by hand": place_by_hand,
+    "sum of what is largest": of_the_largest,
+    "gradient of a maximum": lambda s: jax.grad(lambda c: jnp.sum(jnp.max(s * c, axis=1) ** 2))(1.5),
+    "gradient of a minimum": lambda s: jax.grad(lambda s: jnp.sum(jnp.min(jnp.abs(s), axis=1) ** 2))(s),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in PLACES if "gradient" not in name])
+def test_an_extreme_and_its_place_are_one_loop(name):
+    (loop,) = over_keys(streamed(PLACES[name], [scores(keys=PLACED)]), PLACED)
+    assert loop.rescaled
+
+
+@pytest.mark.parametrize("chunk", [4, 16])
+@pytest.mark.parametrize("name", PLACES)
+def test_streamed_places_are_those_of_the_original(name, chunk):
+    fun = PLACES[name]
+    ex = streamed(fun, [scores(keys=PLACED)])
+    tree = split(ex, region(ex), index_of(ex.program, PLACED))
+    made = Schedule(ex, tree, dict.fromkeys(loops(tree), chunk), 0, 0.0)
+    emitted, original = jax.jit(emit(made).function), jax.jit(fun)
+    for kind, s in {**specials(PLACED), "ties": np.round(scores(keys=PLACED) / 3)}.items():
+        if "gradient" in name and not np.isfinite(s).all():
+            continue  # XLA makes products with zeros and ones choices, which give 0 rather than nan, in some kernels and not in others
+        want = jax.tree.leaves(original(s))
+        for got in (emitted(s), execute(made, [s])):
+            for a, b in zip(got, want, strict=True):
+                np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6, err_msg=kind)
+
+
+def test_what_is_compared_with_an_extreme_elsewhere_waits_for_it():
+    def fun(s):
+        return jnp.sum(jnp.where(s == jnp.max(s, axis=1, keepdims=True), 1.0, s), axis=1)
+
+    assert not any(loop.rescaled for loop in over_keys(streamed(fun, [scores(keys=PLACED)]), PLACED))
+
+
+def test_places_that_may_lie_behind_what_stands_for_none_wait():
+    def fun(s):
+        return jnp.min(jnp.where(s == jnp.max(s, axis=1, keepdims=True), jnp.arange(PLACED), PLACED // 2), axis=1)
+
+    assert not any(loop.rescaled for loop in over_keys(streamed(fun, [scores(keys=PLACED)]), PLACED))
+
+
+@pytest.mark.parametrize("along", [0, 1])
+def test_the_first_of_what_is_no_number_is_found_behind_larger_numbers(along):
+    """XLA:CPU's maximum passes over it, in the original too."""
+    x = jnp.ones((700, 9), np.float32)
+    y = np.random.default_rng(0).standard_normal((800, 9)).astype(np.float32)
+    y[3], y[500:] = 50, np.nan
+
+    def fun(x, y):
+        s = x @ y.T if along else y @ x.T
+        return jnp.argmax(s, axis=along), jnp.argmin(-s, axis=along)
+
+    planned = optimize(fun, memory_limit="1MiB")
+    assert planned.plan(x, y).loops
+    for got in planned(x, y):
+        assert np.all(got == 500)
+
+
+def test_places_along_both_axes_of_a_contraction_need_no_matrix():
+    a, b = (jax.ShapeDtypeStruct((n, 9), np.float32) for n in (2003, 3001))
+
+    def fun(a, b):
+        s = a @ b.T
+        return jnp.argmax(s, axis=1), jnp.max(s, axis=1), jnp.argmax(s, axis=0), jnp.unravel_index(jnp.argmin(s), s.shape)
+
+    plan = optimize(fun, memory_limit="3MiB").plan(a, b)
+    assert plan.source.count("einsum") == 1

@@ -1,4 +1,4 @@
-"""Sums of exponentials less a level, or of squares less a mean, accumulated while those change.
+"""Sums of exponentials less a level, or of squares less a mean, and what stands at an extreme, accumulated while those change.
 
 Emitted programs carry these functions with them as source.
 """
@@ -39,4 +39,14 @@ def joined(squares: Any, total: Any, count: Any, more: Any, total_of_more: Any, 
     return squares + more + gap * (gap * weight)
 
 
-RESCALING = (proper, rescaled, without_elements, joined)
+def at_extreme(total: Any, extreme: Any, new_extreme: Any, none: Any) -> Any:
+    """A sum over the elements that are an extreme: ``none`` if that is the extreme no longer."""
+    return jnp.where((extreme == new_extreme) | (extreme != extreme), total, jnp.asarray(none, total.dtype))
+
+
+def at_extreme_or_nan(places: Any, extreme: Any, new_extreme: Any, none: Any) -> Any:
+    """The first place of an extreme, likewise; places of what is not a number are below zero, and stay."""
+    return jnp.where(places < 0, places, at_extreme(places, extreme, new_extreme, none))
+
+
+RESCALING = (proper, rescaled, without_elements, joined, at_extreme, at_extreme_or_nan)
