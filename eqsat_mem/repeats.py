@@ -1,4 +1,4 @@
-"""The scans and ``while`` loops of a program: what they read, carry and stack, and the indices that stand for their steps."""
+"""The scans, ``while`` loops and branches of a program: what they read, carry and stack, and the indices that stand for their steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval as pe
 
-from eqsat_mem.ir import Block, Call, Program, Rename, mask_of
+from eqsat_mem.ir import Axes, Block, Call, Program, Rename, mask_of
 
 IMPURE = frozenset({"rng_uniform"})
 """Primitives that may return something else each time, though they declare no effect."""
@@ -37,6 +37,10 @@ class Scan:
     @property
     def consts(self) -> tuple[int, ...]:
         return self.args[: self.first_carry]
+
+    @property
+    def const_axes(self) -> Sequence[Axes]:
+        return self.call.in_axes[: self.first_carry]
 
     @property
     def init(self) -> tuple[int, ...]:
@@ -99,29 +103,52 @@ class While(Scan):
         return body
 
 
+@dataclass(frozen=True, eq=False)
+class Choice(Scan):
+    """A ``cond`` or ``switch``: one of its branches runs, once, and reads everything but the number of that branch."""
+
+    @property
+    def consts(self) -> tuple[int, ...]:
+        return self.args[1:]
+
+    @property
+    def const_axes(self) -> Sequence[Axes]:
+        return self.call.in_axes[1:]
+
+    @property
+    def init(self) -> tuple[int, ...]:
+        return self.args[:1]
+
+    @property
+    def xs(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def branches(self) -> Sequence[ClosedJaxpr]:
+        branches: Sequence[ClosedJaxpr] = self.call.params["branches"]
+        return branches
+
+
 def repeats(program: Program) -> Iterator[Scan]:
-    """The scans of more than one step and the ``while`` loops of a program, in order, those without effects."""
+    """The scans of more than one step, the ``while`` loops and the choices of a program, in order, those without effects."""
     found: dict[Call, dict[int, int]] = {}
     args: dict[Call, tuple[int, ...]] = {}
     for t in program.reachable():
         term = program.terms[t]
-        if isinstance(term, Block) and not term.call.effects and (_is_while(term.call) or _is_scan(term.call)):
+        if isinstance(term, Block) and not term.call.effects and _runs_bodies(term.call):
             found.setdefault(term.call, {})[term.out] = t
             args[term.call] = term.args
-    lanes = _merged([0 if _is_while(call) else _lanes(program, call, args[call]) for call in found])
+    lanes = _merged([_lanes(program, call, args[call]) if call.prim.name == "scan" else 0 for call in found])
     for order, ((call, results), mask) in enumerate(zip(found.items(), lanes)):
-        if _is_while(call):
-            yield While(call, args[call], results, order, mask, False)
-        else:
+        if call.prim.name == "scan":
             yield Scan(call, args[call], results, order, mask, repeatable(call.params["jaxpr"].jaxpr))
+        else:
+            kind = While if call.prim.name == "while" else Choice
+            yield kind(call, args[call], results, order, mask, False)
 
 
-def _is_scan(call: Call) -> bool:
-    return call.prim.name == "scan" and call.params["length"] > 1
-
-
-def _is_while(call: Call) -> bool:
-    return call.prim.name == "while"
+def _runs_bodies(call: Call) -> bool:
+    return call.prim.name in ("while", "cond") or (call.prim.name == "scan" and call.params["length"] > 1)
 
 
 def _lanes(program: Program, call: Call, args: Sequence[int]) -> int:

@@ -3,7 +3,7 @@
 The leading axis of what a scan reads and of what it stacks is the index of its steps, its *lane*. A value that is pointwise in a lane
 can be computed inside of the scan that reads it, one slice in each step; a fold over the lane can be accumulated in the carry of the
 scan whose results it folds; and what a scan has stacked can be computed again from its carries by the scan that reads it. What no
-step changes can be computed in every step, of ``while`` loops too. This module says which values those are;
+step changes can be computed in every step, of ``while`` loops too, and in branches. This module says which values those are;
 :mod:`eqsat_mem.staging` writes the program.
 """
 

@@ -276,7 +276,9 @@ class _Trial:
             if known is None or dtype != program.terms[level].dtype or dtype == np.bool_:
                 continue
             if known.extreme:
-                beyond = with_higher_level(program, t, known, 1.0 if program.terms[level].monoid == "max" else -1.0)
+                extreme = program.terms[level]
+                assert isinstance(extreme, ir.Fold)
+                beyond = with_higher_level(program, t, known, 1.0 if extreme.monoid == "max" else -1.0)
                 zero = program.add(ir.Literal.of(dtype.type(0), dtype))
                 yield from self._compare([(program.add(ir.Map(dtype, "mul", (t, zero))), beyond)])
                 continue

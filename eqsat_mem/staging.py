@@ -11,6 +11,7 @@ import math
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from eqsat_mem.flatten import lines_of
 from eqsat_mem.interpret import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir import Fold, Iota, Program, bits, children
 from eqsat_mem.ops import MONOIDS, accumulator
-from eqsat_mem.repeats import Scan, While
+from eqsat_mem.repeats import Choice, Scan, While
 from eqsat_mem.scans import How, Slices, Stage, Stages
 from eqsat_mem.trace import load
 
@@ -106,8 +107,8 @@ class _Form:
             for t in scan.results.values():
                 self.values[t] = evaluate_term(self.program, t, self.args, self.values, self.calls)
             return
-        if isinstance(scan, While):
-            results = self.turns(scan)
+        if isinstance(scan, While | Choice):
+            results = self.turns(scan) if isinstance(scan, While) else self.chosen(scan)
             self.values |= {t: from_axes(self.program, results[k], scan.call.out_axes[k]) for k, t in scan.results.items()}
             return
         folds = self.stages.folds(scan)
@@ -166,6 +167,17 @@ class _Form:
             return list(map(_strong, jaxpr_as_fun(loop.body)(*consts()[loop.condition_consts :], *carry)))
 
         return lax.while_loop(runs, turn, self.init(loop))
+
+    def chosen(self, choice: Choice) -> list[Array]:
+        """The results of a branch that computes what no other value needs."""
+
+        def branch(body: ClosedJaxpr) -> list[Array]:
+            slices = _Slices(self, choice, self.stages.slices(choice), {}, jnp.zeros((), np.int32))
+            return list(map(_strong, jaxpr_as_fun(body)(*slices.consts(choice))))
+
+        (which,) = (self.laid_out(t, axes) for t, axes in zip(choice.init, choice.call.in_axes))
+        chosen: list[Array] = lax.switch(which, [partial(branch, body) for body in choice.branches])
+        return chosen
 
     def bound(self, scan: Scan) -> dict[int, Array]:
         """What a scan reads step by step along no lane, by position: axes that are products of indices."""
@@ -313,7 +325,7 @@ class _Slices:
     def consts(self, scan: Scan) -> list[Array]:
         """What every step of a scan reads whole."""
         program = self.form.program
-        return [to_axes(program, self.invariant(t), program.free[t], a) for t, a in zip(scan.consts, scan.call.in_axes)]
+        return [to_axes(program, self.invariant(t), program.free[t], a) for t, a in zip(scan.consts, scan.const_axes)]
 
     def invariant(self, t: int) -> Array:
         """A value that does not depend on the step: from outside, or computed again here."""

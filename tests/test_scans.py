@@ -266,3 +266,23 @@ def test_a_loop_without_large_values_that_no_turn_changes_runs_as_it_is():
 
     program = load(jax.make_jaxpr(newton)(f32(40)), ["x"])
     assert list(forms(original(program))) == []
+
+
+def switched(x, z, w, which):
+    distances = jnp.sum((x[:, None] - z[None]) ** 2, -1)
+    branches = [lambda d: jnp.exp(-d) @ w, lambda d: (1 / jnp.sqrt(1 + d)) @ w, lambda d: jnp.zeros((len(x), 2))]
+    return lax.switch(which, branches, distances)
+
+
+@pytest.mark.parametrize("which", [-1, 0, 1, 2, 7])
+def test_large_values_that_branches_read_are_computed_in_the_branch_that_runs(which):
+    args = f32(600, 3), f32(500, 3, seed=1), f32(500, 2, seed=2), np.int32(which)
+    limit = 600 * 500 * 4 // 2
+    optimized = eqsat_mem.optimize(switched, memory_limit=limit)
+    assert optimized.plan(*args).compiled_peak_bytes <= limit < compiled_peak(switched, args)[0] / 2
+    np.testing.assert_allclose(optimized(*args), switched(*args), rtol=1e-4, atol=1e-5)
+
+
+def test_branches_of_small_values_run_as_they_are():
+    program = load(jax.make_jaxpr(lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x * x))(f32(40)), ["x"])
+    assert list(forms(original(program))) == []
