@@ -118,14 +118,15 @@ def _search(flat: Flat, name: str, params: dict[str, Any], operand: int) -> Any:
     shape, dtype = flat.shapes[operand], flat.dtypes[operand]
     kind = np.dtype(dtype).kind if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else ""
     ordered = kind != "" and (kind in "iu" or jax.numpy.issubdtype(dtype, np.floating))
-    if not ordered or len(params["axes"]) != 1 or not SHORT_SEARCH < shape[params["axes"][0]] <= LARGEST:
+    if not ordered or len(params["axes"]) != 1 or not SHORT_SEARCH < shape[params["axes"][0]] < 2**31:
         return None
     (axis,) = params["axes"]
+    counts = np.float32 if shape[axis] <= LARGEST else np.int32  # exact; folds of floating-point numbers are faster
 
     def first(x: Any) -> Any:
         extreme = lax.expand_dims(_SEARCHES[name](x, (axis,)), (axis,))
         extreme = lax.broadcast_in_dim(extreme, shape, range(len(shape)))
-        places = lax.broadcasted_iota(np.float32, shape, axis)  # whole numbers, exact; folds of floating-point numbers are faster
+        places = lax.broadcasted_iota(counts, shape, axis)
         found = lax.select(lax.eq(x, extreme), places, lax.full_like(places, shape[axis]))
         if kind not in "iu":
             found = lax.select(lax.ne(x, x), places - shape[axis], found)

@@ -363,3 +363,11 @@ def test_places_along_both_axes_of_a_contraction_need_no_matrix():
 
     plan = optimize(fun, memory_limit="3MiB").plan(a, b)
     assert plan.source.count("einsum") == 1
+
+
+def test_places_that_float32_does_not_hold():
+    x = np.random.default_rng(2).standard_normal((4100, 2)).astype(np.float32)
+    x[-1] = 100
+    planned = optimize(lambda x: jnp.argmax(x @ x.T), memory_limit="8MiB")
+    assert planned.plan(x).loops
+    assert planned(x) == 4100**2 - 1
