@@ -6,6 +6,8 @@ others, and libraries sum in an order that depends on shapes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import jax.numpy as jnp
 
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, children
@@ -25,6 +27,15 @@ def compared(program: Program) -> dict[int, frozenset[int]]:
             if exact:
                 found[t] = exact
     return found
+
+
+def between(program: Program, terms: Iterable[int], origin: int, t: int) -> Iterator[tuple[int, set[int]]]:
+    """The terms, of ascending ``terms``, on the ways from ``origin`` to ``t``, with those of their operands that are on them too."""
+    way = {origin}
+    for u in terms:
+        if origin < u <= t and (read := way.intersection(program.operands(u))):
+            way.add(u)
+            yield u, read - {origin}
 
 
 def _source(program: Program, t: int) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from eqsat_mem.exact import between
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Call, Const, Input, Iota, Literal, Map, Program, Rename, Term, bits, children, folded
 from eqsat_mem.levels import Rescaled
@@ -140,7 +141,9 @@ class Phases:
         self.phase: dict[int, int] = {}
         self.stacked: set[int] = set()
         self.levels: dict[int, frozenset[int]] = {}
+        self.together: dict[int, set[int]] = {}
         self._classify(seq.outs)
+        self.together = self._compared_together()
         self.stacked |= self._compared_later()
         needed = frozenset(self.stacked)
         self.stacked |= {t for t in choices.keep if self.kind.get(t) is Kind.SLICE}
@@ -189,15 +192,27 @@ class Phases:
                 self._rescale(t, self.ex.rescales[t])
         self.stacked |= {t for t in outs if self.kind.get(t) is Kind.SLICE}
 
+    def _compared_together(self) -> dict[int, set[int]]:
+        """By term its operands that a loop computes again with it, though they may be stacked.
+
+        A comparison of what may come out with other bits and of what is selected from it takes both from one loop.
+        """
+        found: dict[int, set[int]] = {}
+        for t, exact in self.ex.compared.items():
+            for c in (c for c in exact if t in self.kind and self.kind.get(c) is Kind.SLICE and self.phase[c] == self.phase[t]):
+                for user, read in between(self.ex.program, self.terms, c, t) if not self._same_bits_again(c) else ():
+                    found.setdefault(user, set()).update(read)
+        return found
+
     def _compared_later(self) -> set[int]:
-        """The slices that a later loop compares bit for bit, and would not compute with the same bits."""
-        here = {t: exact.intersection(self.kind) for t, exact in self.ex.compared.items() if t in self.kind}
-        if not any(here.values()):
+        """The slices that are compared bit for bit with what a loop before has made of them, and would not come out with the same bits."""
+        pairs = ((t, c) for t, exact in self.ex.compared.items() if t in self.kind for c in exact)
+        waiting = [(t, c) for t, c in pairs if self.kind.get(c) is Kind.SLICE and self.phase[c] < self.phase[t]]
+        if not waiting:
             return set()
         self.roots = self._roots()
         self.loops_of = self._loops_of()
-        later = {c for t, exact in here.items() for c in exact if self.kind[c] is Kind.SLICE and self.loops_of[t] >> self.phase[c] + 1}
-        return {c for c in later if not self._same_bits_again(c)}
+        return {c for t, c in waiting if self.loops_of[t] >> self.phase[t] and not self._same_bits_again(c)}
 
     def _rescale(self, t: int, rescaled: Rescaled) -> None:
         """Let ``t`` be accumulated in the loop that accumulates what its level is made of, rather than in the next."""
@@ -264,7 +279,8 @@ class Phases:
                 for c in operands(program, t):
                     kind = self.kind.get(c)
                     if kind is Kind.SLICE:
-                        found[c] |= found[t] & ((2 << self.phase[c]) - 1) if c in self.stacked else found[t]
+                        read = c in self.stacked and c not in self.together.get(t, ())
+                        found[c] |= found[t] & ((2 << self.phase[c]) - 1) if read else found[t]
                     elif kind is Kind.WHOLE:
                         found[c] |= found[t] & again.get(c, 0)
         for together in self.picked:

@@ -113,6 +113,20 @@ def test_a_value_that_is_compared_with_its_own_maximum_is_not_rounded_twice():
     assert sum(product in loop.body.steps for loop in found) == 1
 
 
+def test_a_value_and_its_maximum_are_computed_together_where_they_are_compared():
+    """Though the maximum is there from the loop before: that loop may have rounded the product in another way."""
+
+    def fun(a, b):
+        s = a @ b.T
+        top = jnp.max(s, 1)
+        return top, (s == top[:, None]).astype(np.float32) @ b * jnp.sum(top)
+
+    ex, (first, last) = along(fun, 7, (7, 3), (29, 3))
+    product, top, *_ = (t for t in ex.program.reachable() if type(ex.program.terms[t]).__name__ in ("Dot", "Fold"))
+    assert top in first.stacks
+    assert {product, top} <= set(last.body.steps)
+
+
 def test_only_comparisons_with_what_was_selected_from_a_value_need_its_bits():
     def needs(fun: Callable[..., Any]) -> int:
         return len(traced(fun, (7, 5)).exact)
