@@ -1,5 +1,6 @@
 """Planning grows in proportion to programs: work is counted, never timed."""
 
+import gc
 import itertools
 import subprocess
 import sys
@@ -7,10 +8,12 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from benchmarks.planning import elementwise, training_step, transformer
 from eqsat_mem.config import Options
 from eqsat_mem.costs import cpu, term_seconds
+from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.extract import as_written, extract, node_costs, priced
 from eqsat_mem.ladders import FEW_LOOPS, tied
 from eqsat_mem.loops import MOST_AGAIN, Phases, region, split
@@ -65,6 +68,22 @@ def test_alike_loops_get_their_chunks_together():
     assert len(groups) < len(tree.chunks) / 2
     assert sum(map(len, groups)) == len(tree.chunks)
     assert all(len({(loop.index, tree.chunks[loop]) for loop in group}) == 1 for group in groups)
+
+
+def test_no_garbage_is_looked_for_while_planning(monkeypatch):
+    jaxpr = jax.make_jaxpr(lambda x: jnp.sum(x * x))(jnp.zeros(9))
+    meanwhile = []
+    monkeypatch.setattr("eqsat_mem.pipeline.load", lambda *args: meanwhile.append(gc.isenabled()) or load(*args))
+    with pytest.raises(MemoryLimitError):
+        plan(jaxpr, Options(memory_limit=1), ["x"])
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        plan(jaxpr, Options(memory_limit="1MiB"), ["x"])
+        assert not gc.isenabled()  # as it was
+    finally:
+        gc.enable()
+    assert meanwhile == [False, False]
 
 
 def test_long_kernels_are_written_whatever_their_length():
