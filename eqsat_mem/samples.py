@@ -204,6 +204,11 @@ def selection(a: Array) -> Any:
     return lax.top_k(a, 2)
 
 
+def extremes(a: Array) -> Any:
+    """A place, and sums of what stands at an extreme."""
+    return jnp.argmax(a, axis=1), jnp.sum(jnp.where(jnp.min(a, axis=1, keepdims=True) == a, 3.0 * a, 0.0), axis=1)
+
+
 def own_fold(a: Array) -> Any:
     return TOTAL(a)
 
@@ -279,7 +284,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (trace_of_covariance, [(4, 2)]),
     (diagonal_both, [(4, 4)]), (centred_trace, [(4, 2), (4, 3)]), (weighted_outer_products, [(3, 4), (3, 5), (3,)]),
     (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]),
-    (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]), (selection, [(3, 40)]),
+    (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]), (selection, [(3, 40)]), (extremes, [(3, 40)]),
     (masked_sums, [(3, 4), (4, 2)]), (wider_sums, [(3, 4), (4, 2)]), (by_log_partition, [(3, 4), (4, 2)]), (own_fold, [(3, 4)]),
     (moments, [(3, 4)]),
     (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
