@@ -86,14 +86,18 @@ def _plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: 
     find = partial(_fastest_form, _Forms(loaded, options), options, device, clock)
     best, before, fired = find(limit)
     with clock("emit and verify"):
+        asked_for_loops = best.chunks and (options.tensor_size_threshold is not None or options.tensor_split_size is not None)
         if best.fits(limit):
             fits_nearly = before.fits(int(limit * NEARLY) if options.verify else limit)
-            asked_for_loops = best.chunks and (options.tensor_size_threshold is not None or options.tensor_split_size is not None)
             may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
         else:  # whatever is predicted of the program as written: XLA is asked before there is an error
             may_stay = options.verify or before.fits(limit)
-        kept = _keep(jaxpr, loaded, before, limit, options, name) if may_stay else None
+        keep = partial(_keep, jaxpr, loaded, before, limit, options, name)
+        kept = keep() if may_stay else None
         chosen = kept or _emit_within(find, best, jaxpr, limit, options, name)
+        if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(chosen, device) > GAIN * before.seconds:
+            kept = keep()
+            chosen = kept or chosen
     again = partial(_again, loaded, options, device, chosen.target)
     record = Record(before, device, chosen.target, again, options, jaxpr, tuple(arg_names), loaded, chosen.code.names)
     return _report(chosen, before, limit, clock, name, () if kept is not None else fired, kept is not None, record)
@@ -229,6 +233,14 @@ def _keep(jaxpr: ClosedJaxpr, loaded: Program, before: Schedule, limit: int, opt
     code = emit(Schedule(ex, region(ex), {}, 0, 0.0), name)
     source = f"# {name} runs as it was written; this is the same, written out.\n{code.source}"
     return _Chosen(before, Emitted(source, lambda *args: tuple(function(*args)), code.namespace, code.names), held, limit)
+
+
+def _as_held(chosen: _Chosen, device: Device) -> float:
+    """The predicted seconds of a plan, with those that new memory takes if XLA holds so much more than was predicted that it is new."""
+    s = chosen.schedule
+    fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
+    predicted, held = (device.fresh_s(total - fixed) for total in (s.peak_bytes, chosen.compiled_bytes or s.peak_bytes))
+    return s.seconds + max(held - predicted, 0.0)
 
 
 def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, options: Options, name: str) -> _Chosen:

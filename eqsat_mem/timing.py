@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from eqsat_mem.costs import Device, arithmetic_s, spread_weight
 from eqsat_mem.fusion import Fused, stalls
-from eqsat_mem.ir import Block, Dot, Map
+from eqsat_mem.ir import Block, Dot, Map, Program, Term, bits
 from eqsat_mem.memory import Extents, Memory, argument_bytes, output_sizes, within
+from eqsat_mem.ops import block_op
 from eqsat_mem.tree import Chunks, Loop, Seq, made
 
 STRIDED = 1.5
@@ -22,6 +24,8 @@ STALL = 9
 """How many times longer a fold takes that stalls: see ``fusion.LONG``."""
 SCRATCH = 2
 """How many times its size a contraction may take in the kernel library, which allocates room anew in every turn of a loop."""
+DEALT, DEAL_S = 2**16, 2e-5
+"""A contraction with more results than this is dealt to all cores by the kernel library, which takes so many seconds."""
 LOOP_TOLL = 0.03
 """The share of its time that a loop must save: what is predicted to be as fast with fewer loops is the plan."""
 FOLD_TOLL = 0.02
@@ -45,6 +49,7 @@ class Timing:
     _touched: dict[Any, int] = field(default_factory=dict)
     _terms: dict[Any, float] = field(default_factory=dict)
     _inside: dict[Seq, frozenset[int]] = field(default_factory=dict)
+    _passing: dict[Seq, frozenset[int]] = field(default_factory=dict)
     _stacked: dict[Seq, tuple[int, ...]] = field(default_factory=dict)
 
     def total(self, seq: Seq, chunks: Chunks) -> float:
@@ -112,7 +117,7 @@ class Timing:
     def _each(self, seq: Seq, extents: Extents, level: int) -> Iterator[float | Loop | Seq]:
         program, fused = self.memory.ex.program, self.memory.fused(seq)
         whole, bandwidth = extents == self.memory.full_extents(), self.device.levels[level][1]
-        calls, inside = set[tuple[int, tuple[int, ...]]](), self.inside(seq)
+        calls, inside, passed = set[tuple[int, tuple[int, ...]]](), self.inside(seq), self._passed(seq)
         for step, operands, members in zip(fused.kept, fused.operands, fused.members):
             if not isinstance(step, int):
                 yield step
@@ -131,22 +136,28 @@ class Timing:
                 work *= STRIDED if self.emitted else NOT_UNROLLED
             if self._runs_alone(step, seq):
                 work *= self.device.matrix_cores
-            made = 0 if step in fused.streamed else self.memory.size(step, extents)
-            moved = made / bandwidth + sum(self._reading(t, t in inside, extents, level) for t in operands - fused.streamed)
-            yield max(work, moved) + self.device.kernel_s
+            made = 0 if step in passed else self.memory.size(step, extents)
+            most = self.memory.size(step, extents) if moves(term) else math.inf
+            moved = made / bandwidth + sum(self._reading(t, t in inside, extents, level, most) for t in operands - passed)
+            yield max(work, moved) + self.device.kernel_s + (self._dealing(step, extents) if isinstance(term, Dot) else 0.0)
             if isinstance(term, Dot) and not whole and self.device.library_folds:
                 yield self.device.fresh_s(SCRATCH * self.memory.size(step, extents))
+
+    def _dealing(self, dot: int, extents: Extents) -> float:
+        """Seconds to deal a contraction to the cores."""
+        results = math.prod(extents[i] for i in bits(self.memory.ex.program.free[dot]))
+        return DEAL_S if results > DEALT and self.device.library_folds and self.device.matrix_cores > 1 else 0.0
 
     def _runs_alone(self, step: int, seq: Seq) -> bool:
         """Is an elementwise result computed where its loop stacks it? XLA:CPU has one core do that."""
         elementwise = isinstance(self.memory.ex.program.terms[step], Map) or bool(self.memory.ex.unrolls.get(step))
         return self.device.library_folds and elementwise and step in self._stacked.get(seq, ())
 
-    def _reading(self, t: int, inside: bool, extents: Extents, level: int) -> float:
-        """Seconds to read a value: a slice of something outside comes from where the whole of it fits."""
+    def _reading(self, t: int, inside: bool, extents: Extents, level: int, most: float) -> float:
+        """Seconds to read a value, or ``most`` bytes of it: a slice of something outside comes from where the whole of it fits."""
         if not inside:
             level = max(level, self.device.level(self.memory.size(t, self.memory.full_extents())))
-        return self.memory.size(t, extents) / self.device.levels[level][1]
+        return min(self.memory.size(t, extents), most) / self.device.levels[level][1]
 
     def inside(self, seq: Seq) -> frozenset[int]:
         """The terms that a region makes itself."""
@@ -214,5 +225,36 @@ class Timing:
                     inner = max(inner, self.touched(step, extents, chunks))
                 else:
                     inner = max(inner, self.touched(step.body, within(extents, step, chunks), chunks))
-            known = self._touched[key] = inner + sum(self.memory.size(t, extents) for t in values - fused.streamed)
+            known = self._touched[key] = inner + sum(self.memory.size(t, extents) for t in values - self._passed(seq))
         return known
+
+    def _passed(self, seq: Seq) -> frozenset[int]:
+        """The values of a region that are in memory for no longer than it takes to use them: streamed ones, and those of operations that
+        only move elements, or are read by one such, where XLA computes them inside what reads them."""
+        known = self._passing.get(seq)
+        if known is None:
+            fused = self.memory.fused(seq)
+            known = self._passing[seq] = fused.streamed | passed(self.memory.ex.program, fused, seq.outs)
+        return known
+
+
+def passed(program: Program, fused: Fused, outs: Collection[int]) -> frozenset[int]:
+    """The kept values that XLA computes inside operations that read them, though ``fused`` holds them lest too little is predicted."""
+    readers: dict[int, list[Term | None]] = {}
+    for step, operands in zip(fused.kept, fused.operands):
+        for t in operands:
+            readers.setdefault(t, []).append(program.terms[step] if isinstance(step, int) else None)
+
+    def inside(t: int, users: Sequence[Term | None]) -> bool:
+        term = program.terms[t]
+        if moves(term):
+            return all(isinstance(user, Map) or moves(user) for user in users)
+        return isinstance(term, Map) and len(users) == 1 and moves(users[0])
+
+    made = (t for t in fused.kept if isinstance(t, int) and t in readers and t not in outs)
+    return frozenset(t for t in made if inside(t, readers[t]))
+
+
+def moves(term: Term | None) -> bool:
+    """Does an operation only move elements?"""
+    return isinstance(term, Block) and block_op(term.call.prim.name).moves

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import eqsat_mem
-from eqsat_mem import MemoryLimitError, control
+from eqsat_mem import MemoryLimitError, control, pipeline
 from tests.test_loops import bound, softmax
 from tests.test_schedule import kernel_vector
 
@@ -246,3 +246,13 @@ def test_distances_to_as_many_other_points_and_to_itself_share_what_xla_writes_o
     plan = eqsat_mem.optimize(kernels, memory_limit="1MiB").plan(*shapes)
     assert plan.compiled_peak_bytes <= 2**20
     assert plan.original_peak_bytes > 4 * 40 * 100 * 100 * 4
+
+
+@pytest.mark.parametrize(("held", "stays"), [(MIB, False), (200 * MIB, True)])
+def test_a_plan_that_holds_new_memory_after_all_is_judged_again(monkeypatch, held, stays):
+    limit, fixed = 2**30, 3000 * 4 * 3
+    monkeypatch.setattr(pipeline, "compiled_peak", lambda *args, **options: (fixed + held, 0))
+    x = jax.ShapeDtypeStruct((3000,), jnp.float32)
+    plan = optimize(lambda x, y, v: jnp.exp(jnp.abs(x[:, None] - y[None])) @ v, memory_limit=limit).plan(x, x, x)
+    assert plan.unchanged is stays
+    assert plan.compiled_peak_bytes == fixed + held

@@ -12,10 +12,12 @@ import pytest
 from eqsat_mem.costs import CROWDED, Device, arithmetic_s
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction
+from eqsat_mem.ir import Block
 from eqsat_mem.loops import Choices, region, split
 from eqsat_mem.memory import Memory
 from eqsat_mem.schedule import schedule, straight
-from eqsat_mem.timing import FOLD_TOLL, LOOP_TOLL, Timing
+from eqsat_mem.timing import DEAL_S, FOLD_TOLL, LOOP_TOLL, Timing, passed
+from eqsat_mem.trace import load
 from eqsat_mem.tree import loops
 from tests.test_loops import traced
 
@@ -181,3 +183,90 @@ def test_what_is_written_out_only_in_emitted_source_takes_longer_as_written():
     ex = traced(lambda x, y: jnp.sum(jnp.abs(x[:, None] - y), 2), (1000, 3), (1000, 3))
     assert ex.unrolls
     assert straight(ex, DEVICE, emitted=False).seconds > 2 * straight(ex, DEVICE).seconds
+
+
+def test_chunks_of_a_convolution_lay_its_patches_out_again_unless_they_are_of_its_batch():
+    def convolved(x, w):
+        return jnp.max(jax.lax.conv_general_dilated(x, w, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")), 1)
+
+    ex = traced(convolved, (8, 60_001, 1), (33, 1, 24))
+    extents = Memory(ex).full_extents()
+    t = next(t for t in region(ex).steps if isinstance(ex.program.terms[t], Block))
+    batch, features = (next(n for n, i in enumerate(ex.program.indices) if i.extent == extent) for extent in (8, 24))
+    whole, one, two = (
+        arithmetic_s(ex.program, t, e, DEVICE) for e in (extents, extents.with_extent(batch, 1), extents.with_extent(features, 2))
+    )
+    assert 8 * one == pytest.approx(whole)
+    assert 12 * two > 7 * whole
+    found = schedule(ex, 2**24, DEVICE)
+    assert {loop.index for loop in loops(found.seq)} == {batch}
+
+
+@pytest.mark.parametrize(("kept", "times"), [(1, 1), (2, 7), (8, 1.5), (16, 1), (1024, 1)])
+def test_sums_of_short_rows_one_to_another_take_longer(kept, times):
+    ex = traced(lambda x: jnp.sum(x, 0), (4096, kept))
+    (t,) = region(ex).steps
+    plain = DEVICE.reduce_weight * 4096 * kept / DEVICE.elements
+    assert arithmetic_s(ex.program, t, [i.extent for i in ex.program.indices], DEVICE) >= times * plain
+    assert (arithmetic_s(ex.program, t, [i.extent for i in ex.program.indices], DEVICE) > plain) is (times > 1)
+
+
+def test_small_matrices_are_factorised_and_solved_at_more_than_their_operations():
+    def solved(a, b):
+        return jax.lax.linalg.triangular_solve(jax.lax.linalg.cholesky(a, symmetrize_input=False), b, left_side=True, lower=True)
+
+    def weights(n: int, columns: int) -> list[float]:
+        ex = traced(solved, (3, n, n), (3, n, columns))
+        extents = [i.extent for i in ex.program.indices]
+        blocks = (t for t in region(ex).steps if isinstance(ex.program.terms[t], Block))
+        return [arithmetic_s(ex.program, t, extents, DEVICE) * DEVICE.elements for t in blocks]
+
+    small, large = weights(16, 4), weights(1024, 256)
+    assert all(weight > 10 * 3 * operations for weight, operations in zip(small, (0.7 * 16**3, 16**2 * 4)))
+    assert all(weight < 1.5 * 3 * operations for weight, operations in zip(large, (0.7 * 1024**3, 1024**2 * 256)))
+
+
+def test_a_contraction_that_is_dealt_to_the_cores_pays_for_that_in_every_turn():
+    ex = traced(lambda x, y: jnp.exp(x @ y.T).max(1), (2048, 8), (1024, 8))
+    (i,) = (n for n, index in enumerate(ex.program.indices) if index.extent == 2048)
+    seq = split(ex, region(ex), i)
+    assert seq is not None
+    (loop,) = loops(seq)
+    two, one = timing(ex), timing(ex, replace(DEVICE, matrix_cores=1))
+
+    def dealing(chunk: int) -> float:
+        return two.total(seq, {loop: chunk}) - one.total(seq, {loop: chunk})
+
+    assert dealing(64) == 0
+    assert dealing(128) == pytest.approx(2048 / 128 * DEAL_S)
+
+
+def halves(x):
+    return jnp.abs(x[:, :3000]) - x[:, 3000:]
+
+
+def sum_of_half(x):
+    return jnp.sum(x[:, :3000], 1)
+
+
+def rows_picked(x, places):
+    return x[jnp.clip(places, 0, 2**16) + 1] * 2.0
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "moved"),
+    [(halves, [(3000, 6000)], 2), (sum_of_half, [(3000, 6000)], 0), (rows_picked, [(2**17, 64), (2**16,)], 2)],
+)
+def test_what_only_moves_elements_is_read_and_written_inside_elementwise_readers(function, shapes, moved):
+    dtypes = [jnp.float32, jnp.int32][: len(shapes)]
+    ex = Extraction(load(jax.make_jaxpr(function)(*map(jax.ShapeDtypeStruct, shapes, dtypes)), ["x", "places"][: len(shapes)]))
+    seq = region(ex)
+    fused = Memory(ex).fused(seq)
+    assert len(passed(ex.program, fused, seq.outs)) == moved
+
+
+def test_a_half_of_an_array_is_read_as_half_of_it():
+    ex = traced(halves, (3000, 6000))
+    moved = 3 * 3000 * 3000 * 4  # both halves are read, the result is written
+    seconds = timing(ex).seconds(region(ex), Memory(ex).full_extents(), {})
+    assert seconds == pytest.approx(moved / DEVICE.levels[-1][1], rel=0.05)

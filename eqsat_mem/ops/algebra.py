@@ -33,6 +33,18 @@ def _cubic(factor: float) -> Weight:
     return weight
 
 
+SQUARED, LINEAR = 100.0, 1000.0
+"""What LAPACK adds to the cubic cost of a factorisation: small matrices take much longer than their operations."""
+SOLVED, STARTED = 60.0, 200.0
+"""A triangular solve reads its matrix at so many additions for each element, and adds so many for each element of the right side."""
+
+
+def _cholesky_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """Calibrated on matrices of 4 to 2048 rows."""
+    *batch, n, _ = ins[0]
+    return math.prod(batch) * n * (0.7 * n * n + SQUARED * n + LINEAR)
+
+
 def _linalg(name: str) -> Text:
     """The function of ``lax.linalg`` that passes its arguments on, less what are its defaults."""
     defaults = {k: p.default for k, p in inspect.signature(getattr(lax.linalg, name)).parameters.items()}
@@ -77,7 +89,7 @@ def _solve_of_slices(params: Params, args: Sequence[str], ins: Shapes) -> str | 
 
 
 def _triangular_solve_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
-    return float(ins[0][-1] * math.prod(ins[1]))
+    return ins[0][-1] * math.prod(ins[1]) + SOLVED * math.prod(ins[0]) + STARTED * math.prod(ins[1])
 
 
 def _tridiagonal_solve(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
@@ -96,9 +108,18 @@ def _conv(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return groups
 
 
+MULTIPLIED, LAID_OUT, SCATTERED, TOGETHER = 0.8, 12.0, 50.0, 16
+"""A convolution contracts patches that its library lays out side by side first, for however few features: the costs of a product, and of
+an element of a patch, which is dearer where fewer features than the last figure stand together."""
+
+
 def _conv_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
-    out_features = params["dimension_numbers"][1][0]
-    return 2.0 * math.prod(outs[0]) * math.prod(n for a, n in enumerate(ins[1]) if a != out_features)
+    """Calibrated on one and two dimensions, 1 to 64 features in and 1 to 256 out."""
+    data, kernel, result = params["dimension_numbers"]
+    places = math.prod(outs[0]) / max(outs[0][result[1]], 1)
+    patch = ins[0][data[1]] * math.prod(ins[1][a] for a in kernel[2:])
+    products = math.prod(outs[0]) * math.prod(n for a, n in enumerate(ins[1]) if a != kernel[0])
+    return MULTIPLIED * products + places * patch * (LAID_OUT if ins[0][data[1]] >= TOGETHER else SCATTERED)
 
 
 def _conv_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
@@ -183,7 +204,7 @@ _COMBINATION = Selection(lambda params, rank: params["dimensions"][0], lambda pa
 
 
 ALGEBRA = [
-    BlockOp("cholesky", _leading(2), unchanged, _cubic(0.33), _cholesky_text),
+    BlockOp("cholesky", _leading(2), unchanged, _cholesky_weight, _cholesky_text),
     BlockOp("triangular_solve", _triangular_solve, unchanged, _triangular_solve_weight, _linalg("triangular_solve"), _solve_of_slices),
     BlockOp("lu", _leading(2), unchanged, _cubic(0.67), _linalg("lu")),
     BlockOp("qr", _leading(2), unchanged, _cubic(2), _linalg("qr")),

@@ -72,7 +72,8 @@ class BlockOp:
     ``helpers``; ``text_of_slices`` replaces it where operands are made of slices of larger arrays.
     ``scratch(in_shapes, out_shapes, params)`` is what it holds besides, in elements of its first operand. An operation that
     ``rereads`` its operands uses them in several kernels, each of which XLA may have compute them again; one that ``fuses`` has XLA
-    compute elementwise operands on the way. One with a ``selection`` folds an axis, as monoids do. ``shared`` lists the groups of bound
+    compute elementwise operands on the way. One that ``moves`` elements only is itself computed on the way to elementwise operations and to
+    others that do. One with a ``selection`` folds an axis, as monoids do. ``shared`` lists the groups of bound
     axes that are one index, as ``pointwise`` does those of others. One with a ``monoid`` combines by it what its first operand
     has somewhere with the elements that it writes there; the ``shared`` axes, whose elements meet, are folded if that operand is a number
     that does not count, were it combined once more. ``written_out(params, elements)`` is source of the result of an
@@ -88,6 +89,7 @@ class BlockOp:
     helpers: tuple[Callable[..., Any], ...] = ()
     rereads: bool = False
     fuses: bool = False
+    moves: bool = False
     scratch: Weight = no_scratch
     selection: Selection | None = None
     shared: Pointwise = nothing

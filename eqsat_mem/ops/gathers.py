@@ -99,7 +99,7 @@ def _numbers_text(cls: str, numbers: Any) -> str:
     return f"lax.{cls}(" + ", ".join(f"{k}={v}" for k, v in fields.items()) + ")"
 
 
-GATHERS = [BlockOp("gather", _gather, _resize_gather, _gather_weight, _gather_text)] + [
+GATHERS = [BlockOp("gather", _gather, _resize_gather, _gather_weight, _gather_text, moves=True)] + [
     BlockOp(name, _scatter, unchanged, _scatter_weight, _scatter_text(name.replace("-", "_")), shared=_meeting, monoid=monoid)
     for name, monoid in {
         "scatter": None,

@@ -121,15 +121,17 @@ def _ints(values: Sequence[Any]) -> str:
 
 
 SHAPING = [
-    BlockOp("slice", _slice, _resize_slice, written, _slice_text),
-    BlockOp("dynamic_slice", _dynamic_slice, _resize_dynamic_slice, written, _dynamic_slice_text),
+    BlockOp("slice", _slice, _resize_slice, written, _slice_text, moves=True),
+    BlockOp("dynamic_slice", _dynamic_slice, _resize_dynamic_slice, written, _dynamic_slice_text, moves=True),
     BlockOp("dynamic_update_slice", _dynamic_update_slice, unchanged, written, _dynamic_update_slice_text),
-    BlockOp("pad", _pad, unchanged, written, _pad_text),
-    BlockOp("concatenate", _concatenate, unchanged, written, lambda p, a, s: f"lax.concatenate([{', '.join(a)}], {p['dimension']})"),
+    BlockOp("pad", _pad, unchanged, written, _pad_text, moves=True),
+    BlockOp(
+        "concatenate", _concatenate, unchanged, written, lambda p, a, s: f"lax.concatenate([{', '.join(a)}], {p['dimension']})", moves=True
+    ),
     BlockOp("split", _split, unchanged, written, lambda p, a, s: f"lax.split({a[0]}, {_ints(p['sizes'])}, {p['axis']})"),
     BlockOp("stack", _stack, unchanged, written, lambda p, a, s: f"jnp.stack([{', '.join(a)}], {p['axis']})"),
     BlockOp("unstack", _unstack, unchanged, written, lambda p, a, s: f"jnp.unstack({a[0]}, axis={p['axis']})"),
-    BlockOp("rev", _rev, unchanged, written, lambda p, a, s: f"lax.rev({a[0]}, {_ints(p['dimensions'])})"),
+    BlockOp("rev", _rev, unchanged, written, lambda p, a, s: f"lax.rev({a[0]}, {_ints(p['dimensions'])})", moves=True),
     BlockOp("reshape", _reshape, _resize_reshape, _free, lambda p, a, s: f"lax.reshape({a[0]}, {_ints(p['new_sizes'])})"),
     BlockOp(
         "bitcast_convert_type",
