@@ -153,9 +153,10 @@ def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, S
 def few_plans(case: Case, seed: int) -> Iterator[tuple[str, Schedule]]:
     """A random loop tree of a random form of a program as it is written, and the same with values computed again: no e-graph."""
     rng = random.Random(seed)
-    program = load(case.jaxpr, case.names)
-    staged = [program, *forms(original(program, RULES))]
-    tree = random_schedule(original(staged[rng.randrange(len(staged))], RULES), rng)
+    written = original(load(case.jaxpr, case.names), RULES)
+    staged = [written.program, *forms(written)]
+    chosen = staged[rng.randrange(len(staged))]
+    tree = random_schedule(written if chosen is written.program else original(chosen, RULES), rng)
     yield "as written, random tree", tree
     recomputed = rematerialise(tree, int(rng.choice([0.3, 0.6, 0.9]) * tree.peak_bytes), TINY)
     if recomputed is not tree:

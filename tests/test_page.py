@@ -17,11 +17,17 @@ from eqsat_mem.__main__ import main
 from eqsat_mem.page import page
 from eqsat_mem.page.classes import plan_classes
 from eqsat_mem.page.programs import button, jaxpr_html, source_html
+from tests import test_explain
 from tests.test_cli import KERNEL, error_of
-from tests.test_explain import planned
 
 VOID = {"meta", "br"}
 NAMES = ["bound", "chain", "scan"]
+RULES = ("associativity", "distance", "simplify", "splitting")
+"""A page explains its plan, which takes a search for each rule that matched."""
+
+
+def planned(name):
+    return test_explain.planned(name, RULES)
 
 
 @cache
@@ -182,7 +188,8 @@ def test_the_command_writes_it(tmp_path, capsys):
     path = tmp_path / "kernel.py"
     path.write_text(KERNEL)
     output = tmp_path / "report.html"
-    command = ["report", f"{path}:matvec", "--args", f"{path}:make_args", "--limit", "2MiB", "-o"]
+    rules = ["--only", "distance", "--only", "splitting"]
+    command = ["report", f"{path}:matvec", "--args", f"{path}:make_args", "--limit", "2MiB", *rules, "-o"]
     assert main([*command, str(output)]) == 0
     assert capsys.readouterr().out.startswith(f"wrote {output} (")
     assert "kernel.py:8 (matvec)" in output.read_text(encoding="utf-8")
