@@ -201,9 +201,9 @@ class _Writer(Expressions):
 
     def outcome(self, t: int, carried: Mapping[int, str], loop: Loop, scope: Scope) -> Value:
         """A result of a loop, from what it has carried."""
-        term, name = self.program_ir.terms[t], carried[t]
-        if isinstance(term, Block) and t in loop.folds:
-            return self.result(term, name, scope)
+        name = carried[t]
+        if (block := self.selection(t, loop)) is not None:
+            return self.result(block, name, scope)
         exponential = t in loop.rescaled and self.ex.rescales[t].exponential
         if exponential and not any(self.ex.rescales[t].shift in holder.shifts for holder in scope.around()):
             level = self.level(t, {u: self.folded(u, carried[u]) for u in loop.folds}, loop, scope)
@@ -218,7 +218,7 @@ class _Writer(Expressions):
     def updated(self, carried: Mapping[int, str], loop: Loop, inner: Scope) -> dict[int, str]:
         """Results with those of a chunk; the lines that compute them."""
         for t, name in carried.items():
-            if not self.is_selection(t, loop):
+            if self.selection(t, loop) is None:
                 self.line(inner, f"{name} = {self.combined(t, name, loop, inner)}")
         return {}
 
@@ -226,7 +226,7 @@ class _Writer(Expressions):
         """Results with those of a chunk, under new names: what is rescaled reads levels before and after."""
         new: dict[int, str] = {}
         for t, name in carried.items():
-            if self.is_selection(t, loop):
+            if self.selection(t, loop) is not None:
                 continue
             if t not in loop.rescaled:
                 text = self.combined(t, name, loop, inner)
@@ -282,16 +282,17 @@ class _Writer(Expressions):
             return str(position)
         return f"jnp.minimum(start_{self.indices[scope.index]}, 0)" + (f" + {position}" if position else "")
 
-    def is_selection(self, t: int, loop: Loop) -> bool:
-        return t in loop.folds and isinstance(self.program_ir.terms[t], Block)
+    def selection(self, t: int, loop: Loop) -> Block | None:
+        """The operation that picks or writes elements chunk by chunk whose result ``t`` is, if it is one."""
+        term = self.program_ir.terms[t]
+        return term if t in loop.folds and isinstance(term, Block) else None
 
     def selections(self, names: Mapping[int, str], loop: Loop, inner: Scope) -> None:
         """What operations have picked or written for the chunks so far, combined with this one's: all results of a call at once."""
         calls: dict[Any, list[tuple[int, str, Block]]] = {}
         for t in loop.folds:
-            term = self.program_ir.terms[t]
-            if isinstance(term, Block):
-                calls.setdefault((id(term.call), term.args), []).append((t, names[t], term))
+            if (block := self.selection(t, loop)) is not None:
+                calls.setdefault((id(block.call), block.args), []).append((t, names[t], block))
         for group in calls.values():
             group.sort(key=lambda result: result[2].out)
             call = group[0][2].call
@@ -341,23 +342,27 @@ class _Writer(Expressions):
         return f"lax.dynamic_update_slice_in_dim({name}, {part.text}, start_{self.indices[loop.index]}, {axis})"
 
     def initial(self, t: int, loop: Loop, scope: Scope) -> str:
-        term = self.program_ir.terms[t]
-        if isinstance(term, Block) and t in loop.folds:
-            if not picks(term.call):
-                written = block_op(term.call.prim.name).monoid is not None
-                identity = self.program_ir.terms[term.args[0 if written else len(term.args) // 2 + term.out]]
-                assert isinstance(identity, Literal)
-                shape = tuple_text([self.product(axis, scope) for axis in term.call.out_axes[term.out]])
-                return f"jnp.full({shape}, {number(identity.value)}, {self.dtype(term.dtype)})"
-            axes, along = term.call.out_axes[term.out], selection_of(term.call).axis(term.call.params, len(term.call.in_axes[0]))
-            extents = ["0" if k == along else self.product(axis, scope) for k, axis in enumerate(axes)]
-            return f"jnp.zeros({tuple_text(extents)}, {self.dtype(term.dtype)})"
-        shape = self.shape(self.layout(t), scope)
+        """A result of a loop before the first chunk."""
+        if (block := self.selection(t, loop)) is not None:
+            return self.nothing_picked(block, scope)
+        term, shape = self.program_ir.terms[t], self.shape(self.layout(t), scope)
         if t in loop.stacks or isinstance(term, Dot):
             return f"jnp.zeros({shape}, {self.dtype(self.accumulator(t) if t in loop.folds else term.dtype)})"
         assert isinstance(term, Fold)
         identity = MONOIDS[term.monoid].identity(term.dtype)
         return f"jnp.full({shape}, {number(identity)}, {self.dtype(self.accumulator(t))})"
+
+    def nothing_picked(self, block: Block, scope: Scope) -> str:
+        """What an operation has picked from no element: an array without any; what it has written to: the identity everywhere."""
+        call, dtype = block.call, self.dtype(block.dtype)
+        extents = [self.product(axis, scope) for axis in call.out_axes[block.out]]
+        if picks(call):
+            extents[selection_of(call).axis(call.params, len(call.in_axes[0]))] = "0"
+            return f"jnp.zeros({tuple_text(extents)}, {dtype})"
+        written = block_op(call.prim.name).monoid is not None
+        identity = self.program_ir.terms[block.args[0 if written else len(block.args) // 2 + block.out]]
+        assert isinstance(identity, Literal)
+        return f"jnp.full({tuple_text(extents)}, {number(identity.value)}, {dtype})"
 
 
 def _unplanned(body: ClosedJaxpr, names: Sequence[str]) -> Schedule:
