@@ -71,18 +71,17 @@ def schedule(
     device: Device,
     tensor_size_threshold: int | None = None,
     tensor_split_size: int | None = None,
-    smallest: bool = True,
 ) -> Schedule:
     """The fastest schedule found whose peak is at most ``limit`` bytes; the smallest found where none fits.
 
-    Where none fits, a second search for the least memory makes sure of that, unless ``smallest`` is false.
+    Where none fits, a second search for the least memory makes sure of that.
 
     ``tensor_size_threshold`` restricts splitting to regions with a value of more bytes than that, and ``tensor_split_size`` bounds the
     bytes of each value inside a loop (the paper's two knobs).
     """
     search = Search(ex, limit, device, tensor_size_threshold, tensor_split_size)
     best = fastest(search)
-    if smallest and not best.fits(limit):
+    if not best.fits(limit):
         best = min(best, fastest(search.within(0)), key=lambda s: s.peak_bytes)  # it does not stop at what almost fits
     return best
 
