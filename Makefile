@@ -11,9 +11,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(READY)
 	$(BIN)/python -m eqsat_mem demo $(ARGS)
 
-# Machine code is not optimised: compiling takes half the time, and buffers and fusions are the same.
 test: $(READY)
-	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 repro: $(READY)
 	@$(BIN)/python -c 'import faiss, h5py, matplotlib, pykeops, scipy, sklearn, tqdm' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[repro]'

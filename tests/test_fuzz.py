@@ -24,7 +24,15 @@ def double_precision() -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("unoptimised")
+@pytest.fixture
+def single_operations() -> Iterator[None]:
+    """Programs that run equation by equation compile single operations, which need no optimising."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.usefixtures("single_operations")
 @pytest.mark.parametrize("block", range(BLOCKS))
 @pytest.mark.filterwarnings("ignore")  # random programs warn of casts and overflows of their own
 def test_plans_of_random_programs_compute_the_same(block):
@@ -32,7 +40,7 @@ def test_plans_of_random_programs_compute_the_same(block):
         assert (found := failure(seed, thorough=False)) is None, found
 
 
-@pytest.mark.usefixtures("unoptimised")
+@pytest.mark.usefixtures("single_operations")
 @pytest.mark.parametrize("block", range(8))
 @pytest.mark.filterwarnings("ignore")
 def test_hundreds_of_programs_their_gradients_and_their_batched_forms(block):
@@ -40,7 +48,6 @@ def test_hundreds_of_programs_their_gradients_and_their_batched_forms(block):
         assert (found := failure(seed, few=True)) is None, found
 
 
-@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_plans_compute_the_same(seed):
@@ -50,7 +57,7 @@ def test_compiled_plans_compute_the_same(seed):
             check_plan(known, made, jit=True)
 
 
-@pytest.mark.usefixtures("unoptimised")
+@pytest.mark.usefixtures("single_operations")
 @pytest.mark.parametrize("seed", range(204, 212))
 @pytest.mark.filterwarnings("ignore")
 def test_loop_trees_mean_the_program_and_hold_what_is_predicted(seed):

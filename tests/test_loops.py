@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.experimental import io_callback
 
 from eqsat_mem.emit import emit
@@ -107,7 +106,6 @@ def test_kept_slices_that_no_later_loop_reads_are_not_stacked():
     assert [ex.program.terms[t].op for t in first.stacks] == ["exp"]
 
 
-@pytest.mark.usefixtures("optimised")
 def test_a_value_that_is_compared_with_its_own_maximum_is_not_rounded_twice():
     """A loop over the searched axis may not compute products again: no chunk need find its maximum in them."""
     ex, found = along(lambda a, b: jnp.argmax(a @ b.T, 1), 29, (5, 12), (29, 12))

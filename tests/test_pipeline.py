@@ -98,7 +98,6 @@ def test_positions_of_minima_lie_within_the_searched_axis(queries, points, width
 # --- what is left alone --------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("optimised")
 def test_a_program_that_fits_and_gains_nothing_is_returned_bit_for_bit():
     args = arguments([(40, 3), (30, 3), (30, 2)])
     plan = optimize(kernel_vector, memory_limit="1GiB").plan(*args)
@@ -106,7 +105,6 @@ def test_a_program_that_fits_and_gains_nothing_is_returned_bit_for_bit():
     np.testing.assert_array_equal(jax.jit(plan.function)(*args)[0], jax.jit(kernel_vector)(*args))
 
 
-@pytest.mark.usefixtures("optimised")
 def test_bitwise_plans_give_the_same_bits():
     fun = lambda x, y: jnp.max(jnp.exp(-jnp.abs(x[:, None] - y)), 1)  # noqa: E731
     args = arguments([(3000,), (2000,)])

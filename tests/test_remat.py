@@ -191,7 +191,6 @@ def test_optimize_computes_again_where_loops_take_longer():
     same(plan.function(*args), flat(*args))
 
 
-@pytest.mark.usefixtures("optimised")
 def test_values_that_are_compared_with_what_was_selected_from_them_are_left_alone():
     def selected(x):
         y = jnp.fft.irfft(jnp.fft.rfft(x))

@@ -171,7 +171,6 @@ def test_the_derivative_of_an_optimised_scan_keeps_to_its_limit():
     np.testing.assert_allclose(jax.grad(optimized)(*args), jax.grad(loss)(*args), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.usefixtures("optimised")
 def test_what_is_computed_again_has_the_same_bits():
     """The gradient with respect to the first carry uses nothing but values of single steps."""
     args = arguments("gradient")
