@@ -167,8 +167,9 @@ def _fastest(
         knobs = options.tensor_size_threshold, options.tensor_split_size
         searches = sorted((Search(c, limit, device, *knobs) for c in candidates), key=lambda search: search.straight.seconds)
         best = _best(searches, scheduler)
-        if not best.fits(limit):  # the least memory counts only where none fits
-            best = min(best, _best([search.within(0) for search in searches], scheduler), key=lambda s: s.peak_bytes)
+        if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
+            closest = next(search for search in searches if search.ex is best.ex)
+            best = min(best, _best([closest.within(0)], scheduler), key=lambda s: s.peak_bytes)
         for s in [best, *(search.straight for search in searches)]:
             useful = limit if best.fits(limit) else best.peak_bytes - 1
             if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and least_bytes(s, device) <= useful:

@@ -18,7 +18,7 @@ from eqsat_mem.extract import as_written, extract, node_costs, priced
 from eqsat_mem.ladders import FEW_LOOPS, tied
 from eqsat_mem.loops import MOST_AGAIN, Phases, region, split
 from eqsat_mem.memory import Memory
-from eqsat_mem.pipeline import plan
+from eqsat_mem.pipeline import _again, plan
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import saturate
 from eqsat_mem.schedule import LARGE_PROGRAM, MOST_STEPS, Search, fastest
@@ -84,6 +84,19 @@ def test_no_garbage_is_looked_for_while_planning(monkeypatch):
     finally:
         gc.enable()
     assert meanwhile == [False, False]
+
+
+def test_the_least_memory_is_looked_for_in_one_program_only():
+    limits = []
+
+    def scheduler(search, rival=None):
+        limits.append(search.limit)
+        return fastest(search, rival)
+
+    smallest = _again(loaded(training_step(2)), Options(memory_limit=1), cpu(), 1, scheduler=scheduler)
+    assert smallest.peak_bytes > 1
+    assert limits.count(1) > 1
+    assert limits.count(0) == 1
 
 
 def test_long_kernels_are_written_whatever_their_length():
