@@ -123,8 +123,6 @@ FUNCTION = 16
 """The weight from which on an operation is such a function: a polynomial, where a root is one instruction."""
 SHORT = 32
 """A reduction over fewer elements than this does not fill vector registers along its axis."""
-NARROW = 16
-"""Nor do sums of rows shorter than this, which are added one to another: four elements together cost as much as such a reduction's one."""
 
 
 def spread_weight(program: Program, members: Iterable[int]) -> float:
@@ -148,7 +146,8 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Devic
             return out * width * (weight if spread is None or weight > 1 else weight * spread) / device.elements
         case Fold():
             count = _product(extents, program.free[term.arg] & term.over)
-            weight = _fold_weight(program, term, extents, device) if spread is None else spread
+            weight = device.short_reduce_weight if count < SHORT else device.reduce_weight
+            weight = weight if spread is None else spread
             return out * count * width * weight / device.elements
         case Dot():
             return dot_s(program, term, extents, device)
@@ -157,17 +156,6 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Devic
             outs = [_shape(extents, axes) for axes in term.call.out_axes]
             return block_weight(term.call, ins, outs) * width * (1.0 if spread is None else spread) / device.elements
     return 0.0
-
-
-def _fold_weight(program: Program, term: Fold, extents: Sequence[int], device: Device) -> float:
-    """The cost of folding one element: more where neither what is folded nor what is kept fills vector registers."""
-    free = program.free[term.arg]
-    folded = free & term.over
-    rest = free >> folded.bit_length() << folded.bit_length()  # what stands behind it
-    if _product(extents, folded) < SHORT:
-        return device.short_reduce_weight
-    row = _product(extents, rest)
-    return device.reduce_weight if row == 1 or row >= NARROW else max(device.reduce_weight, device.short_reduce_weight * 4 / row)
 
 
 def _weight(term: Map) -> float:
