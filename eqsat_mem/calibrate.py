@@ -26,7 +26,7 @@ SMALL_KERNELS = 8
 def measure(report: Callable[[str], None] = lambda field: None, shortest_s: float = SHORTEST_S) -> Device:
     """The profile of the default device. ``report`` is told which field is measured next; all take some seconds together.
 
-    Numbers are float32. ``matrix_cores`` and ``library_folds`` are those of the built-in profile, as are the capacities of caches
+    Numbers are float32. ``matrix_cores`` and ``folds`` are those of the built-in profile, as are the capacities of caches
     and the size of an allocation that is new memory.
     """
     device = device_for(jax.default_backend())

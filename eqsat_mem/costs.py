@@ -9,11 +9,27 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, bits, children, itemsize
 from eqsat_mem.ops import block_weight, map_row
+
+
+class Folds(StrEnum):
+    """How a device folds what is computed elementwise: with all that makes it, or in a kernel library, as XLA:CPU does.
+
+    The library computes the operations that it knows while it folds, or none and folds arrays: that depends on the version of XLA.
+    """
+
+    FUSED = "fused"
+    LIBRARY = "library"
+    ARRAYS = "arrays"
+
+    @property
+    def by_library(self) -> bool:
+        return self is not Folds.FUSED
 
 
 @dataclass(frozen=True)
@@ -25,7 +41,7 @@ class Device:
     ``short_reduce_weight`` that along an axis too short for vector registers. The rows of a
     contraction are dealt to ``matrix_cores``. An allocation of ``reused_bytes`` or more is new memory in every run, which the system
     hands out, and clears, at ``fresh_rate`` bytes per second; a smaller one is what the run before has left.
-    ``library_folds``: see :mod:`eqsat_mem.fusion`.
+    ``folds``: see :class:`Folds`.
     """
 
     name: str
@@ -39,7 +55,7 @@ class Device:
     matrix_cores: int
     reused_bytes: float
     fresh_rate: float
-    library_folds: bool
+    folds: Folds
 
     def level(self, working_set: float) -> int:
         """The first level of the memory that holds so many bytes, or the last."""
@@ -88,7 +104,7 @@ def cpu() -> Device:
         matrix_cores=cores,
         reused_bytes=32 * 2**20,
         fresh_rate=4e9,
-        library_folds=True,
+        folds=Folds.LIBRARY,
     )
 
 
@@ -106,7 +122,7 @@ def gpu() -> Device:
         matrix_cores=64,
         reused_bytes=80 * 2**30,
         fresh_rate=2e12,
-        library_folds=False,
+        folds=Folds.FUSED,
     )
 
 
@@ -181,7 +197,7 @@ def dot_s(program: Program, term: Dot, extents: Sequence[int], device: Device) -
     vector = work / 2 * (1 + device.reduce_weight) / device.elements
     if m == n == 1:  # no matrix: XLA multiplies elementwise, having copied an operand into the layout of the other
         return 2 * vector
-    packing = batch * k * n * itemsize(term.dtype) / device.levels[-1][1] if device.library_folds else 0.0
+    packing = batch * k * n * itemsize(term.dtype) / device.levels[-1][1] if device.folds.by_library else 0.0
     return min(work / (device.flops * max(fill * busy, 1e-3)) + packing, vector)
 
 

@@ -208,7 +208,7 @@ def _needed(searches: _Searches, fired: Sequence[str]) -> list[NeededRule]:
 
 
 def _effects(s: Schedule, device: Device) -> list[LoopEffect]:
-    memory = Memory(s.ex, device.library_folds)
+    memory = Memory(s.ex, device.folds)
     timing = Timing(memory, device)
     effects = []
     for loop, summary in zip(loops(s.seq), loop_summaries(s), strict=True):

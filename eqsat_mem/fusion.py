@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
+from eqsat_mem.costs import Folds
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, bits, children
 from eqsat_mem.loops import has_effects, operands
@@ -65,8 +66,8 @@ class Fused:
         return {t: p for p, operands in enumerate(self.operands) for t in operands}
 
 
-def fuse(ex: Extraction, seq: Seq, library_folds: bool = True, as_run: bool = True) -> Fused:
-    """Group the terms of one region into kernels. ``library_folds`` is how XLA:CPU folds: in a library that knows some operations.
+def fuse(ex: Extraction, seq: Seq, folds: Folds = Folds.LIBRARY, as_run: bool = True) -> Fused:
+    """Group the terms of one region into kernels, as a device does that folds so.
 
     The kernels come in the order in which XLA:CPU runs them unless they are to stay in the region's own.
     """
@@ -82,7 +83,7 @@ def fuse(ex: Extraction, seq: Seq, library_folds: bool = True, as_run: bool = Tr
         for c in set(operands(program, s)) & inside:
             users[c].append(s)
         escapes |= {term.arg for c in children(program.terms[s]) if isinstance(term := program.terms[c], Rename)}  # views are of arrays
-    virtual = _virtual(ex, [t for t in terms if t not in escapes], users, library_folds)
+    virtual = _virtual(ex, [t for t in terms if t not in escapes], users, folds)
     kept: list[int | Loop | Seq] = []
     read: list[frozenset[int]] = []
     members: list[tuple[int, ...]] = []
@@ -95,7 +96,7 @@ def fuse(ex: Extraction, seq: Seq, library_folds: bool = True, as_run: bool = Tr
             if _rereads(program.terms[s]):  # what makes its operands is computed in its kernels once more
                 own = own.union(*(r for k, r in zip(kept, read, strict=True) if k in own and isinstance(k, int)))
             elif (
-                library_folds and as_run and isinstance(program.terms[s], Map)
+                folds.by_library and as_run and isinstance(program.terms[s], Map)
             ):  # XLA:CPU rather computes what is cheap again than reads it
                 again = [k for k, t in enumerate(kept) if t in own and members[k] and all(_cheap(program, u) for u in members[k])]
                 own = own.difference(kept[k] for k in again).union(*(read[k] for k in again))
@@ -106,7 +107,7 @@ def fuse(ex: Extraction, seq: Seq, library_folds: bool = True, as_run: bool = Tr
             members.append(())
         kept.append(s)
     kernels = Fused(tuple(kept), tuple(read), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)), _spread(ex, members))
-    return _as_run(ex, replace(kernels, streamed=_streamed(ex, kernels, escapes))) if library_folds and as_run else kernels
+    return _as_run(ex, replace(kernels, streamed=_streamed(ex, kernels, escapes))) if folds.by_library and as_run else kernels
 
 
 def _spread(ex: Extraction, kernels: Iterable[tuple[int, ...]]) -> frozenset[int]:
@@ -310,7 +311,7 @@ def _rereads(term: Term) -> bool:
     return isinstance(term, Block) and block_op(term.call.prim.name).rereads
 
 
-def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], library_folds: bool) -> set[int]:
+def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], style: Folds) -> set[int]:
     """The terms that are computed on the way to others.
 
     An elementwise value with several users is computed in each of them if it is cheap, unless one of them ends in a fold: XLA:CPU hands
@@ -321,13 +322,13 @@ def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], libr
     again = {t for t in terms if any(_rereads(ex.program.terms[u]) for u in users[t])}
     for t in reversed(terms):
         into = frozenset().union(*(ends.get(u, frozenset([u])) for u in users[t]))
-        if _computed_on_the_way(ex, t, users[t], into, again, library_folds):
+        if _computed_on_the_way(ex, t, users[t], into, again, style):
             virtual.add(t)
             ends[t] = into
     return virtual
 
 
-def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozenset[int], again: set[int], library_folds: bool) -> bool:
+def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozenset[int], again: set[int], style: Folds) -> bool:
     """Is ``t`` not held? ``ends`` are the kernels that it is computed in if so, ``again`` those that are computed more than once."""
     program, term = ex.program, ex.program.terms[t]
     if not users:
@@ -341,12 +342,12 @@ def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozens
     alone = len(ends) == 1 and not (len(users) > 1 and isinstance(term, Fold))
     folds = [e for e in ends if isinstance(program.terms[e], Fold) and not ex.unrolls.get(e)]
     match term:
-        case Map() if library_folds and folds:
-            return alone and _in_library(program, term, program.terms[folds[0]])
+        case Map() if style.by_library and folds:
+            return style is Folds.LIBRARY and alone and _in_library(program, term, program.terms[folds[0]])
         case Map():
             return alone or _cheap(program, t)
         case Fold():
-            return alone and (bool(ex.unrolls.get(t)) or (not library_folds and program.extent(term.over) <= SMALL_FOLD))
+            return alone and (bool(ex.unrolls.get(t)) or (style is Folds.FUSED and program.extent(term.over) <= SMALL_FOLD))
     return False
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
+from eqsat_mem.costs import Folds
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Copy, Fused, fuse, is_narrow
 from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, bits, children, itemsize
@@ -97,7 +98,7 @@ class Memory:
     """Peaks of regions of one program, each computed once per combination of extents."""
 
     ex: Extraction
-    library_folds: bool = True
+    folds: Folds = Folds.LIBRARY
     streams: bool = False
     """Whether values that the kernel library passes on row by row count as not held. It does so for large ones only: others must count."""
     as_run: bool = True
@@ -120,7 +121,7 @@ class Memory:
     def _width(self, t: int, contracted: bool) -> int:
         """Bytes of an element. XLA:CPU computes bfloat16 in float32, contracts all narrow numbers in it, and keeps what it computes so."""
         term = self.ex.program.terms[t]
-        narrow = self.library_folds and is_narrow(self.ex.program, t) and not is_leaf(term)
+        narrow = self.folds.by_library and is_narrow(self.ex.program, t) and not is_leaf(term)
         return 4 if narrow and (isinstance(term, Dot) or contracted or str(term.dtype) == "bfloat16") else itemsize(term.dtype)
 
     def stored(self, t: int, extents: Extents) -> int:
@@ -156,7 +157,7 @@ class Memory:
         if known is None:
             alike = seq.steps, seq.outs
             if alike not in self._fused_alike:
-                self._fused_alike[alike] = fuse(self.ex, seq, self.library_folds, self.as_run)
+                self._fused_alike[alike] = fuse(self.ex, seq, self.folds, self.as_run)
             known = self._fused[seq] = self._fused_alike[alike]
         return known
 
@@ -281,7 +282,7 @@ class Memory:
 
     def beside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> int:
         """What a remainder holds beside the only whole chunk: there is no loop then, and XLA:CPU runs both at once."""
-        if isinstance(step, Seq) or not self.library_folds:
+        if isinstance(step, Seq) or not self.folds.by_library:
             return 0
         whole, rest = divmod(extents[step.index], chunks[step])
         return self.peak(step.body, extents.with_extent(step.index, rest), chunks).nbytes if whole == 1 and rest else 0
@@ -320,7 +321,7 @@ class Memory:
 
     def is_stripped(self, t: int, extents: Extents) -> bool:
         """Is a value an array of fewer axes than others of its indices? XLA contracts without axes of extent one."""
-        return self.library_folds and isinstance(self.ex.program.terms[t], Dot) and any(extents[i] == 1 for i in self._layouts[t])
+        return self.folds.by_library and isinstance(self.ex.program.terms[t], Dot) and any(extents[i] == 1 for i in self._layouts[t])
 
     def _copied_reads(self, step: int, members: tuple[int, ...]) -> Iterable[int]:
         """What a contraction, a block operation or a fold by the kernel library reads: not in place, if these are slices."""
@@ -332,7 +333,7 @@ class Memory:
 
     def _by_library(self, step: int) -> bool:
         """Is a term folded by XLA:CPU's kernel library?"""
-        return self.library_folds and isinstance(self.ex.program.terms[step], Fold) and not self.ex.unrolls.get(step)
+        return self.folds.by_library and isinstance(self.ex.program.terms[step], Fold) and not self.ex.unrolls.get(step)
 
     def _partial_folds(self, step: int, extents: Extents) -> int:
         """Bytes of partial results where the library folds the leading axes: one row of results for every few rows of the operand."""

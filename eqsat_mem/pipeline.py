@@ -16,7 +16,7 @@ from eqsat_mem.absorbed import absorbed
 from eqsat_mem.chains import reordered
 from eqsat_mem.config import Options, resolve_limit
 from eqsat_mem.control import aval_bytes, has_plans, plan_bodies
-from eqsat_mem.costs import Device, term_seconds
+from eqsat_mem.costs import Device, Folds, term_seconds
 from eqsat_mem.emit import Emitted, emit
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Compiled, Ended, Extracted, Loaded, Searched, StageBegan, StageEnded, tell
@@ -48,8 +48,8 @@ RETRIES = 6
 """How often the limit is tightened because the compiled program holds more than was predicted."""
 
 
-def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str = "program") -> Plan:
-    """The fastest program found that computes ``jaxpr`` within the limit.
+def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str = "program", device: Device | None = None) -> Plan:
+    """The fastest program found that computes ``jaxpr`` within the limit, on the device in use unless another is given.
 
     Raises:
         MemoryLimitError: if no plan fits; it names the tensors of the smallest plan found.
@@ -59,7 +59,7 @@ def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: s
     made = None
     try:
         with _without_collections():
-            made = _plan(jaxpr, options, arg_names, name, limit)
+            made = _plan(jaxpr, options, arg_names, name, limit, device or device_in_use())
     finally:
         tell(Ended(name, made))
     return made
@@ -77,14 +77,13 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str, limit: int) -> Plan:
+def _plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str, limit: int, device: Device) -> Plan:
     clock = _Clock()
-    device = device_in_use()
     with clock("trace"):
         loaded = load(jaxpr, arg_names)
         tell(Loaded(loaded))
-    find = partial(_fastest_form, _Forms(loaded, options), options, device, clock)
-    best, before, fired = find(limit)
+    find = partial(_fastest_form, _Forms(loaded, options), options, clock)
+    best, before, fired = find(device, limit)
     with clock("emit and verify"):
         asked_for_loops = best.chunks and (options.tensor_size_threshold is not None or options.tensor_split_size is not None)
         if best.fits(limit):
@@ -92,14 +91,14 @@ def _plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: 
             may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
         else:  # whatever is predicted of the program as written: XLA is asked before there is an error
             may_stay = options.verify or before.fits(limit)
-        keep = partial(_keep, jaxpr, loaded, before, limit, options, name)
+        keep = partial(_keep, jaxpr, loaded, before, device, limit, options, name)
         kept = keep() if may_stay else None
-        chosen = kept or _emit_within(find, best, jaxpr, limit, options, name)
-        if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(chosen, device) > GAIN * before.seconds:
+        chosen = kept or _emit_within(find, best, device, jaxpr, limit, options, name)
+        if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(chosen) > GAIN * before.seconds:
             kept = keep()
             chosen = kept or chosen
-    again = partial(_again, loaded, options, device, chosen.target)
-    record = Record(before, device, chosen.target, again, options, jaxpr, tuple(arg_names), loaded, chosen.code.names)
+    again = partial(_again, loaded, options, chosen.device, chosen.target)
+    record = Record(before, chosen.device, chosen.target, again, options, jaxpr, tuple(arg_names), loaded, chosen.code.names)
     return _report(chosen, before, limit, clock, name, () if kept is not None else fired, kept is not None, record)
 
 
@@ -121,12 +120,12 @@ class _Forms:
 
 
 def _fastest_form(
-    programs: _Forms, options: Options, device: Device, clock: _Clock, limit: int, scheduler: Scheduler = fastest
+    programs: _Forms, options: Options, clock: _Clock, device: Device, limit: int, scheduler: Scheduler = fastest
 ) -> tuple[Schedule, Schedule, tuple[str, ...]]:
     """The fastest schedule of the first form that fits (else the smallest of all), the program as written, and the rules that fired."""
     found = []
     for program in programs:
-        found.append(_fastest(program, options, device, clock, limit, scheduler))
+        found.append(_fastest(program, options, clock, device, limit, scheduler))
         if found[-1][0].fits(limit):
             break
     best, _, fired = min(found, key=lambda f: _order(f[0], limit))
@@ -143,15 +142,15 @@ def _again(
 ) -> Schedule:
     """The best schedule that the same search finds without some rules; it stops for other reasons than the clock."""
     patient = replace(options, max_seconds=PATIENCE_S, without_rules=(*options.without_rules, *sorted(without)))
-    return _fastest_form(_Forms(loaded, patient), patient, device, _Clock(), limit, scheduler)[0]
+    return _fastest_form(_Forms(loaded, patient), patient, _Clock(), device, limit, scheduler)[0]
 
 
 def _fastest(
-    loaded: Program, options: Options, device: Device, clock: _Clock, limit: int, scheduler: Scheduler
+    loaded: Program, options: Options, clock: _Clock, device: Device, limit: int, scheduler: Scheduler
 ) -> tuple[Schedule, Schedule, tuple[str, ...]]:
     """The fastest schedule found that fits (else the smallest), the program as written, and the rules that fired."""
     with clock("bodies"):
-        program, saved = plan_bodies(loaded, limit, partial(_plan_body, options))
+        program, saved = plan_bodies(loaded, limit, partial(_plan_body, options, device))
     with clock("saturate"):
         rules = _rules(options)
         view = saturate(program, rules, Limits(options.max_rows, options.max_iterations, options.max_seconds))
@@ -193,11 +192,11 @@ def _rules(options: Options) -> RuleSet:
     return load_rules(options.rules, options.accuracy, options.only_rules, options.without_rules, options.operations)
 
 
-def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
+def _plan_body(options: Options, device: Device, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
     """The body of a loop or branch planned under ``limit``: its schedule, and what it holds besides arguments, planned and as written."""
     names = [f"x{k}" for k in range(len(body.in_avals))]
     try:
-        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body")
+        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body", device)
     except MemoryLimitError as error:
         held = max(error.smallest_bytes - aval_bytes(body.in_avals), 0)
         return None, held, held
@@ -207,11 +206,12 @@ def _plan_body(options: Options, body: ClosedJaxpr, limit: int) -> tuple[Schedul
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A schedule as code, what XLA holds for it (None: not compiled), and the limit that it was searched for."""
+    """A schedule as code, what XLA holds for it (None: not compiled), and the device and limit that it was searched for."""
 
     schedule: Schedule
     code: Emitted
     compiled_bytes: int | None
+    device: Device
     target: int
 
 
@@ -220,7 +220,7 @@ def _distinct(candidates: Sequence[Extraction]) -> list[Extraction]:
     return list({str(c.program): c for c in reversed(candidates)}.values())[::-1]
 
 
-def _keep(jaxpr: ClosedJaxpr, loaded: Program, before: Schedule, limit: int, options: Options, name: str) -> _Chosen | None:
+def _keep(jaxpr: ClosedJaxpr, loaded: Program, before: Schedule, device: Device, limit: int, options: Options, name: str) -> _Chosen | None:
     """The program as it was, if it holds no more than the limit once compiled; its source is the same written out."""
     if not options.verify and has_plans(before.ex.program):
         return None  # it was predicted to fit with the plans of its loops' bodies
@@ -233,32 +233,50 @@ def _keep(jaxpr: ClosedJaxpr, loaded: Program, before: Schedule, limit: int, opt
     ex = Extraction(loaded)
     code = emit(Schedule(ex, region(ex), {}, 0, 0.0), name)
     source = f"# {name} runs as it was written; this is the same, written out.\n{code.source}"
-    return _Chosen(before, Emitted(source, lambda *args: tuple(function(*args)), code.namespace, code.names), held, limit)
+    return _Chosen(before, Emitted(source, lambda *args: tuple(function(*args)), code.namespace, code.names), held, device, limit)
 
 
-def _as_held(chosen: _Chosen, device: Device) -> float:
+def _as_held(chosen: _Chosen) -> float:
     """The predicted seconds of a plan, with those that new memory takes if XLA holds so much more than was predicted that it is new."""
     s = chosen.schedule
     fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
-    predicted, held = (device.fresh_s(total - fixed) for total in (s.peak_bytes, chosen.compiled_bytes or s.peak_bytes))
+    predicted, held = (chosen.device.fresh_s(total - fixed) for total in (s.peak_bytes, chosen.compiled_bytes or s.peak_bytes))
     return s.seconds + max(held - predicted, 0.0)
 
 
-def _emit_within(find: Any, best: Schedule, jaxpr: ClosedJaxpr, limit: int, options: Options, name: str) -> _Chosen:
+def _emit_within(find: Any, best: Schedule, device: Device, jaxpr: ClosedJaxpr, limit: int, options: Options, name: str) -> _Chosen:
+    """What holds no more than the limit once compiled.
+
+    Where no prediction is low enough, XLA holds what was to be computed on the way to folds: the search begins again without that.
+    """
+    devices = [device]
+    if device.folds is Folds.LIBRARY and best.fits(limit):
+        devices.append(replace(device, folds=Folds.ARRAYS))
+    errors: list[MemoryLimitError] = []
+    for used in devices:
+        try:
+            return _verified(partial(find, used), None if errors else best, used, jaxpr, limit, options, name)
+        except MemoryLimitError as error:
+            errors.append(error)
+    raise min(errors, key=lambda error: error.smallest_bytes)
+
+
+def _verified(find: Any, best: Schedule | None, device: Device, jaxpr: ClosedJaxpr, limit: int, options: Options, name: str) -> _Chosen:
     """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
 
     Where nothing fits the next target, it was too low a guess: the one after is halfway back to the last program that was compiled.
     """
+    best = best or find(limit)[0]
     target, smallest, above = limit, None, 0
     for _ in range(RETRIES):
         if best.fits(target):
             code = emit(best, name)
             if not options.verify:
-                return _Chosen(best, code, None, target)
+                return _Chosen(best, code, None, device, target)
             held = compiled_peak(code.function, jaxpr.in_avals, optimise=False)[0]
             tell(Compiled(held, best.peak_bytes, limit))
             if held <= limit:
-                return _Chosen(best, code, held, target)
+                return _Chosen(best, code, held, device, target)
             smallest = min(smallest or held, held)
             target, above = _tighter(best, held, limit), best.peak_bytes
         elif best.peak_bytes < above:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import jax
 
-from eqsat_mem.costs import Device, device_for
+from eqsat_mem.costs import Device, Folds, device_for
 from eqsat_mem.errors import OptionError
 
 VARIABLE = "EQSAT_MEM_PROFILES"
@@ -77,10 +77,10 @@ def kept(path: Path) -> Device | None:
         if set(values) != {f.name for f in fields(Device)}:
             return None
         levels = tuple((math.inf if size is None else float(size), float(rate)) for size, rate in values["levels"])
-        numbers = [n for name, n in values.items() if name not in ("name", "levels", "library_folds")]
+        numbers = [n for name, n in values.items() if name not in ("name", "levels", "folds")]
         if not levels or not all(n > 0 for n in (*numbers, *(rate for _, rate in levels))):
             raise ValueError("a rate is not above zero")
-        return Device(**values | {"levels": levels})
+        return Device(**values | {"levels": levels, "folds": Folds(values["folds"])})
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise OptionError(
             f"the device profile {path} cannot be read ({error}): run eqsat-mem calibrate, or eqsat-mem calibrate --reset."

@@ -74,7 +74,7 @@ def least_bytes(s: Schedule, device: Device) -> int:
 
 def _written(s: Schedule, device: Device) -> Memory:
     """What is held if kernels run as they are written, of which moves change one at a time; what comes of that is judged as it runs."""
-    return Memory(s.ex, device.library_folds, as_run=False)
+    return Memory(s.ex, device.folds, as_run=False)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _apply(s: Schedule, before: Memory, move: Move, moved: frozenset[int], devic
     new = _Rebuilt(s, before, move, moved)
     if not new.rescaled <= new.ex.rescales.keys():
         return None
-    memory = Memory(new.ex, device.library_folds)
+    memory = Memory(new.ex, device.folds)
     total = memory.total(new.seq, new.chunks)
     return Schedule(new.ex, new.seq, new.chunks, total, Timing(memory, device).total(new.seq, new.chunks)), frozenset(new.moved)
 

@@ -142,7 +142,7 @@ class Search:
     """What another search has found out about the same program."""
 
     def __post_init__(self) -> None:
-        self.timing = self.known or Timing(Memory(self.ex, self.device.library_folds), self.device)
+        self.timing = self.known or Timing(Memory(self.ex, self.device.folds), self.device)
         self.memory = self.timing.memory
         self.full = self.memory.full_extents()
 

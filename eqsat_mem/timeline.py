@@ -48,7 +48,7 @@ def timeline(s: Schedule, device: Device) -> list[Point]:
     A loop's results are there, whole, from its first step on. What a program holds as written inside the body of a ``scan`` that is planned
     is not known step by step, and stands at the largest point.
     """
-    memory = Memory(s.ex, device.library_folds)
+    memory = Memory(s.ex, device.folds)
     extents = memory.full_extents()
     fixed = memory.total(s.seq, s.chunks) - memory.peak(s.seq, extents, s.chunks).nbytes
     points = [Point("arguments", "", fixed), *_points(s, memory, s.seq, extents, _Outside(fixed))]

@@ -140,18 +140,18 @@ class Timing:
             most = self.memory.size(step, extents) if moves(term) else math.inf
             moved = made / bandwidth + sum(self._reading(t, t in inside, extents, level, most) for t in operands - passed)
             yield max(work, moved) + self.device.kernel_s + (self._dealing(step, extents) if isinstance(term, Dot) else 0.0)
-            if isinstance(term, Dot) and not whole and self.device.library_folds:
+            if isinstance(term, Dot) and not whole and self.device.folds.by_library:
                 yield self.device.fresh_s(SCRATCH * self.memory.size(step, extents))
 
     def _dealing(self, dot: int, extents: Extents) -> float:
         """Seconds to deal a contraction to the cores."""
         results = math.prod(extents[i] for i in bits(self.memory.ex.program.free[dot]))
-        return DEAL_S if results > DEALT and self.device.library_folds and self.device.matrix_cores > 1 else 0.0
+        return DEAL_S if results > DEALT and self.device.folds.by_library and self.device.matrix_cores > 1 else 0.0
 
     def _runs_alone(self, step: int, seq: Seq) -> bool:
         """Is an elementwise result computed where its loop stacks it? XLA:CPU has one core do that."""
         elementwise = isinstance(self.memory.ex.program.terms[step], Map) or bool(self.memory.ex.unrolls.get(step))
-        return self.device.library_folds and elementwise and step in self._stacked.get(seq, ())
+        return self.device.folds.by_library and elementwise and step in self._stacked.get(seq, ())
 
     def _reading(self, t: int, inside: bool, extents: Extents, level: int, most: float) -> float:
         """Seconds to read a value, or ``most`` bytes of it: a slice of something outside comes from where the whole of it fits."""

@@ -111,7 +111,7 @@ def _chunk(extent: int, rng: random.Random) -> int:
 
 def random_schedule(ex: Extraction, rng: random.Random) -> Schedule:
     seq, chunks = random_tree(ex, rng)
-    memory = Memory(ex, TINY.library_folds)
+    memory = Memory(ex, TINY.folds)
     return Schedule(ex, seq, chunks, memory.total(seq, chunks), Timing(memory, TINY).total(seq, chunks))
 
 

@@ -14,6 +14,7 @@ from jax import lax
 
 import eqsat_mem
 from eqsat_mem import MemoryLimitError, control, pipeline
+from eqsat_mem.costs import cpu
 from tests.test_loops import bound, softmax
 from tests.test_schedule import kernel_vector
 
@@ -201,6 +202,26 @@ def test_bodies_of_control_flow_are_planned(fun):
     assert plan.compiled_peak_bytes is not None
     assert plan.compiled_peak_bytes <= MIB
     np.testing.assert_allclose(jax.jit(plan.function)(*args)[0], jax.jit(fun)(*args), rtol=1e-4, atol=1e-5)
+
+
+def test_an_xla_that_folds_arrays_gets_smaller_chunks(monkeypatch):
+    """Versions of XLA differ in what they compute on the way to a fold; here is one that computes nothing on the way."""
+    monkeypatch.setattr(pipeline, "compiled_peak", lambda fun, avals, **_: (held_unfused(fun, avals), None))
+    monkeypatch.setattr(pipeline, "device_in_use", cpu)
+    fun = lambda x, y: jnp.max(jnp.exp(-jnp.abs(x[:, None] - y)), 1)  # noqa: E731
+    args = arguments([(3000,), (2000,)])
+    plan = optimize(fun, memory_limit=MIB // 4).plan(*args)
+    assert held_unfused(plan.function, args) <= MIB // 4
+    np.testing.assert_allclose(plan.function(*args)[0], fun(*args), rtol=1e-6)
+    with pytest.raises(MemoryLimitError) as caught:
+        optimize(fun, memory_limit=40_000).plan(*args)
+    assert caught.value.smallest_bytes > 40_000
+
+
+def held_unfused(fun, avals):
+    """Bytes of two of the largest values of a function, with its arguments."""
+    jaxpr = jax.make_jaxpr(fun)(*avals)
+    return 2 * control.largest_value(jaxpr) + control.aval_bytes(jaxpr.in_avals)
 
 
 def test_small_bodies_are_left_as_they_are():

@@ -90,7 +90,7 @@ def test_every_rate_is_measured():
     told = []
     device = calibrate.measure(told.append, shortest_s=1e-5)
     named = {name.strip() for text in told for name in text.split(",")}
-    assert named == {f.name for f in fields(device)} - {"name", "matrix_cores", "reused_bytes", "library_folds"}
+    assert named == {f.name for f in fields(device)} - {"name", "matrix_cores", "reused_bytes", "folds"}
     assert [size for size, _ in device.levels] == [size for size, _ in cpu().levels]
     rates = [rate for _, rate in device.levels]
     assert rates == sorted(rates, reverse=True)

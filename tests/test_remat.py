@@ -214,7 +214,7 @@ def test_no_move_ties_what_a_rescaled_sum_exponentiates():
 
     x, y = numbers(64, 8), numbers(2048, 8, seed=1)
     s = eqsat_mem.optimize(attention, memory_limit=200_000).plan(x, y).schedule
-    memory = Memory(s.ex, DEVICE.library_folds, as_run=False)
+    memory = Memory(s.ex, DEVICE.folds, as_run=False)
     path, body = next((path, seq) for path, seq in regions(s.seq) if path and any(t in s.ex.rescales for t in seq.outs))
     kept = memory.fused(body).kept
     moves = [remat.Move(path, (q,), use, kept[0], 1, 1.0) for use in range(1, len(kept)) for q in range(use)]

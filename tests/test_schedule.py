@@ -118,7 +118,7 @@ def test_only_regions_with_a_value_above_the_threshold_are_split():
 
 def test_slices_that_are_held_are_no_larger_than_the_split_size():
     ex = program("kernel times vector")
-    made, memory = schedule(ex, 2**40, TINY, tensor_split_size=2048), Memory(ex, TINY.library_folds)
+    made, memory = schedule(ex, 2**40, TINY, tensor_split_size=2048), Memory(ex, TINY.folds)
     assert list(loops(made.seq))
     for path, seq in regions(made.seq):
         extents = memory.full_extents()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eqsat_mem.costs import CROWDED, Device, arithmetic_s
+from eqsat_mem.costs import CROWDED, Device, Folds, arithmetic_s
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block
@@ -33,13 +33,13 @@ DEVICE = Device(
     matrix_cores=2,
     reused_bytes=2**25,
     fresh_rate=4e9,
-    library_folds=True,
+    folds=Folds.LIBRARY,
 )
 PLENTY = 2**34
 
 
 def timing(ex: Extraction, device: Device = DEVICE) -> Timing:
-    return Timing(Memory(ex, device.library_folds), device)
+    return Timing(Memory(ex, device.folds), device)
 
 
 def distances_times_vector(x, y, v):
