@@ -50,7 +50,7 @@ CASES = {
 NEEDS = {
     "bound": {"slice-pointwise", "accumulate-dot", "unroll-fold"},
     "chain": {"reassociate"},
-    "scan": {"slice-pointwise", "expand-distance"},
+    "scan": {"slice-pointwise", "unroll-fold"},
 }
 """Rules that certainly belong to the explanation of each; those of the scan fire in its body only."""
 
