@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eqsat_mem import verify
-from eqsat_mem.verify import STREAMED_ROWS, compiled_peak, hidden_scratch_bytes, same_values
+from eqsat_mem.verify import STREAMED_ROWS, WEIGHTED_ROWS, compiled_peak, hidden_scratch_bytes, same_values
 
 cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="options and fusions are XLA:CPU's")
 
@@ -124,6 +124,28 @@ def test_a_contraction_that_is_the_result_is_not_scratch():
 def test_a_fold_of_computed_values_that_goes_on_copies_what_it_reads(function, copies):
     _, compiled = compiled_peak(function, shapes((60_000, 700)))
     assert hidden_scratch_bytes(compiled.as_text()) == copies * 60_000 * 700 * 4
+
+
+def distances(x, y):
+    return jnp.abs(x[:, None] - y)
+
+
+@cpu_only
+@pytest.mark.parametrize(
+    ("function", "held"),
+    [
+        (lambda x, y, v, w: jnp.sum(distances(x, y) * v, 1), WEIGHTED_ROWS * 700),
+        (lambda x, y, v, w: jnp.sum(distances(x, y) * w[:, None], 0), 6000 * 700),
+        (lambda x, y, v, w: jnp.sum(distances(x, y).reshape(60, 100, 700) * v, 2), 6000 * 700),
+        (lambda x, y, v, w: jnp.sum(distances(x, y).reshape(60, 100, 700) * w[:60, None, None], 0), 2 * 6000 * 700),
+        (lambda x, y, v, w: jnp.sum(distances(x, y) * w[:, None], 1), 0),
+        (lambda x, y, v, w: jnp.max(distances(x, y) * v, 1), 0),
+        (lambda x, y, v, w: jnp.sum(distances(x, y) * v), 0),
+    ],
+)
+def test_a_weighted_sum_holds_what_it_weighs(function, held):
+    _, compiled = compiled_peak(function, shapes((6000,), (700,), (700,), (6000,)))
+    assert hidden_scratch_bytes(compiled.as_text()) == held * 4
 
 
 # --- values ----------------------------------------------------------------------------------------
