@@ -58,6 +58,9 @@ def _curves(rows: Sequence[Row], path: Path) -> None:
             axes[2 * k + 1].loglog([x(row) for row in held], [row["held_bytes"][version] / 2**20 for row in held], "o-", label=version)
     for axis in axes:
         axis.legend()
+    for axis in axes[:2]:
+        axis.set_xticks([row["n"] for row in sizes], [f"{row['n']:,}" for row in sizes], rotation=30)
+        axis.minorticks_off()
     _save(figure, path)
 
 
