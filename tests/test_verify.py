@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from eqsat_mem import verify
-from eqsat_mem.verify import STREAMED_ROWS, WEIGHTED_ROWS, compiled_peak, hidden_scratch_bytes, same_values
+from eqsat_mem.scratch import STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
+from eqsat_mem.verify import compiled_peak, same_values
 
 cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="options and fusions are XLA:CPU's")
 
