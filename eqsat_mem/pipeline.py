@@ -23,6 +23,7 @@ from eqsat_mem.events import Began, Compiled, Ended, Extracted, Loaded, Searched
 from eqsat_mem.explain import Record, Scheduler
 from eqsat_mem.extract import Extraction, as_written, extractions, original
 from eqsat_mem.ir import Program
+from eqsat_mem.lookups import looked_up
 from eqsat_mem.loops import region
 from eqsat_mem.memory import argument_bytes
 from eqsat_mem.outline import loop_summaries, output_bytes, peak_tensors, restrictions
@@ -103,7 +104,7 @@ def _plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: 
 
 
 class _Forms:
-    """A program and its forms with less and less stacked by scans, each made when it is asked for."""
+    """A program, the same with its lookups taken apart, and forms with less and less stacked by scans, each made when it is asked for."""
 
     def __init__(self, loaded: Program, options: Options):
         self.loaded, self.options = loaded, options
@@ -113,10 +114,16 @@ class _Forms:
     def __iter__(self) -> Iterator[Program]:
         yield from self.made
         if self.others is None:
-            self.others = forms(original(self.loaded, _rules(self.options)))
+            self.others = self.further()
         for program in self.others:
             self.made.append(program)
             yield program
+
+    def further(self) -> Iterator[Program]:
+        apart = looked_up(self.loaded)
+        if apart is not None:
+            yield apart
+        yield from forms(original(apart or self.loaded, _rules(self.options)))
 
 
 def _fastest_form(

@@ -1,0 +1,174 @@
+"""Rows looked up in computed values, as values computed from the rows of what they are made of.
+
+``k[idx]`` needs all of ``k``: it reads rows at positions that nobody knows before. Where ``k`` is elementwise, a fold or a contraction, its
+rows are the same of rows of its operands, down to arguments and other values that are in memory. That is a program of its own, for where
+the whole of ``k`` does not fit: where it does, one row read is cheaper than one computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives
+
+from eqsat_mem.ir import Block, Call, Dot, Fold, Iota, Literal, Map, Output, Program, Rename, Term, bits, children, mask_of, with_children
+
+
+def looked_up(program: Program) -> Program | None:
+    """The program with lookups in computed values taken apart, ``None`` if it has none."""
+    new = program.empty_like()
+    ids: dict[int, int] = {}
+    changed = False
+    for t in program.reachable():
+        term = with_children(program.terms[t], tuple(ids[c] for c in children(program.terms[t])))
+        lookup = _lookup(new, term)
+        rows = None if lookup is None else lookup.value()
+        changed |= rows is not None
+        ids[t] = new.add(term, program.source.get(t)) if rows is None else rows
+    if not changed:
+        return None
+    new.outputs = [Output(ids[o.term], o.axes, o.weak_type) for o in program.outputs]
+    new.effects = [ids[t] for t in program.effects]
+    return new
+
+
+@dataclass
+class _Lookup:
+    """The slices of ``operand`` along ``index`` that stand at ``positions``, in ``program``."""
+
+    program: Program
+    block: Block
+    operand: int
+    positions: int
+    index: int
+    known: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    @property
+    def places(self) -> int:
+        """The indices of the positions."""
+        return self.program.free[self.positions]
+
+    def value(self) -> int | None:
+        """The slices, computed from slices of what the operand is made of; ``None`` if it is in memory, or if names of indices clash."""
+        if not _is_computed(self.program, self.operand) or not self.can(self.operand, self.index):
+            return None
+        rows = self.at(self.operand, self.index)
+        call = self.block.call
+        if call.params["mode"] is not lax.GatherScatterMode.FILL_OR_DROP:
+            return rows
+        dtype, boolean = self.block.dtype, np.dtype(bool)
+        ends = ("ge", 0), ("lt", self.program.indices[self.index].extent)
+        inside = tuple(self.program.add(Map(boolean, name, (self.wide(), self.number(n)))) for name, n in ends)
+        within = self.program.add(Map(boolean, "and", inside))
+        fill = self.program.add(Literal.of(call.params["fill_value"], dtype))
+        return self.program.add(Map(dtype, "select_n", (within, fill, rows)))
+
+    def wide(self) -> int:
+        """The positions in a dtype that reaches the end of the index."""
+        dtype = self.program.terms[self.positions].dtype
+        return self.positions if dtype.itemsize >= 4 else self.converted(self.positions, np.dtype(np.int32))
+
+    def converted(self, t: int, dtype: Any) -> int:
+        same = self.program.terms[t].dtype == dtype
+        return t if same else self.program.add(Map(dtype, "convert_element_type", (t,), (("new_dtype", dtype),)))
+
+    def number(self, n: int) -> int:
+        return self.program.add(Literal.of(n, self.program.terms[self.wide()].dtype))
+
+    def can(self, t: int, index: int) -> bool:
+        """Do the names of the positions' indices stand for nothing else on the way down?"""
+        if not self.program.free[t] >> index & 1:
+            return not self.program.free[t] & self.places
+        if self.places & self.program.free[t]:
+            return False
+        if not _is_computed(self.program, t):
+            return True
+        term = self.program.terms[t]
+        return all(self.can(c, _below(term, index)) for c in children(term))
+
+    def at(self, t: int, index: int) -> int:
+        """A value at the positions along ``index``, clipped."""
+        if not self.program.free[t] >> index & 1:
+            return t
+        if (t, index) not in self.known:
+            self.known[t, index] = self.slices(t, index)
+        return self.known[t, index]
+
+    def slices(self, t: int, index: int) -> int:
+        term = self.program.terms[t]
+        if isinstance(term, Iota):
+            return self.clipped(term)
+        if not _is_computed(self.program, t):
+            return self.gathered(t, index)
+        below = _below(term, index)
+        rows = tuple(self.at(c, below) for c in children(term))
+        if isinstance(term, Rename):
+            pairs = tuple((s, d) for s, d in term.pairs if s != below)
+            return self.program.add(Rename(term.dtype, pairs, rows[0]))
+        return self.program.add(with_children(term, rows))
+
+    def clipped(self, term: Iota) -> int:
+        last = self.number(self.program.indices[term.index].extent - 1)
+        place = self.program.add(Map(self.program.terms[last].dtype, "clamp", (self.number(0), self.wide(), last)))
+        return self.converted(place, term.dtype)
+
+    def gathered(self, t: int, index: int) -> int:
+        """Slices of a value that is in memory."""
+        program, call = self.program, self.block.call
+        before = list(bits(program.free[t]))
+        rest = [i for i in before if i != index]
+        positions = (*call.in_axes[1][:-1], ())
+        batch, axis = len(positions) - 1, before.index(index)
+        numbers = lax.GatherDimensionNumbers(tuple(range(batch, batch + len(rest))), (axis,), (axis,))
+        sizes = tuple(1 if i == index else program.indices[i].extent for i in before)
+        params = {**call.params, "dimension_numbers": numbers, "slice_sizes": sizes, "mode": lax.GatherScatterMode.CLIP, "fill_value": None}
+        axes = tuple((i,) for i in before), positions
+        rows = (*positions[:-1], *((i,) for i in rest))
+        pointwise = mask_of(rest) | (self.places & mask_of(a[0] for a in positions if len(a) == 1))
+        dtype = program.terms[t].dtype
+        return program.add(Block(dtype, Call(call.prim, params, axes, (rows,), (dtype,), pointwise), (t, self.positions), 0))
+
+
+def _lookup(program: Program, term: Term) -> _Lookup | None:
+    """How a gather takes whole slices along one index of its operand; ``None`` for other terms."""
+    if not isinstance(term, Block) or term.call.prim is not primitives.gather_p:
+        return None
+    call, (operand, starts) = term.call, term.args
+    params: dict[str, Any] = call.params
+    numbers = params["dimension_numbers"]
+    before, (*batch, _), after = call.in_axes[0], call.in_axes[1], call.out_axes[0]
+    shape = program.shape(before)
+    taken = [d for d in numbers.start_index_map if params["slice_sizes"][d] < shape[d]]
+    if len(taken) != 1 or params["slice_sizes"][taken[0]] != 1 or numbers.operand_batching_dims or len(before[taken[0]]) != 1:
+        return None
+    checked = params["mode"] is lax.GatherScatterMode.FILL_OR_DROP
+    positions = _column(program, starts, list(numbers.start_index_map).index(taken[0]), len(numbers.start_index_map))
+    if positions is None or (checked and (len(numbers.start_index_map) > 1 or params["fill_value"] is None)):
+        return None
+    kept = [a for d, a in enumerate(before) if d not in numbers.collapsed_slice_dims]
+    windows = [after[k] for k in sorted(numbers.offset_dims)]
+    named = all(a in (w, before[taken[0]]) for a, w in zip(kept, windows, strict=True))
+    placed = batch == [a for k, a in enumerate(after) if k not in numbers.offset_dims]
+    return _Lookup(program, term, operand, positions, before[taken[0]][0]) if named and placed else None
+
+
+def _column(program: Program, starts: int, column: int, count: int) -> int | None:
+    """The value in one column of the positions."""
+    if count == 1:
+        return starts
+    term = program.terms[starts]
+    joined = isinstance(term, Block) and term.call.prim is primitives.concatenate_p and len(term.args) == count
+    last = joined and term.call.params["dimension"] == len(term.call.in_axes[0]) - 1  # type: ignore[attr-defined]
+    return term.args[column] if last else None  # type: ignore[attr-defined]
+
+
+def _is_computed(program: Program, t: int) -> bool:
+    return isinstance(program.terms[t], Map | Fold | Dot | Rename | Iota)
+
+
+def _below(term: Term, index: int) -> int:
+    """What the operands of a term call an index of its value."""
+    return next((s for s, d in term.pairs if d == index), index) if isinstance(term, Rename) else index

@@ -1,0 +1,136 @@
+"""Rows looked up in computed values: the same rows, computed from rows of what the values are made of."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqsat_mem
+from eqsat_mem.interpret import evaluate
+from eqsat_mem.lookups import looked_up
+from eqsat_mem.trace import load
+
+N, M, D = 7, 5, 3
+INSIDE = np.array([0, 6, 2, 2], np.int32)
+OUTSIDE = np.array([3, -1, 7, 40, -8, -30], np.int32)
+
+
+def made(*shape):
+    return np.random.RandomState(0).standard_normal(shape).astype(np.float32)
+
+
+def pairs(x, y):
+    return jnp.exp(-jnp.sum((x[:, None] - y[None]) ** 2, -1))
+
+
+def rows(x, y, i):
+    return pairs(x, y)[i]
+
+
+def columns(x, y, i):
+    return pairs(y, x)[:, i]
+
+
+def of_batches(x, y, i):
+    return pairs(x, y)[i.reshape(2, -1)]
+
+
+def clipped(x, y, i):
+    return jnp.take(pairs(x, y), i, axis=0, mode="clip")
+
+
+def filled(x, y, i):
+    return pairs(x, y).at[i].get(mode="fill", fill_value=7.0)
+
+
+def unknown(x, y, i):
+    return jnp.take(pairs(x, y), i, axis=0)
+
+
+def sliced(x, y, i):
+    k = pairs(x, y)
+    return jax.vmap(lambda j: jax.lax.dynamic_slice_in_dim(k, j, 1))(i)
+
+
+def of_products(x, y, i):
+    return jnp.tanh(x @ y.T)[i]
+
+
+def of_positions(x, y, i):
+    return jnp.where(jnp.arange(N)[:, None] > jnp.arange(M), pairs(x, y), 0)[i]
+
+
+def of_the_same(x, y, i):
+    k = pairs(x, x)
+    return k[i] @ k[:, i]
+
+
+def of_sums(x, y, i):
+    return pairs(x, y).sum(1)[i]
+
+
+def of_lookups(x, y, i):
+    return (pairs(x, y)[i] * 2)[:, jnp.array([1, 0])]
+
+
+LOOKUPS = [rows, columns, of_batches, clipped, filled, unknown, sliced, of_products, of_positions, of_the_same, of_sums, of_lookups]
+
+
+def apart(fun, *args):
+    """The program with its lookups taken apart, once it has been found to compute the same."""
+    program = looked_up(load(jax.make_jaxpr(fun)(*args), ["x", "y", "i"]))
+    assert program is not None
+    for mine, theirs in zip(evaluate(program, list(args)), jax.tree.leaves(fun(*map(jnp.asarray, args))), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    return program
+
+
+def looks_up_arguments_only(program):
+    inputs = {f"%{t}" for t, term in enumerate(program.terms) if type(term).__name__ in ("Input", "Const")}
+    gathers = [line.split("gather.0(")[1].split(",")[0] for line in str(program).splitlines() if "gather.0(" in line]
+    return set(gathers) <= inputs
+
+
+@pytest.mark.parametrize(
+    "positions", [INSIDE, OUTSIDE, INSIDE.astype(np.int8), OUTSIDE.astype(np.uint32)], ids=lambda p: f"{p.dtype}{len(p)}"
+)
+@pytest.mark.parametrize("lookup", LOOKUPS, ids=lambda f: f.__name__)
+def test_rows_of_computed_values_are_computed_from_rows(lookup, positions):
+    assert looks_up_arguments_only(apart(lookup, made(N, D), made(M, D), positions))
+
+
+def test_positions_narrower_than_the_index():
+    def fun(x, y, i):
+        values = jnp.where(jnp.arange(300) > 5, x, 0)
+        return jax.vmap(lambda k: jax.lax.dynamic_index_in_dim(values, k, keepdims=False))(i)
+
+    apart(fun, made(300), made(1), np.array([-1, 127, 4], np.int8))
+
+
+@pytest.mark.parametrize("fun", [lambda x, y, i: x[i], lambda x, y, i: jnp.sort(x @ y.T, 0)[i], lambda x, y, i: (2 * x)[i, i % D]])
+def test_what_is_in_memory_is_looked_up_there(fun):
+    assert looked_up(load(jax.make_jaxpr(fun)(made(N, D), made(M, D), INSIDE), ["x", "y", "i"])) is None
+
+
+def test_positions_along_another_axis_of_the_same_value_stay():
+    def fun(x, y, i):
+        k = pairs(x, y)
+        return k[jnp.argmax(k, 0)]  # the positions of each column
+
+    program = looked_up(load(jax.make_jaxpr(fun)(made(N, D), made(M, D), INSIDE), ["x", "y", "i"]))
+    for p in [] if program is None else [program]:
+        np.testing.assert_allclose(evaluate(p, [made(N, D), made(M, D), INSIDE])[0], fun(made(N, D), made(M, D), INSIDE), rtol=1e-6)
+
+
+def test_rows_and_columns_of_one_kernel_fit_where_the_kernel_does_not():
+    def fun(x, v, i):
+        k = pairs(x, x)
+        return k[i] @ v, k[:, i].T @ v
+
+    x, v, i = made(2003, 3), made(2003, 2), np.arange(0, 2003, 9)
+    plan = eqsat_mem.optimize(fun, memory_limit="1 MiB").plan(x, v, i)
+    assert plan.compiled_peak_bytes <= 1 << 20 < 4 * 2003 * 2003
+    for mine, theirs in zip(plan.function(x, v, i), fun(x, v, i), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
