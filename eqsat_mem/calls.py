@@ -51,14 +51,14 @@ class Calls(Reader):
         """The name of a function of the user's on operands of these shapes; it may be called on arrays where the shapes are scalars."""
         raise NotImplementedError
 
-    def results(self, call: Call, args: Sequence[str], scope: Scope, sliced: bool = False) -> list[str]:
+    def results(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool = False) -> list[str]:
         """Make a call that returns several arrays, and name them."""
         word, several = call.prim.name, len(call.out_axes) > 1
         control = _CONTROL.get(word)
         if control is not None:
             text, target = control(self, call, list(args), scope)
         else:
-            text, target = self.call_text(call, args, scope, sliced), _unpacked
+            text, target = self.call_text(call, args, scope, in_order), _unpacked
         if call.effects and control is not None and not _returned(call):
             self.line(scope, text)
             return ["jnp.zeros((), bool)"]
@@ -66,12 +66,12 @@ class Calls(Reader):
         self.line(scope, f"{target(names)} = {text}")
         return names
 
-    def call_text(self, call: Call, args: Sequence[str], scope: Scope, sliced: bool) -> str:
+    def call_text(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool) -> str:
         """Source of a call: readable where there is such and it holds for every chunk, else a named function.
 
-        ``sliced``: see :class:`eqsat_mem.ops.BlockOp`.
+        ``in_order``: see :class:`eqsat_mem.ops.BlockOp`.
         """
-        text = self.readable(call, args, scope, sliced)
+        text = self.readable(call, args, scope, in_order)
         if text is not None:
             self.carry_helpers(block_op(call.prim.name).helpers, text)
             return text
@@ -94,13 +94,13 @@ class Calls(Reader):
                 self.module.helpers[helper.__name__] = helper
                 self.carry_helpers(helpers, inspect.getsource(helper))
 
-    def readable(self, call: Call, args: Sequence[str], scope: Scope, sliced: bool) -> str | None:
+    def readable(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool) -> str | None:
         """The operation table's source, extents of chunks by their names; ``None`` if it depends on them in another way."""
         full = [i.extent for i in self.program_ir.indices]
         looped = [i for i in range(len(full)) if self.looped(i, scope)]
 
         def text(extents: Sequence[int]) -> str | None:
-            return block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes], sliced)
+            return block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes], in_order)
 
         if not looped:
             return text(full)

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from eqsat_mem.calls import Calls
-from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, children
+from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits
 from eqsat_mem.ops import MONOIDS, RESCALING, MonoidOp, block_op, map_row, map_text, of_one_rank, operation_of, param_text, primitive_text
 from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, wrap
 
@@ -181,16 +181,17 @@ class Expressions(Calls):
         made = (id(call), term.args)
         known = scope.calls.get(made)
         if known is None:
-            args = [self.in_axes(self.value(a, scope, region), axes, scope).text for a, axes in zip(term.args, call.in_axes)]
+            values = [self.value(a, scope, region) for a in term.args]
+            args = [self.in_axes(value, axes, scope).text for value, axes in zip(values, call.in_axes)]
             self.where(t, scope)
             own = operation_of(call.params)
             single = len(call.out_axes) == 1 and not call.prim.multiple_results
-            sliced = self.reads_slices(term, scope, region)
+            in_order = all(value.layout == sum(axes, ()) and () not in axes for value, axes in zip(values, call.in_axes))
             if own is not None:
                 dtypes = tuple(self.program_ir.terms[a].dtype for a in term.args)
                 known = [self.vectorized(own, call, args, dtypes)]
             else:
-                known = [self.call_text(call, args, scope, sliced)] if single else self.results(call, args, scope, sliced)
+                known = [self.call_text(call, args, scope, in_order)] if single else self.results(call, args, scope, in_order)
             scope.calls[made] = known
         value = self.result(term, known[term.out], scope)
         return value.text, value.layout
@@ -212,16 +213,3 @@ class Expressions(Calls):
         flat = tuple(i for axis in axes for i in axis)
         split = any(len(axis) != 1 for axis in axes)
         return Value(f"{name}.reshape({self.shape(flat, scope)})" if split else name, flat)
-
-    def reads_slices(self, term: Block, scope: Scope, region: Region) -> bool:
-        """Are operands made, element by element, of slices of larger arrays? Vectors do not count: they have one layout only."""
-        program, stack = self.program_ir, list(term.args)
-        while stack:
-            c = stack.pop()
-            if c not in region.terms:
-                free = tuple(bits(program.free[c]))
-                if len(free) > 1 and any(self.looped(i, scope) for i in free):
-                    return True
-            elif isinstance(program.terms[c], Map):
-                stack.extend(children(program.terms[c]))
-        return False

@@ -20,6 +20,8 @@ STRIDED = 1.5
 NOT_UNROLLED = 5.0
 """How much longer they take in a program as written, which XLA does not unroll."""
 
+COLUMNS = 75.0
+"""What an element of a matrix costs besides, in additions, that XLA lays out by columns for a library, and by rows again."""
 STALL = 9
 """How many times longer a fold takes that stalls: see ``fusion.LONG``."""
 SCRATCH = 2
@@ -131,7 +133,7 @@ class Timing:
             work = self._work(members, fused, extents)
             if not self.emitted:
                 late = (t for t in operands if stalls(self.memory.ex, t, extents, (term,)))
-                work += STALL * sum(self._arithmetic(t, extents, None) for t in late)
+                work += STALL * sum(self._arithmetic(t, extents, None) for t in late) + self._laying_out(step, extents)
             if whole and fused.unrolled.intersection(members):
                 work *= STRIDED if self.emitted else NOT_UNROLLED
             if self._runs_alone(step, seq):
@@ -147,6 +149,13 @@ class Timing:
         """Seconds to deal a contraction to the cores."""
         results = math.prod(extents[i] for i in bits(self.memory.ex.program.free[dot]))
         return DEAL_S if results > DEALT and self.device.folds.by_library and self.device.matrix_cores > 1 else 0.0
+
+    def _laying_out(self, step: int, extents: Extents) -> float:
+        """Seconds to write a matrix by columns, and its result by rows, for an operation whose library stores columns."""
+        term = self.memory.ex.program.terms[step]
+        if not isinstance(term, Block) or not block_op(term.call.prim.name).columns or () in term.call.out_axes[0]:
+            return 0.0
+        return COLUMNS * self.memory.size(step, extents) / 4 / self.device.elements
 
     def _runs_alone(self, step: int, seq: Seq) -> bool:
         """Is an elementwise result computed where its loop stacks it? XLA:CPU has one core do that."""

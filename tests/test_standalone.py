@@ -218,9 +218,22 @@ def test_a_program_left_as_it_was_has_a_source_too() -> None:
 
 
 def test_names_are_those_of_the_operations() -> None:
-    source = written(lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True), spd(4), f32(4, 2)).source
-    assert "triangular_solve = lax.linalg.triangular_solve(arg0, arg1" in source
-    assert "return (triangular_solve,)" in source
+    source = written(lambda a: lax.linalg.qr(a)[1], spd(4)).source
+    assert "qr_0, qr_1 = lax.linalg.qr(arg0" in source
+    assert "return (qr_1,)" in source
+
+
+@pytest.mark.parametrize(("columns", "flipped"), [(3, True), (1, False)], ids=["matrix", "vector"])
+def test_lapack_is_given_the_rows_of_a_matrix(columns: int, flipped: bool) -> None:
+    """The transpose of an array of rows is one of columns, so that nothing is laid out anew; of a vector there is nothing to lay out."""
+
+    def solve(a: Any, b: Any) -> Any:
+        return lax.linalg.triangular_solve(a, jnp.exp(b), left_side=True, lower=True)
+
+    a, b = spd(4), f32(4, columns)
+    code = written(solve, a, b)
+    assert ("lax.optimization_barrier(jnp.swapaxes(lax.linalg.triangular_solve(arg0, jnp.swapaxes(" in code.source) is flipped
+    same(alone(code)(a, b)[0], solve(a, b), 1e-5)
 
 
 def test_comments_are_the_users_lines_only() -> None:

@@ -217,6 +217,14 @@ def test_small_matrices_are_factorised_and_solved_at_more_than_their_operations(
     assert all(weight < 1.5 * 3 * operations for weight, operations in zip(large, (0.7 * 1024**3, 1024**2 * 256)))
 
 
+@pytest.mark.parametrize(("shape", "laid_out"), [((64, 4096), True), ((64, 1), False)])
+def test_a_solve_as_written_pays_for_the_columns_that_its_library_stores(shape: tuple[int, int], laid_out: bool):
+    ex = traced(lambda a, b: jax.lax.linalg.triangular_solve(a, jnp.exp(b), left_side=True, lower=True), (64, 64), shape)
+    emitted, as_written = straight(ex, DEVICE).seconds, straight(ex, DEVICE, emitted=False).seconds
+    assert (as_written > 1.2 * emitted) is laid_out
+    assert as_written == emitted or laid_out
+
+
 def test_a_contraction_that_is_dealt_to_the_cores_pays_for_that_in_every_turn():
     ex = traced(lambda x, y: jnp.exp(x @ y.T).max(1), (2048, 8), (1024, 8))
     (i,) = (n for n, index in enumerate(ex.program.indices) if index.extent == 2048)

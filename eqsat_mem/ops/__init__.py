@@ -111,10 +111,10 @@ def call_groups(call: Call) -> list[Group]:
     return [tuple(group) for group in places.values()]
 
 
-def block_text(call: Call, args: Sequence[str], in_shapes: Shapes, sliced: bool = False) -> str | None:
+def block_text(call: Call, args: Sequence[str], in_shapes: Shapes, in_order: bool = False) -> str | None:
     """JAX source of ``call`` on these operands, a tuple if it has several results; ``None`` where there is none."""
     row, params = block_op(call.prim.name), call_params(call, in_shapes)
-    write = row.text_of_slices if sliced and row.text_of_slices is not None else row.text
+    write = row.text_in_order if in_order and row.text_in_order is not None else row.text
     text = write(params, args, in_shapes)
     return primitive_text(call.prim, params, args) if text is None else text
 

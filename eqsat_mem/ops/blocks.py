@@ -69,7 +69,7 @@ class BlockOp:
     ``pointwise(in_shapes, out_shapes, params)`` lists its groups. ``resize(params, in_shapes, groups)`` is the parameters of the
     same call where ``groups`` have the extents of ``in_shapes``. ``weight(in_shapes, out_shapes, params)`` is its cost
     in additions. ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several), which may call functions of
-    ``helpers``; ``text_of_slices`` replaces it where operands are made of slices of larger arrays.
+    ``helpers``; ``text_in_order`` replaces it where operands have the axes of the call in its order already, none of extent one.
     ``scratch(in_shapes, out_shapes, params)`` is what it holds besides, in elements of its first operand. An operation that
     ``rereads`` its operands uses them in several kernels, each of which XLA may have compute them again; one that ``fuses`` has XLA
     compute elementwise operands on the way. One that ``moves`` elements only is itself computed on the way to elementwise operations and to
@@ -78,6 +78,7 @@ class BlockOp:
     has somewhere with the elements that it writes there; the ``shared`` axes, whose elements meet, are folded if that operand is a number
     that does not count, were it combined once more. ``written_out(params, elements)`` is source of the result of an
     operation that binds one axis of its only operand, from the slices of the operand along it.
+    The library of one with ``columns`` stores matrices by columns, for which ``text_in_order`` allows and a program as written does not.
     """
 
     name: str
@@ -85,7 +86,7 @@ class BlockOp:
     resize: Resize = unchanged
     weight: Weight = elements
     text: Text = no_text
-    text_of_slices: Text | None = None
+    text_in_order: Text | None = None
     helpers: tuple[Callable[..., Any], ...] = ()
     rereads: bool = False
     fuses: bool = False
@@ -94,6 +95,7 @@ class BlockOp:
     selection: Selection | None = None
     shared: Pointwise = nothing
     written_out: Callable[[Params, Sequence[str]], str] | None = None
+    columns: bool = False
     monoid: str | None = None
 
 
