@@ -206,7 +206,15 @@ _COMBINATION = Selection(lambda params, rank: params["dimensions"][0], lambda pa
 
 ALGEBRA = [
     BlockOp("cholesky", _leading(2), unchanged, _cholesky_weight, _cholesky_text),
-    BlockOp("triangular_solve", _triangular_solve, unchanged, _triangular_solve_weight, _linalg("triangular_solve"), _solve_in_order, columns=True),
+    BlockOp(
+        "triangular_solve",
+        _triangular_solve,
+        unchanged,
+        _triangular_solve_weight,
+        _linalg("triangular_solve"),
+        _solve_in_order,
+        columns=True,
+    ),
     BlockOp("lu", _leading(2), unchanged, _cubic(0.67), _linalg("lu")),
     BlockOp("qr", _leading(2), unchanged, _cubic(2), _linalg("qr")),
     BlockOp("householder_product", _leading(2), unchanged, _cubic(2), _linalg("householder_product")),
