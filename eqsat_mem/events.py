@@ -5,10 +5,11 @@ Stages call :func:`tell`; with nobody listening that costs next to nothing. List
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -162,3 +163,28 @@ def listening(*listeners: Listener) -> Iterator[None]:
 def anyone_listens() -> bool:
     """Whether planning is being watched already, as inside a plan that is."""
     return bool(_LISTENERS.get())
+
+
+@dataclass
+class Clock:
+    """Seconds by stage; whoever listens hears of each.
+
+    >>> clock = Clock()
+    >>> with clock("trace"):
+    ...     pass
+    >>> list(clock.seconds)
+    ['trace']
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        tell(StageBegan(stage))
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - start
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + elapsed
+            tell(StageEnded(stage, elapsed))

@@ -16,7 +16,7 @@ LAYERS = (
     "forms vocabulary grammar rules encode egraph saturate exact levels unfold extract chains absorbed",
     "lookups repeats scans staging costs tree loops fusion memory profiles calibrate timing ladders schedule remat control",
     "source reads calls expressions emit scratch verify report outline",
-    "debug progress needed rivals explanation timeline picture explain pipeline",
+    "debug progress needed rivals explanation timeline picture explain searching pipeline",
     "show premises instances sequential claims pieces soundness counterexample samples",
     "page manual function primitive api demo userfile ledger jitted script unmodified commands __main__",
 )

@@ -10,7 +10,7 @@ from jax import lax
 
 import eqsat_mem
 from benchmarks.planning import training_step
-from eqsat_mem import pipeline, remat
+from eqsat_mem import pipeline, remat, searching
 from eqsat_mem.config import Options
 from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
@@ -124,7 +124,7 @@ def test_moves_that_cannot_help_are_not_tried(monkeypatch):
     function, args = training_step(4)
     jaxpr = jax.make_jaxpr(function)(*args)
     tried = []
-    monkeypatch.setattr(pipeline, "rematerialise", lambda s, limit, device: tried.append(s) or s)
+    monkeypatch.setattr(searching, "rematerialise", lambda s, limit, device: tried.append(s) or s)
     with pytest.raises(eqsat_mem.MemoryLimitError) as error:
         pipeline.plan(jaxpr, Options(memory_limit=1000, verify=False), [f"x{k}" for k in range(len(jaxpr.in_avals))])
     assert all(list(loops(s.seq)) for s in tried)

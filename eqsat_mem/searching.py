@@ -1,0 +1,162 @@
+"""The search for the fastest schedule of a program and its forms: each is saturated once, and searched for every limit that is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from jax.extend.core import ClosedJaxpr
+
+from eqsat_mem.absorbed import absorbed
+from eqsat_mem.chains import reordered
+from eqsat_mem.config import Options
+from eqsat_mem.control import plan_bodies
+from eqsat_mem.costs import Device, term_seconds
+from eqsat_mem.egraph import View
+from eqsat_mem.events import Clock, Extracted, Searched, tell
+from eqsat_mem.explain import Scheduler
+from eqsat_mem.extract import Extraction, as_written, extractions, original
+from eqsat_mem.ir import Program
+from eqsat_mem.lookups import looked_up
+from eqsat_mem.remat import least_bytes, rematerialise
+from eqsat_mem.rules import RuleSet, load_rules
+from eqsat_mem.saturate import Limits, saturate
+from eqsat_mem.schedule import Schedule, Search, fastest
+from eqsat_mem.staging import forms
+
+MEMORY_PRICES = (0.0, 1e-10, 1e-8)
+"""Seconds per byte of contractions, blocks and renamed values, for each of which a program is extracted: from fastest to smallest."""
+
+Planner = Callable[[Options, Device, ClosedJaxpr, int], tuple[Schedule | None, int, int]]
+"""Plans the body of a loop or branch for a device under a limit in bytes: see :data:`eqsat_mem.control.Planner`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search came to: its best schedule, the program as written, and the rules that fired."""
+
+    best: Schedule
+    before: Schedule
+    fired: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class Forms:
+    """A program, the same with its lookups taken apart, and forms with less and less stacked by scans.
+
+    Each is made when it is asked for, and kept for other limits.
+    """
+
+    loaded: Program
+    options: Options
+    device: Device
+    planner: Planner
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self.made = [self.loaded]
+        self.others: Iterator[Program] | None = None
+        self.candidates: dict[int, _Candidates] = {}
+
+    def fastest(self, device: Device, limit: int, scheduler: Scheduler = fastest) -> Found:
+        """The fastest schedule of the first form that fits (else the smallest of all); what was written is the first form."""
+        found: list[Found] = []
+        for form in self._forms():
+            found.append(self._fastest(form, device, limit, scheduler))
+            if found[-1].best.fits(limit):
+                break
+        return replace(min(found, key=lambda f: order(f.best, limit)), before=found[0].before)
+
+    def _forms(self) -> Iterator[Program]:
+        yield from self.made
+        if self.others is None:
+            self.others = self._further()
+        for program in self.others:
+            self.made.append(program)
+            yield program
+
+    def _further(self) -> Iterator[Program]:
+        apart = looked_up(self.loaded)
+        if apart is not None:
+            yield apart
+        yield from forms(original(apart or self.loaded, self._rules()))
+
+    def _fastest(self, form: Program, device: Device, limit: int, scheduler: Scheduler) -> Found:
+        with self.clock("bodies"):
+            program, saved = plan_bodies(form, limit, partial(self.planner, self.options, device))
+        known = self._candidates(program)
+        with self.clock("schedule"):
+            knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
+            searches = sorted((Search(ex, limit, device, *knobs) for ex in known.every), key=lambda search: search.straight.seconds)
+            best = _searched(searches, scheduler)
+            tell(Searched(best, known.view))
+            before = next(search for search in searches if search.ex is known.written).unmodified()
+            return Found(best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(known.view.matches)))
+
+    def _candidates(self, program: Program) -> _Candidates:
+        """What equals a program under the rules: kept for a form as it is, made anew where bodies are planned, as they are for a limit."""
+        known = self.candidates.get(id(program))
+        if known is not None:
+            return known
+        rules, options = self._rules(), self.options
+        with self.clock("saturate"):
+            view = saturate(program, rules, Limits(options.max_rows, options.max_iterations, options.max_seconds))
+        with self.clock("extract"):
+            known = _extracted(view, rules, self.device)
+        if any(program is form for form in self.made):
+            self.candidates[id(program)] = known
+        return known
+
+    def _rules(self) -> RuleSet:
+        options = self.options
+        return load_rules(options.rules, options.accuracy, options.only_rules, options.without_rules, options.operations)
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """Programs that compute the same, whatever limit they are searched for: the one that was ``written`` is among them."""
+
+    view: View
+    written: Extraction
+    every: Sequence[Extraction]
+
+
+def _extracted(view: View, rules: RuleSet, device: Device) -> _Candidates:
+    seconds = partial(term_seconds, device=device)
+    written = as_written(view)
+    found = [written, *extractions(view, seconds, MEMORY_PRICES)]
+    for ex, price in zip(found, (None, *MEMORY_PRICES)):
+        tell(Extracted(ex, price))
+    found += [new for ex in found if (new := reordered(ex, rules, seconds)) is not None]
+    every = [written, *(absorbed(ex, rules) for ex in found)]
+    return _Candidates(view, written, list({str(ex.program): ex for ex in reversed(every)}.values())[::-1])  # one per program text
+
+
+def _searched(searches: Sequence[Search], scheduler: Scheduler) -> Schedule:
+    """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are."""
+    limit, device = searches[0].limit, searches[0].device
+    best = _best(searches, scheduler)
+    if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
+        closest = next(search for search in searches if search.ex is best.ex)
+        best = min(best, _best([closest.within(0)], scheduler), key=lambda s: s.peak_bytes)
+    for s in [best, *(search.straight for search in searches)]:
+        useful = limit if best.fits(limit) else best.peak_bytes - 1
+        if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and least_bytes(s, device) <= useful:
+            best = min(best, rematerialise(s, limit, device), key=partial(order, limit=limit))
+    return best
+
+
+def _best(searches: Sequence[Search], scheduler: Scheduler) -> Schedule:
+    """The best schedule of several programs that compute the same, each searched with the best of those before in sight."""
+    best: Schedule | None = None
+    for search in searches:
+        found = scheduler(search, best)
+        best = found if best is None else min(best, found, key=partial(order, limit=search.limit))
+    assert best is not None, "there is the program as written"
+    return best
+
+
+def order(s: Schedule, limit: int) -> tuple[bool, float]:
+    """What fits comes first, the fastest of it; of what does not, the smallest."""
+    return not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes
