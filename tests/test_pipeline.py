@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from jax import lax
 
 import eqsat_mem
-from eqsat_mem import MemoryLimitError, control, pipeline
+from eqsat_mem import MemoryLimitError, control, events, pipeline
 from eqsat_mem.costs import cpu
 from tests.test_loops import bound, softmax
 from tests.test_schedule import kernel_vector
@@ -216,6 +217,18 @@ def test_an_xla_that_folds_arrays_gets_smaller_chunks(monkeypatch):
     with pytest.raises(MemoryLimitError) as caught:
         optimize(fun, memory_limit=40_000).plan(*args)
     assert caught.value.smallest_bytes > 40_000
+
+
+def test_a_program_is_saturated_once_whatever_limits_it_is_searched_for(monkeypatch):
+    """XLA holds more than was predicted, so the limit is tightened, and then again without what XLA computes on the way to folds."""
+    heard = []
+    monkeypatch.setattr(pipeline, "compiled_peak", lambda fun, avals, **_: (2 * MIB, None))
+    monkeypatch.setattr(pipeline, "device_in_use", cpu)
+    with events.listening(heard.append), pytest.raises(MemoryLimitError):
+        optimize(kernel_vector, memory_limit=MIB).plan(*arguments([(1200, 3), (1200, 3), (1200, 2)]))
+    count = Counter(type(event) for event in heard)
+    assert count[events.Searched] > 4 and count[events.Compiled] > 4
+    assert count[events.Saturated] == 1
 
 
 def held_unfused(fun, avals):
