@@ -22,6 +22,8 @@ PREFACE = """# Results
 Made by `make bench` (`python -m benchmarks`). Each table is one run in one process, in which the versions take turns; times are medians,
 and the number behind a time says how many times as long as the plan that version takes (the median of the ratios of each turn). "by hand"
 is what a person writes who knows the trick and cuts the program into chunks. "plain" and "plan" are one function, as written and planned.
+Plans are compiled as a call of the optimised function compiles them, on some processors for wider vectors than `jax.jit` does by itself;
+"plain" and "by hand" are `jax.jit`.
 What runs outside of JAX holds memory that nobody tells, so only the compiled programs' bytes are shown.
 """
 

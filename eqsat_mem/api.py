@@ -13,18 +13,18 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import jit
 from jax.core import ShapedArray, Tracer
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
 
+from eqsat_mem.compiling import JitByPlan, plans_in
 from eqsat_mem.config import Accuracy, Options, resolve_limit
 from eqsat_mem.effects import REFERENCES, refuse_collectives, refuse_references
 from eqsat_mem.function import Function
 from eqsat_mem.grammar import own_constructors
 from eqsat_mem.manual import plain_aval, vary_alike, without_varying_types
 from eqsat_mem.ops import Monoid, Operation
-from eqsat_mem.primitive import bind, planned_p
+from eqsat_mem.primitive import bind
 from eqsat_mem.report import Plan
 
 SMALL_CONSTANT_BYTES = 4096
@@ -127,7 +127,7 @@ class Optimized:
         self._fun = fun
         self._options = options
         self._jit_options = jit_options
-        self._jitted: dict[int, Any] = {}
+        self._jitted: dict[int, JitByPlan] = {}
         self._lock = threading.Lock()
         if options.memory_limit is not None:
             self._under_limit()  # so that jax.jit checks its arguments now
@@ -154,20 +154,20 @@ class Optimized:
             MemoryLimitError: if no plan fits the limit.
         """
         with jax.disable_jit(False):
-            equations = self.trace(*args, **kwargs).jaxpr.eqns
-        return next(eqn.params["function"] for eqn in equations if eqn.primitive is planned_p).plan()
+            jaxpr = self.trace(*args, **kwargs).jaxpr
+        return plans_in(jaxpr)[0]
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).trace``."""
-        return self._under_limit().trace(*args, **kwargs)
+        return self._under_limit().plain.trace(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).lower``: plans for these arguments, and has a method ``compile``."""
-        return self._under_limit().lower(*args, **kwargs)
+        return self._under_limit().chosen(args, kwargs).lower(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).eval_shape``."""
-        return self._under_limit().eval_shape(*args, **kwargs)
+        return self._under_limit().plain.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Forget all plans and compiled programs of this function."""
@@ -176,13 +176,13 @@ class Optimized:
         for function in jitted.values():
             function.clear_cache()
 
-    def _under_limit(self) -> Any:
+    def _under_limit(self) -> JitByPlan:
         """The ``jax.jit`` function for the limit that holds now; its caches are those of plans too."""
         limit = resolve_limit(self._options)
         with self._lock:
             if limit not in self._jitted:
                 options = replace(self._options, memory_limit=limit)
-                self._jitted[limit] = jit(_binding(self._fun, options), **self._jit_options)
+                self._jitted[limit] = JitByPlan(_binding(self._fun, options), self._jit_options)
             return self._jitted[limit]
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from eqsat_mem.costs import SHORT, Device, device_for
+from eqsat_mem.vectors import USUAL_BITS, WIDE_BITS, compiler_options
 
 SHORTEST_S = 5e-3
 """A measurement is enlarged until it takes so long."""
@@ -21,6 +22,8 @@ REPEATS = 7
 OPERATIONS = 64
 """Operations on each element where arithmetic is measured, so that memory traffic does not count."""
 SMALL_KERNELS = 8
+CLEARLY = 1.1
+"""How many times as fast wider vectors have to be."""
 
 
 def measure(report: Callable[[str], None] = lambda field: None, shortest_s: float = SHORTEST_S) -> Device:
@@ -42,7 +45,9 @@ def measure(report: Callable[[str], None] = lambda field: None, shortest_s: floa
     iteration_s, kernel_s = _overheads(shortest_s)
     device = replace(device, iteration_s=iteration_s, kernel_s=kernel_s)
     report("reduce_weight, short_reduce_weight")
-    return replace(device, reduce_weight=_fold(device, 1024, shortest_s), short_reduce_weight=_fold(device, SHORT // 4, shortest_s))
+    device = replace(device, reduce_weight=_fold(device, 1024, shortest_s), short_reduce_weight=_fold(device, SHORT // 4, shortest_s))
+    report("vector_bits")
+    return replace(device, vector_bits=_vector_bits(shortest_s))
 
 
 def _flops(shortest_s: float) -> float:
@@ -139,11 +144,24 @@ def _fold(device: Device, length: int, shortest_s: float) -> float:
     return max(device.elements / _rate(make, max(2**16 // length, 1), shortest_s), 0.1)
 
 
-def _rate(make: Callable[[int], tuple[Callable[..., Any], Any, float]], n: int, shortest_s: float) -> float:
+def _vector_bits(shortest_s: float) -> int:
+    """The width of vectors with which exponentials take least time; the usual one unless another is clearly better."""
+
+    def make(n: int) -> tuple[Callable[..., Any], Any, float]:
+        return lambda x: jnp.exp(jnp.exp(-x)), (jnp.ones(n, jnp.float32),), float(n)
+
+    usual = _rate(make, 2**14, shortest_s)
+    wide = compiler_options(WIDE_BITS)
+    return WIDE_BITS if wide and _rate(make, 2**14, shortest_s, wide) > CLEARLY * usual else USUAL_BITS
+
+
+def _rate(
+    make: Callable[[int], tuple[Callable[..., Any], Any, float]], n: int, shortest_s: float, options: dict[str, str] | None = None
+) -> float:
     """Work per second: ``make(n)`` is a function, its arguments, and the work that it does; ``n`` doubles until that takes long enough."""
     while True:
         function, args, work = make(n)
-        compiled = jax.jit(function).lower(*args).compile()
+        compiled = jax.jit(function, compiler_options=options).lower(*args).compile()
         jax.block_until_ready(compiled(*args))
         seconds = _timed(compiled, args)
         if seconds >= shortest_s:
@@ -171,4 +189,5 @@ def compared(built_in: Device, measured: Device) -> str:
         lines.append(f"{title:24}{getattr(built_in, name) * 1e6:14.2f}{getattr(measured, name) * 1e6:14.2f}")
     for name, title in (("reduce_weight", "a sum, additions"), ("short_reduce_weight", "a short sum, additions")):
         lines.append(f"{title:24}{getattr(built_in, name):14.1f}{getattr(measured, name):14.1f}")
+    lines.append(f"{'vectors, bits':24}{built_in.vector_bits:14}{measured.vector_bits:14}")
     return "\n".join(lines)

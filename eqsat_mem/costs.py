@@ -15,6 +15,7 @@ from pathlib import Path
 
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, bits, children, itemsize
 from eqsat_mem.ops import block_weight, map_row
+from eqsat_mem.vectors import USUAL_BITS, machine_bits
 
 
 class Folds(StrEnum):
@@ -41,7 +42,7 @@ class Device:
     ``short_reduce_weight`` that along an axis too short for vector registers. The rows of a
     contraction are dealt to ``matrix_cores``. An allocation of ``reused_bytes`` or more is new memory in every run, which the system
     hands out, and clears, at ``fresh_rate`` bytes per second; a smaller one is what the run before has left.
-    ``folds``: see :class:`Folds`.
+    ``folds``: see :class:`Folds`. ``vector_bits``: for how wide vectors plans are compiled (:mod:`eqsat_mem.vectors`).
     """
 
     name: str
@@ -56,6 +57,7 @@ class Device:
     reused_bytes: float
     fresh_rate: float
     folds: Folds
+    vector_bits: int
 
     def level(self, working_set: float) -> int:
         """The first level of the memory that holds so many bytes, or the last."""
@@ -105,6 +107,7 @@ def cpu() -> Device:
         reused_bytes=32 * 2**20,
         fresh_rate=4e9,
         folds=Folds.LIBRARY,
+        vector_bits=machine_bits(),
     )
 
 
@@ -123,6 +126,7 @@ def gpu() -> Device:
         reused_bytes=80 * 2**30,
         fresh_rate=2e12,
         folds=Folds.FUSED,
+        vector_bits=USUAL_BITS,
     )
 
 

@@ -41,7 +41,7 @@ def run(points: int, limit: int | str) -> bool:
     print(f"A kernel matrix-vector product over {points:,} points in {DIMENSIONS} dimensions, as written:\n")
     print(inspect.getsource(matvec))
     with stage("asking XLA what it holds as written"):
-        before_bytes = _held_bytes(_compile(matvec, x, y, v))
+        before_bytes = _held_bytes(jit(matvec).lower(x, y, v).compile())
     print(f"XLA would hold {format_bytes(before_bytes)} for it. Limit: {format_bytes(limit_bytes)}.\n")
 
     fast = optimize(matvec, memory_limit=limit_bytes)
@@ -49,7 +49,7 @@ def run(points: int, limit: int | str) -> bool:
     with stage("planning"):
         plan = fast.plan(x, y, v)
     with stage("compiling"):
-        compiled = _compile(fast, x, y, v)
+        compiled = fast.lower(x, y, v).compile()
     ready_s = time.perf_counter() - started
     with stage("running"):
         started = time.perf_counter()
@@ -92,10 +92,6 @@ def _points(count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     shapes = ((count, DIMENSIONS), (count, DIMENSIONS), (count, 1))
     x, y, v = (jnp.asarray(rng.standard_normal(shape).astype(np.float32)) for shape in shapes)
     return x, y, v
-
-
-def _compile(function: Any, *args: jax.Array) -> Any:
-    return jit(function).lower(*args).compile()
 
 
 def _held_bytes(compiled: Any) -> int:

@@ -22,11 +22,12 @@ from weakref import WeakKeyDictionary, ref
 
 import jax
 from jax import jit as real_jit
-from jax._src.core import trace_state_clean  # whether JAX traces anything now; it has no public form
+from jax._src.core import trace_state_clean  # as in compiling.py
 from jax._src.traceback_util import api_boundary, register_exclusion  # hides these frames from users, as JAX hides its own
 from jax.core import ShapedArray, Tracer
 
 from eqsat_mem.api import argument_names, hoist_constants
+from eqsat_mem.compiling import JitByPlan
 from eqsat_mem.config import Options, format_bytes, resolve_limit
 from eqsat_mem.control import total_bytes
 from eqsat_mem.errors import EqsatMemError, PlanningError
@@ -97,7 +98,7 @@ class Jitted:
         functools.update_wrapper(self, original, updated=())
         self.__wrapped__ = fun
         self._original = original
-        self._planned: Any = real_jit(settings.planning(fun, options), **options)
+        self._planned = JitByPlan(settings.planning(fun, options), options)
         self._settings = settings
         self._placed = _placement(options)
 
@@ -131,12 +132,13 @@ class Jitted:
         self._original.clear_cache()
 
     def _cache_size(self) -> int:
-        return int(self._planned._cache_size() + self._original._cache_size())
+        return self._planned.cache_size() + int(self._original._cache_size())
 
     def _run(self, method: str, args: Any, kwargs: Any) -> Any:
         reason = self._why_alone(args, kwargs)
         if reason is None:
-            return getattr(self._planned, method)(*args, **kwargs)
+            planned = self._planned.chosen(args, kwargs)
+            return getattr(planned, method)(*args, **kwargs)
         if reason:
             self._settings.ledger.add(Entry(**_identity(self.__wrapped__), outcome="left alone", reason=reason))
         with self._settings.within():

@@ -9,7 +9,9 @@ from os import PathLike
 from typing import Any
 
 from eqsat_mem.errors import Tensor, tensor_lines
+from eqsat_mem.profiles import device_in_use
 from eqsat_mem.sizes import format_bytes
+from eqsat_mem.vectors import compiler_options
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,14 @@ class Plan:
 
     def __deepcopy__(self, memo: Any) -> Plan:
         return self  # nobody changes it
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        """What this machine's XLA compiles the plan with when the function is called on its own, for ``jax.jit`` around a caller of it.
+
+        Empty for a program that is left as it was, and where XLA's own choices are the best that is known.
+        """
+        return {} if self.unchanged else compiler_options(device_in_use().vector_bits)
 
     @property
     def stands_alone(self) -> bool:

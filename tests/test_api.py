@@ -28,6 +28,7 @@ class PlanAsTraced:
     arg_names: tuple[str, ...]
     limit_bytes: int
     record: None = None
+    unchanged: bool = False
 
     def function(self, *args):
         return jaxpr_as_fun(self.jaxpr)(*args)

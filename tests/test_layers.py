@@ -14,11 +14,11 @@ LAYERS = (
     "sizes errors config events",
     "terms ir ops equations diagonal picked plain flatten axes infer effects trace interpret",
     "forms vocabulary grammar rules encode egraph saturate exact levels unfold extract chains absorbed",
-    "lookups repeats scans staging costs tree loops fusion memory profiles calibrate timing ladders schedule remat control",
+    "lookups repeats scans staging vectors costs tree loops fusion memory profiles calibrate timing ladders schedule remat control",
     "source reads calls expressions emit scratch verify report outline",
     "debug progress needed rivals explanation timeline picture explain searching pipeline",
     "show premises instances sequential claims pieces soundness counterexample samples",
-    "page manual function primitive api demo userfile ledger jitted script unmodified commands __main__",
+    "page manual function primitive compiling api demo userfile ledger jitted script unmodified commands __main__",
 )
 ORDER = [name for line in LAYERS for name in line.split()]
 """Modules in the order of the dataflow; each imports only those before it."""

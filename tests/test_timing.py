@@ -34,6 +34,7 @@ DEVICE = Device(
     reused_bytes=2**25,
     fresh_rate=4e9,
     folds=Folds.LIBRARY,
+    vector_bits=256,
 )
 PLENTY = 2**34
 

@@ -1,0 +1,86 @@
+"""``jax.jit`` of functions that bind plans while they are traced: plans are compiled with options of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import jax
+from jax import jit
+from jax._src.core import trace_state_clean  # whether JAX traces anything now; it has no public form
+from jax._src.traceback_util import register_exclusion
+
+from eqsat_mem.primitive import planned_p
+from eqsat_mem.profiles import device_in_use
+from eqsat_mem.report import Plan
+from eqsat_mem.vectors import compiler_options
+
+MOST_SIGNATURES = 1024
+register_exclusion(__file__)  # hides these frames from users, as JAX hides its own
+
+
+class JitByPlan:
+    """Two ``jax.jit`` functions of one function, which share what it is traced to: ``plain``, and one with compiler options for plans.
+
+    A program that stays as written is compiled as JAX compiles it, so that its bits stay the same too. Within another trace there is
+    only ``plain``: what is compiled then is not ours.
+    """
+
+    def __init__(self, fun: Callable[..., Any], jit_options: dict[str, Any]) -> None:
+        self.plain: Any = jit(fun, **jit_options)
+        self._fun = fun
+        self._jit_options = jit_options
+        self._static = any(jit_options.get(name) is not None for name in ("static_argnums", "static_argnames"))
+        self._tuned: Any = None
+        self._chosen: dict[Hashable, Any] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.chosen(args, kwargs)(*args, **kwargs)
+
+    def chosen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The one to call with these arguments; plans for them where that is not known."""
+        config: Any = jax.config
+        if not trace_state_clean() or config.jax_disable_jit or not self._options():
+            return self.plain
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        key = (tree, *map(self._kind, leaves))
+        try:
+            known = self._chosen.get(key)
+        except TypeError:  # a static argument that cannot be hashed, of which JAX tells
+            return self.plain
+        if known is None:
+            if len(self._chosen) >= MOST_SIGNATURES:
+                self._chosen.clear()
+            planned = any(not plan.unchanged for plan in plans_in(self.plain.trace(*args, **kwargs).jaxpr))
+            known = self._chosen[key] = self._tuned if planned else self.plain
+        return known
+
+    def clear_cache(self) -> None:
+        self._chosen.clear()
+        for function in self._made():
+            function.clear_cache()
+
+    def cache_size(self) -> int:
+        """How many compiled programs are kept."""
+        return sum(int(function._cache_size()) for function in self._made())
+
+    def _made(self) -> list[Any]:
+        return [self.plain] if self._tuned is None or self._tuned is self.plain else [self.plain, self._tuned]
+
+    def _options(self) -> bool:
+        """Whether there are compiler options for plans on this machine, asked once; those of the user's come first."""
+        if self._tuned is None:
+            options = {} if self._jit_options.get("compiler_options") else compiler_options(device_in_use().vector_bits)
+            self._tuned = jit(self._fun, **{**self._jit_options, "compiler_options": options}) if options else self.plain
+        return self._tuned is not self.plain
+
+    def _kind(self, leaf: Any) -> Hashable:
+        """What of an argument decides what is compiled: shape and dtype, or the value of what may be static."""
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+            return (leaf.shape, leaf.dtype)
+        return (type(leaf), leaf if self._static else None)
+
+
+def plans_in(jaxpr: Any) -> list[Plan]:
+    """The plans that a function bound while it was traced."""
+    return [eqn.params["function"].plan() for eqn in jaxpr.eqns if eqn.primitive is planned_p]

@@ -1,0 +1,122 @@
+"""Vectors that plans are compiled for: on which machines, for which programs, and that nothing is planned twice because of it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqsat_mem import compiling, costs, optimize, report, vectors
+from eqsat_mem.compiling import JitByPlan
+
+WIDE = {vectors.OPTION: "512"}
+POINTS = np.random.default_rng(0).standard_normal((1500, 3)).astype(np.float32)
+
+
+def energies(x, scale=1.0):
+    return jnp.exp(-scale * jnp.sum((x[:, None] - x[None]) ** 2, -1)).sum(1)
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """A machine of wide vectors, whatever this one is; the list of what ``jax.jit`` compiled with options."""
+    for module in (compiling, report):
+        monkeypatch.setattr(module, "compiler_options", lambda bits: WIDE)
+    made = []
+    monkeypatch.setattr(compiling, "jit", lambda fun, **options: made.append(options.get("compiler_options")) or jax.jit(fun, **options))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("flags", "bits"), [("fpu avx2 fma", 256), ("fpu avx512f avx512dq", 256), ("fpu avx512f avx512_vbmi2", 512), (None, 256)]
+)
+def test_the_width_is_read_from_the_flags_of_the_processor(flags, bits, tmp_path, monkeypatch):
+    described = tmp_path / "cpuinfo"
+    if flags is not None:
+        described.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(vectors, "CPUINFO", described)
+    assert vectors.machine_bits() == costs.cpu().vector_bits == bits
+
+
+def test_options_are_only_those_that_this_jaxlib_knows(monkeypatch):
+    assert vectors.compiler_options(256) == {}
+    assert vectors.compiler_options(512) == (WIDE if jax.default_backend() == "cpu" else {})
+    monkeypatch.setattr(vectors, "OPTION", "xla_cpu_no_such_option")
+    assert vectors.compiler_options(512) == {}
+
+
+def test_a_plan_is_compiled_with_them_and_a_program_as_written_without(wide):
+    small, large = POINTS[:50], POINTS
+    fast = optimize(energies, memory_limit="4MiB")
+    by_plan = fast._under_limit()
+    assert not fast.plan(large).unchanged
+    assert fast.plan(small).unchanged
+    for x in (large, small, large):
+        np.testing.assert_allclose(fast(x), energies(x), rtol=1e-4)
+    assert by_plan.chosen((large,), {}) is not by_plan.plain
+    assert by_plan.chosen((small,), {}) is by_plan.plain
+    assert fast.plan(large).compiler_options == WIDE
+    assert fast.plan(small).compiler_options == {}
+    assert np.array_equal(fast(small), jax.jit(energies)(small))
+
+
+def test_a_call_and_its_plan_trace_the_function_once(wide):
+    traced = []
+
+    def counted(x):
+        traced.append(x)
+        return energies(x)
+
+    fast = optimize(counted, memory_limit="4MiB")
+    plan = fast.plan(POINTS)
+    fast(POINTS)
+    fast.lower(POINTS).compile()(POINTS)
+    assert len(traced) == 1
+    assert fast.plan(POINTS) is plan
+
+
+def test_inside_another_trace_options_are_those_of_the_caller(wide):
+    fast = optimize(energies, memory_limit="4MiB")
+    np.testing.assert_allclose(jax.jit(lambda x: fast(x) + 1)(POINTS), energies(POINTS) + 1, rtol=1e-4)
+    jax.jit(jax.grad(lambda x: fast(x).sum()))(POINTS)
+    jax.grad(lambda x: fast(x).sum())(POINTS)
+    assert WIDE not in wide
+
+
+def test_static_values_are_told_apart(wide):
+    def repeated(x, n):
+        return sum(energies(x) for _ in range(n)) if n else x[:, 0]
+
+    fast = optimize(repeated, memory_limit="4MiB", static_argnums=1)
+    by_plan = fast._under_limit()
+    np.testing.assert_allclose(fast(POINTS, 0), POINTS[:, 0])
+    np.testing.assert_allclose(fast(POINTS, 1), energies(POINTS), rtol=1e-4)
+    assert by_plan.chosen((POINTS, 0), {}) is by_plan.plain
+    assert by_plan.chosen((POINTS, 1), {}) is not by_plan.plain
+    with pytest.raises(ValueError, match="hashable"):
+        fast(POINTS, [1])
+
+
+def test_options_of_the_user_are_left_alone(wide):
+    by_plan = JitByPlan(energies, {"compiler_options": {vectors.OPTION: "128"}})
+    assert by_plan.chosen((POINTS,), {}) is by_plan.plain
+    np.testing.assert_allclose(by_plan(POINTS), energies(POINTS), rtol=1e-4)
+    assert wide == [{vectors.OPTION: "128"}]
+
+
+def test_numbers_that_change_with_every_call_are_one_signature(wide):
+    fast = optimize(energies, memory_limit="4MiB")
+    for scale in (0.5, 1.5, 2.5):
+        np.testing.assert_allclose(fast(POINTS, scale), energies(POINTS, scale), rtol=1e-4)
+    assert len(fast._under_limit()._chosen) == 1
+
+
+def test_forgotten_signatures_are_planned_again_when_called(wide, monkeypatch):
+    monkeypatch.setattr(compiling, "MOST_SIGNATURES", 2)
+    fast = optimize(partial(energies, scale=2.0), memory_limit="4MiB")
+    for n in (40, 50, 60, 40):
+        assert fast(POINTS[:n]).shape == (n,)
+    assert len(fast._under_limit()._chosen) <= 2
