@@ -233,6 +233,9 @@ class EGraph:
                 commands.append(self._set("summed", [read], self._lit(term.summed)))
             masks = ((fact, getattr(term, fact)) for fact in ("pointwise", "selected", "combined", "searched"))
             commands += [self._set(fact, [read], self._lit(mask)) for fact, mask in masks if mask]
+        for t, node in self._encoder.other_reads():
+            same = self._egg.Union(self._span, self._call("Node", [self._lit(t)]), self._expression(node))
+            commands.append(self._egg.ActionCommand(same))
         self._graph.run_program(*commands)
 
     def _expression(self, node: Node) -> Any:

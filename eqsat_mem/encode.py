@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,21 @@ class Encoder:
     def extents(self) -> Iterator[tuple[int, int]]:
         indices = self.indices()
         return ((1 << b, indices[i].extent) for i, b in self._bit.items())
+
+    def other_reads(self) -> Iterator[tuple[int, Node]]:
+        """Reads of arrays under one other name, as renamed reads: what changes of names come to. Without any, nobody has to know."""
+        terms = {t: self.program.terms[t] for t in self._encoded if t >= 0}
+        if not any(isinstance(term, ir.Rename) for term in terms.values()):
+            return
+        reads = [(t, term) for t, term in terms.items() if isinstance(term, ir.Input | ir.Const)]
+        for (one, before), (other, after) in permutations(reads, 2):
+            if type(before) is not type(after) or before.slot != after.slot:
+                continue
+            changed = {(s, d) for s, d in zip(sum(before.axes, ()), sum(after.axes, ())) if s != d}
+            if len(changed) == 1 and self.program.add(ir.Rename(before.dtype, tuple(changed), one)) == other:
+                ((source, destination),) = changed
+                if source in self._bit and destination in self._bit:
+                    yield other, Node("Ren", (1 << self._bit[source], 1 << self._bit[destination]), (one,))
 
     # program -> nodes
 

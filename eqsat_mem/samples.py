@@ -38,6 +38,13 @@ def kernels(x: Array, y: Array, variance: Array, width: Array) -> Any:
     return jnp.exp(-d), *(jnp.cos(s) for s in scales)
 
 
+def symmetrised(x: Array) -> Any:
+    first, second = x[:, None], x[None]
+    least, most, unequal = (f(first, second).sum(-1) for f in (jnp.minimum, jnp.maximum, lambda a, b: jnp.abs(a - b)))
+    k = jnp.exp(-sq(x, x)) + x @ x.T + jnp.eye(len(x), dtype=x.dtype)
+    return (k + k.T) / 2, 0.5 * (least + least.T), (most * unequal + (most * unequal).T) * 0.5, jnp.outer(x[:, 0], x[:, 0]).T
+
+
 def by_square(x: Array, y: Array) -> Any:
     return jnp.sum(jnp.square(x[:, None] - y[None]), -1)
 
@@ -287,7 +294,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]), (selection, [(3, 40)]),
     (extremes, [(3, 40)]),
     (masked_sums, [(3, 4), (4, 2)]), (wider_sums, [(3, 4), (4, 2)]), (by_log_partition, [(3, 4), (4, 2)]), (own_fold, [(3, 4)]),
-    (moments, [(3, 4)]),
+    (moments, [(3, 4)]), (symmetrised, [(4, 3)]),
     (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
 ]  # fmt: skip
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {fun.__name__: (fun, normal(*shapes)) for fun, shapes in SHAPES}

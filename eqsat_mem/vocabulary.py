@@ -127,6 +127,7 @@ LANGUAGE = """
 (rule ((want m) (= n (size m)) (> n (threshold))) ((large m)) :ruleset analysis :name "large")
 
 (rewrite (Ren s d a) a :when ((= (& (free a) s) 0)) :ruleset simplify :name "rename-nothing")
+(rewrite (Ren s s a) a :ruleset simplify :name "rename-to-itself")
 (rewrite (Diag j i a) a :when ((= (& (free a) j) 0)) :ruleset simplify :name "diagonal-of-nothing")
 (rewrite (Diag j i a) (Ren j i a) :when ((= fa (free a)) (!= (& fa j) 0) (= (& fa i) 0)) :ruleset simplify :name "diagonal-is-rename")
 (set (size 0) 1.0)

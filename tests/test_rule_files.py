@@ -37,6 +37,10 @@ def distances(x, y):
     return jnp.sum((x[:, None] - y[None]) ** 2, -1)
 
 
+def symmetrised(k):
+    return (k + k.T) / 2
+
+
 N = 1500
 SPEED = 2**40
 GAINS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], int]] = {  # by file: a program and a limit
@@ -46,6 +50,7 @@ GAINS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], int]] = {  # b
     "distance": (lambda x, y: jnp.exp(-distances(x, y)), [(N, 64), (N, 64)], SPEED),
     "scaling": (lambda x, y, v: jnp.exp(-0.5 * distances(x, y)) @ v, [(N, 64), (N, 64), (N, 2)], SPEED),
     "simplify": (lambda x, y: jnp.exp(-(jnp.linalg.norm(x[:, None] - y[None], axis=-1) ** 2)), [(N, 64), (N, 64)], SPEED),
+    "symmetry": (lambda x, v: symmetrised(jnp.exp(-distances(x, x))) @ v, [(N, 3), (N, 2)], SPEED),
     "streaming": (lambda x, w: jax.nn.logsumexp(x @ w.T, axis=1), [(500, 256), (40 * N, 256)], 70 * 2**20),
     "splitting": (lambda x, y, v: jnp.exp(-distances(x, y)) @ v, [(N, 3), (N, 3), (N, 2)], 2**20),
 }

@@ -80,6 +80,28 @@ def test_names_changed_twice_do_not_meet_in_a_value_that_is_constant_along_one()
             np.testing.assert_allclose(got, expected, rtol=1e-12, err_msg=f"seed {seed}")
 
 
+@pytest.mark.parametrize(
+    ("matrix", "symmetric"),
+    [
+        (lambda x, y: jnp.exp(-jnp.sum((x[:, None] - x) ** 2, -1)), True),
+        (lambda x, y: jnp.abs(x[:, None] - x).max(-1) + x @ x.T, True),
+        (lambda x, y: jnp.tanh(x / y[0])[:, None, 0] * jnp.tanh(x / y[0])[:, 0], True),
+        (lambda x, y: jnp.sum((x[:, None] - y) ** 2, -1), False),
+        (lambda x, y: x[:, None, 0] - x[:, 0], False),
+        (lambda x, y: jnp.sum((x[:, None] - 2 * x) ** 2, -1), False),
+    ],
+)
+def test_a_matrix_is_known_to_be_its_transpose_where_it_is(matrix, symmetric):
+    def averaged(x, y):
+        k = matrix(x, y)
+        return (k + k.T) / 2, k
+
+    program = program_of(averaged, *np.random.default_rng(0).standard_normal((2, 5, 3)))
+    view = saturate(program, RULES, SMALL)
+    average, k = (view.class_of[output.term] for output in program.outputs)
+    assert (average == k) is symmetric
+
+
 def test_where_egglog_fails_the_e_graph_is_built_with_fewer_iterations(monkeypatch):
     step, calls = EGraph.step, []
 
