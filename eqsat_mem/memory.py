@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
+from eqsat_mem.columns import Columns
 from eqsat_mem.costs import Folds
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Copy, Fused, fuse, is_narrow
@@ -117,6 +118,7 @@ class Memory:
         self._layouts = [tuple(bits(free)) for free in program.free]
         contracted = {c for term in program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
         self._widths = [self._width(t, t in contracted) for t in range(len(program.terms))]
+        self._columns = Columns(self.ex, self.fused)
 
     def _width(self, t: int, contracted: bool) -> int:
         """Bytes of an element. XLA:CPU computes bfloat16 in float32, contracts all narrow numbers in it, and keeps what it computes so."""
@@ -175,21 +177,17 @@ class Memory:
 
     def total(self, seq: Seq, chunks: Chunks) -> int:
         """Arguments, outputs and temporaries of the whole program."""
-        return self._fixed + self.peak(seq, self.full_extents(), chunks).nbytes + (self._taken_apart if chunks else 0)
+        return self._fixed + self.peak(seq, self.full_extents(), chunks).nbytes + self._taken_apart(seq)
 
     @cached_property
     def _fixed(self) -> int:
         """What no plan changes besides outputs that are computed."""
         return argument_bytes(self.ex.program) + self._output_copies()
 
-    @cached_property
-    def _taken_apart(self) -> int:
-        """Arguments that unrolled folds read one position at a time are copied position by position, once, before the loops."""
-        program, unrolled = self.ex.program, 0
-        for mask in self.ex.unrolls.values():
-            unrolled |= mask
-        leaves = [t for t in program.reachable() if isinstance(program.terms[t], (Input, Const))]
-        return sum(program.nbytes(t) for t in leaves if program.free[t] & unrolled and program.free[t] & ~unrolled)
+    def _taken_apart(self, seq: Seq) -> int:
+        """Arguments that loops read position by position are copied position by position, once, before all loops."""
+        program = self.ex.program
+        return sum(program.nbytes(t) for t in self._columns.read_by_loops(seq).apart if isinstance(program.terms[t], Input | Const))
 
     def _output_copies(self) -> int:
         """Outputs that are plain reads, or that are returned twice, are copies of their own."""
@@ -288,7 +286,7 @@ class Memory:
         return self.peak(step.body, extents.with_extent(step.index, rest), chunks).nbytes if whole == 1 and rest else 0
 
     def written_out(self, seq: Seq, extents: Extents) -> list[int]:
-        """Bytes of what is written out in float32, or at a larger shape, while each kernel runs."""
+        """Bytes of what is written out in float32, at a larger shape, or position by position, while each kernel runs."""
         fused, along = self.fused(seq), self._sliced_along.get(seq)
         changes = [0] * (len(fused.kept) + 1)
         for s in fused.copies:
@@ -296,6 +294,9 @@ class Memory:
                 nbytes = self._copy_bytes(s, extents)
                 changes[s.first] += nbytes
                 changes[s.last + 1] -= nbytes
+        for t, first, last in self._columns.beside(seq):
+            changes[first] += self.size(t, extents)
+            changes[last + 1] -= self.size(t, extents)
         return list(itertools.accumulate(changes[:-1]))
 
     def _ahead(self, loop: Loop, seq: Seq, extents: Extents) -> int:

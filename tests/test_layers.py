@@ -14,7 +14,7 @@ LAYERS = (
     "sizes errors config events",
     "terms ir ops equations diagonal picked plain flatten axes infer effects trace interpret",
     "forms vocabulary grammar rules encode egraph saturate exact levels unfold extract chains absorbed",
-    "lookups repeats scans staging vectors costs tree loops fusion memory profiles calibrate timing ladders schedule remat control",
+    "lookups repeats scans staging vectors costs tree loops fusion columns memory profiles calibrate timing ladders schedule remat control",
     "source reads calls expressions emit scratch verify report outline",
     "debug progress needed rivals explanation timeline picture explain searching pipeline",
     "show premises instances sequential claims pieces soundness counterexample samples",

@@ -135,11 +135,11 @@ XLA: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 }
 
 
-def compare_with_xla(ex: Extraction, limit: int | None) -> None:
+def compare_with_xla(ex: Extraction, limit: int | None, most: float = 1.15) -> None:
     made = straight(ex, cpu()) if limit is None else schedule(ex, limit, cpu())
     avals = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in ex.program.inputs]
     held, _ = compiled_peak(emit(made).function, avals)
-    assert 0.95 * held <= made.peak_bytes <= 1.15 * held
+    assert 0.95 * held <= made.peak_bytes <= most * held
 
 
 @pytest.mark.parametrize("limit", [None, 4 * KIB * KIB])
@@ -147,3 +147,22 @@ def compare_with_xla(ex: Extraction, limit: int | None) -> None:
 def test_predictions_are_what_xla_holds(name, limit):
     fun, shapes = XLA[name]
     compare_with_xla(traced(fun, *shapes), limit)
+
+
+ROWS = 8192
+POINTS = [(ROWS, 3), (ROWS, 3), (ROWS,)]
+APART: dict[str, Callable[..., Any]] = {
+    "arguments": kernel_vector,
+    "one argument, the other divided by one": lambda x, y, v: kernel_vector(x, y / 1.0, v),
+    "elementwise values": lambda x, y, v: kernel_vector(x * 2.0, jnp.exp(y), v),
+    "a contraction": lambda x, y, v: kernel_vector(x, y @ (y[:3] + 1.0), v),
+    "values that are read whole as well": lambda x, y, v: (jnp.exp(x @ (2.0 * y).T - distances(x, 2.0 * y))) @ v,
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_loops_read_position_by_position_is_held_so(name):
+    """Tiles are small beside the columns of arguments and of other values, of which XLA holds as many as are predicted."""
+    ex = traced(APART[name], *POINTS)
+    assert ex.unrolls
+    compare_with_xla(ex, argument_bytes(ex.program) + 500 * KIB, most=1.05)

@@ -118,6 +118,7 @@ def test_a_contraction_that_is_the_result_is_not_scratch():
         (lambda x: jnp.log(jnp.sum(jnp.exp(x), 1)), 1),
         (lambda x: -jnp.sum(x, 1), 0),
         (lambda x: jnp.sum(jnp.abs(x), 1), 0),
+        (lambda x: jnp.sum(jnp.abs(x), 1, keepdims=True), 0),
         (lambda x: jnp.sqrt(jnp.sum(x * x, 1)), 0),
         (lambda x: jax.nn.softmax(x, 1), 0),
     ],

@@ -1,0 +1,78 @@
+"""Which values loops read position by position, along indices that are written out.
+
+Such values are taken apart where they stand, into one array per position, which the loops then slice: no turn has to read with a stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from eqsat_mem.extract import Extraction
+from eqsat_mem.fusion import Fused
+from eqsat_mem.ir import Map, children
+from eqsat_mem.tree import Loop, Seq, made
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The arrays that something reads ``apart``, position by position, and those that it reads ``whole``; some may be in both."""
+
+    apart: frozenset[int]
+    whole: frozenset[int]
+
+
+@dataclass(eq=False)
+class Columns:
+    """What the regions of one program read position by position; ``fused`` gives the kernels of a region."""
+
+    ex: Extraction
+    fused: Callable[[Seq], Fused]
+    _reads: dict[Seq, Reads] = field(default_factory=dict)
+
+    def read_by_loops(self, seq: Seq) -> Reads:
+        """What the loops of a region read from outside of themselves."""
+        steps = (step for step in seq.steps if not isinstance(step, int))
+        return _merged(self.reads(step.body) if isinstance(step, Loop) else self.read_by_loops(step) for step in steps)
+
+    def reads(self, seq: Seq) -> Reads:
+        """What a region reads from outside of itself."""
+        known = self._reads.get(seq)
+        if known is None:
+            inside = (step.body if isinstance(step, Loop) else step for step in seq.steps if not isinstance(step, int))
+            every = _merged([self._read_by_kernels(seq), *map(self.reads, inside)])
+            own = made(seq)
+            known = self._reads[seq] = Reads(every.apart - own, every.whole - own)
+        return known
+
+    def _read_by_kernels(self, seq: Seq) -> Reads:
+        program = self.ex.program
+        apart, whole = set[int](), set[int]()
+        for members in self.fused(seq).members:
+            written_out, own = 0, frozenset(members)
+            for t in reversed(members):  # users first
+                written_out |= self.ex.unrolls.get(t, 0)
+                for c in children(program.terms[t]):
+                    if c not in own:
+                        (apart if program.free[c] & written_out else whole).add(program.source_of(c))
+        return Reads(frozenset(apart), frozenset(whole))
+
+    def beside(self, seq: Seq) -> Iterator[tuple[int, int, int]]:
+        """The values of a region that stand beside their columns, and the positions of the first and last kernel at which they do.
+
+        Of a value that nothing else reads there are only the columns: XLA computes an elementwise one in their place, others die with them.
+        """
+        fused, read = self.fused(seq), self.read_by_loops(seq)
+        for position, step in enumerate(fused.kept if read.apart else ()):
+            for t in read.apart.intersection(made(step)):
+                kernels = (own for kernel, own in zip(fused.kept, fused.operands, strict=True) if isinstance(kernel, int))
+                if t in read.whole or t in seq.outs or any(t in own for own in kernels):
+                    yield t, position, fused.last_use[t]
+                elif not isinstance(step, int) or not isinstance(self.ex.program.terms[step], Map):
+                    yield t, position, position
+
+
+def _merged(reads: Iterable[Reads]) -> Reads:
+    """What any of several things reads."""
+    parts = list(reads)
+    return Reads(frozenset().union(*(r.apart for r in parts)), frozenset().union(*(r.whole for r in parts)))
