@@ -21,6 +21,9 @@ class Reads:
     apart: frozenset[int]
     whole: frozenset[int]
 
+    def without(self, own: Iterable[int]) -> Reads:
+        return Reads(self.apart.difference(own), self.whole.difference(own))
+
 
 @dataclass(eq=False)
 class Columns:
@@ -31,9 +34,9 @@ class Columns:
     _reads: dict[Seq, Reads] = field(default_factory=dict)
 
     def read_by_loops(self, seq: Seq) -> Reads:
-        """What the loops of a region read from outside of themselves."""
+        """What the loops of a region read from outside of themselves, less what stretches read of their own."""
         steps = (step for step in seq.steps if not isinstance(step, int))
-        return _merged(self.reads(step.body) if isinstance(step, Loop) else self.read_by_loops(step) for step in steps)
+        return _merged(self.reads(step.body) if isinstance(step, Loop) else self.read_by_loops(step).without(made(step)) for step in steps)
 
     def reads(self, seq: Seq) -> Reads:
         """What a region reads from outside of itself."""
@@ -41,8 +44,7 @@ class Columns:
         if known is None:
             inside = (step.body if isinstance(step, Loop) else step for step in seq.steps if not isinstance(step, int))
             every = _merged([self._read_by_kernels(seq), *map(self.reads, inside)])
-            own = made(seq)
-            known = self._reads[seq] = Reads(every.apart - own, every.whole - own)
+            known = self._reads[seq] = every.without(made(seq))
         return known
 
     def _read_by_kernels(self, seq: Seq) -> Reads:

@@ -31,7 +31,7 @@ class Expressions(Calls):
             self.value(term.arg, scope, region)
         if t not in region.terms:
             return self.outer(t, scope, fixed)
-        if fixed and t in region.kept:
+        if fixed and (t in region.kept or isinstance(term, Block)):
             return self.pinned(self.value(t, scope, region), fixed)
         text, layout = self.compute(t, scope, region, fixed)
         if t in self.ex.exact or t in region.ends:

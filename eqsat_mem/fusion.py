@@ -95,9 +95,7 @@ def fuse(ex: Extraction, seq: Seq, folds: Folds = Folds.LIBRARY, as_run: bool = 
             own = frozenset(c for t in group for c in operands(program, t) if c not in group)
             if _rereads(program.terms[s]):  # what makes its operands is computed in its kernels once more
                 own = own.union(*(r for k, r in zip(kept, read, strict=True) if k in own and isinstance(k, int)))
-            elif (
-                folds.by_library and as_run and isinstance(program.terms[s], Map)
-            ):  # XLA:CPU rather computes what is cheap again than reads it
+            elif folds.by_library and as_run and isinstance(program.terms[s], Map):  # what is cheap is rather computed again than read
                 again = [k for k, t in enumerate(kept) if t in own and members[k] and all(_cheap(program, u) for u in members[k])]
                 own = own.difference(kept[k] for k in again).union(*(read[k] for k in again))
             read.append(own)
@@ -348,6 +346,8 @@ def _computed_on_the_way(ex: Extraction, t: int, users: list[int], ends: frozens
             return alone or _cheap(program, t)
         case Fold():
             return alone and (bool(ex.unrolls.get(t)) or (style is Folds.FUSED and program.extent(term.over) <= SMALL_FOLD))
+        case Block():
+            return term.call.prim.name == "slice" and not folds and all(isinstance(program.terms[e], Map) for e in ends)
     return False
 
 

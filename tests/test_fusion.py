@@ -115,3 +115,16 @@ def test_fusions_end_at_folds_that_are_read_elementwise():
     """A fold that a loop hands on, or a contraction reads, is an array anyway."""
     ex = traced(lambda x, y: (jnp.max(x, 1) - jnp.sum(y, 1), jnp.sum(x, 0) @ y), (8, 8), (8, 8))
     assert len(ends(ex, region(ex), Memory(ex).fused(region(ex)))) == 2
+
+
+def element_of_a_product(x, y, v):
+    """Its bits are counted again in each of two operations that read them: nothing of one element is a kernel of its own."""
+    zero = lax.population_count(lax.bitcast_convert_type((x @ y)[:1, :1], jnp.uint32)) >> 7
+    tied = [lax.bitcast_convert_type(lax.bitcast_convert_type(z, jnp.uint32) | zero, jnp.float32) for z in (x, y)]
+    return (tied[0] @ tied[1]) @ v
+
+
+def test_slices_are_computed_inside_elementwise_operations_that_read_them():
+    ex = traced(element_of_a_product, SQUARE, SQUARE, ROW)
+    kept = Memory(ex).fused(region(ex)).kept
+    assert [ex.program.nbytes(t) for t in kept] == [MATRIX, MATRIX, MATRIX, MATRIX, 4 * N]

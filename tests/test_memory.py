@@ -19,7 +19,7 @@ from eqsat_mem.loops import region
 from eqsat_mem.memory import Memory, argument_bytes
 from eqsat_mem.schedule import Schedule, schedule, straight
 from eqsat_mem.trace import load
-from eqsat_mem.tree import loops
+from eqsat_mem.tree import Seq, loops
 from eqsat_mem.verify import compiled_peak
 from tests.differential import random_tree
 from tests.execution import brute_force_peak
@@ -166,3 +166,11 @@ def test_what_loops_read_position_by_position_is_held_so(name):
     ex = traced(APART[name], *POINTS)
     assert ex.unrolls
     compare_with_xla(ex, argument_bytes(ex.program) + 500 * KIB, most=1.05)
+
+
+def test_a_stretch_holds_what_its_steps_hold():
+    """What its own loops read position by position is taken apart inside of it."""
+    ex = traced(APART["values that are read whole as well"], *POINTS)
+    made = schedule(ex, argument_bytes(ex.program) + 500 * KIB, cpu())
+    around = Seq((made.seq,), made.seq.outs, made.seq.reads)
+    assert Memory(ex).total(around, made.chunks) == made.peak_bytes

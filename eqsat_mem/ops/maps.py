@@ -223,7 +223,7 @@ _ROWS = [
     _row("shift_left", 1),
     _row("shift_right_logical", 1),
     _row("shift_right_arithmetic", 1),
-    _row("population_count", 2),
+    _row("population_count", 2, cheap=True),
     _row("clz", 2),
     # types
     _row("convert_element_type", 1, _convert, constructor="Convert", weak_type=False, sharding=None),
