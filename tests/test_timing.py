@@ -226,6 +226,21 @@ def test_a_solve_as_written_pays_for_the_columns_that_its_library_stores(shape: 
     assert as_written == emitted or laid_out
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_window_costs_more_for_its_position_than_an_element_of_it(written: bool):
+    def moved(x, at, u):
+        return x.at[at].add(u) if written else x[at] + u
+
+    def seconds(windows: int, width: int) -> float:
+        shapes = ((64, width), "float32"), ((windows,), "int32"), ((windows, width), "float32")
+        ex = Extraction(load(jax.make_jaxpr(moved)(*(jax.ShapeDtypeStruct(*shape) for shape in shapes)), "xau"))
+        extents = [i.extent for i in ex.program.indices]
+        return sum(arithmetic_s(ex.program, t, extents, DEVICE) for t in region(ex).steps if isinstance(ex.program.terms[t], Block))
+
+    narrow, wide = seconds(4096, 1), seconds(1024, 4)
+    assert wide < narrow < 4 * wide
+
+
 def test_a_contraction_that_is_dealt_to_the_cores_pays_for_that_in_every_turn():
     ex = traced(lambda x, y: jnp.exp(x @ y.T).max(1), (2048, 8), (1024, 8))
     (i,) = (n for n, index in enumerate(ex.program.indices) if index.extent == 2048)
