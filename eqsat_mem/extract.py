@@ -123,8 +123,11 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
         found = {t: view.facts[fact].get(c, 0) & able(t) for t, c in class_of.items()}
         return {t: mask for t, mask in found.items() if mask}
 
+    def sliced(t: int, dots: bool) -> int:
+        return pointwise(program, t) if isinstance(program.terms[t], ir.Dot) is dots else 0
+
     allowed = Allowed(
-        table("splits", lambda t: pointwise(program, t)),
+        table("splits", lambda t: sliced(t, dots=False)) | table("splits-dot", lambda t: sliced(t, dots=True)),
         table("accumulates", lambda t: ir.folded(program.terms[t])),
         table("unrolls", lambda t: _elements(program.terms[t])),
     )

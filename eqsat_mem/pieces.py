@@ -22,7 +22,10 @@ def wrong_piece(program: Program, t: int, stated: Mapping[str, int], values: Map
     if isinstance(term, ir.Rename):
         return None
     over = term.over if isinstance(term, ir.Fold | ir.Dot) else ir.folded(term) if isinstance(term, ir.Block) else 0
-    for name, mask in stated.items():
+    for fact, mask in stated.items():
+        name = fact.removesuffix("-dot")
+        if name == "splits" and (fact == "splits-dot") is not isinstance(term, ir.Dot):
+            continue
         known = program.free[t] if name == "splits" else over
         if name == "unrolls" and isinstance(term, ir.Block):
             known = searched(term.call)

@@ -12,8 +12,11 @@ from functools import cache, reduce
 
 from eqsat_mem import ops
 
-FACTS = ("splits", "accumulates", "unrolls")
-"""What rules state about classes for the stages after extraction: index sets."""
+FACTS = ("splits", "splits-dot", "accumulates", "unrolls")
+"""What rules state about classes for the stages after extraction: index sets.
+
+Contractions have ``splits-dot`` and no ``splits``: what a class says of an elementwise node is not true of a contraction in it.
+"""
 
 LEVELS = "shrunk"
 """The relation of a value and the levels that it holds the exponential of, as ``rules/streaming.egg`` declares it."""
@@ -87,6 +90,7 @@ LANGUAGE = """
 (function combined (T) i64 :merge (| old new))
 (function searched (T) i64 :merge (| old new))
 (function splits (T) i64 :merge (| old new))
+(function splits-dot (T) i64 :merge (| old new))
 (function accumulates (T) i64 :merge (| old new))
 (function unrolls (T) i64 :merge (| old new))
 (function extent (i64) f64 :no-merge)

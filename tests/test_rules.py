@@ -12,7 +12,7 @@ import pytest
 from eqsat_mem import ir
 from eqsat_mem.egraph import EgglogPanic, EGraph
 from eqsat_mem.errors import RuleError
-from eqsat_mem.extract import as_written, extract, original
+from eqsat_mem.extract import as_written, extract, extractions, original
 from eqsat_mem.forms import read_forms
 from eqsat_mem.interpret import evaluate
 from eqsat_mem.ir import Dot, Fold, Input, Map, Program
@@ -350,6 +350,21 @@ def test_contractions_are_split_where_a_rule_says_so():
     unsliced = load_rules(without=("slice-dot", "slice-mixed-dot"))
     assert dots.isdisjoint(original(program, unsliced).splits)
     assert dots <= original(program, unsliced).accumulates.keys()
+
+
+@pytest.mark.parametrize("same", [lambda a: jnp.negative(-a), lambda a: a * 1.0, lambda a: jnp.where(True, a, 0.0)])
+def test_what_an_elementwise_node_may_do_is_not_true_of_a_contraction_in_its_class(same):
+    program = program_of(lambda x, y: jnp.exp(same(x @ y)), np.ones((300, 20), np.float32), np.ones((20, 300), np.float32))
+
+    def splits(accuracy):
+        view = saturate(program, load_rules(accuracy=accuracy))
+        (ex,) = extractions(view, lambda program, t, unrolled: 1e-6, (0.0,))
+        (dot,) = (t for t in ex.program.reachable() if isinstance(ex.program.terms[t], ir.Dot))
+        return dot in ex.splits, len(ex.splits)
+
+    assert splits("bitwise")[0] is False
+    assert splits("bitwise")[1] > 0
+    assert splits("reassociate")[0] is True
 
 
 def test_a_small_fold_of_something_large_may_be_unrolled():
