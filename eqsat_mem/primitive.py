@@ -188,8 +188,12 @@ def _uses_axis(function: Function, name: Hashable) -> bool:
     return any(is_axis_name(effect) and effect.name == name for effect in function.jaxpr.effects)
 
 
-def _dce(used: list[bool], eqn: Any) -> tuple[list[bool], Any]:
-    """Drop unused outputs, and the arguments that only they need."""
+def _dce(used: list[bool], *equation: Any) -> tuple[list[bool], Any]:
+    """Drop unused outputs, and the arguments that only they need.
+
+    Since JAX 0.12 a rule is told before the equation which of its references live on; ours has none.
+    """
+    eqn = equation[-1]
     function = eqn.params["function"]
     if all(used) or function.jaxpr.effects:
         return [True] * len(eqn.invars), eqn

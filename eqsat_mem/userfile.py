@@ -68,7 +68,9 @@ def check_call(place: str, function: Callable[..., Any], args: tuple[Any, ...], 
     """
     import jax
 
-    with _user_errors(_split(place)[0], f"{place} raised while JAX traced it"):
+    only = args[0] if len(args) == 1 else None
+    hint = f" (of one argument, a list of {len(only)}: return a tuple for several)" if isinstance(only, list) else ""
+    with _user_errors(_split(place)[0], f"{place} raised while JAX traced it{hint}"):
         jax.eval_shape(function, *args, **kwargs)
 
 

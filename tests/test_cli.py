@@ -41,6 +41,10 @@ def raises():
     raise RuntimeError("no data today")
 
 
+def listed():
+    return list(two_arguments())
+
+
 number = 3
 """
 
@@ -110,7 +114,10 @@ def test_no_such_file(kernel, capsys):
 
 def test_no_such_function(kernel, capsys):
     message = error_of(capsys, "plan", f"{kernel}:matvex", "--args", f"{kernel}:make_args")
-    assert message == f"{kernel} has no function 'matvex'; it has make_args, make_keywords, matvec, raises, two_arguments, wrong_shapes."
+    assert (
+        message
+        == f"{kernel} has no function 'matvex'; it has listed, make_args, make_keywords, matvec, raises, two_arguments, wrong_shapes."
+    )
 
 
 def test_a_name_that_is_no_function(kernel, capsys):
@@ -132,6 +139,11 @@ def test_arguments_that_do_not_match(kernel, capsys):
     message = error_of(capsys, "plan", f"{kernel}:matvec", "--args", f"{kernel}:two_arguments")
     assert message.startswith(f"{kernel}:matvec raised while JAX traced it: TypeError: ")
     assert "missing 1 required positional argument: 'v'" in message
+
+
+def test_a_list_of_arguments_is_one_argument(kernel, capsys):
+    message = error_of(capsys, "plan", f"{kernel}:matvec", "--args", f"{kernel}:listed")
+    assert message.startswith(f"{kernel}:matvec raised while JAX traced it (of one argument, a list of 2: return a tuple for several)")
 
 
 @pytest.mark.parametrize(
