@@ -130,8 +130,11 @@ class Expressions(Calls):
         else:
             value = self.value(term.arg, scope, region, fixed)
             layout = tuple(i for i in value.layout if i not in present)
-            axes = tuple(value.layout.index(i) for i in present)
+            alone = [i for i in layout if self.single(i, scope)] if term.monoid == "add" and present else []
+            axes = tuple(sorted(value.layout.index(i) for i in (*present, *alone)))
             text = monoid.reduce_text.format(value.text, axes) if present else value.text
+            if alone:  # XLA:CPU holds five times what it adds up along some of its axes if others have extent one
+                text = f"lax.expand_dims({text}, {tuple(layout.index(i) for i in alone)})"
         for i in absent:
             text = self.repeated(monoid, text, self.extent(i, scope))
         return text, layout

@@ -211,6 +211,10 @@ class Reader:
         """Does a scope stand inside a loop over index ``i``?"""
         return any(holder.index == i for holder in scope.around())
 
+    def single(self, i: int, scope: Scope) -> bool:
+        """Does a scope stand inside a loop over index ``i`` one by one?"""
+        return any(holder.index == i and holder.single for holder in scope.around())
+
     def product(self, axis: tuple[int, ...], scope: Scope) -> str:
         factors = [self.extent(i, scope) for i in axis]
         numbers = int(np.prod([int(f) for f in factors if f.isdigit()], dtype=np.int64))

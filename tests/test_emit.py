@@ -49,6 +49,19 @@ PLANS = {
 }
 
 
+def weighted(x, y, w):
+    return jnp.sum(jnp.exp(x - w[..., None]) * y, -1)
+
+
+@pytest.mark.parametrize(("chunk", "axes"), [(1, "(0, 2)"), (2, "(2,)")])
+def test_sums_in_loops_that_run_one_by_one_leave_no_axis_of_extent_one(chunk, axes):
+    shapes = (5, 7, 9), (5, 7, 9), (5, 7)
+    code = emit(split_along(traced(weighted, *shapes), 5, chunk))
+    assert f"lax.reduce_sum(jnp.exp(a_2 - c_2[:, :, None]) * b_2, {axes})" in code.source
+    args = [RNG.standard_normal(s).astype(np.float32) for s in shapes]
+    np.testing.assert_allclose(code.function(*args)[0], weighted(*args), rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_plans_read_as_they_did(name, request):
     path, source = GOLDEN / f"{name}.py.txt", emit(PLANS[name]()).source

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eqsat_mem import verify
-from eqsat_mem.scratch import STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
+from eqsat_mem.scratch import LONE_AXIS, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
 from eqsat_mem.verify import compiled_peak, same_values
 
 cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="options and fusions are XLA:CPU's")
@@ -152,6 +152,9 @@ def distances(x, y):
         (lambda x, y, v, w: jnp.sum(distances(x, y) * w[:, None], 1), 0),
         (lambda x, y, v, w: jnp.max(distances(x, y) * v, 1), 0),
         (lambda x, y, v, w: jnp.sum(distances(x, y) * v), 0),
+        (lambda x, y, v, w: jnp.sum(distances(x, y)[None] * w[None, :, None], 2), LONE_AXIS * 6000 * 700),
+        (lambda x, y, v, w: jax.lax.reduce_sum(distances(x, y)[None] * w[None, :, None], (0, 2)), 0),
+        (lambda x, y, v, w: jnp.sum(distances(x, y)[None] ** 2, 2), 0),
     ],
 )
 def test_a_weighted_sum_holds_what_it_weighs(function, held):
