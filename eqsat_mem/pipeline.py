@@ -148,7 +148,13 @@ def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
     kept = _keep(request, forms.loaded, before) if may_stay else None
     if kept is not None:
         return kept
-    planned = _emit_within(request, forms, best)
+    try:
+        planned = _emit_within(request, forms, best)
+    except MemoryLimitError:  # as predicted, something would have fitted
+        kept = _keep(request, forms.loaded, before) if request.options.verify and not may_stay else None
+        if kept is None:
+            raise
+        return kept
     if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(planned) > GAIN * before.seconds:
         return _keep(request, forms.loaded, before) or planned
     return planned

@@ -27,6 +27,8 @@ from eqsat_mem.staging import forms
 
 MEMORY_PRICES = (0.0, 1e-10, 1e-8)
 """Seconds per byte of contractions, blocks and renamed values, for each of which a program is extracted: from fastest to smallest."""
+HARDLY = 0.02
+"""The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
 
 Planner = Callable[[Options, Device, ClosedJaxpr, int], tuple[Schedule | None, int, int]]
 """Plans the body of a loop or branch for a device under a limit in bytes: see :data:`eqsat_mem.control.Planner`."""
@@ -152,9 +154,19 @@ def _best(searches: Sequence[Search], scheduler: Scheduler) -> Schedule:
     best: Schedule | None = None
     for search in searches:
         found = scheduler(search, best)
-        best = found if best is None else min(best, found, key=partial(order, limit=search.limit))
+        best = found if best is None else _better(best, found, search.limit)
     assert best is not None, "there is the program as written"
     return best
+
+
+def _better(one: Schedule, other: Schedule, limit: int) -> Schedule:
+    """The first of two in their order, but the smaller one where it takes hardly longer.
+
+    A tighter limit lets searches go on: what comes of that, and is no faster to speak of, must not hold more than what a looser one gave.
+    """
+    first, second = sorted((one, other), key=partial(order, limit=limit))
+    is_close = second.fits(limit) and second.seconds <= first.seconds * (1 + HARDLY)
+    return second if is_close and second.peak_bytes < first.peak_bytes * (1 - HARDLY) else first
 
 
 def order(s: Schedule, limit: int) -> tuple[bool, float]:
