@@ -141,6 +141,9 @@ SPREAD, CROWDED = 0.4, 0.9
 are added as they are made. The second is that beside a function of many operations, which leaves no registers for several elements."""
 FUNCTION = 16
 """The weight from which on an operation is such a function: a polynomial, where a root is one instruction."""
+LONG_ROW, PER_LONG_ROW = 2**16, 250.0
+"""Where rows of a result have more bytes than this, XLA:CPU's library takes so many additions for each element that it folds along an axis
+before theirs. Other folds are as fast as those along rows: 48 rows of 16,384 or 32,772 float32 numbers are added in 0.3 or 8 ms."""
 SHORT = 32
 """A reduction over fewer elements than this does not fill vector registers along its axis."""
 
@@ -167,6 +170,9 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Devic
         case Fold():
             count = _product(extents, program.free[term.arg] & term.over)
             weight = device.short_reduce_weight if count < SHORT else device.reduce_weight
+            row = _product(extents, program.free[t] & -1 << term.over.bit_length()) * itemsize(term.dtype)
+            if device.folds.by_library and row > LONG_ROW:
+                weight = PER_LONG_ROW
             weight = weight if spread is None else spread
             return out * count * width * weight / device.elements
         case Dot():

@@ -12,7 +12,7 @@ import pytest
 from eqsat_mem.costs import CROWDED, Device, Folds, arithmetic_s
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction
-from eqsat_mem.ir import Block
+from eqsat_mem.ir import Block, Fold
 from eqsat_mem.loops import Choices, region, split
 from eqsat_mem.memory import Memory
 from eqsat_mem.schedule import schedule, straight
@@ -239,6 +239,17 @@ def test_a_window_costs_more_for_its_position_than_an_element_of_it(written: boo
 
     narrow, wide = seconds(4096, 1), seconds(1024, 4)
     assert wide < narrow < 4 * wide
+
+
+@pytest.mark.parametrize(("shape", "axis", "slow"), [((48, 20_000), 0, True), ((48, 16_000), 0, False), ((20_000, 48), 1, False)])
+def test_rows_that_are_too_long_take_long_to_add(shape: tuple[int, int], axis: int, slow: bool):
+    ex = traced(lambda x: jnp.exp(x).sum(axis), shape)
+    (fold,) = (t for t in region(ex).steps if isinstance(ex.program.terms[t], Fold))
+    extents = [i.extent for i in ex.program.indices]
+    additions = arithmetic_s(ex.program, fold, extents, DEVICE) * DEVICE.elements / (48 * max(shape))
+    assert additions > 100 if slow else additions < 10
+    fused = replace(DEVICE, folds=Folds.FUSED)
+    assert arithmetic_s(ex.program, fold, extents, fused) * fused.elements == pytest.approx(48 * max(shape) * fused.reduce_weight)
 
 
 def test_a_contraction_that_is_dealt_to_the_cores_pays_for_that_in_every_turn():
