@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr
 from eqsat_mem.ir import Call
 from eqsat_mem.ops import Operation, bind_call, block_op, block_text, param_text
 from eqsat_mem.reads import Reader
+from eqsat_mem.repeats import consts_and_carries
 from eqsat_mem.source import Scope, identifier, shape_of, tuple_text
 
 STANDS_FOR = 7_000_000_000
@@ -129,7 +130,7 @@ class Calls(Reader):
 
     def scan(self, call: Call, args: list[str], scope: Scope) -> tuple[str, Callable[[Sequence[str]], str]]:
         p = call.params
-        consts, carry = p["num_consts"], p["num_carry"]
+        consts, carry = consts_and_carries(call)
         init, xs = args[consts : consts + carry], args[consts + carry :]
 
         def halves(texts: Sequence[str]) -> str:

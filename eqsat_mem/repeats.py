@@ -28,11 +28,11 @@ class Scan:
 
     @property
     def first_carry(self) -> int:
-        return int(self.call.params["num_consts"])
+        return consts_and_carries(self.call)[0]
 
     @property
     def carries(self) -> int:
-        return int(self.call.params["num_carry"])
+        return consts_and_carries(self.call)[1]
 
     @property
     def consts(self) -> tuple[int, ...]:
@@ -151,10 +151,22 @@ def _runs_bodies(call: Call) -> bool:
     return call.prim.name in ("while", "cond") or (call.prim.name == "scan" and call.params["length"] > 1)
 
 
+def consts_and_carries(call: Call) -> tuple[int, int]:
+    """How many of a scan's operands are the same in every step, and how many after these are its carry.
+
+    JAX 0.12 keeps a tree of operands in three parts instead of the two numbers.
+    """
+    if "num_consts" in call.params:
+        return int(call.params["num_consts"]), int(call.params["num_carry"])
+    consts, carry, _ = (len(list(part)) for part in call.params["ft_in"].unpack())
+    return consts, carry
+
+
 def _lanes(program: Program, call: Call, args: Sequence[int]) -> int:
     """The indices that stand for the steps of a scan; a result of another scan that is read under another name brings its own."""
-    first = call.params["num_consts"] + call.params["num_carry"]
-    axes = [*call.in_axes[first:], *call.out_axes[call.params["num_carry"] :]]
+    consts, carries = consts_and_carries(call)
+    first = consts + carries
+    axes = [*call.in_axes[first:], *call.out_axes[carries:]]
     mask = mask_of(a[0][0] for a in axes if len(a[0]) == 1)
     for arg in args[first:]:
         term = program.terms[arg]
