@@ -15,16 +15,21 @@ from jax import lax
 from jax.extend.core import primitives
 
 from eqsat_mem.ir import Block, Call, Dot, Fold, Iota, Literal, Map, Output, Program, Rename, Term, bits, children, mask_of, with_children
+from eqsat_mem.rules import RuleSet
+
+RULES = {"slice-pointwise": Map, "slice-fold": Fold, "slice-dot": Dot}
+"""The rules that allow rows of a term to be computed from rows of its operands; without its rule, a term is computed whole."""
 
 
-def looked_up(program: Program) -> Program | None:
-    """The program with lookups in computed values taken apart, ``None`` if it has none."""
+def looked_up(program: Program, rules: RuleSet) -> Program | None:
+    """The program with lookups in computed values taken apart as far as rules allow, ``None`` if nothing is."""
+    sliced = (Rename, Iota, *(RULES[rule.name] for rule in rules.rules if rule.name in RULES))
     new = program.empty_like()
     ids: dict[int, int] = {}
     changed = False
     for t in program.reachable():
         term = with_children(program.terms[t], tuple(ids[c] for c in children(program.terms[t])))
-        lookup = _lookup(new, term)
+        lookup = _lookup(new, term, sliced)
         rows = None if lookup is None else lookup.value()
         changed |= rows is not None
         ids[t] = new.add(term, program.source.get(t)) if rows is None else rows
@@ -44,6 +49,7 @@ class _Lookup:
     operand: int
     positions: int
     index: int
+    sliced: tuple[type, ...]
     known: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
@@ -53,7 +59,7 @@ class _Lookup:
 
     def value(self) -> int | None:
         """The slices, computed from slices of what the operand is made of; ``None`` if it is in memory, or if names of indices clash."""
-        if not _is_computed(self.program, self.operand) or not self.can(self.operand, self.index):
+        if not self.is_computed(self.operand) or not self.can(self.operand, self.index):
             return None
         rows = self.at(self.operand, self.index)
         call = self.block.call
@@ -78,13 +84,17 @@ class _Lookup:
     def number(self, n: int) -> int:
         return self.program.add(Literal.of(n, self.program.terms[self.wide()].dtype))
 
+    def is_computed(self, t: int) -> bool:
+        """Are slices of a value computed from slices of others? Those of other values are read where they are in memory."""
+        return isinstance(self.program.terms[t], self.sliced)
+
     def can(self, t: int, index: int) -> bool:
         """Do the names of the positions' indices stand for nothing else on the way down?"""
         if not self.program.free[t] >> index & 1:
             return not self.program.free[t] & self.places
         if self.places & self.program.free[t]:
             return False
-        if not _is_computed(self.program, t):
+        if not self.is_computed(t):
             return True
         term = self.program.terms[t]
         return all(self.can(c, _below(term, index)) for c in children(term))
@@ -101,7 +111,7 @@ class _Lookup:
         term = self.program.terms[t]
         if isinstance(term, Iota):
             return self.clipped(term)
-        if not _is_computed(self.program, t):
+        if not self.is_computed(t):
             return self.gathered(t, index)
         below = _below(term, index)
         rows = tuple(self.at(c, below) for c in children(term))
@@ -132,7 +142,7 @@ class _Lookup:
         return program.add(Block(dtype, Call(call.prim, params, axes, (rows,), (dtype,), pointwise), (t, self.positions), 0))
 
 
-def _lookup(program: Program, term: Term) -> _Lookup | None:
+def _lookup(program: Program, term: Term, sliced: tuple[type, ...]) -> _Lookup | None:
     """How a gather takes whole slices along one index of its operand; ``None`` for other terms."""
     if not isinstance(term, Block) or term.call.prim is not primitives.gather_p:
         return None
@@ -152,7 +162,7 @@ def _lookup(program: Program, term: Term) -> _Lookup | None:
     windows = [after[k] for k in sorted(numbers.offset_dims)]
     named = all(a in (w, before[taken[0]]) for a, w in zip(kept, windows, strict=True))
     placed = batch == [a for k, a in enumerate(after) if k not in numbers.offset_dims]
-    return _Lookup(program, term, operand, positions, before[taken[0]][0]) if named and placed else None
+    return _Lookup(program, term, operand, positions, before[taken[0]][0], sliced) if named and placed else None
 
 
 def _column(program: Program, starts: int, column: int, count: int) -> int | None:
@@ -163,10 +173,6 @@ def _column(program: Program, starts: int, column: int, count: int) -> int | Non
     joined = isinstance(term, Block) and term.call.prim is primitives.concatenate_p and len(term.args) == count
     last = joined and term.call.params["dimension"] == len(term.call.in_axes[0]) - 1  # type: ignore[attr-defined]
     return term.args[column] if last else None  # type: ignore[attr-defined]
-
-
-def _is_computed(program: Program, t: int) -> bool:
-    return isinstance(program.terms[t], Map | Fold | Dot | Rename | Iota)
 
 
 def _below(term: Term, index: int) -> int:

@@ -79,10 +79,11 @@ class Forms:
             yield program
 
     def _further(self) -> Iterator[Program]:
-        apart = looked_up(self.loaded)
+        rules = self._rules()
+        apart = looked_up(self.loaded, rules)
         if apart is not None:
             yield apart
-        yield from forms(original(apart or self.loaded, self._rules()))
+        yield from forms(original(apart or self.loaded, rules))
 
     def _fastest(self, form: Program, device: Device, limit: int, scheduler: Scheduler) -> Found:
         with self.clock("bodies"):

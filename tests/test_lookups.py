@@ -9,9 +9,12 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.interpret import evaluate
+from eqsat_mem.ir import Dot
 from eqsat_mem.lookups import looked_up
+from eqsat_mem.rules import load_rules
 from eqsat_mem.trace import load
 
+RULES = load_rules()
 N, M, D = 7, 5, 3
 INSIDE = np.array([0, 6, 2, 2], np.int32)
 OUTSIDE = np.array([3, -1, 7, 40, -8, -30], np.int32)
@@ -80,7 +83,7 @@ LOOKUPS = [rows, columns, of_batches, clipped, filled, unknown, sliced, of_produ
 
 def apart(fun, *args):
     """The program with its lookups taken apart, once it has been found to compute the same."""
-    program = looked_up(load(jax.make_jaxpr(fun)(*args), ["x", "y", "i"]))
+    program = looked_up(load(jax.make_jaxpr(fun)(*args), ["x", "y", "i"]), RULES)
     assert program is not None
     for mine, theirs in zip(evaluate(program, list(args)), jax.tree.leaves(fun(*map(jnp.asarray, args))), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
@@ -111,7 +114,7 @@ def test_positions_narrower_than_the_index():
 
 @pytest.mark.parametrize("fun", [lambda x, y, i: x[i], lambda x, y, i: jnp.sort(x @ y.T, 0)[i], lambda x, y, i: (2 * x)[i, i % D]])
 def test_what_is_in_memory_is_looked_up_there(fun):
-    assert looked_up(load(jax.make_jaxpr(fun)(made(N, D), made(M, D), INSIDE), ["x", "y", "i"])) is None
+    assert looked_up(load(jax.make_jaxpr(fun)(made(N, D), made(M, D), INSIDE), ["x", "y", "i"]), RULES) is None
 
 
 def test_positions_along_another_axis_of_the_same_value_stay():
@@ -119,7 +122,7 @@ def test_positions_along_another_axis_of_the_same_value_stay():
         k = pairs(x, y)
         return k[jnp.argmax(k, 0)]  # the positions of each column
 
-    program = looked_up(load(jax.make_jaxpr(fun)(made(N, D), made(M, D), INSIDE), ["x", "y", "i"]))
+    program = looked_up(load(jax.make_jaxpr(fun)(made(N, D), made(M, D), INSIDE), ["x", "y", "i"]), RULES)
     for p in [] if program is None else [program]:
         np.testing.assert_allclose(evaluate(p, [made(N, D), made(M, D), INSIDE])[0], fun(made(N, D), made(M, D), INSIDE), rtol=1e-6)
 
@@ -134,3 +137,16 @@ def test_rows_and_columns_of_one_kernel_fit_where_the_kernel_does_not():
     assert plan.compiled_peak_bytes <= 1 << 20 < 4 * 2003 * 2003
     for mine, theirs in zip(plan.function(x, v, i), fun(x, v, i), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_contractions_are_left_whole_where_no_rule_slices_them():
+    program = load(jax.make_jaxpr(of_products)(made(N, D), made(M, D), INSIDE), ["x", "y", "i"])
+
+    def rows_of_contraction(rules):
+        apart = looked_up(program, rules)
+        (dot,) = (t for t in apart.reachable() if isinstance(apart.terms[t], Dot))
+        return apart.extent(apart.free[dot]) // M
+
+    assert rows_of_contraction(RULES) == len(INSIDE)
+    assert rows_of_contraction(load_rules(accuracy="bitwise")) == N
+    assert looked_up(program, load_rules(without=("splitting",))) is None
