@@ -37,10 +37,10 @@ def library(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool = False) -> j
     return out.transpose(1, 0, 2)
 
 
-def by_hand(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool = False) -> jax.Array:
-    """Queries in chunks, each computed again for its gradient."""
+def attend_in_chunks(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool = False, rows: int = ROWS) -> jax.Array:
+    """Queries in chunks of as many rows, or less where that divides them; each is computed again for its gradient."""
     length = q.shape[1]
-    rows = next(rows for rows in range(min(ROWS, length), 0, -1) if length % rows == 0)
+    rows = next(fewer for fewer in range(min(rows, length), 0, -1) if length % fewer == 0)
 
     @jax.checkpoint
     def chunk(start: jax.Array) -> jax.Array:
@@ -85,7 +85,7 @@ def make(scale: str) -> Iterator[Contest]:
         args = tuple(rng.standard_normal((heads, length, width)).astype(np.float32) for _ in range(3))
         case = f"{heads} x {length:,} x {width}{', causal' if causal else ''}"
         size, limit = {"heads": heads, "length": length, "width": width, "causal": causal}, _limit(args, 64)
-        versions = {"by hand": by_hand, "jax.nn": library}
+        versions = {"by hand": attend_in_chunks, "jax.nn": library}
         forward = {name: partial(f, causal=causal) for name, f in versions.items()}
         yield Contest(f"attention, {case}", size, args, limit, partial(attend, causal=causal), forward)
         backward = {name: gradient(f, causal) for name, f in versions.items()}

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from benchmarks.attention import attend, attend_in_chunks, gradient
 
 MIB = 2**20
 
@@ -227,29 +230,19 @@ def low_rank_chain(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array, v: ja
     return ((a @ b) @ (c @ d)) @ v
 
 
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return jax.nn.softmax(jnp.einsum("hqc,hkc->hqk", q, k) / np.sqrt(q.shape[-1]), -1) @ v
-
-
-def _attend_by_hand(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    rows = in_chunks(jax.checkpoint(lambda row, k, v: jnp.swapaxes(_attend(jnp.swapaxes(row, 0, 1), k, v), 0, 1)), 125)
-    return jnp.swapaxes(rows(jnp.swapaxes(q, 0, 1), k, v), 0, 1)
-
-
-def _gradient_of(attend: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, ...]]:
-    return jax.grad(lambda q, k, v: jnp.sum(attend(q, k, v) ** 2), argnums=(0, 1, 2))
+_attend_by_hand = partial(attend_in_chunks, rows=125)
 
 
 @benchmark(32, *((4, 3_000, 64),) * 3, by_hand=_attend_by_hand)
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Attention of four heads."""
-    return _attend(q, k, v)
+    return attend(q, k, v)
 
 
-@benchmark(48, *((4, 2_000, 64),) * 3, by_hand=_gradient_of(_attend_by_hand))
+@benchmark(48, *((4, 2_000, 64),) * 3, by_hand=gradient(_attend_by_hand))
 def attention_gradient(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
     """The gradients of a loss of attention with respect to all three of its arguments."""
-    return _gradient_of(_attend)(q, k, v)
+    return gradient(attend)(q, k, v)
 
 
 def _losses(hidden: jax.Array, labels: jax.Array, table: jax.Array) -> jax.Array:

@@ -77,7 +77,7 @@ def test_every_version_of_attention_is_the_same_function():
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.standard_normal((2, 24, 4)), jnp.float32) for _ in range(3))
     for causal in (False, True):
-        for other in (attention.library, attention.by_hand):
+        for other in (attention.library, attention.attend_in_chunks):
             np.testing.assert_allclose(other(q, k, v, causal), attention.attend(q, k, v, causal), rtol=1e-4, atol=1e-5)
     hidden, words, labels = q[0], jnp.tile(k[0], (3, 1)), jnp.arange(24)
     np.testing.assert_allclose(attention.loss_by_hand(hidden, words, labels), attention.loss(hidden, words, labels), rtol=1e-5)
