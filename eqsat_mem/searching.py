@@ -45,7 +45,7 @@ class Found:
 
 @dataclass(eq=False)
 class Forms:
-    """A program, the same with its lookups taken apart, and forms with less and less stacked by scans.
+    """A program, its forms with less and less stacked by scans, and both again with its lookups taken apart.
 
     Each is made when it is asked for, and kept for other limits.
     """
@@ -80,10 +80,11 @@ class Forms:
 
     def _further(self) -> Iterator[Program]:
         rules = self._rules()
+        yield from forms(original(self.loaded, rules))
         apart = looked_up(self.loaded, rules)
         if apart is not None:
             yield apart
-        yield from forms(original(apart or self.loaded, rules))
+            yield from forms(original(apart, rules))
 
     def _fastest(self, form: Program, device: Device, limit: int, scheduler: Scheduler) -> Found:
         with self.clock("bodies"):

@@ -112,6 +112,29 @@ def test_positions_narrower_than_the_index():
     apart(fun, made(300), made(1), np.array([-1, 127, 4], np.int8))
 
 
+def first(x, y, i):
+    return pairs(x, y)[0]
+
+
+def but_the_first(x, y, i):
+    return pairs(x, y)[1:] - pairs(x, y)[:-1]
+
+
+def every_other(x, y, i):
+    return jnp.where(jnp.arange(N)[:, None] > jnp.arange(M), pairs(x, y), 0)[1::2]
+
+
+def of_columns(x, y, i):
+    return jnp.tanh(x @ y.T)[:, 1:4] + pairs(x, y)[:, 4:5]
+
+
+@pytest.mark.parametrize("fun", [first, but_the_first, every_other, of_columns])
+def test_slices_of_computed_values_are_computed_from_slices(fun):
+    program = apart(fun, made(N, D), made(M, D), INSIDE)
+    inputs = {f"%{t}" for t, term in enumerate(program.terms) if type(term).__name__ == "Input"}
+    assert {line.split("slice.0(")[1].split(")")[0] for line in str(program).splitlines() if "slice.0(" in line} <= inputs
+
+
 @pytest.mark.parametrize("fun", [lambda x, y, i: x[i], lambda x, y, i: jnp.sort(x @ y.T, 0)[i], lambda x, y, i: (2 * x)[i, i % D]])
 def test_what_is_in_memory_is_looked_up_there(fun):
     assert looked_up(load(jax.make_jaxpr(fun)(made(N, D), made(M, D), INSIDE), ["x", "y", "i"]), RULES) is None
@@ -150,3 +173,15 @@ def test_contractions_are_left_whole_where_no_rule_slices_them():
     assert rows_of_contraction(RULES) == len(INSIDE)
     assert rows_of_contraction(load_rules(accuracy="bitwise")) == N
     assert looked_up(program, load_rules(without=("splitting",))) is None
+
+
+def test_rows_of_a_scan_after_the_first_are_computed_in_the_scan():
+    def fun(x, y):
+        cost = jnp.abs(x[:, :, None] - y[:, None])
+        last, _ = jax.lax.scan(lambda c, row: (jnp.minimum(c, jnp.roll(c, 1, -1)) + row, None), cost[0], cost[1:])
+        return last.min(-1)
+
+    x, y = made(301, 40), made(301, 50)
+    plan = eqsat_mem.optimize(fun, memory_limit="512 KiB").plan(x, y)
+    assert plan.compiled_peak_bytes <= 1 << 19 < 301 * 40 * 50 * 4
+    np.testing.assert_allclose(plan.function(x, y)[0], fun(x, y), rtol=1e-5)
