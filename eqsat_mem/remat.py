@@ -44,13 +44,24 @@ SMALL = 1 / 16
 """Operands of at most this share of a value are kept for its second computation rather than computed again."""
 
 
-def rematerialise(s: Schedule, limit: int, device: Device) -> Schedule:
-    """The schedule with values computed again until it fits ``limit`` bytes; with the moves that lower its peak if it never does."""
+class Moved:
+    """A schedule and what moves make of it, one after the other: the same for every limit, and made when a limit asks for it."""
+
+    def __init__(self, s: Schedule, device: Device):
+        self.made = [s]
+        self.further = _further(s, device)
+
+    def within(self, limit: int) -> Schedule:
+        """The first that fits ``limit`` bytes; the smallest if none does."""
+        while (found := next((s for s in self.made if s.fits(limit)), None)) is None and (new := next(self.further, None)) is not None:
+            self.made.append(new)
+        return found or min(self.made, key=lambda s: s.peak_bytes)
+
+
+def _further(s: Schedule, device: Device) -> Iterator[Schedule]:
+    """A schedule after one move, after two, and so on."""
     moved: frozenset[int] = frozenset()
-    best = s
     for _ in range(min(MOST_MOVES, MOST_REBUILT // max(len(s.ex.program.terms), 1))):
-        if s.fits(limit):
-            return s
         memory = _written(s, device)
         waiting = memory.total(s.seq, s.chunks)
         tried = filter(None, (_apply(s, memory, move, moved, device) for move in _moves(s, memory, moved, device)[:TRIED]))
@@ -58,8 +69,7 @@ def rematerialise(s: Schedule, limit: int, device: Device) -> Schedule:
         if following is None:
             break
         s, moved = following
-        best = min(best, s, key=lambda s: s.peak_bytes)
-    return best
+        yield s
 
 
 def least_bytes(s: Schedule, device: Device) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from jax.extend.core import ClosedJaxpr
@@ -12,14 +12,14 @@ from eqsat_mem.absorbed import absorbed
 from eqsat_mem.chains import reordered
 from eqsat_mem.config import Options
 from eqsat_mem.control import plan_bodies
-from eqsat_mem.costs import Device, term_seconds
+from eqsat_mem.costs import Device, Folds, term_seconds
 from eqsat_mem.egraph import View
 from eqsat_mem.events import Clock, Extracted, Searched, tell
 from eqsat_mem.explain import Scheduler
 from eqsat_mem.extract import Extraction, as_written, extractions, original
 from eqsat_mem.ir import Program
 from eqsat_mem.lookups import looked_up
-from eqsat_mem.remat import least_bytes, rematerialise
+from eqsat_mem.remat import Moved, least_bytes
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, Search, fastest
@@ -93,7 +93,7 @@ class Forms:
         with self.clock("schedule"):
             knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
             searches = sorted((Search(ex, limit, device, *knobs) for ex in known.every), key=lambda search: search.straight.seconds)
-            best = _searched(searches, scheduler)
+            best = _searched(searches, scheduler, known)
             tell(Searched(best, known.view))
             before = next(search for search in searches if search.ex is known.written).unmodified()
             return Found(best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(known.view.matches)))
@@ -124,6 +124,13 @@ class _Candidates:
     view: View
     written: Extraction
     every: Sequence[Extraction]
+    moved: dict[tuple[int, Folds], Moved] = field(default_factory=dict)
+
+    def rematerialised(self, s: Schedule, limit: int, device: Device) -> Schedule:
+        """A schedule with values computed again; what is known of one without loops is kept, which no limit changes."""
+        if s.chunks:
+            return Moved(s, device).within(limit)
+        return self.moved.setdefault((id(s.ex), device.folds), Moved(s, device)).within(limit)
 
 
 def _extracted(view: View, rules: RuleSet, device: Device) -> _Candidates:
@@ -137,7 +144,7 @@ def _extracted(view: View, rules: RuleSet, device: Device) -> _Candidates:
     return _Candidates(view, written, list({str(ex.program): ex for ex in reversed(every)}.values())[::-1])  # one per program text
 
 
-def _searched(searches: Sequence[Search], scheduler: Scheduler) -> Schedule:
+def _searched(searches: Sequence[Search], scheduler: Scheduler, known: _Candidates) -> Schedule:
     """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are."""
     limit, device = searches[0].limit, searches[0].device
     best = _best(searches, scheduler)
@@ -147,7 +154,7 @@ def _searched(searches: Sequence[Search], scheduler: Scheduler) -> Schedule:
     for s in [best, *(search.straight for search in searches)]:
         useful = limit if best.fits(limit) else best.peak_bytes - 1
         if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and least_bytes(s, device) <= useful:
-            best = min(best, rematerialise(s, limit, device), key=partial(order, limit=limit))
+            best = min(best, known.rematerialised(s, limit, device), key=partial(order, limit=limit))
     return best
 
 

@@ -18,7 +18,7 @@ from eqsat_mem.extract import Extraction, as_written, extract, original
 from eqsat_mem.ir import Map, Program
 from eqsat_mem.loops import Choices, Kind, kind_of, least_chunk, operands, region, shared_slices, split
 from eqsat_mem.memory import Memory
-from eqsat_mem.remat import rematerialise
+from eqsat_mem.remat import Moved
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, schedule, straight
@@ -145,7 +145,7 @@ def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, S
             tree = random_schedule(ex, rng)
             yield f"{word}, random tree {k}", tree
             if rng.random() < 0.3:
-                yield f"{word}, random tree {k}, values computed again", rematerialise(tree, int(0.5 * tree.peak_bytes), TINY)
+                yield f"{word}, random tree {k}, values computed again", Moved(tree, TINY).within(int(0.5 * tree.peak_bytes))
         if (thorough and word != "random") or word == "smallest":
             yield from ladder(word, ex)
 
@@ -158,7 +158,7 @@ def few_plans(case: Case, seed: int) -> Iterator[tuple[str, Schedule]]:
     chosen = staged[rng.randrange(len(staged))]
     tree = random_schedule(written if chosen is written.program else original(chosen, RULES), rng)
     yield "as written, random tree", tree
-    recomputed = rematerialise(tree, int(rng.choice([0.3, 0.6, 0.9]) * tree.peak_bytes), TINY)
+    recomputed = Moved(tree, TINY).within(int(rng.choice([0.3, 0.6, 0.9]) * tree.peak_bytes))
     if recomputed is not tree:
         yield "as written, random tree, values computed again", recomputed
 
