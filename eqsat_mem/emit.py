@@ -174,7 +174,7 @@ class _Writer(Expressions):
         ind = scope.indent
         known = [self.ex.rescales[t] for t in loop.rescaled]
         shifts, means = {r.shift: r.level for r in known if r.exponential}, {r.level: r.mean_over for r in known if r.mean_over}
-        inner = Scope(scope, loop.index, ind + "    ", shifts=shifts, means=means, single=chunk == 1)
+        inner = Scope(scope, loop.index, ind + "    ", shifts=shifts, means=means, chunk=chunk)
         self.line(inner, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {carry}")
         self.sequence(loop.body, inner, loop.rescaled)
         self.note_names(inner)

@@ -165,7 +165,10 @@ class Expressions(Calls):
         batch = [i for i in layout if i in left.layout and i in right.layout]
         own = [[i for i in side.layout if i in layout and i not in batch] for side in (left, right)]
         if (*batch, *own[0], *own[1]) != layout:
-            left, right = right, left
+            left, right, own = right, left, own[::-1]
+        contracted = [i for i in bits(term.over) if i in left.layout and i in right.layout]
+        if self.is_written_anew(left.layout, own, contracted, scope):
+            left, right, layout = right, left, (*batch, *own[1], *own[0])
         absent = [i for i in bits(term.over) if i not in left.layout and i not in right.layout]
         spec = '"{},{}->{}"'.format(*self.spell(left.layout, right.layout, layout))
         options = "" if term.precision is None else f", precision={param_text(term.precision) or self.bind('precision', term.precision)}"
@@ -175,6 +178,14 @@ class Expressions(Calls):
         for i in absent:
             text = f"{text} * {self.extent(i, scope)}"
         return text, layout
+
+    def is_written_anew(self, left: Layout, own: Sequence[Sequence[int]], contracted: Sequence[int], scope: Scope) -> bool:
+        """Does XLA:CPU write the left operand of a contraction anew, with the contracted axis last, although it is the largest array?
+
+        As the right operand it is read as it stands. The result then has its axes the other way round, which is the smaller thing to turn.
+        """
+        rows, columns, depth = (self.positions(indices, scope) for indices in (*own, contracted))
+        return bool(contracted and own[1]) and left[-1] not in contracted and columns < rows and columns <= depth
 
     def block(self, t: int, term: Block, scope: Scope, region: Region) -> tuple[str, Layout]:
         """One output of a call; the call itself is made once per scope."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -211,9 +212,14 @@ class Reader:
         """Does a scope stand inside a loop over index ``i``?"""
         return any(holder.index == i for holder in scope.around())
 
+    def positions(self, indices: Iterable[int], scope: Scope) -> int:
+        """How many positions some indices have together in a scope: those of a chunk where a loop runs over one."""
+        chunks = {holder.index: holder.chunk for holder in scope.around()}
+        return math.prod(chunks.get(i) or self.program_ir.indices[i].extent for i in indices)
+
     def single(self, i: int, scope: Scope) -> bool:
         """Does a scope stand inside a loop over index ``i`` one by one?"""
-        return any(holder.index == i and holder.single for holder in scope.around())
+        return self.looped(i, scope) and self.positions([i], scope) == 1
 
     def product(self, axis: tuple[int, ...], scope: Scope) -> str:
         factors = [self.extent(i, scope) for i in axis]

@@ -42,8 +42,8 @@ class Scope:
     """Values by term and results by call, inside the body of a loop over ``index`` or (``index`` None) of the whole program.
 
     ``shifts`` are the terms that subtract a level, which stands for a chunk only, and that level; ``means`` those that are the mean of a
-    chunk here, and the indices that they are means over. ``reads`` are the names of what is read here, by how it is read. Chunks of a
-    ``single`` scope have one element.
+    chunk here, and the indices that they are means over. ``reads`` are the names of what is read here, by how it is read. ``chunk``
+    is how many positions of the index one turn computes, one that is left over aside.
     """
 
     parent: Scope | None = None
@@ -55,7 +55,7 @@ class Scope:
     lines: list[str] = field(default_factory=list)
     shifts: dict[int, int] = field(default_factory=dict)
     means: dict[int, int] = field(default_factory=dict)
-    single: bool = False
+    chunk: int = 0
 
     def around(self) -> Iterator[Scope]:
         """This scope and those around it, innermost first."""

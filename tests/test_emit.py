@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,30 @@ PLANS = {
     "kernel_times_vector": lambda: split_along(traced(kernel_vector, (61, 3), (53, 3), (53, 2)), 61, 16),
     "attention_over_keys": lambda: split_along(traced(softmax, (11, 3), (7, 3), (7, 2)), 7, 3),
 }
+
+
+@pytest.mark.parametrize(
+    ("shapes", "operands"),
+    [
+        (((9, 50), (9, 4)), "y, x"),  # the larger is on the left, its contracted axis first
+        (((9, 4), (9, 50)), "x, y"),  # the smaller is
+        (((9, 50), (9, 40)), "x, y"),  # the result is larger than either
+    ],
+)
+def test_the_larger_operand_of_a_contraction_is_not_the_one_that_is_turned(shapes, operands):
+    program = load(jax.make_jaxpr(lambda x, y: x.T @ y)(*(jnp.zeros(shape) for shape in shapes)), ["x", "y"])
+    source = emit(straight(original(program), cpu())).source
+    x, y = (RNG.standard_normal(shape).astype(np.float32) for shape in shapes)
+    np.testing.assert_allclose(alone(source)(x, y)[0], x.T @ y, rtol=1e-5, atol=1e-5)
+    assert re.findall(r'einsum\(".*?", (.*?)\)', source) == [operands]
+
+
+@pytest.mark.parametrize(
+    ("extent", "chunk", "operands"), [(50, 40, "b, a_2"), (50, 20, "a_2, b"), (60, 40, "b_2, a_2"), (60, 20, "a_2, b_2")]
+)
+def test_chunks_say_which_operand_of_a_contraction_is_the_larger(extent, chunk, operands):
+    source = emit(split_along(traced(lambda x, y: x.T @ y, (60, 50), (60, 30)), extent, chunk)).source
+    assert re.findall(r'einsum\(".*?", (.*?)\)', source) == [operands]
 
 
 def weighted(x, y, w):
