@@ -133,7 +133,7 @@ def test_other_ways_are_there():
     data = data_of("chain")
     most = max(data["classes"].values(), key=lambda found: len(found["nodes"]))
     assert len(most["nodes"]) > 2
-    assert {"splits"} <= most["facts"].keys()
+    assert {"splits-dot"} <= most["facts"].keys()
     nodes = [node for found in data["classes"].values() for node in found["nodes"]]
     assert any(node["chosen"] and not node["written"] for node in nodes)
     assert any(node["written"] and not node["chosen"] for node in nodes)
