@@ -1,4 +1,4 @@
-"""What XLA:CPU's kernel library allocates besides what XLA reports: an estimate from the text of the compiled program."""
+"""What XLA:CPU's kernel libraries allocate besides what XLA reports: an estimate from the text of the compiled program."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ from collections.abc import Iterator
 #   sum_k x_ik y_ik, shape (1, i, k)        43 of 9, 84 of 17, 64 of 13     five times where an axis that stays has extent one
 #   sum_ak x_aik y_aik, sum_k x_ik y_ik     0 of 9
 #
+# Contractions whose left operand does not end in the contracted axis are left to another library. Batched ones are all under way at once,
+# and each has packed its operands. In MiB, the operands in brackets:
+#
+#   bki,bkj->bij, f32 8 x 1024 x 1024       14 to 17 of 32 + 2, 66 to 76 of 32 + 32
+#   f32 64 x 512 x 512                      30 to 55 of 64 + 8
+#   f64 8 x 512 x 512, f32 8 x 512 x 512    17 of 16 + 2, 14 of 8 + 8
+#   f32 256 x 128 x 128; one of 1024 x 1024     0 of 16 + 8; 3 of 4 + 4
+#   bkj,bki->bji, f32 8 x 1024 x 1024       17 of 2 + 32        whichever is the larger
+#   bik,bkj->bij, bik,bjk->bij              0, in f32 and f64
+#
 # An identity that the library does not know (reduce_precision to the dtype's own precision) keeps the contraction out of the
 # fusion, and XLA then reports its result; optimization_barrier does not, because XLA:CPU drops it before it fuses.
 LIBRARY_FUSION = '"kind":"__ynn_fusion"'
@@ -39,32 +49,57 @@ WEIGHTED_ROWS = 256
 """Most rows of values that it was seen to hold while it sums them with weights."""
 LONE_AXIS = 5
 """How many times it was seen to hold products that it sums along some of their axes, where one of the others has extent one."""
+PACKED = 0.5
+"""The share of the operands of a batched contraction that the other library was seen to pack at once, of those that count twice."""
+PACKED_ELEMENTS = 2**16
+"""Elements of both operands of one contraction of a batch up to which nothing was seen to be held."""
 
 
 def hidden_scratch_bytes(compiled_text: str) -> int:
-    """Bytes that XLA:CPU's fusions into its kernel library allocate beyond what ``memory_analysis()`` reports: an estimate.
+    """Bytes that XLA:CPU's kernel libraries allocate beyond what ``memory_analysis()`` reports: an estimate.
 
-    ``compiled_text`` is the compiled program's HLO. The largest fusion counts, as one runs at a time. The estimate is an upper bound,
+    ``compiled_text`` is the compiled program's HLO. The largest kernel counts, as one runs at a time. The estimate is an upper bound,
     up to four times what was measured, for a contraction that is reduced at once; and up to half of it too small for batched contractions
     chained inside one fusion.
     """
-    if LIBRARY_FUSION not in compiled_text:
+    if LIBRARY_FUSION not in compiled_text and _BATCHED not in compiled_text:
         return 0
     bodies = dict(_computations(compiled_text))
     called = re.findall(rf"calls=%?([\w.\-]+).*{re.escape(LIBRARY_FUSION)}", compiled_text)
     sums = {name for name, body in bodies.items() if any(" add(" in line for line in body)}
-    return max((sum(_scratch(bodies[name], sums)) for name in called), default=0)
+    fused = {*re.findall(r"calls=%?([\w.\-]+)", compiled_text)}
+    packed = (nbytes for name, body in bodies.items() if name not in fused for nbytes in _packed(body))
+    return max((*(sum(_scratch(bodies[name], sums)) for name in called), *packed), default=0)
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
     """The computations of HLO text: names, and lines of instructions."""
-    for match in re.finditer(r"^%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL):
+    for match in re.finditer(r"^(?:ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL):
         yield match[1], match[2].splitlines()
 
 
 _INSTRUCTION = re.compile(
     r"\s*(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<type>\w+)\[(?P<shape>[\d,]*)\]\S* (?P<op>[\w\-]+)\((?P<operands>[^)]*)\)(?P<rest>.*)"
 )
+
+
+_BATCHED = "lhs_batch_dims={"
+
+
+def _packed(body: list[str]) -> Iterator[int]:
+    """Bytes packed for each batched contraction that XLA leaves to the other library: see the table above."""
+    if not any(_BATCHED in line for line in body):
+        return
+    made_by = {match["name"]: match for line in body if (match := _INSTRUCTION.match(line))}
+    for dot in made_by.values():
+        if dot["op"] != "dot" or _BATCHED not in dot["rest"]:
+            continue
+        operands = [made_by[name] for name in re.findall(r"%([\w.\-]+)", dot["operands"])]
+        shape = _shape(operands[0])
+        batch = math.prod(shape[axis] for axis in _axes(dot, "lhs_batch_dims"))
+        elements = sum(math.prod(_shape(operand)) for operand in operands)
+        if batch > 1 and elements > batch * PACKED_ELEMENTS and len(shape) - 1 not in _axes(dot, "lhs_contracting_dims"):
+            yield int(PACKED * sum(map(_nbytes, operands)))
 
 
 def _scratch(body: list[str], sums: set[str]) -> Iterator[int]:
@@ -131,7 +166,7 @@ def _held_for_weights(instructions: list[re.Match[str]], reads: dict[str, list[s
 
 def _is_streamed(dot: re.Match[str], reads: dict[str, list[str]], contractions: set[str]) -> bool:
     """Whether a contraction without batch dimensions goes straight through a chain of operations that are not contractions."""
-    if "lhs_batch_dims={" in dot["rest"]:
+    if _BATCHED in dot["rest"]:
         return False
     value = dot["name"]
     while users := [name for name, operands in reads.items() if value in operands]:
@@ -152,7 +187,11 @@ def _shape(instruction: re.Match[str]) -> list[int]:
 
 def _dimensions(instruction: re.Match[str]) -> set[int]:
     """The axes that a reduction folds, or those of a broadcast's result that its operand has."""
-    found = re.search(r"dimensions=\{([\d,]*)\}", instruction["rest"])
+    return _axes(instruction, "dimensions")
+
+
+def _axes(instruction: re.Match[str], attribute: str) -> set[int]:
+    found = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", instruction["rest"])
     return {int(axis) for axis in found[1].split(",") if axis} if found else set()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eqsat_mem import verify
-from eqsat_mem.scratch import LONE_AXIS, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
+from eqsat_mem.scratch import LONE_AXIS, PACKED, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
 from eqsat_mem.verify import compiled_peak, same_values
 
 cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="options and fusions are XLA:CPU's")
@@ -108,6 +108,26 @@ def test_a_contraction_used_twice_is_held_whole():
 def test_a_contraction_that_is_the_result_is_not_scratch():
     text = HLO.format(rows=100, more="").replace("%scores.1 = ", "ROOT %scores.1 = ", 1)
     assert hidden_scratch_bytes(text) == 0 == hidden_scratch_bytes(HLO.format(rows=9, more="").replace("__ynn_fusion", "kLoop"))
+
+
+@cpu_only
+@pytest.mark.parametrize(
+    ("spec", "x", "y", "packed"),
+    [
+        ("bki,bkj->bij", (4, 512, 512), (4, 512, 64), 1),
+        ("bki,bjk->bij", (4, 512, 512), (4, 64, 512), 1),
+        ("bik,bkj->bij", (4, 512, 512), (4, 512, 64), 0),  # the kernel library runs it
+        ("ki,kj->ij", (512, 512), (512, 64), 0),  # one at a time packs blocks
+        ("bki,bkj->bij", (4, 64, 64), (4, 64, 64), 0),  # small ones are not packed
+    ],
+)
+@pytest.mark.parametrize("turns", [1, 3])
+def test_batched_contractions_of_turned_operands_are_packed_all_at_once(spec, x, y, packed, turns):
+    def contract(a, b):
+        return jax.lax.fori_loop(0, turns, lambda t, total: total + jnp.einsum(spec, a * (1.0 + t), b), jnp.einsum(spec, a, b))
+
+    _, compiled = compiled_peak(contract, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x, y)])
+    assert hidden_scratch_bytes(compiled.as_text()) == packed * PACKED * 4 * (np.prod(x) + np.prod(y))
 
 
 def counted_bytes(function, avals):
