@@ -18,6 +18,7 @@ import numpy as np
 from eqsat_mem.extract import Extraction, picked_with
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Output, Program, Rename, Term, bits, children, mask_of, with_children
 from eqsat_mem.ops import with_sums_p
+from eqsat_mem.precision import of_rules, rounds
 from eqsat_mem.rules import RuleSet
 
 RULE = "sum-of-dot"
@@ -82,6 +83,8 @@ def _total(program: Program, t: int, uses: Counter[int]) -> _Total | None:
     if len(sums) != 3 or len(products) != 1 or len({s.over for s in sums}) != 1 or sums[0].over.bit_count() != 1:
         return None
     (product,) = products
+    if rounds(program.terms[product.term].dtype, _precision(program.terms[product.term])):
+        return None  # the sums would be rounded with its operands
     one, other = (s for s in sums if s is not product)
     whole = [program.free[f] for f in product.factors]
     for left, right in ((one, other), (other, one)):
@@ -132,6 +135,11 @@ def _under(program: Program, s: _Sum) -> int:
     return mask_of(to.get(i, i) for f in s.factors for i in bits(program.free[f]))
 
 
+def _precision(term: Term) -> Any:
+    """That of the contraction which computes a sum of products."""
+    return term.precision if isinstance(term, Dot) else of_rules(term.dtype)
+
+
 # --- the program with them ----------------------------------------------------------------------------
 
 
@@ -172,7 +180,7 @@ class _Rewriting:
         first = self.times(first, total.product.factor, allowed)
         left = self.with_sums(first, total.left, {"parts": parts, "first": True}, longer, allowed)
         right = self.with_sums(second, total.right, {"parts": parts, "first": False}, longer, allowed)
-        return new.add(Dot(like.dtype, 1 << longer, left, right, getattr(like, "precision", None)), self.old.source.get(t))
+        return new.add(Dot(like.dtype, 1 << longer, left, right, _precision(like)), self.old.source.get(t))
 
     def with_sums(self, x: int, summed: _Sum, params: dict[str, Any], longer: int, allowed: int) -> int:
         """An operand of the contraction, with a sum, over an index that is ``longer``."""

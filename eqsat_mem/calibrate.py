@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from eqsat_mem.costs import SHORT, Device, device_for
+from eqsat_mem.precision import FULL
 from eqsat_mem.vectors import USUAL_BITS, WIDE_BITS, compiler_options
 
 SHORTEST_S = 5e-3
@@ -29,12 +31,14 @@ CLEARLY = 1.1
 def measure(report: Callable[[str], None] = lambda field: None, shortest_s: float = SHORTEST_S) -> Device:
     """The profile of the default device. ``report`` is told which field is measured next; all take some seconds together.
 
-    Numbers are float32. ``matrix_cores`` and ``folds`` are those of the built-in profile, as are the capacities of caches
-    and the size of an allocation that is new memory.
+    Numbers are float32 but for ``narrow_flops``, whose are bfloat16. ``matrix_cores`` and ``folds`` are those of the built-in profile, as
+    are the capacities of caches and the size of an allocation that is new memory.
     """
     device = device_for(jax.default_backend())
     report("flops")
-    device = replace(device, name=f"{device.name}, measured", flops=_flops(shortest_s))
+    device = replace(device, name=f"{device.name}, measured", flops=_flops(jnp.float32, shortest_s))
+    report("narrow_flops")
+    device = replace(device, narrow_flops=_flops(jnp.bfloat16, shortest_s))
     report("elements")
     device = replace(device, elements=_elements(shortest_s))
     report("levels")
@@ -50,12 +54,12 @@ def measure(report: Callable[[str], None] = lambda field: None, shortest_s: floa
     return replace(device, vector_bits=_vector_bits(shortest_s))
 
 
-def _flops(shortest_s: float) -> float:
-    """Multiplications and additions of a product of square matrices."""
+def _flops(dtype: Any, shortest_s: float) -> float:
+    """Multiplications and additions of a product of square matrices, in full precision."""
 
     def make(n: int) -> tuple[Callable[..., Any], Any, float]:
-        a = jnp.ones((n, n), jnp.float32)
-        return jnp.matmul, (a, a), 2.0 * n**3
+        a = jnp.linspace(0, 1, n * n, dtype=dtype).reshape(n, n)
+        return partial(jnp.matmul, precision=FULL), (a, a), 2.0 * n**3
 
     return _rate(make, 256, shortest_s)
 
@@ -178,7 +182,7 @@ def _timed(compiled: Any, args: Any) -> float:
 def compared(built_in: Device, measured: Device) -> str:
     """Both profiles as text, a line for each field."""
     lines = [f"{'':24}{'built-in':>14}{'measured':>14}"]
-    units = {"flops": (1e9, "contraction, GFLOP/s"), "elements": (1e9, "elementwise, 1e9/s")}
+    units = {"flops": (1e9, "contraction, GFLOP/s"), "narrow_flops": (1e9, "of bfloat16, GFLOP/s"), "elements": (1e9, "elementwise, 1e9/s")}
     for name, (unit, title) in units.items():
         lines.append(f"{title:24}{getattr(built_in, name) / unit:14.1f}{getattr(measured, name) / unit:14.1f}")
     for (size, before), (_, after) in zip(built_in.levels, measured.levels):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, bits, children, itemsize
 from eqsat_mem.ops import block_weight, map_row
+from eqsat_mem.precision import rounds
 from eqsat_mem.vectors import USUAL_BITS, machine_bits
 
 
@@ -37,6 +38,8 @@ class Folds(StrEnum):
 class Device:
     """What a device does per second. Rates are for all cores together.
 
+    ``flops`` counts multiplications and additions of float32 contractions computed in full, ``narrow_flops`` those of two-byte numbers; a
+    contraction whose operands are rounded (:mod:`eqsat_mem.precision`) runs at half of the latter.
     ``elements`` counts elementwise additions of 4-byte numbers; ``levels`` pairs a capacity in bytes with the bytes per second of data that
     fits it, smallest first, ending with main memory. ``reduce_weight`` is the cost of folding one element in additions, and
     ``short_reduce_weight`` that along an axis too short for vector registers. The rows of a
@@ -47,6 +50,7 @@ class Device:
 
     name: str
     flops: float
+    narrow_flops: float
     elements: float
     levels: tuple[tuple[float, float], ...]
     kernel_s: float
@@ -91,6 +95,7 @@ def cpu() -> Device:
     return Device(
         name=f"cpu ({cores} cores)",
         flops=225e9 * cores,
+        narrow_flops=450e9 * cores,
         elements=50e9 * cores,
         levels=(
             (l2 / 2, 90e9 * cores),
@@ -115,7 +120,8 @@ def gpu() -> Device:
     """The built-in profile of a data-centre GPU."""
     return Device(
         name="gpu",
-        flops=60e12,
+        flops=45e12,
+        narrow_flops=700e12,
         elements=15e12,
         levels=((40 * 2**20, 6e12), (math.inf, 2e12)),
         kernel_s=4e-6,
@@ -203,12 +209,20 @@ def dot_s(program: Program, term: Dot, extents: Sequence[int], device: Device) -
     width = itemsize(term.dtype) / 4
     fill = m / (m + 2) * n / (n + 12) * k / (k + 8)
     busy = min(device.matrix_cores, max(1.0, m / CORE_ROWS * max(1.0, n / CORE_COLUMNS))) / device.matrix_cores
-    work = 2.0 * batch * m * n * k * width
-    vector = work / 2 * (1 + device.reduce_weight) / device.elements
+    products = 2.0 * batch * m * n * k
+    vector = products * width / 2 * (1 + device.reduce_weight) / device.elements
     if m == n == 1:  # no matrix: XLA multiplies elementwise, having copied an operand into the layout of the other
         return 2 * vector
     packing = batch * k * n * itemsize(term.dtype) / device.levels[-1][1] if device.folds.by_library else 0.0
-    return min(work / (device.flops * max(fill * busy, 1e-3)) + packing, vector)
+    return min(products / (_contraction_rate(term, device) * max(fill * busy, 1e-3)) + packing, vector)
+
+
+def _contraction_rate(term: Dot, device: Device) -> float:
+    """Multiplications and additions per second of a contraction that fills the matrix unit."""
+    width = itemsize(term.dtype)
+    if width <= 2:
+        return device.narrow_flops * 2 / width
+    return (device.narrow_flops / 2 if rounds(term.dtype, term.precision) else device.flops) * 4 / width
 
 
 def _first(mask: int) -> float:

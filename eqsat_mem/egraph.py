@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from eqsat_mem.encode import Encoder, Node
 from eqsat_mem.errors import RuleError
 from eqsat_mem.forms import read_forms
 from eqsat_mem.ir import Program
+from eqsat_mem.precision import is_graded, of_rules, rounds, stricter
 
 _PARSED: dict[tuple[str, str], list[Any]] = {}
 """The commands of each text parsed so far, with the name that its messages have: any e-graph can run them."""
@@ -95,7 +96,39 @@ class View:
 
     def add(self, program: Program, home: int, node: Node, args: tuple[int, ...], source: ir.Source | None = None) -> int:
         """The term of a node of class ``home`` on operands ``args``, added to ``program``."""
-        return program.add(self.encoder.decode(node, args, self.dtypes[home], program), source)
+        return program.add(self.encoder.decode(node, args, self.dtypes[home], program, self.precision(home)), source)
+
+    def precision(self, c: int) -> Any:
+        """That of the contractions of a class: as written, the strictest where there are several, or that of contractions by rules."""
+        return self.precisions[c] if c in self.precisions else of_rules(self.dtypes[c])
+
+    @cached_property
+    def precisions(self) -> dict[int, Any]:
+        """The precision of contractions that were written, by class."""
+        found: dict[int, Any] = {}
+        for t, c in self.class_of.items():
+            term = self.program.terms[t]
+            if isinstance(term, ir.Dot) and is_graded(term.precision):
+                found[c] = stricter(found[c], term.precision) if c in found else term.precision
+        return found
+
+    def precisions_in(self, choice: Mapping[int, Node], order: Sequence[int]) -> dict[int, Any]:
+        """The precision of each contraction of a choice, whose classes are in ``order``, operands first.
+
+        What only contractions read that round it need be no more precise than they are, if rules made it.
+        """
+        roots = {self.class_of[t] for t in self.program.roots()}
+        readers: dict[int, list[int]] = {c: [] for c in order}
+        found: dict[int, Any] = {}
+        for c in reversed(order):
+            if choice[c].constructor == "Dot":
+                found[c] = self.precision(c)
+                made = c not in self.precisions and c not in roots
+                if made and all(r in found and rounds(self.dtypes[c], found[r]) for r in readers[c]):
+                    found[c] = reduce(stricter, [found[r] for r in readers[c]])
+            for a in choice[c].children:
+                readers[a].append(c)
+        return found
 
     def empty_program(self) -> Program:
         """No terms yet; the indices are the program's and those that swaps of names need besides."""

@@ -7,7 +7,6 @@ term with an index that has no bit stands in the e-graph as an opaque `Block`, w
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
@@ -19,6 +18,7 @@ from eqsat_mem import ir, vocabulary
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, mask_of
 from eqsat_mem.ops import Operation, call_on, named_axes, operation_of, picks, searched
+from eqsat_mem.precision import is_graded
 
 MAX_BITS = 62
 SPARE_BITS = 4
@@ -65,7 +65,6 @@ class Encoder:
         self._keys: dict[tuple[str, ir.Params], int] = {}
         self._dtypes = {str(program.terms[t].dtype): program.terms[t].dtype for t in range(len(program.terms))}
         self._converts: dict[str, ir.Params] = {}
-        self._precision = _common_precision(program)
         self._bit = _choose_indices(program)
         self._spares: list[ir.Index] = []
         self._encoded: dict[int, Encoded] = {}
@@ -175,9 +174,9 @@ class Encoder:
         return Node(operation.constructor, tuple(map(self.bits_of, sets)), term.args)
 
     def _is_ordinary(self, term: ir.Dot) -> bool:
-        """Whether rules may take a contraction apart: one dtype throughout, and the program's usual precision (wide numbers have one)."""
+        """Whether rules may take a contraction apart: one dtype throughout, and a precision that can be compared with others."""
         dtypes = {term.dtype, self.program.terms[term.lhs].dtype, self.program.terms[term.rhs].dtype}
-        return len(dtypes) == 1 and (term.precision == self._precision or ir.itemsize(term.dtype) >= 8)
+        return len(dtypes) == 1 and is_graded(term.precision)
 
     def _rename(self, term: ir.Rename) -> Node | None:
         """One name at a time; a cycle of names goes through a spare index."""
@@ -241,8 +240,8 @@ class Encoder:
 
     # nodes -> terms
 
-    def decode(self, node: Node, args: tuple[int, ...], dtype: str, program: Program) -> ir.Term:
-        """The term of a node on operands ``args``, terms of ``program``; ``dtype`` is that of its class."""
+    def decode(self, node: Node, args: tuple[int, ...], dtype: str, program: Program, precision: Any = None) -> ir.Term:
+        """The term of a node on operands ``args``, terms of ``program``; ``dtype`` is that of its class, ``precision`` a contraction's."""
         kind, payload, value = node.constructor, node.payload, self._dtype(dtype)
         match kind:
             case "Leaf" | "Block":
@@ -254,7 +253,7 @@ class Encoder:
             case "Fold":
                 return ir.Fold(value, payload[0], self.indices_of(payload[1]), args[0])
             case "Dot":
-                return ir.Dot(value, self.indices_of(payload[0]), args[0], args[1], self._precision)
+                return ir.Dot(value, self.indices_of(payload[0]), args[0], args[1], precision)
             case "Ren":
                 return ir.Rename(value, ((self._one(payload[0]), self._one(payload[1])),), args[0])
             case "Convert":
@@ -334,8 +333,3 @@ def _choose_indices(program: Program) -> dict[int, int]:
         if more.bit_count() <= MAX_BITS - SPARE_BITS:
             chosen = more
     return {i: b for b, i in enumerate(bits(chosen))}
-
-
-def _common_precision(program: Program) -> Any:
-    found = Counter(term.precision for term in program.terms if isinstance(term, ir.Dot))
-    return found.most_common(1)[0][0] if found else None

@@ -95,9 +95,12 @@ def build(view: View, choice: Choice) -> Extraction:
     known: dict[int, int] = {}
     sources = {view.class_of[t]: source for t, source in reversed(view.program.source.items()) if t in view.class_of}
     class_of: dict[int, int] = {}
-    for c in _topological(view, choice):
-        node = choice[c]
-        known[c] = view.add(program, c, node, tuple(known[a] for a in node.children), sources.get(c))
+    order = _topological(view, choice)
+    precisions = view.precisions_in(choice, order)
+    for c in order:
+        args = tuple(known[a] for a in choice[c].children)
+        term = view.encoder.decode(choice[c], args, view.dtypes[c], program, precisions.get(c))
+        known[c] = program.add(term, sources.get(c))
         class_of.setdefault(known[c], c)
         picked_with(program, known[c])
     program.outputs = [ir.Output(known[view.class_of[o.term]], o.axes, o.weak_type) for o in view.program.outputs]

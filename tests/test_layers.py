@@ -13,7 +13,7 @@ PACKAGE = ROOT / "eqsat_mem"
 LAYERS = (
     "sizes errors config events",
     "terms ir ops equations diagonal picked plain flatten axes infer effects trace interpret",
-    "forms vocabulary grammar rules encode egraph saturate exact levels unfold extract chains absorbed",
+    "forms vocabulary grammar rules precision encode egraph saturate exact levels unfold extract chains absorbed",
     "lookups repeats scans staging vectors costs tree loops fusion columns memory profiles calibrate timing ladders schedule remat control",
     "source reads calls expressions emit scratch verify report outline",
     "debug progress needed rivals explanation timeline picture explain searching pipeline",

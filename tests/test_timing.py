@@ -24,6 +24,7 @@ from tests.test_loops import traced
 DEVICE = Device(
     name="fixed",
     flops=450e9,
+    narrow_flops=900e9,
     elements=100e9,
     levels=((2**20, 100e9), (2**21, 80e9), (2**25, 60e9), (math.inf, 40e9)),
     kernel_s=1e-6,
