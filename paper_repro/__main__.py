@@ -42,6 +42,7 @@ def shared_arguments(options: argparse.Namespace) -> list[str]:
     """The options that the scripts share, as they were given."""
     given = [f"--scale={options.scale}", f"--device={options.device}", f"--results={options.results}"]
     given += [f"--limit={limit}" for limit in options.limit or ()]
+    given += [f"--where={name}={value}" for name, value in options.where or ()]
     given += [f"--timeout={options.timeout}"] if options.timeout else []
     given += [f"--at-most={options.at_most}"] if options.at_most is not None else []
     return given + (["--again"] if options.again else [])

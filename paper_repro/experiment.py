@@ -91,12 +91,18 @@ def run(experiment: Experiment, options: argparse.Namespace) -> None:
     """Measure the points that are missing, then print and write the table, and draw the pictures."""
     folder = results_folder(options)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = measure_missing(experiment, list(experiment.grid(options)), folder / f"{experiment.name}.csv", options)
+    points = [point for point in experiment.grid(options) if _is_asked(point, options.where or ())]
+    rows = measure_missing(experiment, points, folder / f"{experiment.name}.csv", options)
     text = experiment.tables(rows)
     (folder / f"{experiment.name}.md").write_text(text + "\n", encoding="utf-8")
     print(text, flush=True)
     if not _draw(experiment, rows, folder):
         print("no pictures: matplotlib is missing (pip install 'eqsat-mem[repro]')", file=sys.stderr)
+
+
+def _is_asked(point: Point, where: Iterable[tuple[str, str]]) -> bool:
+    """Whether a point has one of the values that are asked for under each name that it knows."""
+    return all(any(str(point[name]) == value for key, value in where if key == name) for name in {key for key, _ in where} & point.keys())
 
 
 def results_folder(options: argparse.Namespace) -> Path:
@@ -119,9 +125,19 @@ def common_options(parser: argparse.ArgumentParser) -> None:
         "--limit", action="append", type=_size, metavar="SIZE", help="such as 100MB, instead of the scale's; may be repeated"
     )
     parser.add_argument("--results", default=RESULTS, metavar="FOLDER", help="where points are kept (default: build/paper_repro)")
+    parser.add_argument(
+        "--where", action="append", type=_pair, metavar="NAME=VALUE", help="only points with this value, such as n=1000000; may be repeated"
+    )
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="give a point up after so long")
     parser.add_argument("--at-most", type=int, metavar="N", help="measure so many points that are missing, and leave the others for later")
     parser.add_argument("--again", action="store_true", help="forget the points that are kept, and measure them again")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as n=1000000.")
+    return name, value
 
 
 def _size(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Figure 2 of the paper: y = K(x, x') v with a squared exponential kernel, float64, one dimension; memory and time against n.
+"""Figure 2 of the paper: y = K(x, x') v with a squared exponential kernel in one dimension; memory and time against n.
 
-    python -m paper_repro.kernel_mvm                    sizes for a 2-core machine
-    python -m paper_repro.kernel_mvm --scale paper      n up to 10^6, limits of 0.1 to 20 GB
+    python -m paper_repro.kernel_mvm                    float64, sizes for a 2-core machine
+    python -m paper_repro.kernel_mvm --scale paper      float64 and float32, n up to 10^6, limits of 0.1 to 20 GB
     python -m paper_repro.kernel_mvm --limit 50MB       this limit only, beside plain JAX and KeOps
 
 The JAX columns run the same function object, which knows nothing of memory. Points are kept; a re-run continues.
@@ -34,6 +34,7 @@ LIMITS = {
     "small": ["10MB", "30MB", "100MB"],
     "paper": ["100MB", "1GB", "2GB", "5GB", "7GB", "10GB", "20GB"],
 }
+DTYPES = {"tiny": ["float64"], "small": ["float64"], "paper": ["float64", "float32"]}
 SEED = 111
 
 
@@ -47,16 +48,18 @@ def measure_point(point: Point, folder: Path) -> dict[str, Any]:
     """One n in one column, with the largest relative error of sampled rows."""
     n, column = point["n"], point["column"]
     rng = np.random.default_rng(SEED)
-    x, y, v = (rng.standard_normal((n, 1)) for _ in range(3))
+    x, y, v = (rng.standard_normal((n, 1)).astype(point["dtype"]) for _ in range(3))
     if column == "keops":
-        keops.kernel_product(x[:100], y[:100], v[:100])  # compiles
-        out, results = measure(lambda: keops.kernel_product(x, y, v), x.nbytes + y.nbytes + v.nbytes)
+        there = tuple(map(keops.on_device, (x, y, v)))
+        keops.kernel_product(*(array[:100] for array in there))  # compiles
+        out, results = measure(lambda: keops.kernel_product(*there), x.nbytes + y.nbytes + v.nbytes, keops.device_peak)
     else:
-        with jax.enable_x64(True):
+        with jax.enable_x64(point["dtype"] == "float64"):
             out, results = measure_jax(product, lambda: (x, y, v), None if column == "plain" else column)
     if out is not None:
         rows = rng.integers(0, n, 8)
-        want = np.exp(-0.5 * (x[rows] - y[:, 0]) ** 2) @ v
+        wide = [array.astype(np.float64) for array in (x, y, v)]
+        want = np.exp(-0.5 * (wide[0][rows] - wide[1][:, 0]) ** 2) @ wide[2]
         results["error"] = float(np.max(np.abs(np.asarray(out)[rows] - want)) / np.max(np.abs(want)))
     return results
 
@@ -64,27 +67,28 @@ def measure_point(point: Point, folder: Path) -> dict[str, Any]:
 def grid(options: argparse.Namespace) -> Iterator[Point]:
     """Every n in every column."""
     peers = ["plain", *(["keops"] if keops.installed() else [])]
-    for n in SIZES[options.scale]:
-        for column in [*peers, *(options.limit or LIMITS[options.scale])]:
-            yield {"n": n, "column": column}
+    for dtype in DTYPES[options.scale]:
+        for n in SIZES[options.scale]:
+            for column in [*peers, *(options.limit or LIMITS[options.scale])]:
+                yield {"n": n, "dtype": dtype, "column": column}
 
 
 def tables(rows: Sequence[Row]) -> str:
     """The figure as text: seconds and memory."""
     shown = {"Seconds of a run:": seconds, "Memory that the compiled program holds (and that the process grew by):": memory}
-    parts = [f"{title}\n\n{grid_table(rows, {'n': 'n'}, 'column', cell, limit_label)}" for title, cell in shown.items()]
+    parts = [f"{title}\n\n{grid_table(rows, {'dtype': 'dtype', 'n': 'n'}, 'column', cell, limit_label)}" for title, cell in shown.items()]
     return "\n\n".join([*parts, device_line(rows)])
 
 
 EXPERIMENT = Experiment(
     module="paper_repro.kernel_mvm",
     about=__doc__,
-    keys=("n", "column"),
+    keys=("n", "dtype", "column"),
     results=RESULTS,
     grid=grid,
     measure=measure_point,
     tables=tables,
-    draw={"kernel_mvm": memory_and_time("n", "column")},
+    draw={"kernel_mvm": lambda rows, figure: memory_and_time("n", "column")([r for r in rows if r["dtype"] == "float64"], figure)},
 )
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def measure_jax(
     leaves = jax.tree.leaves(args)
     warm_up(leaves[0].dtype)
     out, measured = measure(lambda: run(*args), sum(leaf.nbytes for leaf in leaves))
-    return out, results | measured
+    return out, results | measured | _held_on_device()
 
 
 def compiled_under(function: Callable[..., Any], args: Sequence[Any], limit: int | str | None) -> Any:
@@ -72,7 +72,7 @@ def measure(run: Callable[[], Any], argument_bytes: int) -> tuple[Any, dict[str,
     return out, {
         "device_name": device_name(),
         "status": "ok",
-        "resident_bytes": _on_device(growth, argument_bytes),
+        "resident_bytes": "" if growth is None or jax.default_backend() != "cpu" else growth + argument_bytes,
         "seconds": statistics.median(times),
     }
 
@@ -84,12 +84,10 @@ def _repeated(run: Callable[[], Any], first: float) -> Any:
         yield time.perf_counter() - start
 
 
-def _on_device(growth: int | None, argument_bytes: int) -> int | str:
-    """What was held where the program ran: the allocator of a GPU knows, a process on the CPU grew by it."""
+def _held_on_device() -> dict[str, Any]:
+    """What JAX has held on a GPU at most, as its allocator knows; nothing on a CPU, where the process grows."""
     stats = jax.local_devices()[0].memory_stats()
-    if stats and "peak_bytes_in_use" in stats:
-        return int(stats["peak_bytes_in_use"])
-    return "" if growth is None else growth + argument_bytes
+    return {"resident_bytes": int(stats["peak_bytes_in_use"])} if stats and "peak_bytes_in_use" in stats else {}
 
 
 def device_name() -> str:

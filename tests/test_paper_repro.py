@@ -86,11 +86,27 @@ def test_a_limit_of_the_command_line_takes_the_place_of_the_scales(tmp_path, her
     assert "--limit = '3 parsecs'" in capsys.readouterr().err
 
 
+def test_points_can_be_chosen_by_their_values(tmp_path, here, capsys):
+    arguments = ["--scale", "tiny", "--only", "kernel_mvm", "--results", str(tmp_path)]
+    where = ["--where", "n=300", "--where", "column=plain", "--where", "column=1MB", "--where", "d=3"]
+    assert everything.main([*arguments, *where]) == 0
+    assert [(row["n"], row["column"]) for row in rows_of(tmp_path, "kernel_mvm")] == [("300", "plain"), ("300", "1MB")]
+    with pytest.raises(SystemExit):
+        everything.main([*arguments, "--where", "n"])
+    assert "'n' is not NAME=VALUE, such as n=1000000." in capsys.readouterr().err
+
+
+def test_float32_is_measured_too(tmp_path, here):
+    results = kernel_mvm.measure_point({"n": 300, "dtype": "float32", "column": "1MB"}, tmp_path)
+    assert results["status"] == "ok"
+    assert 1e-9 < results["error"] < 1e-5
+
+
 def test_points_that_fail_say_why_and_take_nothing_with_them(tmp_path):
     options = Namespace(scale="tiny", device="cpu", results=tmp_path)
-    wrong = experiment.in_own_process(kernel_mvm.EXPERIMENT, {"n": 10, "column": "3 parsecs"}, options, 60)
+    wrong = experiment.in_own_process(kernel_mvm.EXPERIMENT, {"n": 10, "dtype": "float64", "column": "3 parsecs"}, options, 60)
     assert wrong["status"].startswith("eqsat_mem.errors.OptionError: memory_limit = '3 parsecs'")
-    late = experiment.in_own_process(kernel_mvm.EXPERIMENT, {"n": 10, "column": "plain"}, options, 0.01)
+    late = experiment.in_own_process(kernel_mvm.EXPERIMENT, {"n": 10, "dtype": "float64", "column": "plain"}, options, 0.01)
     assert late["status"] == "over 0.01 s"
     assert set(wrong) == set(late) == set(kernel_mvm.EXPERIMENT.results)
 
