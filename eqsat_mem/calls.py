@@ -130,7 +130,7 @@ class Calls(Reader):
 
     def scan(self, call: Call, args: list[str], scope: Scope) -> tuple[str, Callable[[Sequence[str]], str]]:
         p = call.params
-        consts, carry = consts_and_carries(call)
+        consts, carry = consts_and_carries(call.params)
         init, xs = args[consts : consts + carry], args[consts + carry :]
 
         def halves(texts: Sequence[str]) -> str:

@@ -91,7 +91,7 @@ def _inside(eqn: JaxprEqn) -> JaxprEqn:
         nonlocal found
         if isinstance(value, tuple | list):
             return type(value)(map(clean, value))
-        if isinstance(value, ClosedJaxpr) and value.jaxpr is not value:  # since JAX 0.12 a jaxpr is its own
+        if isinstance(value, ClosedJaxpr) and value.jaxpr is not value:  # since JAX 0.11 a jaxpr is its own
             return ClosedJaxpr(clean(value.jaxpr), value.consts)
         if isinstance(value, Jaxpr):
             found = True

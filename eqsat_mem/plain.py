@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -39,6 +39,8 @@ def _of_same_operands(flat: Flat, producer: Mapping[int, Equation], name: str, p
         return _traced(flat, _chosen, ins)
     if name == "custom_linear_solve":
         return _traced(flat, partial(_solve, params), ins)
+    if name in _COMPOUND and params.get("accuracy") is None:
+        return _traced(flat, partial(_COMPOUND[name], params), ins)
     return diagonal.plain_form(flat, producer, name, params, ins)
 
 
@@ -81,6 +83,30 @@ def _solve(params: dict[str, Any], *args: Any) -> Any:
     start = sum(lengths[:place])
     return jaxpr_as_fun(params["jaxprs"].solve)(*args[start : start + lengths[place]], *args[sum(lengths) :])
 
+
+def _one_minus_square(params: dict[str, Any], x: Any) -> Any:
+    return (1 + x) * (1 - x)
+
+
+def _log2(params: dict[str, Any], x: Any) -> Any:
+    natural, scale = lax.log(x), 1 / math.log(2)
+    if jax.numpy.issubdtype(x.dtype, np.complexfloating):
+        return lax.complex(lax.real(natural) * scale, lax.imag(natural) * scale)
+    return natural * scale
+
+
+def _polynomial(params: dict[str, Any], x: Any, *coefficients: Any) -> Any:
+    """Horner's rule from the highest power, in a loop where there are many."""
+    highest, *others = reversed(coefficients)
+    if len(coefficients) <= (params.get("unroll") or 8):
+        return reduce(lambda total, c: total * x + c, others, highest)
+    shape = jax.numpy.broadcast_shapes(x.shape, *(c.shape for c in coefficients))
+    stack = jax.numpy.stack(jax.numpy.broadcast_arrays(highest, *others))
+    return lax.scan(lambda total, c: (total * x + c, None), jax.numpy.zeros(shape, x.dtype), stack)[0]
+
+
+_COMPOUND: dict[str, Callable[..., Any]] = {"one_minus_square": _one_minus_square, "log2": _log2, "polynomial": _polynomial}
+"""Elementwise primitives since JAX 0.11 or 0.12 that are lowered to several operations, which earlier versions trace."""
 
 LARGE_DRAW = 1 << 14
 """Random numbers of at least so many elements are those of their positions; smaller ones are drawn whole."""

@@ -191,7 +191,7 @@ def _uses_axis(function: Function, name: Hashable) -> bool:
 def _dce(used: list[bool], *equation: Any) -> tuple[list[bool], Any]:
     """Drop unused outputs, and the arguments that only they need.
 
-    Since JAX 0.12 a rule is told before the equation which of its references live on; ours has none.
+    JAX 0.12 tells a rule, before the equation, which of its references live on; ours has none.
     """
     eqn = equation[-1]
     function = eqn.params["function"]

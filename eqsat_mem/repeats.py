@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,11 @@ class Scan:
 
     @property
     def first_carry(self) -> int:
-        return consts_and_carries(self.call)[0]
+        return consts_and_carries(self.call.params)[0]
 
     @property
     def carries(self) -> int:
-        return consts_and_carries(self.call)[1]
+        return consts_and_carries(self.call.params)[1]
 
     @property
     def consts(self) -> tuple[int, ...]:
@@ -151,20 +151,20 @@ def _runs_bodies(call: Call) -> bool:
     return call.prim.name in ("while", "cond") or (call.prim.name == "scan" and call.params["length"] > 1)
 
 
-def consts_and_carries(call: Call) -> tuple[int, int]:
+def consts_and_carries(params: Mapping[str, Any]) -> tuple[int, int]:
     """How many of a scan's operands are the same in every step, and how many after these are its carry.
 
-    JAX 0.12 keeps a tree of operands in three parts instead of the two numbers.
+    Since JAX 0.11, a tree of operands in three parts stands instead of the two numbers.
     """
-    if "num_consts" in call.params:
-        return int(call.params["num_consts"]), int(call.params["num_carry"])
-    consts, carry, _ = (len(list(part)) for part in call.params["ft_in"].unpack())
+    if "num_consts" in params:
+        return int(params["num_consts"]), int(params["num_carry"])
+    consts, carry, _ = (len(list(part)) for part in params["ft_in"].unpack())
     return consts, carry
 
 
 def _lanes(program: Program, call: Call, args: Sequence[int]) -> int:
     """The indices that stand for the steps of a scan; a result of another scan that is read under another name brings its own."""
-    consts, carries = consts_and_carries(call)
+    consts, carries = consts_and_carries(call.params)
     first = consts + carries
     axes = [*call.in_axes[first:], *call.out_axes[carries:]]
     mask = mask_of(a[0][0] for a in axes if len(a[0]) == 1)

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
+from eqsat_mem.repeats import consts_and_carries
+
 Array = Any
 
 
@@ -68,7 +70,7 @@ def _equation(eqn: Any, args: list[Array]) -> list[Array]:
 
 
 def _scan(params: Any, args: list[Array]) -> list[Array]:
-    body, consts, carries = params["jaxpr"], params["num_consts"], params["num_carry"]
+    body, (consts, carries) = params["jaxpr"], consts_and_carries(params)
     fixed, carry, xs = args[:consts], args[consts : consts + carries], args[consts + carries :]
     order = range(params["length"])
     stacked: list[list[Array]] = []

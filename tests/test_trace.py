@@ -302,6 +302,34 @@ def test_diagonals_are_plain_terms(name: str) -> None:
     assert "Block" not in kinds(check(function, *args))
 
 
+COMPOUND: dict[str, tuple[Callable[..., Any], Any]] = {
+    "gradient of tanh": (jax.grad(lambda x: jnp.sum(jnp.tanh(x))), X),
+    "gradient of atanh": (jax.grad(lambda x: jnp.sum(jnp.arctanh(x / 10))), X),
+    "log2": (lambda x: jnp.log2(jnp.abs(x)), X),
+    "log2 of complex numbers": (jnp.log2, X + 1j * X[::-1]),
+    "polynomial": (lambda x: polynomial(x, [1.0, jnp.max(x, 0, keepdims=True), -0.5, 2.0]), X),
+}
+
+
+def polynomial(x: Any, coefficients: Any) -> Any:
+    """That of JAX, where it has one."""
+    if hasattr(lax, "polynomial"):
+        return lax.polynomial(x, coefficients)
+    return sum(c * x**k for k, c in enumerate(coefficients))
+
+
+@pytest.mark.parametrize("name", COMPOUND)
+def test_what_is_lowered_to_elementwise_operations_is_plain_terms(name: str) -> None:
+    """Whether this version of JAX has one primitive for it or traces several."""
+    function, x = COMPOUND[name]
+    assert "Block" not in kinds(check(function, x))
+
+
+@pytest.mark.parametrize("count", [2, 8, 9, 30])
+def test_polynomials_of_few_and_many_terms(count: int) -> None:
+    check(lambda x: polynomial(x, [jnp.cos(k) for k in range(count)]), X)
+
+
 def test_off_diagonal_values_do_not_reach_the_diagonal() -> None:
     s = np.full((3, 3), np.inf, np.float32)
     s[np.arange(3), np.arange(3)] = [1.0, 2.0, np.nan]
