@@ -49,6 +49,7 @@ class MemoryLimitError(EqsatMemError):
         function: the name of the user's function.
         fixed_bytes: how much of the peak is arguments and outputs, or None where it is not known.
         restrictions: a sentence for each option of the user's that keeps tensors whole.
+        shared_bytes: of outputs that take the memory of donated arguments; the other figures count these once, the tensors twice.
     """
 
     def __init__(
@@ -59,20 +60,27 @@ class MemoryLimitError(EqsatMemError):
         function: str = "the program",
         fixed_bytes: int | None = None,
         restrictions: Sequence[str] = (),
+        shared_bytes: int = 0,
     ) -> None:
-        super().__init__(limit_bytes, smallest_bytes, tensors, function, fixed_bytes, restrictions)  # as `args`, so that it can be pickled
+        # as `args`, so that it can be pickled
+        super().__init__(limit_bytes, smallest_bytes, tensors, function, fixed_bytes, restrictions, shared_bytes)
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
         self.tensors = sorted(tensors, key=lambda tensor: -tensor[1])
         self.function = function
         self.fixed_bytes = fixed_bytes
         self.restrictions = tuple(restrictions)
+        self.shared_bytes = shared_bytes
 
     def __str__(self) -> str:
         limit, smallest = _distinct(self.limit_bytes, self.smallest_bytes)
         lines = [f"no plan of {self.function} fits memory_limit = {limit}: the smallest peak found is {smallest}."]
         if self.tensors:
             lines += ["It holds at that peak:", *tensor_lines(self.tensors)]
+            if self.shared_bytes:
+                lines.append(
+                    f"Of this, outputs of {format_bytes(self.shared_bytes)} take the memory of donated arguments: both count once."
+                )
         restrictions = () if self._no_room() else self.restrictions
         return "\n".join([*lines, self._why(), *restrictions, self._advice()])
 

@@ -36,12 +36,21 @@ class Function:
     one of them plans, the others wait.
     """
 
-    def __init__(self, name: str, jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        jaxpr: ClosedJaxpr,
+        options: Options,
+        arg_names: Sequence[str],
+        settings: Settings | None = None,
+        donated: Sequence[int] = (),
+    ) -> None:
         self.name = name
         self.jaxpr = jaxpr
         self.options = options
         self.arg_names = tuple(arg_names)
         self.settings = settings or Settings()
+        self.donated = tuple(donated)
         self._plan: Plan | None = None
         self._derived: dict[Hashable, Any] = {}
         self._lock = threading.RLock()
@@ -60,7 +69,7 @@ class Function:
         with self._lock:
             if self._plan is None:
                 with self.settings.active(), jax.core.eval_context(), watched(self.name):
-                    made = pipeline.plan(self.jaxpr, self.options, self.arg_names, self.name)
+                    made = pipeline.plan(self.jaxpr, self.options, self.arg_names, self.name, donated=self.donated)
                     if made.record is not None:
                         made = replace(made, record=replace(made.record, settings=self.settings.active))
                     self._plan = made

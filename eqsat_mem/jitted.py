@@ -53,15 +53,21 @@ class Settings:
     ledger: Ledger
     strict: bool
     local: threading.local = field(default_factory=threading.local)
-    known: WeakKeyDictionary[Any, dict[str, Callable[..., Any]]] = field(default_factory=WeakKeyDictionary)
+    known: WeakKeyDictionary[Any, dict[str, Planning]] = field(default_factory=WeakKeyDictionary)
 
-    def planning(self, fun: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-        """:func:`_planning`, made once for each function and options, as JAX compiles once where ``jax.jit(f)`` is written in a loop."""
+    def planning(self, fun: Callable[..., Any], options: dict[str, Any]) -> Planning:
+        """Made once for each function and options, as JAX compiles once where ``jax.jit(f)`` is written in a loop.
+
+        Functions may be equal without being one object: methods of the same instance, say.
+        """
         try:
             same = self.known.setdefault(fun, {})
         except TypeError:  # what cannot be a key JAX refuses when it is called
             same = {}
-        return same.setdefault(repr(sorted(options.items())), _planning(ref(fun), options, self))
+        key = repr(sorted(options.items()))
+        if key not in same or same[key].reference() is None:
+            same[key] = Planning(ref(fun), _planning(ref(fun), options, self))
+        return same[key]
 
     @contextmanager
     def within(self) -> Iterator[None]:
@@ -76,6 +82,14 @@ class Settings:
         return getattr(self.local, "inside", False)
 
 
+@dataclass(frozen=True)
+class Planning:
+    """A function for ``jax.jit`` to trace; it works as long as the function that it refers to is kept."""
+
+    reference: Callable[[], Any]
+    call: Callable[..., Any]
+
+
 def planning_jit(settings: Settings) -> Callable[..., Any]:
     """A function that is called as ``jax.jit`` is, and makes :class:`Jitted` functions."""
 
@@ -88,6 +102,7 @@ def planning_jit(settings: Settings) -> Callable[..., Any]:
         settings.ledger.made()
         return Jitted(fun[0], original, options, settings)
 
+    jit.__module__ = "jax"  # where pickle finds it, and in processes that run without us the real one
     return jit
 
 
@@ -98,7 +113,10 @@ class Jitted:
         functools.update_wrapper(self, original, updated=())
         self.__wrapped__ = fun
         self._original = original
-        self._planned = JitByPlan(settings.planning(fun, options), options)
+        self._options = options
+        planning = settings.planning(fun, options)
+        self._kept = planning.reference()
+        self._planned = JitByPlan(planning.call, options)
         self._settings = settings
         self._placed = _placement(options)
 
@@ -114,6 +132,15 @@ class Jitted:
 
     def __repr__(self) -> str:
         return repr(self._original)
+
+    def __copy__(self) -> Any:
+        return jax.jit(self.__wrapped__, **self._options)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__copy__()  # as for the real one, methods stay those of the same instance
+
+    def __reduce__(self) -> Any:
+        return functools.partial(jax.jit, **self._options), (self.__wrapped__,)
 
     @api_boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -173,7 +200,7 @@ def _planning(reference: Callable[[], Any], options: dict[str, Any], settings: S
         known = {**_identity(fun), "arguments": types}
         start = time.perf_counter()
         try:
-            function, captured = _function(fun, args, kwargs, traced.jaxpr, inputs)
+            function, captured = _function(fun, args, kwargs, traced, inputs)
             entry = _plan(function, known)
             out = bind(function, *captured, *inputs) if entry.outcome == "planned" else None
             settings.ledger.add(entry)
@@ -199,13 +226,14 @@ def _noting_errors(fun: Any, ledger: Ledger) -> Iterator[None]:
         raise
 
 
-def _function(fun: Any, args: Any, kwargs: Any, jaxpr: Any, inputs: list[Any]) -> tuple[Function, list[Any]]:
+def _function(fun: Any, args: Any, kwargs: Any, traced: Any, inputs: list[Any]) -> tuple[Function, list[Any]]:
     """What ``fun`` was traced to as a function with a plan, and the arrays that it takes before its inputs."""
-    jaxpr, captured = hoist_constants(jaxpr)
+    jaxpr, captured = hoist_constants(traced.jaxpr)
+    donated = [len(captured) + k for k in traced.donate_argnums]
     name = getattr(fun, "__name__", "")
     names = [f"captured_{k}" for k in range(len(captured))] + argument_names(fun, args, kwargs, inputs)
     options = Options(memory_limit=resolve_limit(Options()))
-    return Function(name if name.isidentifier() else "program", jaxpr, options, names), captured
+    return Function(name if name.isidentifier() else "program", jaxpr, options, names, donated=donated), captured
 
 
 def _plan(function: Function, known: dict[str, Any]) -> Entry:
@@ -213,6 +241,8 @@ def _plan(function: Function, known: dict[str, Any]) -> Entry:
     assert limit is not None
     if not all(isinstance(aval, ShapedArray) for aval in function.jaxpr.in_avals):
         return Entry(**known, outcome="left alone", reason="it takes a reference to an array, which it may change")
+    if not all(isinstance(extent, int) for aval in function.jaxpr.in_avals for extent in aval.shape):
+        return Entry(**known, outcome="left alone", reason="its shapes are symbols: plans are for numbers")
     most = total_bytes(function.jaxpr)
     if ROOM * most <= limit:
         return Entry(**known, outcome="fitting", reason=f"all that it ever makes takes {format_bytes(most)}", limit_bytes=limit)

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
@@ -20,8 +21,9 @@ ROWS = 20
 
 
 def say(text: str) -> None:
-    """A message of ours among the output of a script."""
-    sys.stderr.write(f"eqsat-mem: {text}\n")
+    """A message of ours among the output of a script; nothing where the script has closed or replaced stderr."""
+    with suppress(AttributeError, ValueError, OSError):
+        sys.stderr.write(f"eqsat-mem: {text}\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,7 @@ class Ledger:
             return "did not import jax: there was nothing to plan."
         if not self.functions:
             return "compiled nothing with jax.jit, so nothing was planned: put jax.jit around what should fit the limit."
-        return "called none of the functions that it made with jax.jit, so nothing was planned."
+        return "compiled none of the functions that it made with jax.jit, so nothing was planned."
 
 
 def _row(entry: Entry) -> tuple[str, str, str, str]:

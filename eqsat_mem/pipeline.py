@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
@@ -27,7 +28,7 @@ from eqsat_mem.report import Plan
 from eqsat_mem.schedule import Schedule, fastest
 from eqsat_mem.searching import Forms, Found
 from eqsat_mem.trace import load
-from eqsat_mem.verify import compiled_peak
+from eqsat_mem.verify import compiled_peak, donations
 
 GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
@@ -39,14 +40,25 @@ RETRIES = 6
 """How often the limit is tightened because the compiled program holds more than was predicted."""
 
 
-def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: str = "program", device: Device | None = None) -> Plan:
+def plan(
+    jaxpr: ClosedJaxpr,
+    options: Options,
+    arg_names: Sequence[str],
+    name: str = "program",
+    device: Device | None = None,
+    donated: Sequence[int] = (),
+) -> Plan:
     """The fastest program found that computes ``jaxpr`` within the limit, on the device in use unless another is given.
+
+    Outputs may take the memory of the ``donated`` arguments of their shape and dtype.
 
     Raises:
         MemoryLimitError: if no plan fits; it names the tensors of the smallest plan found.
     """
-    request = _Request(jaxpr, tuple(arg_names), name, options, resolve_limit(options), device or device_in_use())
-    tell(Began(name, request.limit))
+    limit = resolve_limit(options)
+    taken, shared_bytes = donations(jaxpr, donated)
+    request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, device or device_in_use(), taken, shared_bytes)
+    tell(Began(name, limit))
     made = None
     try:
         with _without_collections():
@@ -58,7 +70,11 @@ def plan(jaxpr: ClosedJaxpr, options: Options, arg_names: Sequence[str], name: s
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    """What is to be planned: a traced function, and the limit in bytes and the device that its options and the machine come to."""
+    """What is to be planned: a traced function, and the limit in bytes and the device that its options and the machine come to.
+
+    Within a request, bytes are counted as if no output took the memory of an argument: the limit, predictions and what XLA holds alike.
+    What leaves it (:meth:`held`) is less by ``shared_bytes``.
+    """
 
     jaxpr: ClosedJaxpr
     arg_names: tuple[str, ...]
@@ -66,6 +82,18 @@ class _Request:
     options: Options
     limit: int
     device: Device
+    taken: tuple[int, ...]
+    shared_bytes: int
+
+    def held(self, counted: int) -> int:
+        """What is held at once, of bytes counted within the request."""
+        return counted - self.shared_bytes
+
+    def compiled(self, function: Callable[..., Any], predicted: int) -> int:
+        """What XLA counts for a function of the program's arguments, which is told beside its prediction."""
+        held = compiled_peak(function, self.jaxpr.in_avals, donate=self.taken, optimise=False)[0]
+        tell(Compiled(held, self.held(predicted), self.held(self.limit)))
+        return held + self.shared_bytes
 
     @property
     def asks_for_loops(self) -> bool:
@@ -166,9 +194,7 @@ def _keep(request: _Request, loaded: Program, before: Schedule) -> _Chosen | Non
     if not verify and has_plans(before.ex.program):
         return None  # it was predicted to fit with the plans of its loops' bodies
     function = jaxpr_as_fun(jaxpr)
-    held = compiled_peak(function, jaxpr.in_avals, optimise=False)[0] if verify else None
-    if held is not None:
-        tell(Compiled(held, before.peak_bytes, limit))
+    held = request.compiled(function, before.peak_bytes) if verify else None
     if held is not None and held > limit:
         return None
     ex = Extraction(loaded)
@@ -216,8 +242,7 @@ def _verified(request: _Request, forms: Forms, device: Device, best: Schedule) -
             code = emit(best, request.name)
             if not request.options.verify:
                 return _Chosen(best, code, None, device, target)
-            held = compiled_peak(code.function, request.jaxpr.in_avals, optimise=False)[0]
-            tell(Compiled(held, best.peak_bytes, limit))
+            held = request.compiled(code.function, best.peak_bytes)
             if held <= limit:
                 return _Chosen(best, code, held, device, target)
             smallest = min(smallest or held, held)
@@ -239,7 +264,8 @@ def _tighter(s: Schedule, held: int, limit: int) -> int:
 
 def _too_large(request: _Request, s: Schedule, smallest: int) -> MemoryLimitError:
     fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
-    return MemoryLimitError(request.limit, smallest, peak_tensors(s), request.name, fixed, restrictions(s, request.options))
+    limit, smallest, fixed = map(request.held, (request.limit, smallest, fixed))
+    return MemoryLimitError(limit, smallest, peak_tensors(s), request.name, fixed, restrictions(s, request.options), request.shared_bytes)
 
 
 def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, record: Record) -> Plan:
@@ -249,10 +275,10 @@ def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, reco
         source=chosen.code.source,
         function=chosen.code.function,
         namespace=chosen.code.namespace,
-        limit_bytes=request.limit,
-        peak_bytes=s.peak_bytes,
-        compiled_peak_bytes=chosen.compiled_bytes,
-        original_peak_bytes=found.before.peak_bytes,
+        limit_bytes=request.held(request.limit),
+        peak_bytes=request.held(s.peak_bytes),
+        compiled_peak_bytes=None if chosen.compiled_bytes is None else request.held(chosen.compiled_bytes),
+        original_peak_bytes=request.held(found.before.peak_bytes),
         argument_bytes=argument_bytes(program),
         output_bytes=output_bytes(program),
         unchanged=chosen.unchanged,

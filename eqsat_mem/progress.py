@@ -6,8 +6,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TextIO
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TextIO
 
 from eqsat_mem.debug import Debug, debug_level
 from eqsat_mem.events import Began, Ended, Event, Explaining, StageBegan, Tried, anyone_listens, listening
@@ -68,11 +68,18 @@ def watched(name: str) -> Iterator[None]:
 @contextmanager
 def on_terminal(name: str) -> Iterator[None]:
     """Inside, progress is shown if stderr is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not _is_terminal(sys.stderr):
         yield
         return
     with shown(Progress(name), sys.stderr):
         yield
+
+
+def _is_terminal(stream: Any) -> bool:
+    """False, too, where a script has closed stderr, or put in its place what has no more than ``write``."""
+    with suppress(AttributeError, ValueError):
+        return bool(stream.isatty())
+    return False
 
 
 @contextmanager

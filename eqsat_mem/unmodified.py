@@ -37,7 +37,7 @@ def prepare(target: str, *, is_module: bool, limit: str | None, report: str | No
     file = None if report is None else _writable(report)
     found = scripts.find(target, is_module)
     ledger = Ledger()
-    atexit.register(_report, ledger, target, file)
+    atexit.register(_report, ledger, target, file, os.getpid())
     after_import("jax", lambda module: _install(ledger, strict))
     return partial(scripts.execute, found)
 
@@ -84,7 +84,9 @@ def _install(ledger: Ledger, strict: bool) -> None:
         install(ledger, strict)
 
 
-def _report(ledger: Ledger, target: str, file: Path | None) -> None:
+def _report(ledger: Ledger, target: str, file: Path | None, process: int) -> None:
+    if os.getpid() != process:  # a fork that ends; the report is that of the script
+        return
     say(ledger.table(target))
     if file is not None:
         file.write_text(ledger.to_json(target) + "\n", encoding="utf-8")

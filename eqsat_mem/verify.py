@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax import jit
+from jax.extend.core import ClosedJaxpr
 
+from eqsat_mem.control import aval_bytes
 from eqsat_mem.scratch import hidden_scratch_bytes
 
 # --- memory ------------------------------------------------------------------------------------------
@@ -41,6 +44,18 @@ def compiled_peak(function: Callable[..., Any], avals: Sequence[Any], donate: Se
     lowered = jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
     compiled = lowered.compile() if optimise or jax.default_backend() != "cpu" else _unoptimised(lowered)
     return held_bytes(compiled), compiled
+
+
+def donations(jaxpr: ClosedJaxpr, donated: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Those of the donated arguments whose memory outputs can take, each one output of the same shape and dtype, and their bytes."""
+    free = Counter((aval.shape, aval.dtype) for aval in jaxpr.out_avals)
+    taken = []
+    for k in donated:
+        aval = jaxpr.in_avals[k]
+        if free[aval.shape, aval.dtype]:
+            free[aval.shape, aval.dtype] -= 1
+            taken.append(k)
+    return tuple(taken), aval_bytes([jaxpr.in_avals[k] for k in taken])
 
 
 def _unoptimised(lowered: Any) -> Any:

@@ -39,6 +39,11 @@ def test_arguments_and_outputs_alone_are_over_the_limit():
     )
 
 
+def test_outputs_in_the_memory_of_donated_arguments_are_told():
+    lines = str(MemoryLimitError(2 * MiB, 5 * MiB, [("w", MiB, None)], "f", 4 * MiB, shared_bytes=MiB)).splitlines()
+    assert lines[3] == "Of this, outputs of 1 MiB take the memory of donated arguments: both count once."
+
+
 def test_options_that_keep_tensors_whole_are_named_where_that_helps():
     advice = 'accuracy = "bitwise" computes contractions and floating-point sums in one piece: "reassociate" allows chunks of them.'
     assert str(MemoryLimitError(2 * MiB, 5 * MiB, (), "f", MiB, [advice])).splitlines()[2] == advice
@@ -51,11 +56,12 @@ def test_sizes_that_round_to_the_same_text_are_shown_in_bytes():
 
 
 def test_the_error_crosses_processes():
-    error = MemoryLimitError(2, 3, [("x", 2, None)], "f", 1, ["restricted"])
+    error = MemoryLimitError(2, 3, [("x", 2, None)], "f", 1, ["restricted"], 7)
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error)
     assert "restricted" in str(copy)
     assert copy.tensors == error.tensors
+    assert copy.shared_bytes == 7
 
 
 def test_every_error_is_one_of_the_package():

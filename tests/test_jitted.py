@@ -1,8 +1,10 @@
 """The ``jax.jit`` that plans: what it plans, what it leaves alone, and that it is used like the real one."""
 
+import copy
 import functools
 import gc
 import inspect
+import pickle
 import re
 import threading
 import warnings
@@ -160,7 +162,7 @@ def test_the_compiled_program_is_within_the_limit(jit, x):
 def test_each_signature_is_planned_once(jit, ledger, x, monkeypatch):
     calls = []
     plan = pipeline.plan
-    monkeypatch.setattr(pipeline, "plan", lambda *args: calls.append(1) or plan(*args))
+    monkeypatch.setattr(pipeline, "plan", lambda *args, **options: calls.append(1) or plan(*args, **options))
     f = jit(nearest)
     for _ in range(3):
         f(x, x)
@@ -173,7 +175,7 @@ def test_each_signature_is_planned_once(jit, ledger, x, monkeypatch):
 def test_a_function_made_anew_for_each_call_is_planned_once(jit, ledger, x, monkeypatch):
     calls = []
     plan = pipeline.plan
-    monkeypatch.setattr(pipeline, "plan", lambda *args: calls.append(1) or plan(*args))
+    monkeypatch.setattr(pipeline, "plan", lambda *args, **options: calls.append(1) or plan(*args, **options))
 
     def f(x):
         return nearest(x, x)
@@ -187,6 +189,34 @@ def test_a_function_made_anew_for_each_call_is_planned_once(jit, ledger, x, monk
     del f
     gc.collect()
     assert gone() is None
+
+
+def test_equal_functions_outlive_one_another(jit, ledger, x):
+    """Methods of one instance are equal, and each is an object of its own."""
+
+    class Shifted(Model):
+        def __call__(self, x):
+            return x + self.scale
+
+        def __eq__(self, other):
+            return isinstance(other, Shifted)
+
+        def __hash__(self):
+            return 0
+
+    model = Shifted(2.0)
+    f = jit(model.predict)
+    for _ in range(2):
+        f = jit(model.predict)  # made while the one before lives
+        f(x)
+    other = jit(model.predict, keep_unused=True)
+    del f
+    gc.collect()
+    assert other(x).shape == jit(model.predict)(x).shape == (ROWS, 3)
+    first, second = jit(Shifted(1.0)), jit(Shifted(1.0))
+    del first
+    assert float(second(1.0)) == 2.0
+    assert {entry.outcome for entry in ledger.entries} == {"planned", "fitting"}
 
 
 def test_only_the_outermost_function_is_planned(jit, ledger, x):
@@ -252,6 +282,14 @@ def test_functions_with_shardings_are_left_alone(name, jit, ledger, x):
     assert (entry.outcome, entry.reason) == ("left alone", f"made with {name}: plans are for one device")
 
 
+def test_symbolic_shapes_are_left_alone(jit, ledger, x):
+    (n,) = jax.export.symbolic_shape("n")
+    exported = jax.export.export(jit(nearest))(*[jax.ShapeDtypeStruct((n, 3), jnp.float32)] * 2)
+    assert exported.call(x[:9], x[:9]).shape == (9, 3)
+    (entry,) = ledger.entries
+    assert (entry.outcome, entry.reason) == ("left alone", "its shapes are symbols: plans are for numbers")
+
+
 def test_references_are_left_alone(jit, ledger, x):
     @jit
     def count(calls, x):
@@ -292,6 +330,37 @@ def test_donated_arguments_are_given_away(jit, x):
     f(given)
     assert given.is_deleted()
     assert not x.is_deleted()
+
+
+def test_outputs_in_the_memory_of_donated_arguments_count_once(jit, ledger):
+    """A state of 400 kB, and the next one: a third does not fit. As written, a step holds 80 MB."""
+
+    def steps(state, x):
+        def step(_, s):
+            norm = jnp.sort(jnp.tanh(x[:, None] * s["w"]), axis=0)[:3].sum()
+            return {"w": s["w"] / (1 + norm)}
+
+        return jax.lax.fori_loop(0, 3, step, state)
+
+    def arguments():
+        return {"w": jnp.linspace(0.0, 1.0, 100_000)}, jnp.linspace(0.0, 1.0, 200)
+
+    f = jit(steps, donate_argnums=0)
+    compiled = f.lower(*arguments()).compile()
+    assert held_bytes(compiled) <= LIMIT
+    np.testing.assert_allclose(f(*arguments())["w"], jax.jit(steps)(*arguments())["w"], rtol=1e-5)
+    jit(steps)(*arguments())
+    given, kept = ledger.entries
+    assert (given.outcome, given.peak_bytes) == ("planned", pytest.approx(held_bytes(compiled), rel=0.01))
+    assert kept.outcome == "failed"
+
+
+def test_programs_that_fit_because_they_are_given_memory_run_as_written(jit, ledger):
+    f = jit(lambda x: jnp.sin(x) + 1, donate_argnums=0)
+    x = jnp.linspace(0.0, 1.0, 200_000)
+    np.testing.assert_array_equal(f(x + 0), jnp.sin(x) + 1)
+    (entry,) = ledger.entries
+    assert (entry.outcome, entry.peak_bytes, entry.original_peak_bytes) == ("fitting", x.nbytes, x.nbytes)
 
 
 def test_without_jit_nothing_is_planned(jit, ledger, x):
@@ -351,6 +420,28 @@ def test_attributes_are_those_of_the_real_one(jit, x):
     assert f._cache_size() == 0
 
 
+def test_copies_and_pickles(jit, ledger, x, monkeypatch):
+    monkeypatch.setattr(jax, "jit", jit)
+    f = jit(nearest, donate_argnums=0)
+    for other in (copy.copy(f), copy.deepcopy(f), pickle.loads(pickle.dumps(f))):
+        assert other is not f
+        assert other.__wrapped__ is nearest
+        given = x + 0
+        assert other(given, x).shape == (ROWS, 3)
+        assert given.is_deleted()
+    assert outcomes(ledger) == [("nearest", "planned")]
+    assert pickle.loads(pickle.dumps(jit)) is jit
+
+
+@pytest.mark.parametrize("stream", [None, object()], ids=["none", "no stream"])
+def test_planning_goes_on_without_stderr(stream, jit, ledger, x, monkeypatch):
+    monkeypatch.setenv("EQSAT_MEM_LIMIT", "15kB")
+    monkeypatch.setattr("sys.stderr", stream)
+    np.testing.assert_array_equal(jit(nearest)(x, x), jax.jit(nearest)(x, x))
+    (entry,) = ledger.entries
+    assert entry.reason.startswith("no plan of nearest fits ")
+
+
 @pytest.mark.parametrize("make", [lambda jit: jit(3), lambda jit: jit(nearest, 3), lambda jit: jit(nearest, static_argnums="x")])
 def test_wrong_options_are_jaxs_errors(make, jit):
     with pytest.raises(TypeError) as expected:
@@ -390,7 +481,7 @@ def test_errors_of_the_function_are_its_own(call, jit, ledger, x):
 
 @pytest.fixture
 def broken(monkeypatch):
-    def plan(*_):
+    def plan(*_, **__):
         raise RuntimeError("the planner is broken")
 
     monkeypatch.setattr(pipeline, "plan", plan)

@@ -168,7 +168,7 @@ USES = {
     ("script", "said"),
     [
         ("unjitted.py", " compiled nothing with jax.jit, so nothing was planned: put jax.jit around what should fit the limit.\n"),
-        ("uncalled.py", " called none of the functions that it made with jax.jit, so nothing was planned.\n"),
+        ("uncalled.py", " compiled none of the functions that it made with jax.jit, so nothing was planned.\n"),
         ("imports.py", ": 1 fitting\n"),
         (
             "two_devices.py",
@@ -184,6 +184,21 @@ def test_scripts_that_use_jax(script, said, tmp_path):
     ours, ours_said = run(script, cwd=tmp_path, EQSAT_MEM_LIMIT="1GiB")
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
     assert ours_said == f"eqsat-mem: {script}{said}"
+
+
+def test_scripts_that_have_closed_stderr_still_run(tmp_path):
+    (tmp_path / "closed.py").write_text("import sys\nsys.stderr.close()\n" + NEIGHBOURS)
+    ours, said = run("--memory-limit", "100kB", "--report", "report.json", "closed.py", cwd=tmp_path)
+    assert (ours.returncode, said) == (0, "")
+    assert ours.stdout == python("closed.py", cwd=tmp_path).stdout
+    assert json.loads((tmp_path / "report.json").read_text())["functions"][0]["outcome"] == "failed"
+
+
+def test_a_fork_that_ends_reports_nothing(tmp_path):
+    (tmp_path / "forks.py").write_text("import os, sys\nif os.fork():\n    os.wait()\nsys.exit(3)\n")
+    ours, said = run("forks.py", cwd=tmp_path)
+    assert ours.returncode == 3
+    assert said == "eqsat-mem: forks.py did not import jax: there was nothing to plan.\n"
 
 
 def test_strict_scripts_stop(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from eqsat_mem import verify
 from eqsat_mem.scratch import LONE_AXIS, PACKED, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
-from eqsat_mem.verify import compiled_peak, same_values
+from eqsat_mem.verify import compiled_peak, donations, same_values
 
 cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="options and fusions are XLA:CPU's")
 
@@ -27,6 +27,13 @@ def test_arguments_outputs_and_temporaries_count():
 def test_donated_arguments_are_counted_once():
     assert compiled_peak(lambda x: x + 1, shapes((1000,)), donate=[0])[0] == 4000
     assert compiled_peak(lambda x: x + 1, shapes((1000,)))[0] == 8000
+
+
+def test_each_output_takes_the_memory_of_one_donated_argument():
+    jaxpr = jax.make_jaxpr(lambda a, b, c, d: (a + b, jnp.int32(c), d))(*(jnp.zeros(1000) for _ in range(4)))
+    assert donations(jaxpr, []) == ((), 0)
+    assert donations(jaxpr, [1, 2]) == ((1, 2), 8000)
+    assert donations(jaxpr, [0, 1, 2, 3]) == ((0, 1), 8000)
 
 
 @pytest.mark.parametrize(
