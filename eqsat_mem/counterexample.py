@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from eqsat_mem import ir
@@ -36,7 +37,9 @@ def counterexample(difference: Difference) -> str:
     free = 0
     for t in sides.values():
         free |= program.free[t]
-    lines = [f"# {difference.what}", HEADER, *(_function(program, t, free, name, slots, names) for name, t in sides.items())]
+    with jax.enable_x64(True):
+        functions = [_function(program, t, free, name, slots, names) for name, t in sides.items()]
+    lines = [f"# {difference.what}", HEADER, *functions]
     if difference.args:
         lines += [f"{name} = {_array(difference.args[slot])}" for name, slot in zip(names, slots)]
         lines += [f'print("{name}:", {name}({", ".join(names)}))' for name in sides]
