@@ -35,10 +35,10 @@ def prepare(target: str, *, is_module: bool, limit: str | None, report: str | No
     elif os.environ.get(LIMIT_VARIABLE, "").strip():
         parse_bytes(os.environ[LIMIT_VARIABLE], LIMIT_VARIABLE)
     file = None if report is None else _writable(report)
-    found = scripts.find(target, is_module)
     ledger = Ledger()
+    after_import("jax", lambda module: _install(ledger, strict))  # before a module's parent packages are imported, which may need JAX
+    found = scripts.find(target, is_module)
     atexit.register(_report, ledger, target, file, os.getpid())
-    after_import("jax", lambda module: _install(ledger, strict))
     return partial(scripts.execute, found)
 
 

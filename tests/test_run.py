@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from eqsat_mem.__main__ import main
@@ -118,6 +119,8 @@ def test_scripts_run_as_under_python(command, folder):
 def test_mistakes_on_the_command_line(command, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(jax, "jit", jax.jit)
     (tmp_path / "facts.py").write_text("")
     (tmp_path / "package").mkdir()
     if command == ["package"]:
@@ -160,6 +163,8 @@ USES = {
     "two_devices.py": "import os\nos.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n"
     "import jax, numpy as np\nfrom jax.sharding import NamedSharding, PartitionSpec as P\n"
     "x = jax.device_put(np.ones(4), NamedSharding(jax.make_mesh((2,), ('a',)), P('a')))\nprint(jax.jit(lambda x: 2 * x)(x))\n",
+    "package/__init__.py": "import jax\n\n@jax.jit\ndef f(x):\n    return x + 1\n",
+    "package/__main__.py": "from . import f\nprint(f(1))\n",
     "raises.py": "import jax\n\ndef inner(x):\n    raise ValueError('mine')\n\n@jax.jit\ndef f(x):\n    return inner(x)\n\nf(1)\n",
 }
 
@@ -170,6 +175,7 @@ USES = {
         ("unjitted.py", " compiled nothing with jax.jit, so nothing was planned: put jax.jit around what should fit the limit.\n"),
         ("uncalled.py", " compiled none of the functions that it made with jax.jit, so nothing was planned.\n"),
         ("imports.py", ": 1 fitting\n"),
+        ("-m package", ": 1 fitting\n"),
         (
             "two_devices.py",
             ": 1 left alone\n  left alone  <lambda>  two_devices.py:6  its arguments are spread over several devices\n",
@@ -179,11 +185,12 @@ USES = {
 )
 def test_scripts_that_use_jax(script, said, tmp_path):
     for name, text in USES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    plain = python(script, cwd=tmp_path)
-    ours, ours_said = run(script, cwd=tmp_path, EQSAT_MEM_LIMIT="1GiB")
+    plain = python(*script.split(), cwd=tmp_path)
+    ours, ours_said = run(*script.split(), cwd=tmp_path, EQSAT_MEM_LIMIT="1GiB")
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
-    assert ours_said == f"eqsat-mem: {script}{said}"
+    assert ours_said == f"eqsat-mem: {script.removeprefix('-m ')}{said}"
 
 
 def test_scripts_that_have_closed_stderr_still_run(tmp_path):
