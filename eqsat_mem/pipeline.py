@@ -34,6 +34,8 @@ GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
 NEARLY = 4.0
 """A program as written may fit though up to so many times the limit is predicted: XLA may fuse what the model holds. XLA is asked."""
+CLOSE = 1.25
+"""A plan may fit though up to so many times the limit is predicted."""
 PATIENCE_S = 3600.0
 """Seconds for saturation when a plan is explained: what stops it then is the number of rows or iterations, which repeats itself."""
 RETRIES = 6
@@ -234,6 +236,7 @@ def _verified(request: _Request, forms: Forms, device: Device, best: Schedule) -
     """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
 
     Where nothing fits the next target, it was too low a guess: the one after is halfway back to the last program that was compiled.
+    Where nothing fits at all as predicted, but nearly, XLA is asked about the plan for what that holds.
     """
     limit = request.limit
     target, smallest, above = limit, None, 0
@@ -246,7 +249,11 @@ def _verified(request: _Request, forms: Forms, device: Device, best: Schedule) -
             if held <= limit:
                 return _Chosen(best, code, held, device, target)
             smallest = min(smallest or held, held)
+            if target > limit:
+                break
             target, above = _tighter(best, held, limit), best.peak_bytes
+        elif smallest is None and request.options.verify and best.fits(int(CLOSE * limit)):
+            target = best.peak_bytes
         elif best.peak_bytes < above:
             target = (best.peak_bytes + above) // 2
         else:

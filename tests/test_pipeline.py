@@ -182,6 +182,28 @@ def test_what_the_error_advises_is_enough():
     assert optimize(fun, memory_limit=int(1.05 * caught.value.smallest_bytes)).plan(*args).loops
 
 
+def test_xla_is_asked_where_the_smallest_plan_is_predicted_to_hold_a_little_more(monkeypatch):
+    args = arguments([(1200, 3), (1200, 3), (1200, 2)])
+    with pytest.raises(MemoryLimitError) as caught:
+        optimize(kernel_vector, memory_limit=1000, verify=False).plan(*args)
+    limit = int(caught.value.smallest_bytes / 1.1)
+    with pytest.raises(MemoryLimitError):
+        optimize(kernel_vector, memory_limit=limit, verify=False).plan(*args)
+
+    def says(held, function, avals, **_):
+        is_whole = control.largest_value(jax.make_jaxpr(function)(*avals)) > 2**20
+        return 2 * limit if is_whole else held, None
+
+    monkeypatch.setattr(pipeline, "compiled_peak", partial(says, limit))
+    plan = optimize(kernel_vector, memory_limit=limit).plan(*args)
+    assert plan.compiled_peak_bytes == limit < plan.peak_bytes
+    np.testing.assert_allclose(plan.function(*args)[0], kernel_vector(*args), rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(pipeline, "compiled_peak", partial(says, limit + 1))
+    with pytest.raises(MemoryLimitError) as refused:
+        optimize(lambda *a: kernel_vector(*a), memory_limit=limit).plan(*args)
+    assert refused.value.smallest_bytes == limit + 1
+
+
 # --- programs inside programs ----------------------------------------------------------------------------
 
 
