@@ -204,7 +204,8 @@ class _Builder:
             out_axes, dtypes = ((),), (np.dtype(bool),)
         args = self.reads(eqn, plan)
         folds = mask_of(self._folded_axis(eqn, in_axes)) | self._meeting(eqn, in_axes, out_axes, args)
-        call = Call(eqn.prim, dict(eqn.params), in_axes, out_axes, dtypes, pointwise, folds, eqn.effects)
+        held = ops.held_inside(eqn.params)
+        call = Call(eqn.prim, dict(eqn.params), in_axes, out_axes, dtypes, pointwise, folds, eqn.effects, held)
         terms = [self.program.add(Block(dtype, call, args, k), eqn.source) for k, dtype in enumerate(dtypes)]
         for v, term in zip(eqn.outs, terms):
             self.term[v] = term

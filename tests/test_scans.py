@@ -148,7 +148,14 @@ def test_each_form_holds_less_once_compiled(name):
     assert peaks[-1] - fixed < peaks[0] / 4
 
 
-CASES = [("gradient", 0.6), ("gradient", 0.1), ("gradient", 0.02), ("gradient of two scans", 0.25), ("gradient of nested scans", 0.25)]
+CASES = [
+    ("gradient", 0.6),
+    ("gradient", 0.1),
+    ("gradient", 0.02),
+    ("gradient of two scans", 0.25),
+    ("gradient of two scans", 0.1),
+    ("gradient of nested scans", 0.25),
+]
 
 
 @pytest.mark.parametrize(("name", "share"), CASES)

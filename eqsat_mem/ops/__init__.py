@@ -14,7 +14,7 @@ from eqsat_mem.ir import Axis, Call, Map, Params, mask_of
 
 from .algebra import ALGEBRA
 from .blocks import BlockOp, Group, Place, Selection, Shapes
-from .control import CONTROL, OPAQUE
+from .control import CONTROL, OPAQUE, held_inside
 from .folds import Monoid
 from .gathers import GATHERS
 from .literals import is_key, param_text, primitive_text
@@ -30,7 +30,7 @@ from .user import USER, Operation, call_on, named_axes, operation_of
 __all__ = [
     "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",
     "Operation", "Place", "Selection", "accumulator", "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_on",
-    "call_params", "foldable", "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text",
+    "call_params", "foldable", "held_inside", "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text",
     "named_axes", "of_one_rank", "operation_of", "param_text", "picks", "primitive_text", "result_axes", "searched", "with_sums_p",
 ]  # fmt: skip
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from eqsat_mem.ir import itemsize
 
 from .blocks import BlockOp, Params, Shapes, elements, nothing, unchanged
 
@@ -34,6 +36,26 @@ def _jaxprs(params: Params) -> list[Any]:
     return [v for v in values if isinstance(v, Jaxpr | ClosedJaxpr)]
 
 
+def held_inside(params: Params) -> int:
+    """Bytes that the bodies of a loop or branch hold at once of what loops inside them stack or carry, results of the bodies aside."""
+    return max(map(_held, _jaxprs(params)), default=0)
+
+
+def _held(jaxpr: Any) -> int:
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    last = {v: k for k, eqn in enumerate(inner.eqns) for v in eqn.invars if not isinstance(v, Literal)}
+    last |= dict.fromkeys((v for v in inner.outvars if not isinstance(v, Literal)), -1)
+    live: dict[Any, int] = {}
+    most = 0
+    for k, eqn in enumerate(inner.eqns):
+        if eqn.primitive.name in LOOPS:
+            read_later = (v for v in eqn.outvars if last.get(v, -1) > k and hasattr(v.aval, "dtype"))
+            live |= {v: math.prod(v.aval.shape) * itemsize(v.aval.dtype) for v in read_later}
+        most = max(most, sum(live.values()) + held_inside(eqn.params))
+        live = {v: size for v, size in live.items() if last[v] > k}
+    return most
+
+
 def _times(trips: float) -> Any:
     def weight(ins: Shapes, outs: Shapes, params: Params) -> float:
         return elements(ins, outs, params) + params.get("length", trips) * sum(map(body_weight, _jaxprs(params)), 0.0)
@@ -46,6 +68,8 @@ CONTROL = [
     BlockOp("while", nothing, unchanged, _times(UNKNOWN_TRIPS)),
     BlockOp("cond", nothing, unchanged, _times(1)),
 ]
+
+LOOPS = frozenset(row.name for row in CONTROL)
 
 OPAQUE = BlockOp("opaque", nothing, unchanged, _times(1))
 """What holds for a primitive without a row: every axis is bound, and its cost is what it reads, writes and contains."""
