@@ -39,7 +39,7 @@ def plans(monkeypatch):
     """The plans made during a test."""
     made = []
 
-    def plan(jaxpr, options, arg_names, name):
+    def plan(jaxpr, options, arg_names, name, donated):
         assert len(arg_names) == len(jaxpr.in_avals)
         made.append(PlanAsTraced(jaxpr, tuple(arg_names), options.memory_limit))
         return made[-1]
@@ -274,7 +274,7 @@ def test_clear_cache(plans):
 
 def test_two_threads_make_one_plan(plans, monkeypatch):
     quick = pipeline.plan
-    monkeypatch.setattr(pipeline, "plan", lambda *args: (time.sleep(0.1), quick(*args))[1])
+    monkeypatch.setattr(pipeline, "plan", lambda *args, **keywords: (time.sleep(0.1), quick(*args, **keywords))[1])
     fast, out = optimize(lambda x: 2 * x), []
     threads = [threading.Thread(target=lambda: out.append(fast(1.0))) for _ in range(6)]
     for thread in threads:
@@ -301,7 +301,7 @@ def test_ahead_of_time():
 
 
 def test_impossible_limit_reaches_the_caller(monkeypatch):
-    def plan(jaxpr, options, arg_names, name):
+    def plan(jaxpr, options, arg_names, name, donated):
         raise MemoryLimitError(options.memory_limit, 12, function=name)
 
     monkeypatch.setattr(pipeline, "plan", plan)
@@ -489,7 +489,7 @@ def test_shard_map_on_one_device():
 def test_loops_of_a_plan_inside_shard_map(monkeypatch):
     """Accumulators start as plain zeros, whatever varies over the mesh outside."""
 
-    def plan(jaxpr, options, arg_names, name):
+    def plan(jaxpr, options, arg_names, name, donated):
         def function(x):
             return [lax.fori_loop(0, len(x), lambda i, acc: acc + x[i], jnp.zeros((), x.dtype))]
 
