@@ -32,11 +32,16 @@ class Columns:
     ex: Extraction
     fused: Callable[[Seq], Fused]
     _reads: dict[Seq, Reads] = field(default_factory=dict)
+    _reads_by_loops: dict[Seq, Reads] = field(default_factory=dict)
 
     def read_by_loops(self, seq: Seq) -> Reads:
         """What the loops of a region read from outside of themselves, less what stretches read of their own."""
-        steps = (step for step in seq.steps if not isinstance(step, int))
-        return _merged(self.reads(step.body) if isinstance(step, Loop) else self.read_by_loops(step).without(made(step)) for step in steps)
+        known = self._reads_by_loops.get(seq)
+        if known is None:
+            steps = (step for step in seq.steps if not isinstance(step, int))
+            every = (self.reads(step.body) if isinstance(step, Loop) else self.read_by_loops(step).without(made(step)) for step in steps)
+            known = self._reads_by_loops[seq] = _merged(every)
+        return known
 
     def reads(self, seq: Seq) -> Reads:
         """What a region reads from outside of itself."""

@@ -20,8 +20,8 @@ from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Map, bits, children, folded
 from eqsat_mem.ladders import first_chunk, ladder, same_loop, tied
 from eqsat_mem.loops import Choices, Phases, least_chunk, operands, region, split
-from eqsat_mem.memory import Extents, Memory, Peak, argument_bytes, within
-from eqsat_mem.timing import Timing
+from eqsat_mem.memory import Extents, Peak, argument_bytes, within
+from eqsat_mem.timing import Known, Timing
 from eqsat_mem.tree import Chunks, Loop, Path, Seq, at, enclosing, loops, regions, with_region
 
 MAX_DEPTH = 4
@@ -138,17 +138,17 @@ class Search:
     device: Device
     threshold: int | None = None
     split_size: int | None = None
-    known: Timing | None = None
-    """What another search has found out about the same program."""
+    others: Known | None = None
+    """What other searches have found out about the same program on the same device, for whatever limits."""
 
     def __post_init__(self) -> None:
-        self.timing = self.known or Timing(Memory(self.ex, self.device.folds), self.device)
-        self.memory = self.timing.memory
+        self.known = self.others or Known.nothing(self.ex, self.device)
+        self.timing, self.memory = self.known.timing, self.known.timing.memory
         self.full = self.memory.full_extents()
 
     def within(self, limit: int) -> Search:
         """The search for another limit."""
-        return replace(self, limit=limit, known=self.timing)
+        return replace(self, limit=limit, others=self.known)
 
     @property
     def has_knobs(self) -> bool:
@@ -191,6 +191,7 @@ class Search:
 
     def start(self, seq: Seq, parent: Schedule | None = None, splits: tuple[Split, ...] = ()) -> Schedule:
         """A tree with the chunks that its loops have in ``parent``, or else those where the search for them begins."""
+        seq = self.known.trees.first(seq)
         known = {same_loop(loop): chunk for loop, chunk in parent.chunks.items()} if parent else {}
         chunks = {loop: known.get(same_loop(loop)) or first_chunk(self.steps([loop])) for loop in loops(seq)}
         return replace(self.evaluate(seq, chunks), splits=splits)
@@ -359,11 +360,17 @@ class Search:
         ablest = sorted(large, key=lambda i: (-able[i], -extents[i], i))[:CANDIDATES]
         return sorted(ablest, key=lambda i: (-extents[i], i))
 
-    def cut(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Iterator[Seq]:
+    def cut(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> tuple[Seq, ...]:
         """``seq`` split along ``i``: with no slices kept for later loops, and with all whose recomputation takes longer than storing them.
 
         Where loops would do too much work again, with all that several of them need.
         """
+        key = seq, extents, i, small
+        if key not in self.known.cuts:
+            self.known.cuts[key] = tuple(self._cut(*key))
+        return self.known.cuts[key]
+
+    def _cut(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Iterator[Seq]:
         slowest = self.device.levels[-1][1]
         phases = Phases(self.ex, seq, i, Choices(small=small))
         shared = phases.shared_slices()

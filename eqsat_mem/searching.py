@@ -24,6 +24,7 @@ from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, Search, fastest
 from eqsat_mem.staging import forms
+from eqsat_mem.timing import Known
 
 MEMORY_PRICES = (0.0, 1e-10, 1e-8)
 """Seconds per byte of contractions, blocks and renamed values, for each of which a program is extracted: from fastest to smallest."""
@@ -92,7 +93,8 @@ class Forms:
         known = self._candidates(program)
         with self.clock("schedule"):
             knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
-            searches = sorted((Search(ex, limit, device, *knobs) for ex in known.every), key=lambda search: search.straight.seconds)
+            every = (Search(ex, limit, device, *knobs, known.of(ex, device)) for ex in known.every)
+            searches = sorted(every, key=lambda search: search.straight.seconds)
             best = _searched(searches, scheduler, known)
             tell(Searched(best, known.view))
             before = next(search for search in searches if search.ex is known.written).unmodified()
@@ -125,6 +127,11 @@ class _Candidates:
     written: Extraction
     every: Sequence[Extraction]
     moved: dict[tuple[int, Folds], Moved] = field(default_factory=dict)
+    known: dict[tuple[int, Folds], Known] = field(default_factory=dict)
+
+    def of(self, ex: Extraction, device: Device) -> Known:
+        """What searches for other limits have found out about one of the programs."""
+        return self.known.setdefault((id(ex), device.folds), Known.nothing(ex, device))
 
     def rematerialised(self, s: Schedule, limit: int, device: Device) -> Schedule:
         """A schedule with values computed again; what is known of one without loops is kept, which no limit changes."""

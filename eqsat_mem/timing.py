@@ -9,11 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from eqsat_mem.costs import Device, arithmetic_s, spread_weight
+from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused, stalls
 from eqsat_mem.ir import Block, Dot, Map, Program, Term, bits
 from eqsat_mem.memory import Extents, Memory, argument_bytes, output_sizes, within
 from eqsat_mem.ops import block_op
-from eqsat_mem.tree import Chunks, Loop, Seq, made
+from eqsat_mem.tree import Chunks, Loop, Seq, Trees, made
 
 STRIDED = 1.5
 """How much longer unrolled folds take outside of loops, where XLA fuses the taking apart of their arguments into them."""
@@ -267,3 +268,16 @@ def passed(program: Program, fused: Fused, outs: Collection[int]) -> frozenset[i
 def moves(term: Term | None) -> bool:
     """Does an operation only move elements?"""
     return isinstance(term, Block) and block_op(term.call.prim.name).moves
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What is known of a program on a device, whatever the limit: figures of the parts of trees, and these parts split along an index."""
+
+    timing: Timing
+    trees: Trees = field(default_factory=Trees)
+    cuts: dict[Any, tuple[Seq, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def nothing(cls, ex: Extraction, device: Device) -> Known:
+        return cls(Timing(Memory(ex, device.folds), device))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,39 @@ Chunks = Mapping[Loop, int]
 """The extent of one chunk of every loop in a tree."""
 Path = tuple[int, ...]
 """Where a sequence stands in a tree: positions of steps, a loop standing for its body."""
+
+
+Part = TypeVar("Part", Loop, Seq)
+
+
+class Trees:
+    """Trees as they were made first, so that what is known of their parts is found again for trees that are made alike later.
+
+    Parts that stand in different loops stay apart, as do parts of one tree that are alike.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def first(self, seq: Seq) -> Seq:
+        """The first tree that was like this one."""
+        return self._seq(seq, (), Counter())
+
+    def _seq(self, seq: Seq, around: tuple[Any, ...], seen: Counter[Any]) -> Seq:
+        steps = tuple(step if isinstance(step, int) else self._part(step, around, seen) for step in seq.steps)
+        return self._known_as((around, steps, seq.outs, seq.reads), seq if steps == seq.steps else replace(seq, steps=steps), seen)
+
+    def _part(self, step: Loop | Seq, around: tuple[Any, ...], seen: Counter[Any]) -> Loop | Seq:
+        if isinstance(step, Seq):
+            return self._seq(step, around, seen)
+        own = step.index, step.folds, step.stacks, step.rescaled
+        body = self._seq(step.body, own, seen)
+        return self._known_as((around, own, body), step if body is step.body else replace(step, body=body), seen)
+
+    def _known_as(self, key: Any, part: Part, seen: Counter[Any]) -> Part:
+        seen[key] += 1
+        kept: Part = self._known.setdefault((key, seen[key]), part)
+        return kept
 
 
 def made(step: Step) -> set[int]:

@@ -19,7 +19,7 @@ from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.trace import load
-from eqsat_mem.tree import Loop, at, enclosing, loops, made, regions, with_region
+from eqsat_mem.tree import Loop, Seq, Trees, at, enclosing, loops, made, regions, with_region
 from tests.execution import execute
 
 
@@ -179,6 +179,31 @@ def test_regions_are_found_and_replaced_by_their_paths():
     straight = [path for path, seq in regions(tree) if all(isinstance(s, int) for s in seq.steps)]
     marker = replace(at(tree, straight[0]), steps=())
     assert at(with_region(tree, straight[0], marker), straight[0]) is marker
+
+
+def test_a_tree_made_again_is_the_first_one_part_by_part():
+    ex, trees = traced(jax.grad(lambda *a: jnp.sum(softmax(*a) ** 2), (0, 1, 2)), (11, 3), (7, 3), (7, 2)), Trees()
+    i, j = (index_of(ex.program, extent) for extent in (11, 7))
+    first, again = (trees.first(split(ex, region(ex), i)) for _ in range(2))
+    assert again is first
+    other = trees.first(split(ex, region(ex), j))
+    assert not {id(loop.body) for loop in loops(other)} & {id(loop.body) for loop in loops(first)}
+
+
+def test_parts_that_are_alike_stay_apart_within_a_tree_and_in_other_loops():
+    trees = Trees()
+
+    def body():
+        return Seq((1, 2), frozenset({2}), frozenset({0}))
+
+    twice = trees.first(Seq((Loop(0, body(), (), (2,)), Loop(0, body(), (), (2,))), frozenset(), frozenset()))
+    one, two = twice.steps
+    assert one is not two
+    assert one.body is not two.body
+    assert trees.first(Seq((one, two), frozenset(), frozenset())) is twice
+    for loop in (Loop(1, body(), (), (2,)), Loop(0, body(), (2,), ())):
+        (found,) = trees.first(Seq((loop,), frozenset(), frozenset())).steps
+        assert found.body not in (one.body, two.body)
 
 
 def test_every_term_is_made_before_it_is_read():

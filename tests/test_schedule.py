@@ -15,6 +15,7 @@ from eqsat_mem.extract import Extraction
 from eqsat_mem.ladders import first_chunk, ladder
 from eqsat_mem.memory import Memory, within
 from eqsat_mem.schedule import BEHIND, Search, fastest, schedule, straight
+from eqsat_mem.timing import Known
 from eqsat_mem.tree import enclosing, loops, regions
 from tests.differential import TINY
 from tests.test_loops import bound, softmax, traced
@@ -107,6 +108,18 @@ def test_a_search_for_another_limit_knows_what_the_first_has_found_out():
     fastest(search)
     again, alone = fastest(search.within(1)), fastest(Search(search.ex, 1, TINY))
     assert (again.peak_bytes, again.seconds, again.splits) == (alone.peak_bytes, alone.seconds, alone.splits)
+
+
+@pytest.mark.parametrize("name", ["attention gradient", "kernel times vector"])
+def test_searches_that_share_what_they_know_find_what_each_would_alone(name):
+    ex, shared = program(name), Known.nothing(program(name), TINY)
+
+    def found(limit, others):
+        s = fastest(Search(shared.timing.memory.ex if others else ex, limit, TINY, others=others))
+        return s.peak_bytes, s.seconds, s.splits, [(loop.index, chunk) for loop, chunk in s.chunks.items()]
+
+    for limit in (2**40, 2**15, 2**14, 2**13, 2**12, 1):
+        assert found(limit, shared) == found(limit, None)
 
 
 def test_only_regions_with_a_value_above_the_threshold_are_split():
