@@ -65,11 +65,13 @@ def command_line() -> argparse.ArgumentParser:
 
     run = commands.add_parser(
         "run",
-        help="run a script in which every function compiled by jax.jit is planned",
+        help="run an unmodified script in which every function compiled by jax.jit is planned",
         description="Run a script as python does, with every outermost jax.jit function planned. A report at exit says what was planned.",
     )
     run.add_argument(
-        "--memory-limit", metavar="SIZE", help="what each function may hold (default: EQSAT_MEM_LIMIT, or the device's capacity)"
+        "--memory-limit",
+        metavar="SIZE",
+        help="what each compiled function may hold, such as 64MiB or \"1.5 GB\" (default: EQSAT_MEM_LIMIT, or the device's capacity)",
     )
     run.add_argument("--report", metavar="FILE", help="write the report as JSON, too")
     run.add_argument("--strict", action="store_true", help="a function that cannot be planned is an error; else it runs as written")
@@ -88,7 +90,12 @@ def command_line() -> argparse.ArgumentParser:
     instead.add_argument("--reset", action="store_true", help="remove the profile kept for this device")
     calibrate.set_defaults(command=_calibrate)
 
-    demo = commands.add_parser("demo", help="a kernel product of 56 GiB in 64 MiB, checked")
+    demo = commands.add_parser(
+        "demo",
+        help="a kernel product of 56 GiB in 64 MiB, checked",
+        description="Plan a product with a kernel of N x N numbers, run it, and check rows of the result against float64. The exit status "
+        "is 1 if it is wrong or over the limit.",
+    )
     demo.add_argument("--points", type=_count, default=122_880, metavar="N", help="points on both sides (default: %(default)s)")
     demo.add_argument("--limit", default="64MiB", metavar="SIZE", help="the memory limit (default: %(default)s)")
     demo.set_defaults(command=_demo)
