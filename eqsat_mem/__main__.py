@@ -71,7 +71,7 @@ def command_line() -> argparse.ArgumentParser:
     run.add_argument(
         "--memory-limit",
         metavar="SIZE",
-        help="what each compiled function may hold, such as 64MiB or \"1.5 GB\" (default: EQSAT_MEM_LIMIT, or the device's capacity)",
+        help='what each compiled function may hold, such as 64MiB or "1.5 GB" (default: EQSAT_MEM_LIMIT, or the device\'s capacity)',
     )
     run.add_argument("--report", metavar="FILE", help="write the report as JSON, too")
     run.add_argument("--strict", action="store_true", help="a function that cannot be planned is an error; else it runs as written")

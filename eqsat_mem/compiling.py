@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -30,7 +32,7 @@ class JitByPlan:
         self.plain: Any = jit(fun, **jit_options)
         self._fun = fun
         self._jit_options = jit_options
-        self._static = any(jit_options.get(name) is not None for name in ("static_argnums", "static_argnames"))
+        self._positions, self._names = _static(fun, jit_options)
         self._tuned: Any = None
         self._chosen: dict[Hashable, Any] = {}
 
@@ -42,8 +44,7 @@ class JitByPlan:
         config: Any = jax.config
         if not trace_state_clean() or config.jax_disable_jit or not self._options():
             return self.plain
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        key = (tree, *map(self._kind, leaves))
+        key = self._key(args, kwargs)
         try:
             known = self._chosen.get(key)
         except TypeError:  # a static argument that cannot be hashed, of which JAX tells
@@ -74,11 +75,39 @@ class JitByPlan:
             self._tuned = jit(self._fun, **{**self._jit_options, "compiler_options": options}) if options else self.plain
         return self._tuned is not self.plain
 
-    def _kind(self, leaf: Any) -> Hashable:
-        """What of an argument decides what is compiled: shape and dtype, or the value of what may be static."""
-        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-            return (leaf.shape, leaf.dtype)
-        return (type(leaf), leaf if self._static else None)
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """What of the arguments decides what is compiled: shapes and dtypes, and the values of static ones."""
+        fixed = {k: arg for k, arg in enumerate(args) if k in self._positions or k - len(args) in self._positions}
+        named = {name: arg for name, arg in kwargs.items() if name in self._names}
+        rest = [None if k in fixed else arg for k, arg in enumerate(args)], {name: arg for name, arg in kwargs.items() if name not in named}
+        leaves, tree = jax.tree.flatten(rest)
+        static = [*fixed.items(), *sorted(named.items())]
+        return (tree, *map(_kind, leaves), *((name, type(value), value) for name, value in static))
+
+
+def _kind(leaf: Any) -> Hashable:
+    """The shape and dtype of an array, or the type of a number."""
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return (leaf.shape, leaf.dtype)
+    return (type(leaf),)
+
+
+def _static(fun: Callable[..., Any], options: dict[str, Any]) -> tuple[frozenset[int], frozenset[str]]:
+    """Positions and names of static arguments. Where one of both is given, JAX takes the other from the signature, and so does this."""
+    positions, names = options.get("static_argnums"), options.get("static_argnames")
+    if positions is not None:
+        positions = frozenset([positions] if hasattr(positions, "__index__") else positions)
+    if names is not None:
+        names = frozenset([names] if isinstance(names, str) else names)
+    parameters: list[str] = []
+    if (positions is None) != (names is None):
+        with suppress(TypeError, ValueError):  # built-in functions have no signature
+            parameters = list(inspect.signature(fun).parameters)
+    if positions is None:
+        positions = frozenset(k for k, name in enumerate(parameters) if name in (names or ()))
+    if names is None:
+        names = frozenset(name for k, name in enumerate(parameters) if k in positions or k - len(parameters) in positions)
+    return positions, names
 
 
 def plans_in(jaxpr: Any) -> list[Plan]:

@@ -114,6 +114,26 @@ def test_numbers_that_change_with_every_call_are_one_signature(wide):
     assert len(fast._under_limit()._chosen) == 1
 
 
+BY_POSITION = [(0.5, 2), (1.5, 2), (2.5, 3)]
+BY_NAME = [(2.5, {"n": 3}), (3.5, {"n": 3}), (2.5, {"n": 4})]
+
+
+@pytest.mark.parametrize(
+    ("static", "calls", "signatures"),
+    [
+        ({"static_argnums": 2}, BY_POSITION + BY_NAME, 4),
+        ({"static_argnames": "n"}, BY_POSITION + BY_NAME, 4),
+        ({"static_argnums": (-1,)}, BY_POSITION, 2),
+    ],
+)
+def test_only_static_values_make_another_signature(static, calls, signatures, wide):
+    fast = JitByPlan(lambda x, scale, n=1: n * scale * x, static)
+    for scale, n in calls:
+        out = fast(POINTS, scale, **n) if isinstance(n, dict) else fast(POINTS, scale, n)
+        np.testing.assert_allclose(out, (n["n"] if isinstance(n, dict) else n) * scale * POINTS, rtol=1e-5)
+    assert len(fast._chosen) == signatures
+
+
 def test_forgotten_signatures_are_planned_again_when_called(wide, monkeypatch):
     monkeypatch.setattr(compiling, "MOST_SIGNATURES", 2)
     fast = optimize(partial(energies, scale=2.0), memory_limit="4MiB")
