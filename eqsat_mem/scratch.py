@@ -1,10 +1,12 @@
-"""What XLA:CPU's kernel libraries allocate besides what XLA reports: an estimate from the text of the compiled program."""
+"""What XLA:CPU's kernel libraries and LAPACK allocate besides what XLA reports: an estimate from the text of the compiled program."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterator
+
+from eqsat_mem.ops import lapack
 
 # XLA:CPU hands contractions, with the elementwise operations and reductions around them, to a kernel library as fusions of
 # the kind below. The library allocates room for contractions whose result is used inside the fusion; XLA does not count it.
@@ -70,6 +72,25 @@ def hidden_scratch_bytes(compiled_text: str) -> int:
     fused = {*re.findall(r"calls=%?([\w.\-]+)", compiled_text)}
     packed = (nbytes for name, body in bodies.items() if name not in fused for nbytes in _packed(body))
     return max((*(sum(_scratch(bodies[name], sums)) for name in called), *packed), default=0)
+
+
+def workspace_bytes(compiled_text: str) -> int:
+    """Bytes that LAPACK allocates, which ``memory_analysis()`` does not report either: of the largest call, as one runs at a time."""
+    return max(map(_workspace, _LAPACK.finditer(compiled_text)), default=0)
+
+
+_LAPACK = re.compile(
+    r'custom_call_target="lapack_[sdcz](?P<routine>\w+)_ffi", '
+    r"operand_layout_constraints=\{(?P<type>\w+)\[(?P<shape>[\d,]*)\](?P<rest>.*)"
+)
+_NO_VECTORS = str(ord("N"))
+
+
+def _workspace(call: re.Match[str]) -> int:
+    """Bytes that a routine allocates for itself."""
+    wanted = re.findall(r"\b(?:mode|compute_left|compute_right) = (\d+)", call["rest"])
+    vectors = sum(flag != _NO_VECTORS for flag in wanted)
+    return int(lapack.workspace(call["routine"], min(_shape(call)[-2:]), vectors)) * _itemsize(call["type"])
 
 
 def _computations(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -13,13 +13,13 @@ from jax import jit
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.control import aval_bytes
-from eqsat_mem.scratch import hidden_scratch_bytes
+from eqsat_mem.scratch import hidden_scratch_bytes, workspace_bytes
 
 # --- memory ------------------------------------------------------------------------------------------
 
 
 DOUBT = 2
-"""How often estimated scratch counts towards what a program holds: chains of contractions were seen to take twice the estimate."""
+"""How often estimated scratch of kernel libraries counts towards what a program holds: chains of contractions took twice the estimate."""
 UNOPTIMISED: dict[str, str | bool] = {
     "xla_backend_optimization_level": "0",
     "xla_cpu_use_fusion_emitters": False,
@@ -71,7 +71,8 @@ def held_bytes(compiled: Any) -> int:
     if memory is None:
         raise NotImplementedError("this backend does not tell what a compiled program holds: pass verify=False to plan without it.")
     reported = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
-    return int(reported + DOUBT * hidden_scratch_bytes(compiled.as_text()))
+    text = compiled.as_text()
+    return int(reported + max(DOUBT * hidden_scratch_bytes(text), workspace_bytes(text)))
 
 
 # --- values ------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from jax import lax
 
 from .blocks import BlockOp, Group, Params, Pointwise, Selection, Shape, Shapes, Text, Weight, unchanged
 from .control import body_weight
+from .lapack import workspace
 from .literals import params_text
 
 
@@ -31,6 +32,15 @@ def _cubic(factor: float) -> Weight:
         return factor * math.prod(batch) * m * n * min(m, n)
 
     return weight
+
+
+def _workspace(routine: str, *vectors: str) -> Weight:
+    """What LAPACK's routine allocates for a matrix; the parameters named tell which sets of vectors are wanted."""
+
+    def scratch(ins: Shapes, outs: Shapes, params: Params) -> float:
+        return workspace(routine, min(ins[0][-2:]), sum(params[name] for name in vectors))
+
+    return scratch
 
 
 SQUARED, LINEAR = 100.0, 1000.0
@@ -218,9 +228,10 @@ ALGEBRA = [
     BlockOp("lu", _leading(2), unchanged, _cubic(0.67), _linalg("lu")),
     BlockOp("qr", _leading(2), unchanged, _cubic(2), _linalg("qr")),
     BlockOp("householder_product", _leading(2), unchanged, _cubic(2), _linalg("householder_product")),
-    BlockOp("eigh", _leading(2), unchanged, _cubic(10), _eigh_text),
-    BlockOp("eig", _leading(2), unchanged, _cubic(25), _linalg("eig")),
-    BlockOp("svd", _leading(2), unchanged, _cubic(20)),
+    BlockOp("eigh", _leading(2), unchanged, _cubic(10), _eigh_text, scratch=_workspace("syevd")),
+    BlockOp("eig", _leading(2), unchanged, _cubic(25), _linalg("eig"),
+            scratch=_workspace("geev", "compute_left_eigenvectors", "compute_right_eigenvectors")),
+    BlockOp("svd", _leading(2), unchanged, _cubic(20), scratch=_workspace("gesdd", "compute_uv")),
     BlockOp("schur", _leading(2), unchanged, _cubic(25), _linalg("schur")),
     BlockOp("hessenberg", _leading(2), unchanged, _cubic(4), _linalg("hessenberg")),
     BlockOp("tridiagonal", _leading(2), unchanged, _cubic(2), _linalg("tridiagonal")),
