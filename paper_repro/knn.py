@@ -29,7 +29,7 @@ from paper_repro import keops, neighbours
 from paper_repro.datasets import load_points
 from paper_repro.experiment import Experiment, Point, Row, main
 from paper_repro.measuring import RESULTS, measure, measure_jax
-from paper_repro.showing import device_line, grid_table, limit_label
+from paper_repro.showing import device_line, grid_table, limit_label, origin
 
 K = 10
 LIMITS = {"tiny": ["100kB"], "small": ["100MB"], "paper": ["100MB"]}
@@ -193,11 +193,13 @@ def tables(rows: Sequence[Row]) -> str:
     """Queries per second; and bytes besides points and queries."""
     rows = [row | {"data": _origin(row)} for row in rows]
     heads = {"data": "data", "distance": "distance", "n": "n", "d": "d", "m": "m"}
-    speed = grid_table(
-        rows, heads, "column", lambda row: f"{float(row['queries_per_s']):,.0f}" if row["queries_per_s"] else row["status"], _label
-    )
+    speed = grid_table(rows, heads, "column", _per_second, _label)
     memory = grid_table(rows, heads, "column", _besides, _label)
     return f"Queries per second:\n\n{speed}\n\nMemory besides points and queries, as the process grew:\n\n{memory}\n\n{device_line(rows)}"
+
+
+def _per_second(row: Row) -> str:
+    return f"{float(row['queries_per_s']):,.0f}{origin(row)}" if row["queries_per_s"] else row["status"]
 
 
 def _label(column: str) -> str:

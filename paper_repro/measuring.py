@@ -16,9 +16,9 @@ from eqsat_mem.config import device_capacity, format_bytes
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.verify import held_bytes
 
-RESULTS = ("device_name", "status", "held_bytes", "resident_bytes", "seconds", "plan_seconds", "error")
-"""What every measurement has: bytes that the compiled program holds, bytes by which the process grew with the arguments, seconds of a
-run, seconds of tracing and planning, and the error against a slow reference."""
+RESULTS = ("device_name", "status", "as_written", "held_bytes", "resident_bytes", "seconds", "plan_seconds", "error")
+"""What every measurement has: whether a plan is the program as it was written, bytes that the compiled program holds, bytes by which the
+process grew with the arguments, seconds of a run, seconds of tracing and planning, and the error against a slow reference."""
 
 SHARE = 0.5
 """Programs that hold more than this share of the device's memory are not run."""
@@ -39,12 +39,14 @@ def measure_jax(
     args = jax.block_until_ready(jax.tree.map(jnp.asarray, tuple(arguments())))
     start = time.perf_counter()
     try:
-        lowered = compiled_under(function, args, limit)
+        fast = planned_under(function, limit)
+        lowered = fast.lower(*args)
     except MemoryLimitError as error:
         return None, {"device_name": device_name(), "status": f"no plan: the smallest found holds {format_bytes(error.smallest_bytes)}"}
     planned = time.perf_counter() - start
     run = lowered.compile()
-    results = {"device_name": device_name(), "held_bytes": held_bytes(run), "plan_seconds": planned}
+    as_written = limit is not None and fast.plan(*args).unchanged
+    results = {"device_name": device_name(), "as_written": as_written or "", "held_bytes": held_bytes(run), "plan_seconds": planned}
     if results["held_bytes"] > SHARE * device_capacity():
         return None, results | {"status": f"not run: needs {format_bytes(results['held_bytes'])}"}
     leaves = jax.tree.leaves(args)
@@ -53,14 +55,9 @@ def measure_jax(
     return out, results | measured | _held_on_device()
 
 
-def compiled_under(function: Callable[..., Any], args: Sequence[Any], limit: int | str | None) -> Any:
-    """``function`` lowered for these arguments, which may be ``jax.ShapeDtypeStruct``: as written, or planned under ``limit``.
-
-    Raises:
-        MemoryLimitError: if no plan fits.
-    """
-    fast = jax.jit(function) if limit is None else eqsat_mem.optimize(function, memory_limit=limit)
-    return fast.lower(*args)
+def planned_under(function: Callable[..., Any], limit: int | str | None) -> Any:
+    """``function`` as ``jax.jit`` has it, or planned under ``limit``; either can be lowered."""
+    return jax.jit(function) if limit is None else eqsat_mem.optimize(function, memory_limit=limit)
 
 
 def measure(run: Callable[[], Any], argument_bytes: int) -> tuple[Any, dict[str, Any]]:

@@ -34,7 +34,7 @@ from eqsat_mem.verify import held_bytes
 from paper_repro import gp
 from paper_repro.datasets import load_regression, standardised, synthetic_regression
 from paper_repro.experiment import Experiment, Point, Row, main
-from paper_repro.measuring import RESULTS, compiled_under, device_name, measure
+from paper_repro.measuring import RESULTS, device_name, measure, planned_under
 from paper_repro.showing import device_line, grid_table, lines
 
 DATA = {"3droad": (434_874, 3), "houseelectric": (2_049_280, 11)}
@@ -156,7 +156,7 @@ def _at(evaluate: Any, x: Any, y: Any, z: Any, parameters: Any) -> Any:
 
 def _compiled(function: Callable[..., Any], args: Sequence[Any], point: Point) -> Any:
     """The compiled function; raises where no plan fits, or the program as written holds more than the limit."""
-    run = compiled_under(function, args, None if point["column"] == "plain" else point["limit"]).compile()
+    run = planned_under(function, None if point["column"] == "plain" else point["limit"]).lower(*args).compile()
     if held_bytes(run) > parse_bytes(point["limit"], "--limit"):
         raise _OverLimit(held_bytes(run))
     return run

@@ -26,7 +26,7 @@ from eqsat_mem.verify import held_bytes
 from paper_repro import gp
 from paper_repro.datasets import standardised, synthetic_regression
 from paper_repro.experiment import Experiment, Point, Row, main
-from paper_repro.measuring import compiled_under, device_name
+from paper_repro.measuring import device_name, planned_under
 from paper_repro.sgpr import DATA
 from paper_repro.showing import device_line, grid_table, memory
 
@@ -67,7 +67,8 @@ def measure_point(point: Point, folder: Path) -> dict[str, Any]:
     def fits(m: int) -> bool:
         specs = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, (gp.start(point["d"]), data["x"], data["y"], data["x"][:1].repeat(m, 0))))
         try:
-            found[m] = compiled_under(gp.loss_and_gradient, specs, None if point["column"] == "plain" else limit).compile()
+            planned = planned_under(gp.loss_and_gradient, None if point["column"] == "plain" else limit)
+            found[m] = planned.lower(*specs).compile()
         except MemoryLimitError:
             return False
         return held_bytes(found[m]) <= limit

@@ -31,7 +31,12 @@ def whole(text: str) -> str:
 
 def seconds(row: Row) -> str:
     """Seconds of a run to three digits, or why there are none."""
-    return f"{float(row['seconds']):.3g}" if row["seconds"] else row["status"]
+    return f"{float(row['seconds']):.3g}{origin(row)}" if row["seconds"] else row["status"]
+
+
+def origin(row: Row) -> str:
+    """A note on a plan that is the program as it was written: what differs from plain JAX then is noise."""
+    return " (as written)" if row.get("as_written") else ""
 
 
 def memory(row: Row) -> str:

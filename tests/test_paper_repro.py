@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from paper_repro import __main__ as everything
-from paper_repro import experiment, gp, keops, kernel_mvm, knn, matmul_chains, measuring, neighbours, sgpr, sgpr_reach, transformer
+from paper_repro import experiment, gp, keops, kernel_mvm, knn, matmul_chains, measuring, neighbours, sgpr, sgpr_reach, showing, transformer
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {"kernel_mvm": "1MB", "transformer": "400kB"}
@@ -84,6 +84,36 @@ def test_a_limit_of_the_command_line_takes_the_place_of_the_scales(tmp_path, her
     with pytest.raises(SystemExit):
         kernel_mvm.EXPERIMENT.parse(["--limit", "3 parsecs"])
     assert "--limit = '3 parsecs'" in capsys.readouterr().err
+
+
+def test_short_points_are_measured_in_several_processes(monkeypatch):
+    taken = []
+
+    def in_own_process(script, point, options, timeout):
+        taken.append(point["seconds"].pop(0))
+        return {"seconds": taken[-1], "process": len(taken)}
+
+    monkeypatch.setattr(experiment, "in_own_process", in_own_process)
+
+    def measured(scale, *seconds):
+        taken.clear()
+        found = experiment.in_own_processes(kernel_mvm.EXPERIMENT, {"seconds": list(seconds)}, Namespace(scale=scale), 60)
+        return found["process"], len(taken)
+
+    assert measured("small", 0.03, 0.01, 0.02) == (3, 3)
+    assert measured("small", 0.03, "", 0.02) == (1, 3), "a process that failed comes last"
+    assert measured("small", 10.0) == (1, 1)
+    assert measured("small", "") == (1, 1)
+    assert measured("tiny", 0.03) == (1, 1)
+
+
+def test_plans_that_are_as_written_are_told():
+    x = np.ones((4, 4), np.float32)
+    results = [measuring.measure_jax(lambda x: jnp.sum(x, 1), lambda: [x], limit)[1] for limit in (None, "1MB")]
+    assert [r["as_written"] for r in results] == ["", True]
+    row = {"seconds": "0.5", "as_written": "True", "queries_per_s": "2000", "status": "ok"}
+    assert showing.seconds(row) == "0.5 (as written)"
+    assert showing.seconds(row | {"as_written": ""}) == "0.5"
 
 
 def test_points_can_be_chosen_by_their_values(tmp_path, here, capsys):
