@@ -126,6 +126,15 @@ def test_points_can_be_chosen_by_their_values(tmp_path, here, capsys):
     assert "'n' is not NAME=VALUE, such as n=1000000." in capsys.readouterr().err
 
 
+def test_a_column_of_another_program_is_measured_and_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(keops, "kernel_product", lambda x, y, v: np.exp(-0.5 * (x - y.T) ** 2) @ v)
+    results = kernel_mvm.measure_point({"n": 300, "dtype": "float64", "column": "keops"}, tmp_path)
+    assert results["status"] == "ok"
+    assert results["error"] < 1e-12
+    monkeypatch.setattr(keops, "kernel_product", lambda x, y, v: v)
+    assert kernel_mvm.measure_point({"n": 300, "dtype": "float64", "column": "keops"}, tmp_path)["error"] > 0.1
+
+
 def test_float32_is_measured_too(tmp_path, here):
     results = kernel_mvm.measure_point({"n": 300, "dtype": "float32", "column": "1MB"}, tmp_path)
     assert results["status"] == "ok"
