@@ -211,8 +211,8 @@ def _origin(row: Row) -> str:
 
 
 def _besides(row: Row) -> str:
-    if not row["resident_bytes"]:
-        return row["status"]
+    if not row["resident_bytes"]:  # it did not run, or on a GPU, whose memory only JAX tells
+        return "" if row["status"] == "ok" else row["status"]
     besides = int(row["resident_bytes"]) - 4 * int(row["d"]) * (int(row["n"]) + int(row["m"]))
     return f"{besides / 1e6:,.1f} MB"
 

@@ -116,6 +116,24 @@ def test_plans_that_are_as_written_are_told():
     assert showing.seconds(row | {"as_written": ""}) == "0.5"
 
 
+def test_memory_that_nobody_tells_is_left_blank():
+    row = {
+        "data": "Random",
+        "distance": "L2",
+        "n": "10",
+        "d": "2",
+        "m": "5",
+        "column": "keops",
+        "file": "",
+        "as_written": "",
+        "device_name": "GPU",
+    }
+    ran = knn.tables([row | {"status": "ok", "resident_bytes": "", "queries_per_s": "7"}])
+    assert "| 7 |" in ran
+    assert "ok" not in ran
+    assert "over 60 s" in knn.tables([row | {"status": "over 60 s", "resident_bytes": "", "queries_per_s": ""}])
+
+
 def test_points_can_be_chosen_by_their_values(tmp_path, here, capsys):
     arguments = ["--scale", "tiny", "--only", "kernel_mvm", "--results", str(tmp_path)]
     where = ["--where", "n=300", "--where", "column=plain", "--where", "column=1MB", "--where", "d=3"]
