@@ -1,0 +1,142 @@
+"""Writes the source, predicted peak and predicted seconds of many plans to one file, so that two versions of the planner can be compared.
+
+    python -m benchmarks.plan_sources before.txt [--programs FILE.py ...] [--processes 2]
+
+The programs are the benchmarks', the small programs of the rule checker, random programs of the tests, and the ``CASES`` of other files: objects
+with ``name``, ``fun``, ``args``, ``limit``, ``x64`` and ``options``. Plans are made with the built-in profile and without asking XLA, so the
+file depends on the planner alone; a refactoring leaves it as it is, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import multiprocessing
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RANDOM = 150
+"""How many random programs are planned."""
+SHARES = (0.5, 0.1)
+"""The limits of small programs: arguments and outputs, with these shares of the temporaries of the original."""
+_PLACE = re.compile(r"^\s*# \S+:\d+ \(.*\)\n", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A function to be planned, and its limit in bytes; None: shares of what it holds as written."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: Sequence[Any]
+    limit: int | None
+    x64: bool
+    options: dict[str, Any]
+
+
+def programs(files: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The collection and the name of every program."""
+    from benchmarks.programs import BENCHMARKS
+
+    yield from (("benchmarks", program.name) for program in BENCHMARKS)
+    for file in files:
+        yield from ((file, case.name) for case in _cases(file))
+    yield from (("samples", name) for name in _samples())
+    yield from (("random", str(seed)) for seed in range(RANDOM))
+
+
+def find(collection: str, name: str) -> Planned:
+    """One program."""
+    if collection == "benchmarks":
+        from benchmarks.programs import BENCHMARKS
+
+        program = next(program for program in BENCHMARKS if program.name == name)
+        return Planned(name, program.function, program.specs(), program.limit_bytes, program.x64, {})
+    if collection == "samples":
+        function, arguments = _samples()[name]
+        return Planned(name, function, arguments, None, True, {})
+    if collection == "random":
+        from tests.programs import sample
+
+        drawn = sample(int(name))
+        return Planned(f"random {name}", drawn.function(), drawn.values(), None, True, {})
+    case = next(case for case in _cases(collection) if case.name == name)
+    return Planned(name, case.fun, case.args(), case.limit, case.x64, case.options)
+
+
+def _samples() -> dict[str, Any]:
+    from eqsat_mem.samples import PROGRAMS
+
+    return PROGRAMS
+
+
+def _cases(file: str) -> list[Any]:
+    path = Path(file).resolve()
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return list(module.CASES)
+
+
+def record(which: tuple[str, str]) -> str:
+    """The plans of one program as text."""
+    import jax
+
+    # 64-bit types are on before the program is found: random programs are drawn by their abstract values
+    jax.config.update("jax_enable_x64", which[0] in ("samples", "random"))
+    program = find(*which)
+    jax.config.update("jax_enable_x64", program.x64)
+    try:
+        limits = [program.limit] if program.limit is not None else list(_limits(program))
+    except (NotImplementedError, TypeError) as error:
+        return f"=== {program.name}: {type(error).__name__}\n"
+    return "".join(_planned(program, limit) for limit in limits)
+
+
+def _limits(program: Planned) -> Iterator[int]:
+    plan = _plan(program, 2**40)
+    fixed = plan.argument_bytes + plan.output_bytes
+    yield from (fixed + int(share * (plan.original_peak_bytes - fixed)) for share in SHARES)
+
+
+def _plan(program: Planned, limit: int) -> Any:
+    import eqsat_mem
+
+    return eqsat_mem.optimize(program.function, memory_limit=max(limit, 1), verify=False, **program.options).plan(*program.arguments)
+
+
+def _planned(program: Planned, limit: int) -> str:
+    import eqsat_mem
+
+    head = f"=== {program.name} under {limit}: "
+    try:
+        plan = _plan(program, limit)
+    except eqsat_mem.MemoryLimitError as error:
+        return f"{head}nothing fits, smallest {error.smallest_bytes}\n"
+    return f"{head}{plan.peak_bytes} bytes, {plan.predicted_s:.6g} s, rules {', '.join(plan.rules_fired)}\n{_PLACE.sub('', plan.source)}\n"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--programs", nargs="*", default=[], help="Python files with more programs in a list CASES")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--only", help="plan only programs whose name contains this")
+    options = parser.parse_args(argv)
+    os.environ["EQSAT_MEM_PROFILES"] = "none"
+    every = [which for which in programs(options.programs) if options.only is None or options.only in which[1]]
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool, options.output.open("w") as file:
+        for text in pool.imap(record, every):
+            file.write(text)
+    print(f"{len(every)} programs in {options.output}")
+
+
+if __name__ == "__main__":
+    main()
