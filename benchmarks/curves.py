@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.kernels import product
 from benchmarks.racing import Contest, Question, contests, main, table
-from eqsat_mem.config import parse_bytes
+from eqsat_mem.options import parse_bytes
 
 SIZES = {"tiny": [200], "small": [2_048, 4_096, 8_192, 16_384, 32_768], "full": [4_096, 16_384, 65_536, 131_072]}
 LIMITS = {

@@ -2,9 +2,10 @@
 
     python -m benchmarks.plan_sources before.txt [--programs FILE.py ...] [--processes 2]
 
-The programs are the benchmarks', the small programs of the rule checker, random programs of the tests, and the ``CASES`` of other files: objects
-with ``name``, ``fun``, ``args``, ``limit``, ``x64`` and ``options``. Plans are made with the built-in profile and without asking XLA, so the
-file depends on the planner alone; a refactoring leaves it as it is, byte for byte.
+The programs are the benchmarks', the small programs of the rule checker, random programs of the tests, and the
+``CASES`` of other files: objects with ``name``, ``fun``, ``args``, ``limit``, ``x64`` and ``options``. Plans are made with
+the built-in profile and without asking XLA, so the file depends on the planner alone: a refactoring leaves it as it is,
+byte for byte.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def _cases(file: str) -> list[Any]:
     path = Path(file).resolve()
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return list(module.CASES)

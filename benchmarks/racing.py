@@ -27,9 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import eqsat_mem
-from eqsat_mem.config import device_capacity, parse_bytes
 from eqsat_mem.errors import MemoryLimitError
-from eqsat_mem.sizes import format_bytes
+from eqsat_mem.options import device_capacity, parse_bytes
+from eqsat_mem.units import format_bytes
 from eqsat_mem.verify import held_bytes
 
 RESULTS = Path(__file__).parent / "results"

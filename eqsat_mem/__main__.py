@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from eqsat_mem import __version__
 from eqsat_mem.commands import check_rules, rules, show
 from eqsat_mem.errors import EqsatMemError, UserFileError
-from eqsat_mem.sizes import format_bytes
+from eqsat_mem.units import format_bytes
 
 if TYPE_CHECKING:
     from eqsat_mem.report import Plan

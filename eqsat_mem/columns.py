@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused
 from eqsat_mem.ir import Map, children
-from eqsat_mem.tree import Loop, Seq, made
+from eqsat_mem.ir.loop_tree import Loop, Seq, made
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, bits, children, itemsize
+from eqsat_mem.ir.precision import rounds
 from eqsat_mem.ops import block_weight, map_row
-from eqsat_mem.precision import rounds
 from eqsat_mem.vectors import USUAL_BITS, machine_bits
 
 
@@ -39,7 +39,7 @@ class Device:
     """What a device does per second. Rates are for all cores together.
 
     ``flops`` counts multiplications and additions of float32 contractions computed in full, ``narrow_flops`` those of two-byte numbers; a
-    contraction whose operands are rounded (:mod:`eqsat_mem.precision`) runs at half of the latter.
+    contraction whose operands are rounded (:mod:`eqsat_mem.ir.precision`) runs at half of the latter.
     ``elements`` counts elementwise additions of 4-byte numbers; ``levels`` pairs a capacity in bytes with the bytes per second of data that
     fits it, smallest first, ending with main memory. ``reduce_weight`` is the cost of folding one element in additions, and
     ``short_reduce_weight`` that along an axis too short for vector registers. The rows of a

@@ -17,8 +17,8 @@ import numpy as np
 from jax import jit
 
 from eqsat_mem.api import optimize
-from eqsat_mem.config import parse_bytes
-from eqsat_mem.sizes import format_bytes
+from eqsat_mem.options import parse_bytes
+from eqsat_mem.units import format_bytes
 
 if TYPE_CHECKING:
     from eqsat_mem.report import Plan

@@ -16,7 +16,7 @@ from eqsat_mem.encode import Encoder, Node
 from eqsat_mem.errors import RuleError
 from eqsat_mem.forms import read_forms
 from eqsat_mem.ir import Program
-from eqsat_mem.precision import is_graded, of_rules, rounds, stricter
+from eqsat_mem.ir.precision import is_graded, of_rules, rounds, stricter
 
 _PARSED: dict[tuple[str, str], list[Any]] = {}
 """The commands of each text parsed so far, with the name that its messages have: any e-graph can run them."""

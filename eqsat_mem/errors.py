@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqsat_mem.sizes import format_bytes
+from eqsat_mem.units import format_bytes
 
 Tensor = tuple[str, int, str | None]
 """A tensor of a message: its description, its size in bytes, and the user's file and line if they are known."""

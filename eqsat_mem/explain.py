@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from eqsat_mem.config import Options
 from eqsat_mem.control import calls
 from eqsat_mem.costs import Device
 from eqsat_mem.events import Explaining, listening, tell
 from eqsat_mem.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
 from eqsat_mem.ir import Program
+from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.memory import Memory
 from eqsat_mem.needed import smallest
+from eqsat_mem.options import Options
 from eqsat_mem.outline import describe, loop_summaries, outline
 from eqsat_mem.picture import draw
 from eqsat_mem.progress import on_terminal
@@ -31,7 +32,6 @@ from eqsat_mem.schedule import Schedule, fastest
 from eqsat_mem.schedule import Search as TreeSearch
 from eqsat_mem.timeline import Point, timeline
 from eqsat_mem.timing import Timing
-from eqsat_mem.tree import loops
 
 Scheduler = Callable[..., Schedule]
 """What :func:`eqsat_mem.schedule.fastest` is, or the same with a memory."""

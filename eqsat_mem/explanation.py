@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from eqsat_mem.report import LoopSummary, time_text, times_as_long
 from eqsat_mem.rivals import Rival
 from eqsat_mem.rules import Rule
-from eqsat_mem.sizes import format_bytes
+from eqsat_mem.units import format_bytes
 
 EQUAL = 1e-3
 """The share by which two predicted times may differ and be the same: predictions are not closer."""

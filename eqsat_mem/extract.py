@@ -17,8 +17,8 @@ from eqsat_mem import ir
 from eqsat_mem.egraph import View
 from eqsat_mem.encode import Node, pointwise
 from eqsat_mem.errors import RuleError
-from eqsat_mem.exact import compared
 from eqsat_mem.ir import Program
+from eqsat_mem.ir.bitwise import compared
 from eqsat_mem.levels import Rescaled, rescaled_sums
 from eqsat_mem.ops import searched
 from eqsat_mem.rules import RuleSet, load_rules
@@ -60,7 +60,7 @@ class Extraction:
 
     @cached_property
     def compared(self) -> Mapping[int, frozenset[int]]:
-        """The comparisons that need their operands bit for bit, with these operands: see :mod:`eqsat_mem.exact`."""
+        """The comparisons that need their operands bit for bit, with these operands: see :mod:`eqsat_mem.ir.bitwise`."""
         return compared(self.program)
 
     @cached_property

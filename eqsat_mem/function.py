@@ -19,9 +19,9 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from eqsat_mem import pipeline
-from eqsat_mem.config import Options
 from eqsat_mem.effects import refuse_collectives, without_resultless_effects
 from eqsat_mem.manual import plain_aval, without_varying_types
+from eqsat_mem.options import Options
 from eqsat_mem.progress import watched
 from eqsat_mem.report import Plan
 

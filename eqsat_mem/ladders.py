@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from eqsat_mem.tree import Chunks, Loop
+from eqsat_mem.ir.loop_tree import Chunks, Loop
 
 FEW_LOOPS = 32
 """Up to so many loops of a tree, or groups of loops that are alike, get their chunk sizes one by one."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
-from eqsat_mem.sizes import format_bytes
+from eqsat_mem.units import format_bytes
 
 Outcome = Literal["planned", "failed", "left alone", "fitting"]
 """A plan runs; planning failed and the original runs; the function is not for us to plan; the original fits."""

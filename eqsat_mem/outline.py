@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eqsat_mem.config import Options
 from eqsat_mem.errors import Tensor
 from eqsat_mem.ir import Block, Dot, Fold, Program, Term, names
+from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.memory import Memory, output_sizes
+from eqsat_mem.options import Options
 from eqsat_mem.report import LoopSummary
 from eqsat_mem.schedule import Schedule
-from eqsat_mem.sizes import format_bytes
-from eqsat_mem.tree import Loop, Seq
+from eqsat_mem.units import format_bytes
 
 MOST_TENSORS = 12
 """How many tensors of a peak are listed."""

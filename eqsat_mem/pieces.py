@@ -8,8 +8,8 @@ import numpy as np
 
 from eqsat_mem import ir
 from eqsat_mem.claims import first_difference
-from eqsat_mem.interpret import evaluate
 from eqsat_mem.ir import Program, bits, children
+from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ops import searched
 from eqsat_mem.sequential import Sequential
 

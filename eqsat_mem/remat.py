@@ -24,13 +24,13 @@ from eqsat_mem.costs import Device, arithmetic_s, spread_weight
 from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused
 from eqsat_mem.ir import Block, Call, Dot, Input, Literal, Map, Program, Rename, bits, children, with_children
+from eqsat_mem.ir.loop_tree import Loop, Path, Seq, at, enclosing, made
 from eqsat_mem.levels import Rescaled
 from eqsat_mem.loops import has_effects, is_leaf, operands
 from eqsat_mem.memory import Extents, Memory, argument_bytes, within
 from eqsat_mem.repeats import IMPURE, repeatable
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.timing import Timing
-from eqsat_mem.tree import Loop, Path, Seq, at, enclosing, made
 
 MOST_MOVES = 400
 """Moves of one schedule."""

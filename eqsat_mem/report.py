@@ -10,7 +10,7 @@ from typing import Any
 
 from eqsat_mem.errors import Tensor, tensor_lines
 from eqsat_mem.profiles import device_in_use
-from eqsat_mem.sizes import format_bytes
+from eqsat_mem.units import format_bytes
 from eqsat_mem.vectors import compiler_options
 
 

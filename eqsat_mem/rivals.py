@@ -10,7 +10,7 @@ from eqsat_mem.outline import outline
 from eqsat_mem.report import times_as_long
 from eqsat_mem.saturate import rule_of
 from eqsat_mem.schedule import Schedule
-from eqsat_mem.sizes import format_bytes
+from eqsat_mem.units import format_bytes
 
 MOST_RIVALS = 8
 """How many runners-up are listed."""

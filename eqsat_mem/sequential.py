@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from eqsat_mem.interpret import Machine
 from eqsat_mem.ir import Dot, Fold, Map
+from eqsat_mem.ir.interpreter import Machine
 from eqsat_mem.ops import MONOIDS, map_row
 
 WIDTH = 1024

@@ -20,8 +20,8 @@ from eqsat_mem.egraph import Classes, EGraph
 from eqsat_mem.encode import Encoder, Node
 from eqsat_mem.errors import RuleError
 from eqsat_mem.instances import Builder, Draw, IllFormed, arities, values_of
-from eqsat_mem.interpret import evaluate
 from eqsat_mem.ir import Program, bits, children
+from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.levels import chain, squares, with_higher_level
 from eqsat_mem.ops import call_on, named_axes, operation_of
 from eqsat_mem.pieces import wrong_piece

@@ -1,6 +1,6 @@
 """Programs whose scans compute slice by slice what stood around them: the forms of a program that :mod:`eqsat_mem.scans` allows.
 
-A form is traced anew: every term is evaluated whole, as :mod:`eqsat_mem.interpret` does, but for the slices, which are evaluated with
+A form is traced anew: every term is evaluated whole, as :mod:`eqsat_mem.ir.interpreter` does, but for the slices, which are evaluated with
 lanes of extent one in the body of the scan that reads them. *Checkpointed* scans run in blocks of steps: a scan that makes results
 keeps its carry at the start of each block, and a scan that reads those results runs the first one again from there, block by block.
 """
@@ -23,8 +23,8 @@ from jax.interpreters import partial_eval as pe
 
 from eqsat_mem.extract import Extraction
 from eqsat_mem.flatten import lines_of
-from eqsat_mem.interpret import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir import Fold, Iota, Program, bits, children
+from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
 from eqsat_mem.ops import MONOIDS, accumulator
 from eqsat_mem.repeats import Choice, Scan, While
 from eqsat_mem.scans import How, Slices, Stage, Stages

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from eqsat_mem import script as scripts
-from eqsat_mem.config import LIMIT_VARIABLE, parse_bytes
 from eqsat_mem.errors import OptionError
 from eqsat_mem.ledger import Ledger, say
+from eqsat_mem.options import LIMIT_VARIABLE, parse_bytes
 
 
 def prepare(target: str, *, is_module: bool, limit: str | None, report: str | None, strict: bool) -> Callable[[Sequence[str]], None]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eqsat_mem.config import parse_bytes
 from eqsat_mem.errors import OptionError
+from eqsat_mem.options import parse_bytes
 
 Point = dict[str, Any]
 """What identifies a measurement: texts and whole numbers by name."""

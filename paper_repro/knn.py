@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eqsat_mem.config import parse_bytes
+from eqsat_mem.options import parse_bytes
 from paper_repro import keops, neighbours
 from paper_repro.datasets import load_points
 from paper_repro.experiment import Experiment, Point, Row, main

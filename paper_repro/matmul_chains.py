@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqsat_mem.config import device_capacity
+from eqsat_mem.options import device_capacity
 from paper_repro.experiment import Experiment, Point, Row, main
 from paper_repro.measuring import RESULTS, measure_jax
 from paper_repro.showing import device_line, grid_table, limit_label, lines, seconds, size

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 import eqsat_mem
 from benchmarks.resident import grown, warm_up
-from eqsat_mem.config import device_capacity, format_bytes
 from eqsat_mem.errors import MemoryLimitError
+from eqsat_mem.options import device_capacity, format_bytes
 from eqsat_mem.verify import held_bytes
 
 RESULTS = ("device_name", "status", "as_written", "held_bytes", "resident_bytes", "seconds", "plan_seconds", "error")

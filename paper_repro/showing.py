@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eqsat_mem.sizes import format_bytes
+from eqsat_mem.units import format_bytes
 from paper_repro.experiment import Row
 
 MARKERS = "os^Dv<>ph*"

@@ -9,13 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from eqsat_mem import interpret
-from eqsat_mem.ir import Block, Dot, Fold, Index, Map, Program, Rename, bits, children
+from eqsat_mem.ir import Block, Dot, Fold, Index, Map, Program, Rename, bits, children, interpreter
+from eqsat_mem.ir.loop_tree import Loop, Seq, made, regions
 from eqsat_mem.loops import is_leaf
 from eqsat_mem.memory import Extents, Memory, within
 from eqsat_mem.ops import MONOIDS, block_op
 from eqsat_mem.schedule import Schedule
-from eqsat_mem.tree import Loop, Seq, made, regions
 from tests import stepwise
 
 Ranges = dict[int, slice]
@@ -30,7 +29,7 @@ def execute(made_by: Schedule, args: Sequence[Any]) -> list[Any]:
     run = _Execution(made_by, args)
     run.sequence(made_by.seq, top := _Frame({}))
     program = run.program
-    return [np.asarray(interpret.to_axes(program, run.fetch(o.term, top, {}), program.free[o.term], o.axes)) for o in program.outputs]
+    return [np.asarray(interpreter.to_axes(program, run.fetch(o.term, top, {}), program.free[o.term], o.axes)) for o in program.outputs]
 
 
 @dataclass
@@ -184,7 +183,7 @@ class _Execution:
             if key not in frame.values:
                 frame.values[key] = self.bind(t, frame, lambda program, values: _all_outputs(program, term, values))
             return frame.values[key][term.out]
-        return self.bind(t, frame, lambda program, values: [interpret._operation(program, term, program.free[t], values, {})])[0]
+        return self.bind(t, frame, lambda program, values: [interpreter._operation(program, term, program.free[t], values, {})])[0]
 
     def bind(self, t: int, frame: _Frame, meaning: Any) -> list[Any]:
         """A term's operation at the extents of the current chunks."""
@@ -212,7 +211,7 @@ class _Execution:
         if isinstance(program.terms[t], Rename):
             return self.renamed(program.terms[t], frame, ranges)
         if is_leaf(program.terms[t]):
-            value, have = np.asarray(interpret._leaf(program, program.terms[t], self.args)), {}
+            value, have = np.asarray(interpreter._leaf(program, program.terms[t], self.args)), {}
         else:
             holder: _Frame | None = frame
             while holder is not None and (t not in holder.values or any(i in free and i not in ranges for i in holder.ranges)):
@@ -243,8 +242,8 @@ def _same_call(one: Any, other: Any) -> bool:
 
 def _all_outputs(program: Program, term: Block, values: Any) -> list[Any]:
     results: dict[Any, list[Any]] = {}
-    interpret._block(program, term, values, results)
-    return [interpret.from_axes(program, r, axes) for r, axes in zip(results[term.call, term.args], term.call.out_axes)]
+    interpreter._block(program, term, values, results)
+    return [interpreter.from_axes(program, r, axes) for r, axes in zip(results[term.call, term.args], term.call.out_axes)]
 
 
 # --- memory -----------------------------------------------------------------------------------------

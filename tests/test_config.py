@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from eqsat_mem import config
-from eqsat_mem.config import Options, format_bytes, parse_bytes, resolve_limit
+from eqsat_mem import options
 from eqsat_mem.errors import EqsatMemError, OptionError
+from eqsat_mem.options import Options, format_bytes, parse_bytes, resolve_limit
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_how_sizes_are_shown(size, text):
 
 
 def test_options_are_checked_and_hashable():
-    options = Options(memory_limit="1GiB", tensor_split_size="1 MB", rules=["mine.egg"], max_rows=np.int64(9))
-    assert options.memory_limit == 2**30
-    assert options.tensor_split_size == 10**6
-    assert options.rules == ("mine.egg",)
-    assert options == Options(memory_limit=2**30, tensor_split_size=10**6, rules="mine.egg", max_rows=9)
-    assert hash(options) == hash(Options(memory_limit=2**30, tensor_split_size=10**6, rules="mine.egg", max_rows=9))
+    chosen = Options(memory_limit="1GiB", tensor_split_size="1 MB", rules=["mine.egg"], max_rows=np.int64(9))
+    assert chosen.memory_limit == 2**30
+    assert chosen.tensor_split_size == 10**6
+    assert chosen.rules == ("mine.egg",)
+    assert chosen == Options(memory_limit=2**30, tensor_split_size=10**6, rules="mine.egg", max_rows=9)
+    assert hash(chosen) == hash(Options(memory_limit=2**30, tensor_split_size=10**6, rules="mine.egg", max_rows=9))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_options_that_mean_nothing(given, message):
 
 
 def test_the_limit_is_the_argument_then_the_variable_then_the_device(monkeypatch):
-    monkeypatch.setattr(config, "device_capacity", lambda: 7)
+    monkeypatch.setattr(options, "device_capacity", lambda: 7)
     monkeypatch.setenv("EQSAT_MEM_LIMIT", "3 kB")
     assert resolve_limit(Options(memory_limit=5)) == 5
     assert resolve_limit(Options()) == 3000
@@ -166,7 +166,7 @@ def test_a_wrong_variable_is_named(monkeypatch):
 
 
 def test_the_capacity_of_this_device_is_a_size():
-    assert parse_bytes(config.device_capacity()) > 2**20
+    assert parse_bytes(options.device_capacity()) > 2**20
 
 
 def test_a_device_with_an_allocator_tells_its_own_capacity(monkeypatch):
@@ -177,13 +177,13 @@ def test_a_device_with_an_allocator_tells_its_own_capacity(monkeypatch):
             return {"bytes_limit": 123}
 
     monkeypatch.setattr("jax.local_devices", lambda: [Device()])
-    assert config.device_capacity() == 123
+    assert options.device_capacity() == 123
 
 
 def test_an_unknown_capacity_asks_for_a_limit(monkeypatch):
     monkeypatch.delattr("os.sysconf")
     with pytest.raises(OptionError, match=r"is not known: pass memory_limit, or set EQSAT_MEM_LIMIT\.$"):
-        config.device_capacity()
+        options.device_capacity()
 
 
 def test_rules_are_chosen_by_name():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import eqsat_mem
-from eqsat_mem.interpret import evaluate
 from eqsat_mem.ir import Dot
+from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.lookups import looked_up
 from eqsat_mem.rules import load_rules
 from eqsat_mem.trace import load

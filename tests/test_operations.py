@@ -11,7 +11,7 @@ import eqsat_mem
 from eqsat_mem import Operation, OptionError, RuleError
 from eqsat_mem.__main__ import main
 from eqsat_mem.counterexample import counterexample
-from eqsat_mem.interpret import evaluate
+from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.show import in_rule_language

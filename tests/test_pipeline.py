@@ -15,8 +15,8 @@ from jax import lax
 
 import eqsat_mem
 from eqsat_mem import MemoryLimitError, control, events, pipeline
+from eqsat_mem.candidates import MEMORY_PRICES
 from eqsat_mem.costs import cpu
-from eqsat_mem.searching import MEMORY_PRICES
 from tests.test_loops import bound, softmax
 from tests.test_schedule import kernel_vector
 

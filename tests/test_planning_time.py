@@ -11,20 +11,20 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.planning import elementwise, training_step, transformer
-from eqsat_mem.config import Options
 from eqsat_mem.costs import cpu, term_seconds
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.extract import as_written, extract, node_costs, priced
+from eqsat_mem.ir.loop_tree import regions
 from eqsat_mem.ladders import FEW_LOOPS, tied
 from eqsat_mem.loops import MOST_AGAIN, Phases, region, split
 from eqsat_mem.memory import Memory
+from eqsat_mem.options import Options
 from eqsat_mem.pipeline import _again, plan
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import saturate
 from eqsat_mem.schedule import LARGE_PROGRAM, MOST_STEPS, Search, fastest
 from eqsat_mem.source import identifier
 from eqsat_mem.trace import load
-from eqsat_mem.tree import regions
 
 
 def loaded(made):

@@ -10,16 +10,16 @@ from jax import lax
 
 import eqsat_mem
 from benchmarks.planning import training_step
-from eqsat_mem import pipeline, remat, searching
-from eqsat_mem.config import Options
+from eqsat_mem import candidates, pipeline, remat
 from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import original
 from eqsat_mem.ir import Map
+from eqsat_mem.ir.loop_tree import loops, regions
 from eqsat_mem.memory import Memory
+from eqsat_mem.options import Options
 from eqsat_mem.schedule import schedule, straight
 from eqsat_mem.trace import load
-from eqsat_mem.tree import loops, regions
 from eqsat_mem.verify import compiled_peak
 from tests.execution import brute_force_peak, execute
 
@@ -124,7 +124,7 @@ def test_moves_that_cannot_help_are_not_tried(monkeypatch):
     function, args = training_step(4)
     jaxpr = jax.make_jaxpr(function)(*args)
     tried = []
-    monkeypatch.setattr(searching, "Moved", lambda s, device: tried.append(s) or remat.Moved(s, device))
+    monkeypatch.setattr(candidates, "Moved", lambda s, device: tried.append(s) or remat.Moved(s, device))
     with pytest.raises(eqsat_mem.MemoryLimitError) as error:
         pipeline.plan(jaxpr, Options(memory_limit=1000, verify=False), [f"x{k}" for k in range(len(jaxpr.in_avals))])
     assert all(list(loops(s.seq)) for s in tried)

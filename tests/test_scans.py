@@ -10,7 +10,7 @@ from jax import lax
 
 import eqsat_mem
 from eqsat_mem.extract import original
-from eqsat_mem.interpret import evaluate
+from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.rules import load_rules
 from eqsat_mem.scans import How, Stage, Stages
 from eqsat_mem.staging import block_size, forms

@@ -12,11 +12,11 @@ import pytest
 from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction
+from eqsat_mem.ir.loop_tree import enclosing, loops, regions
 from eqsat_mem.ladders import first_chunk, ladder
 from eqsat_mem.memory import Memory, within
 from eqsat_mem.schedule import BEHIND, Search, fastest, schedule, straight
 from eqsat_mem.timing import Known
-from eqsat_mem.tree import enclosing, loops, regions
 from tests.differential import TINY
 from tests.test_loops import bound, softmax, traced
 

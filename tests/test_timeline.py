@@ -11,10 +11,10 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.costs import cpu
+from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.picture import loop_spans
 from eqsat_mem.schedule import schedule, straight
 from eqsat_mem.timeline import Point, timeline
-from eqsat_mem.tree import loops
 from tests import test_schedule
 from tests.test_explain import planned
 

@@ -13,7 +13,8 @@ import pytest
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
-from eqsat_mem import interpret, ir, trace
+from eqsat_mem import ir, trace
+from eqsat_mem.ir import interpreter
 
 RNG = np.random.default_rng(0)
 Terms = type[ir.Term]
@@ -34,7 +35,7 @@ def check(function: Callable[..., Any], *args: Any) -> ir.Program:
     """The program of a function, which computes what the function computes."""
     args = jax.tree.map(jnp.asarray, args)
     program = load(function, *args)
-    got, want = interpret.evaluate(program, jax.tree.leaves(args)), jax.tree.leaves(function(*args))
+    got, want = interpreter.evaluate(program, jax.tree.leaves(args)), jax.tree.leaves(function(*args))
     assert len(got) == len(want)
     for a, b in zip(got, map(jnp.asarray, want)):
         assert a.shape == b.shape
@@ -374,7 +375,7 @@ def test_effects_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:
 
     program = load(noisy, X)
     assert len(program.effects) == 2
-    interpret.evaluate(program, [X])
+    interpreter.evaluate(program, [X])
     jax.effects_barrier()
     printed = capsys.readouterr().out
     assert 0 <= printed.index("first") < printed.index("second")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from eqsat_mem.commands.check_rules import add_operations
 from eqsat_mem.commands.show import add_function, traced
-from eqsat_mem.config import Accuracy, Options
+from eqsat_mem.options import Accuracy, Options
 
 if TYPE_CHECKING:
     from eqsat_mem.rules import Rule

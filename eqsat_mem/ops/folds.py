@@ -18,9 +18,8 @@ import numpy as np
 from jax import lax
 
 from eqsat_mem.errors import OptionError
-
-from .monoids import MONOIDS, REDUCTIONS
-from .user import Operation, positional
+from eqsat_mem.ops.monoids import MONOIDS, REDUCTIONS
+from eqsat_mem.ops.user import Operation, positional
 
 State = tuple[Any, ...]
 STEP, COMBINED = 20.0, 4.0

@@ -15,7 +15,7 @@ from eqsat_mem.encode import Node
 from eqsat_mem.extract import Extraction, node_costs
 from eqsat_mem.ir import Program, describe, names
 from eqsat_mem.report import time_text
-from eqsat_mem.sizes import format_bytes
+from eqsat_mem.units import format_bytes
 
 MOST_NODES = 40
 """How many nodes of a class are shown."""

@@ -17,9 +17,9 @@ from eqsat_mem.page.classes import class_data, plan_classes
 from eqsat_mem.page.drawing import timeline_svg
 from eqsat_mem.page.programs import jaxpr_html, source_html
 from eqsat_mem.report import Plan, figures, time_text
-from eqsat_mem.sizes import format_bytes
 from eqsat_mem.timeline import Point
 from eqsat_mem.trace import load_with_variables
+from eqsat_mem.units import format_bytes
 
 FOLDER = Path(__file__).parent
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

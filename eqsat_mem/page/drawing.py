@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from eqsat_mem.picture import FAR, loop_spans
-from eqsat_mem.sizes import format_bytes
 from eqsat_mem.timeline import Point
+from eqsat_mem.units import format_bytes
 
 WIDTH, HEIGHT, LEFT, TOP, LOOP_HEIGHT = 1000, 200, 84, 14, 18
 

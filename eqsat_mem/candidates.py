@@ -10,7 +10,6 @@ from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.absorbed import absorbed
 from eqsat_mem.chains import reordered
-from eqsat_mem.config import Options
 from eqsat_mem.control import plan_bodies
 from eqsat_mem.costs import Device, Folds, term_seconds
 from eqsat_mem.egraph import View
@@ -19,6 +18,7 @@ from eqsat_mem.explain import Scheduler
 from eqsat_mem.extract import Extraction, as_written, extractions, original
 from eqsat_mem.ir import Program
 from eqsat_mem.lookups import looked_up
+from eqsat_mem.options import Options
 from eqsat_mem.remat import Moved, least_bytes
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate

@@ -1,7 +1,7 @@
 """Programs of terms, their text form, and the check that they are well formed.
 
 A program is a list of hash-consed terms in topological order. Sharing a term is sharing its value. The terms themselves are in
-:mod:`eqsat_mem.terms`, which this module re-exports.
+:mod:`eqsat_mem.ir.terms`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from eqsat_mem.terms import (
+from eqsat_mem.ir.terms import (
     Axes,
     Axis,
     Block,
@@ -26,50 +26,14 @@ from eqsat_mem.terms import (
     Iota,
     Literal,
     Map,
-    Params,
     Rename,
     Term,
     axes_mask,
     bits,
     children,
-    folded,
     mask_of,
     with_children,
 )
-
-__all__ = [
-    "Axes",
-    "Axis",
-    "Block",
-    "Buffer",
-    "Call",
-    "Const",
-    "Dot",
-    "Fold",
-    "Index",
-    "Input",
-    "Iota",
-    "Literal",
-    "Map",
-    "Output",
-    "Params",
-    "Program",
-    "Rename",
-    "Source",
-    "Term",
-    "axes_mask",
-    "axes_text",
-    "bits",
-    "check",
-    "children",
-    "describe",
-    "folded",
-    "itemsize",
-    "mask_of",
-    "names",
-    "with_children",
-]
-
 
 # --- programs ---------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any, Literal, get_args
 
 from eqsat_mem.errors import OptionError
-from eqsat_mem.sizes import UNITS, format_bytes
+from eqsat_mem.units import UNITS, format_bytes
 
 __all__ = ["Accuracy", "Options", "device_capacity", "format_bytes", "parse_bytes", "resolve_limit"]
 
