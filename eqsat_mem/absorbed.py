@@ -17,8 +17,8 @@ import numpy as np
 
 from eqsat_mem.extract import Extraction, picked_with
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Output, Program, Rename, Term, bits, children, mask_of, with_children
+from eqsat_mem.ir.ops import with_sums_p
 from eqsat_mem.ir.precision import of_rules, rounds
-from eqsat_mem.ops import with_sums_p
 from eqsat_mem.rules import RuleSet
 
 RULE = "sum-of-dot"

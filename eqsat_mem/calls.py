@@ -11,7 +11,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.ir import Call
-from eqsat_mem.ops import Operation, bind_call, block_op, block_text, param_text
+from eqsat_mem.ir.ops import Operation, bind_call, block_op, block_text, param_text
 from eqsat_mem.reads import Reader
 from eqsat_mem.repeats import consts_and_carries
 from eqsat_mem.source import Scope, identifier, shape_of, tuple_text
@@ -70,7 +70,7 @@ class Calls(Reader):
     def call_text(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool) -> str:
         """Source of a call: readable where there is such and it holds for every chunk, else a named function.
 
-        ``in_order``: see :class:`eqsat_mem.ops.BlockOp`.
+        ``in_order``: see :class:`eqsat_mem.ir.ops.BlockOp`.
         """
         text = self.readable(call, args, scope, in_order)
         if text is not None:

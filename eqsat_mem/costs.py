@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, bits, children, itemsize
+from eqsat_mem.ir.ops import block_weight, map_row
 from eqsat_mem.ir.precision import rounds
-from eqsat_mem.ops import block_weight, map_row
 from eqsat_mem.vectors import USUAL_BITS, machine_bits
 
 

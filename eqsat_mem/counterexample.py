@@ -11,8 +11,8 @@ from eqsat_mem import ir
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Program, bits, children
+from eqsat_mem.ir.ops.elementwise import dtype_text
 from eqsat_mem.loops import region
-from eqsat_mem.ops.maps import dtype_text
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.soundness import Difference
 

@@ -17,8 +17,8 @@ import numpy as np
 from eqsat_mem import ir, vocabulary
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, mask_of
+from eqsat_mem.ir.ops import Operation, call_on, named_axes, operation_of, picks, searched
 from eqsat_mem.ir.precision import is_graded
-from eqsat_mem.ops import Operation, call_on, named_axes, operation_of, picks, searched
 
 MAX_BITS = 62
 SPARE_BITS = 4

@@ -9,7 +9,18 @@ import jax.numpy as jnp
 
 from eqsat_mem.calls import Calls
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits
-from eqsat_mem.ops import MONOIDS, RESCALING, MonoidOp, block_op, map_row, map_text, of_one_rank, operation_of, param_text, primitive_text
+from eqsat_mem.ir.ops import (
+    MONOIDS,
+    RESCALING,
+    MonoidOp,
+    block_op,
+    map_row,
+    map_text,
+    of_one_rank,
+    operation_of,
+    param_text,
+    primitive_text,
+)
 from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, wrap
 
 INLINE = 60

@@ -19,8 +19,8 @@ from eqsat_mem.encode import Node, pointwise
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.bitwise import compared
+from eqsat_mem.ir.ops import searched
 from eqsat_mem.levels import Rescaled, rescaled_sums
-from eqsat_mem.ops import searched
 from eqsat_mem.rules import RuleSet, load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.unfold import Allowed, taken_apart

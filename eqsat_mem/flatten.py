@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from eqsat_mem.equations import Equation, Flat
 from eqsat_mem.ir import Source
-from eqsat_mem.ops import IDENTITIES
+from eqsat_mem.ir.ops import IDENTITIES
 from eqsat_mem.plain import plain_form
 
 _BODIES = {

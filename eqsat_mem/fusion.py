@@ -17,8 +17,8 @@ from eqsat_mem.costs import Folds
 from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, bits, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, made
+from eqsat_mem.ir.ops import MONOIDS, block_op, map_row
 from eqsat_mem.loops import has_effects, operands
-from eqsat_mem.ops import MONOIDS, block_op, map_row
 
 INVERTED = ("sqrt", "rsqrt", "exp", "pow")
 """Operations by whose inverse XLA multiplies rather than divide by their result."""

@@ -16,7 +16,7 @@ import numpy as np
 from eqsat_mem import vocabulary
 from eqsat_mem.errors import OptionError, RuleError
 from eqsat_mem.forms import Form
-from eqsat_mem.ops import MAPS, MONOIDS, Monoid, Operation
+from eqsat_mem.ir.ops import MAPS, MONOIDS, Monoid, Operation
 
 SORTS = ("T", "i64", "f64", "String", "bool")
 OPTIONS = {"rule": {":ruleset", ":name"}, "rewrite": {":ruleset", ":name", ":when"}, "birewrite": {":ruleset", ":name", ":when"}}

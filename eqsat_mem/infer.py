@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from jax.dtypes import extended, issubdtype
 
-from eqsat_mem import ops
 from eqsat_mem.axes import AxisTable, Variables
 from eqsat_mem.equations import Equation, Flat
+from eqsat_mem.ir import ops
 
 
 @dataclass

@@ -17,7 +17,7 @@ from eqsat_mem import ir
 from eqsat_mem.encode import Encoder, Node
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, mask_of
-from eqsat_mem.ops import MONOIDS, Monoid, Operation, call_on, foldable, map_row
+from eqsat_mem.ir.ops import MONOIDS, Monoid, Operation, call_on, foldable, map_row
 from eqsat_mem.premises import App, Shape
 from eqsat_mem.vocabulary import COMPARISONS, primitive_of, roles
 

@@ -20,8 +20,8 @@ from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Copy, Fused, fuse, is_narrow
 from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, bits, children, itemsize
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, regions
+from eqsat_mem.ir.ops import block_op
 from eqsat_mem.loops import is_leaf, source_of
-from eqsat_mem.ops import block_op
 
 FOLDED_AT_ONCE = 32_768
 """Elements of an operand that the kernel library folds to one partial result (measured: growth of resident memory)."""

@@ -18,7 +18,7 @@ from jax import lax
 
 from eqsat_mem.diagonal import Known, written
 from eqsat_mem.equations import Equation, Flat
-from eqsat_mem.ops import ALIASES, MAPS, REDUCTIONS
+from eqsat_mem.ir.ops import ALIASES, MAPS, REDUCTIONS
 
 Plain = tuple[Any, Sequence[int]]
 """A jaxpr and the values that it is of."""

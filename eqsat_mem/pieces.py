@@ -10,7 +10,7 @@ from eqsat_mem import ir
 from eqsat_mem.claims import first_difference
 from eqsat_mem.ir import Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate
-from eqsat_mem.ops import searched
+from eqsat_mem.ir.ops import searched
 from eqsat_mem.sequential import Sequential
 
 Found = tuple[str, int] | None

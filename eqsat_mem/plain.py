@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun, primitives
 
 from eqsat_mem import diagonal, picked
 from eqsat_mem.equations import Equation, Flat
-from eqsat_mem.ops.ordering import SHORT_SEARCH
+from eqsat_mem.ir.ops.ordering import SHORT_SEARCH
 from eqsat_mem.picked import Plain
 
 

@@ -21,7 +21,7 @@ from eqsat_mem import vocabulary
 from eqsat_mem.errors import RuleError
 from eqsat_mem.forms import Form, read_forms
 from eqsat_mem.grammar import check_declaration, check_rule, own_constructors, variables, words
-from eqsat_mem.ops import Monoid, Operation
+from eqsat_mem.ir.ops import Monoid, Operation
 
 SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, "all": {"bitwise", "reassociate", "real", "guarded"}}
 """For each accuracy that a user may ask for, the soundness that a rule must have; `approx` rules apply where they are named."""

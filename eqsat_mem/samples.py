@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
-from eqsat_mem.ops import Monoid
+from eqsat_mem.ir.ops import Monoid
 from eqsat_mem.rules import RuleSet
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.trace import load

@@ -14,7 +14,7 @@ import numpy as np
 
 from eqsat_mem.ir import Dot, Fold, Map
 from eqsat_mem.ir.interpreter import Machine
-from eqsat_mem.ops import MONOIDS, map_row
+from eqsat_mem.ir.ops import MONOIDS, map_row
 
 WIDTH = 1024
 """Elementwise operations run on multiples of so many elements, so that few shapes are compiled."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from eqsat_mem import ir, vocabulary
 from eqsat_mem.encode import Encoder, Node
 from eqsat_mem.ir import Program
-from eqsat_mem.ops import Operation, operation_of
+from eqsat_mem.ir.ops import Operation, operation_of
 
 
 def in_rule_language(program: Program) -> str:

@@ -22,8 +22,8 @@ from eqsat_mem.errors import RuleError
 from eqsat_mem.instances import Builder, Draw, IllFormed, arities, values_of
 from eqsat_mem.ir import Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate
+from eqsat_mem.ir.ops import call_on, named_axes, operation_of
 from eqsat_mem.levels import chain, squares, with_higher_level
-from eqsat_mem.ops import call_on, named_axes, operation_of
 from eqsat_mem.pieces import wrong_piece
 from eqsat_mem.rules import Rule, RuleSet
 from eqsat_mem.sequential import Sequential

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqsat_mem.ir import Axes
-from eqsat_mem.ops import is_key
-from eqsat_mem.ops.maps import atom, dtype_text
+from eqsat_mem.ir.ops import is_key
+from eqsat_mem.ir.ops.elementwise import atom, dtype_text
 
 Layout = tuple[int, ...]
 """The index of each axis of an array."""

@@ -25,7 +25,7 @@ from eqsat_mem.extract import Extraction
 from eqsat_mem.flatten import lines_of
 from eqsat_mem.ir import Fold, Iota, Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
-from eqsat_mem.ops import MONOIDS, accumulator
+from eqsat_mem.ir.ops import MONOIDS, accumulator
 from eqsat_mem.repeats import Choice, Scan, While
 from eqsat_mem.scans import How, Slices, Stage, Stages
 from eqsat_mem.trace import load

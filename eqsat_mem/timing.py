@@ -13,8 +13,8 @@ from eqsat_mem.extract import Extraction
 from eqsat_mem.fusion import Fused, stalls
 from eqsat_mem.ir import Block, Dot, Map, Program, Term, bits
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Trees, made
+from eqsat_mem.ir.ops import block_op
 from eqsat_mem.memory import Extents, Memory, argument_bytes, output_sizes, within
-from eqsat_mem.ops import block_op
 
 STRIDED = 1.5
 """How much longer unrolled folds take outside of loops, where XLA fuses the taking apart of their arguments into them."""

@@ -14,7 +14,6 @@ import numpy as np
 from jax.dtypes import issubdtype
 from jax.extend.core import ClosedJaxpr, primitives
 
-from eqsat_mem import ops
 from eqsat_mem.axes import Variables, index_names, index_order
 from eqsat_mem.equations import Equation, Flat
 from eqsat_mem.flatten import flatten
@@ -40,6 +39,7 @@ from eqsat_mem.ir import (
     axes_mask,
     itemsize,
     mask_of,
+    ops,
 )
 
 SELECTION_CHUNKS = 4

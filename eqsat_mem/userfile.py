@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from eqsat_mem.errors import UserFileError
-from eqsat_mem.ops import Monoid, Operation
+from eqsat_mem.ir.ops import Monoid, Operation
 
 
 def load_function(place: str) -> Callable[..., Any]:

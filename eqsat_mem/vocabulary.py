@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, reduce
 
-from eqsat_mem import ops
+from eqsat_mem.ir import ops
 
 FACTS = ("splits", "splits-dot", "accumulates", "unrolls")
 """What rules state about classes for the stages after extraction: index sets.

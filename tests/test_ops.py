@@ -13,9 +13,8 @@ import pytest
 from jax import lax
 from jax.extend.core import primitives
 
-from eqsat_mem import ops
-from eqsat_mem.ir import Call
-from eqsat_mem.ops.selection import top_k_by_blocks
+from eqsat_mem.ir import Call, ops
+from eqsat_mem.ir.ops.top_k import top_k_by_blocks
 
 RNG = np.random.default_rng(0)
 FLOATS = np.array([0.25, -0.5, 0.75, 1.5, -2.5, 3.0, -0.0, np.inf, -np.inf, np.nan, 100.0, 1e-20], np.float32)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eqsat_mem.ops import Monoid
+    from eqsat_mem.ir.ops import Monoid
 
 
 def add(commands: Any) -> None:
@@ -43,7 +43,7 @@ def _tell(monoid: Monoid, width: int) -> bool:
 
 def run(options: argparse.Namespace) -> int:
     from eqsat_mem.counterexample import counterexample
-    from eqsat_mem.ops import Monoid
+    from eqsat_mem.ir.ops import Monoid
     from eqsat_mem.rules import default_files, load_rules, select
     from eqsat_mem.samples import fired
     from eqsat_mem.soundness import judge

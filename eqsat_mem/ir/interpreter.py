@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from eqsat_mem.ir import Axes, Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, Term, axes_mask, bits, children
-from eqsat_mem.ops import MONOIDS, bind_call, map_row
+from eqsat_mem.ir.ops import MONOIDS, bind_call, map_row
 
 Array = Any
 

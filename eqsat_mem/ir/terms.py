@@ -137,7 +137,7 @@ class Call:
 
     Operand ``a`` is laid out as ``in_axes[a]``, output ``k`` comes as ``out_axes[k]``. The operation is pointwise in
     the indices of ``pointwise`` (single-index axes of the output, and of every operand that they occur in); all other
-    operand axes are bound, those of ``folds`` such that results for chunks of them combine (see :class:`eqsat_mem.ops.Selection`).
+    operand axes are bound, those of ``folds`` such that results for chunks of them combine (see :class:`eqsat_mem.ir.ops.Selection`).
     ``scratch_bytes`` is what it holds inside while it runs; ``bodies`` are the plans (``None``: none) of the functions that a loop or
     branch runs, in the order of its parameters. Calls compare by identity, so equations with effects are never merged.
     """

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from eqsat_mem.ops.blocks import BlockOp, Group, Params, Shapes, extents, replaced, unchanged
-from eqsat_mem.ops.maps import value_text
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, extents, replaced, unchanged
+from eqsat_mem.ir.ops.elementwise import value_text
 
 
 def _gather(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:

@@ -11,11 +11,11 @@ import numpy as np
 from jax.extend.core import jaxprs_in_params
 
 from eqsat_mem.errors import OptionError
-from eqsat_mem.ops.control import body_weight
-from eqsat_mem.ops.maps import MAPS
+from eqsat_mem.ir.ops.control import body_weight
+from eqsat_mem.ir.ops.elementwise import MAPS
 
 if TYPE_CHECKING:
-    from eqsat_mem.ops.user import Operation
+    from eqsat_mem.ir.ops.custom.operation import Operation
 
 
 Shapes = tuple[tuple[int, ...], ...]

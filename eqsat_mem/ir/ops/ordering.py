@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from eqsat_mem.ops.blocks import BlockOp, Group, Params, Selection, Shapes, Text, Weight, all_but, unchanged
-from eqsat_mem.ops.maps import dtype_text
-from eqsat_mem.ops.selection import block_length, first_place, merge_top_k, top_k_by_blocks
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Selection, Shapes, Text, Weight, all_but, unchanged
+from eqsat_mem.ir.ops.elementwise import dtype_text
+from eqsat_mem.ir.ops.top_k import block_length, first_place, merge_top_k, top_k_by_blocks
 
 
 def _along(name: str) -> Text:

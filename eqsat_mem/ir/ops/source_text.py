@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Primitive, primitives
 
-from eqsat_mem.ops.maps import value_text
+from eqsat_mem.ir.ops.elementwise import value_text
 
 PUBLIC = {prim: name for name, prim in vars(primitives).items() if isinstance(prim, Primitive)}
 """The name in ``jax.extend.core.primitives`` of each primitive that stands there."""

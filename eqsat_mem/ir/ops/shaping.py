@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from eqsat_mem.ops.blocks import BlockOp, Group, Params, Shapes, all_but, elements, extents, replaced, unchanged
-from eqsat_mem.ops.maps import dtype_text
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, all_but, elements, extents, replaced, unchanged
+from eqsat_mem.ir.ops.elementwise import dtype_text
 
 
 def written(ins: Shapes, outs: Shapes, params: Params) -> float:

@@ -1,6 +1,6 @@
 """Folds that users add: a monoid of several values per element, one row in Python.
 
-A fold is an operation whose function sees one axis (:mod:`eqsat_mem.ops.user`). What makes it a fold is that it can be taken apart: into
+A fold is an operation whose function sees one axis (:mod:`eqsat_mem.ir.ops.custom.operation`). What makes it a fold is that it can be taken apart: into
 what is computed of each element, the combination of such states along the axis, which loops may do chunk by chunk, and what is computed of
 the state of all.
 """
@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 
 from eqsat_mem.errors import OptionError
-from eqsat_mem.ops.monoids import MONOIDS, REDUCTIONS
-from eqsat_mem.ops.user import Operation, positional
+from eqsat_mem.ir.ops.custom.operation import Operation, positional
+from eqsat_mem.ir.ops.monoids import MONOIDS, REDUCTIONS
 
 State = tuple[Any, ...]
 STEP, COMBINED = 20.0, 4.0

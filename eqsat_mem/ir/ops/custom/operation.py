@@ -19,13 +19,13 @@ import numpy as np
 
 from eqsat_mem.errors import OptionError, RuleError
 from eqsat_mem.ir import Axis, Call, axes_mask, bits, mask_of
-from eqsat_mem.ops.batches import Mapped, bind, least, operation_p
-from eqsat_mem.ops.blocks import BlockOp, Group, Params, Place, Shapes
-from eqsat_mem.ops.counting import in_library, largest_value, work
-from eqsat_mem.ops.maps import MapOp, camel
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Place, Shapes
+from eqsat_mem.ir.ops.custom.cost import in_library, largest_value, work
+from eqsat_mem.ir.ops.custom.primitive import Mapped, bind, least, operation_p
+from eqsat_mem.ir.ops.elementwise import MapOp, camel
 
 if TYPE_CHECKING:
-    from eqsat_mem.ops.folds import Monoid
+    from eqsat_mem.ir.ops.custom.monoid import Monoid
 
 Dimensions = tuple[str, ...]
 

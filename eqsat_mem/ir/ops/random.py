@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from eqsat_mem.ops.blocks import BlockOp, Group, Params, Shapes, Text, all_but
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, Text, all_but
 
 
 def _keys(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:

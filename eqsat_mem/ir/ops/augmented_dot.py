@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from eqsat_mem.ops.blocks import BlockOp, Group, Params, Shapes, all_but
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, all_but
 
 
 def append_sums(x: Any, s: Any, parts: int, first: bool) -> Any:

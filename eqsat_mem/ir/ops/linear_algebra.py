@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from jax import lax
 
-from eqsat_mem.ops.blocks import BlockOp, Group, Params, Pointwise, Selection, Shape, Shapes, Text, Weight, unchanged
-from eqsat_mem.ops.control import body_weight
-from eqsat_mem.ops.lapack import workspace
-from eqsat_mem.ops.literals import params_text
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Pointwise, Selection, Shape, Shapes, Text, Weight, unchanged
+from eqsat_mem.ir.ops.control import body_weight
+from eqsat_mem.ir.ops.lapack import workspace
+from eqsat_mem.ir.ops.source_text import params_text
 
 
 def _leading(bound: int) -> Pointwise:

@@ -11,20 +11,20 @@ from typing import Any
 import jax.numpy as jnp
 
 from eqsat_mem.ir import Axis, Call, Map, Params, mask_of
-from eqsat_mem.ops.algebra import ALGEBRA
-from eqsat_mem.ops.blocks import BlockOp, Group, Place, Selection, Shapes
-from eqsat_mem.ops.control import CONTROL, OPAQUE, held_inside
-from eqsat_mem.ops.folds import Monoid
-from eqsat_mem.ops.gathers import GATHERS
-from eqsat_mem.ops.literals import is_key, param_text, primitive_text
-from eqsat_mem.ops.maps import ALIASES, IDENTITIES, MAPS, MapOp, map_params, map_text, of_one_rank
-from eqsat_mem.ops.monoids import MONOIDS, REDUCTIONS, MonoidOp, accumulator, foldable
-from eqsat_mem.ops.ordering import ORDERING
-from eqsat_mem.ops.randoms import RANDOMS
-from eqsat_mem.ops.rescaling import RESCALING
-from eqsat_mem.ops.shaping import SHAPING
-from eqsat_mem.ops.summing import SUMMING, with_sums_p
-from eqsat_mem.ops.user import USER, Operation, call_on, named_axes, operation_of
+from eqsat_mem.ir.ops.augmented_dot import SUMMING, with_sums_p
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Place, Selection, Shapes
+from eqsat_mem.ir.ops.control import CONTROL, OPAQUE, held_inside
+from eqsat_mem.ir.ops.custom.monoid import Monoid
+from eqsat_mem.ir.ops.custom.operation import USER, Operation, call_on, named_axes, operation_of
+from eqsat_mem.ir.ops.elementwise import ALIASES, IDENTITIES, MAPS, MapOp, map_params, map_text, of_one_rank
+from eqsat_mem.ir.ops.gathers import GATHERS
+from eqsat_mem.ir.ops.linear_algebra import ALGEBRA
+from eqsat_mem.ir.ops.monoids import MONOIDS, REDUCTIONS, MonoidOp, accumulator, foldable
+from eqsat_mem.ir.ops.online_rescaling import RESCALING
+from eqsat_mem.ir.ops.ordering import ORDERING
+from eqsat_mem.ir.ops.random import RANDOMS
+from eqsat_mem.ir.ops.shaping import SHAPING
+from eqsat_mem.ir.ops.source_text import is_key, param_text, primitive_text
 
 __all__ = [
     "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",

@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from eqsat_mem.ir import itemsize
-from eqsat_mem.ops.blocks import BlockOp, Params, Shapes, elements, nothing, unchanged
+from eqsat_mem.ir.ops.blocks import BlockOp, Params, Shapes, elements, nothing, unchanged
 
 UNKNOWN_TRIPS = 10
 """Assumed iterations of a loop whose number is known only when it runs."""

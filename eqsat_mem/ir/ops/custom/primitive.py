@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 if TYPE_CHECKING:
-    from eqsat_mem.ops.user import Operation
+    from eqsat_mem.ir.ops.custom.operation import Operation
 
 Mapped = tuple[tuple[bool, ...], ...]
 """For each batch axis of a result, outermost first: which operands have it, as their first axes in the same order."""

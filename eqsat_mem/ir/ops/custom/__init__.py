@@ -1,0 +1,1 @@
+"""Operations and monoids that users define."""
