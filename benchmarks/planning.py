@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from benchmarks.racing import Question, Row, main, markdown
 from eqsat_mem.control import aval_bytes
 from eqsat_mem.errors import MemoryLimitError
-from eqsat_mem.flatten import flatten
+from eqsat_mem.frontend.inline import flatten
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import plan
 

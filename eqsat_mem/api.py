@@ -18,7 +18,7 @@ from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.compiling import JitByPlan, plans_in
-from eqsat_mem.effects import REFERENCES, refuse_collectives, refuse_references
+from eqsat_mem.frontend.effects import REFERENCES, refuse_collectives, refuse_references
 from eqsat_mem.function import Function
 from eqsat_mem.grammar import own_constructors
 from eqsat_mem.ir.ops import Monoid, Operation

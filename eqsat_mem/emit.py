@@ -21,6 +21,7 @@ from jax.extend.core import ClosedJaxpr
 from eqsat_mem.calls import Body
 from eqsat_mem.expressions import Expressions
 from eqsat_mem.extract import Extraction
+from eqsat_mem.frontend.load import load
 from eqsat_mem.fusion import ends
 from eqsat_mem.ir import Axes, Block, Call, Dot, Fold, Input, Literal, Map, Program, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, regions
@@ -29,7 +30,6 @@ from eqsat_mem.loops import least_chunk, region, selection_of, source_of
 from eqsat_mem.memory import Memory
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.source import Module, Region, Scope, Value, identifier, number, tuple_text, wrap
-from eqsat_mem.trace import load
 
 Layout = tuple[int, ...]
 DEEP = 100

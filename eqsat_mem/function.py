@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from eqsat_mem import pipeline
-from eqsat_mem.effects import refuse_collectives, without_resultless_effects
+from eqsat_mem.frontend.effects import refuse_collectives, without_resultless_effects
 from eqsat_mem.manual import plain_aval, without_varying_types
 from eqsat_mem.options import Options
 from eqsat_mem.progress import watched

@@ -19,6 +19,7 @@ from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
 from eqsat_mem.explain import Record, Scheduler
 from eqsat_mem.extract import Extraction
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program
 from eqsat_mem.loops import region
 from eqsat_mem.memory import argument_bytes
@@ -27,7 +28,6 @@ from eqsat_mem.outline import loop_summaries, output_bytes, peak_tensors, restri
 from eqsat_mem.profiles import device_in_use
 from eqsat_mem.report import Plan
 from eqsat_mem.schedule import Schedule, fastest
-from eqsat_mem.trace import load
 from eqsat_mem.verify import compiled_peak, donations
 
 GAIN = 0.7

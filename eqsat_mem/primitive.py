@@ -21,7 +21,7 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
-from eqsat_mem.effects import is_axis_name
+from eqsat_mem.frontend.effects import is_axis_name
 from eqsat_mem.function import Dims, Function, Mask, batched, cotangent, differentiable, pick, pruned, spread, tangent, transposed
 from eqsat_mem.manual import plain_aval, varying_as
 

@@ -22,13 +22,13 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from eqsat_mem.extract import Extraction
-from eqsat_mem.flatten import lines_of
+from eqsat_mem.frontend.inline import lines_of
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Fold, Iota, Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir.ops import MONOIDS, accumulator
 from eqsat_mem.repeats import Choice, Scan, While
 from eqsat_mem.scans import How, Slices, Stage, Stages
-from eqsat_mem.trace import load
 
 Array = Any
 Carry = tuple[list[Array], list[Array]]

@@ -17,9 +17,9 @@ from jax import lax
 from jax.extend.core import primitives
 
 from eqsat_mem.errors import OptionError
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Call, Fold, Input, Literal, Map, Output, Program, Source, bits, children, describe, mask_of, with_children
 from eqsat_mem.ir.ops import Monoid, named_axes, operation_of
-from eqsat_mem.trace import load
 
 
 @dataclass

@@ -15,6 +15,7 @@ from eqsat_mem import control
 from eqsat_mem.costs import cpu, term_seconds
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction, as_written, extract, original
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Map, Program
 from eqsat_mem.ir.loop_tree import Loop, Seq, enclosing, loops, regions, with_region
 from eqsat_mem.loops import Choices, Kind, kind_of, least_chunk, operands, region, shared_slices, split
@@ -25,7 +26,6 @@ from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, schedule, straight
 from eqsat_mem.staging import forms
 from eqsat_mem.timing import Timing
-from eqsat_mem.trace import load
 from tests import stepwise
 from tests.extraction import chaos
 from tests.programs import Sample

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import jax
 import pytest
 
+from eqsat_mem.frontend.load import load
 from eqsat_mem.memory import Memory
-from eqsat_mem.trace import load
 from tests.differential import case, check_plan, compare, extractions, plans, random_schedule
 from tests.execution import brute_force_peak, execute
 from tests.fuzz import failure

@@ -13,13 +13,13 @@ from jax.experimental import io_callback
 
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction, as_written, original
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program, bits
 from eqsat_mem.ir.loop_tree import Loop, Seq, Trees, at, enclosing, loops, made, regions, with_region
 from eqsat_mem.loops import Choices, Kind, kind_of, region, shared_slices, split
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule
-from eqsat_mem.trace import load
 from tests.execution import execute
 
 

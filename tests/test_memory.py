@@ -15,11 +15,11 @@ import pytest
 from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import Extraction
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Seq, loops
 from eqsat_mem.loops import region
 from eqsat_mem.memory import Memory, argument_bytes
 from eqsat_mem.schedule import Schedule, schedule, straight
-from eqsat_mem.trace import load
 from eqsat_mem.verify import compiled_peak
 from tests.differential import random_tree
 from tests.execution import brute_force_peak

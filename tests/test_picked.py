@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import eqsat_mem
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.interpreter import evaluate
-from eqsat_mem.trace import load
 
 N, V, D = 6, 5, 3
 

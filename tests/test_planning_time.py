@@ -14,6 +14,7 @@ from benchmarks.planning import elementwise, training_step, transformer
 from eqsat_mem.costs import cpu, term_seconds
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.extract import as_written, extract, node_costs, priced
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import regions
 from eqsat_mem.ladders import FEW_LOOPS, tied
 from eqsat_mem.loops import MOST_AGAIN, Phases, region, split
@@ -24,7 +25,6 @@ from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import saturate
 from eqsat_mem.schedule import LARGE_PROGRAM, MOST_STEPS, Search, fastest
 from eqsat_mem.source import identifier
-from eqsat_mem.trace import load
 
 
 def loaded(made):

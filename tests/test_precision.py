@@ -12,11 +12,11 @@ import eqsat_mem
 from eqsat_mem.absorbed import absorbed
 from eqsat_mem.costs import dot_s, gpu, term_seconds
 from eqsat_mem.extract import extract, original
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot, precision
 from eqsat_mem.ir.interpreter import Machine, evaluate
 from eqsat_mem.rules import load_rules
 from eqsat_mem.saturate import Limits, saturate
-from eqsat_mem.trace import load
 from tests.extraction import chaos
 
 RULES = load_rules()

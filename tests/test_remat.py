@@ -14,12 +14,12 @@ from eqsat_mem import candidates, pipeline, remat
 from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
 from eqsat_mem.extract import original
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Map
 from eqsat_mem.ir.loop_tree import loops, regions
 from eqsat_mem.memory import Memory
 from eqsat_mem.options import Options
 from eqsat_mem.schedule import schedule, straight
-from eqsat_mem.trace import load
 from eqsat_mem.verify import compiled_peak
 from tests.execution import brute_force_peak, execute
 

@@ -14,9 +14,9 @@ from eqsat_mem.egraph import EGraph
 from eqsat_mem.errors import RuleError
 from eqsat_mem.extract import extract
 from eqsat_mem.forms import read_forms
+from eqsat_mem.frontend.load import load
 from eqsat_mem.rules import default_files, load_rules
 from eqsat_mem.saturate import Limits, saturate
-from eqsat_mem.trace import load
 
 CARD = ";; a = a\n;; sound: real -- why\n;; memory: none\n"
 FORMS = [form for path in default_files() for form in read_forms(path.read_text(), path.name)]

@@ -14,12 +14,12 @@ from eqsat_mem.egraph import EgglogPanic, EGraph
 from eqsat_mem.errors import RuleError
 from eqsat_mem.extract import as_written, extract, extractions, original
 from eqsat_mem.forms import read_forms
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot, Fold, Input, Map, Program
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.rules import load_rules
 from eqsat_mem.samples import PROGRAMS, kernel_vector, sq
 from eqsat_mem.saturate import Limits, saturate
-from eqsat_mem.trace import load
 from eqsat_mem.vocabulary import PRIMITIVES
 from tests.extraction import chaos
 

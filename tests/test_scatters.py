@@ -9,8 +9,8 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.errors import MemoryLimitError
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, folded
-from eqsat_mem.trace import load
 
 N, M, PLACES = 331, 307, 11
 RNG = np.random.default_rng(0)

@@ -15,9 +15,9 @@ from jax import lax
 import eqsat_mem
 from eqsat_mem.emit import Emitted, emit
 from eqsat_mem.extract import Extraction
+from eqsat_mem.frontend.load import load
 from eqsat_mem.loops import region
 from eqsat_mem.schedule import Schedule
-from eqsat_mem.trace import load
 
 RNG = np.random.default_rng(0)
 

@@ -13,7 +13,8 @@ import pytest
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
-from eqsat_mem import ir, trace
+from eqsat_mem import ir
+from eqsat_mem.frontend import load
 from eqsat_mem.ir import interpreter
 
 RNG = np.random.default_rng(0)
@@ -26,7 +27,7 @@ def f32(*shape: int) -> np.ndarray:
 
 def load(function: Callable[..., Any], *args: Any) -> ir.Program:
     closed = jax.make_jaxpr(function)(*args)
-    program = trace.load(closed, [f"arg{k}" for k in range(len(jax.tree.leaves(args)))])
+    program = load.load(closed, [f"arg{k}" for k in range(len(jax.tree.leaves(args)))])
     ir.check(program)
     return program
 
@@ -402,7 +403,7 @@ def test_library_functions_belong_to_the_line_that_calls_them() -> None:
 
 def test_wrong_number_of_names_is_an_error() -> None:
     with pytest.raises(ValueError, match="zip"):
-        trace.load(jax.make_jaxpr(lambda x: x)(1.0), [])
+        load.load(jax.make_jaxpr(lambda x: x)(1.0), [])
 
 
 def test_weak_types_are_kept() -> None:
@@ -427,7 +428,7 @@ def test_loading_takes_work_linear_in_the_equations() -> None:
 
         sys.setprofile(profile)
         try:
-            trace.load(closed, ["x"])
+            load.load(closed, ["x"])
         finally:
             sys.setprofile(None)
         return count
@@ -484,7 +485,7 @@ def test_random_bits_are_those_of_their_positions(shape: tuple[int, ...], width:
 
 def test_few_random_bits_and_those_of_other_generators_are_drawn_whole() -> None:
     for program in (
-        trace.load(jax.make_jaxpr(lambda key: jax.random.bits(key, (100,)))(jax.random.key(0)), ["key"]),
-        trace.load(jax.make_jaxpr(lambda key: jax.random.bits(key, (20_000,)))(jax.random.key(0, impl="rbg")), ["key"]),
+        load.load(jax.make_jaxpr(lambda key: jax.random.bits(key, (100,)))(jax.random.key(0)), ["key"]),
+        load.load(jax.make_jaxpr(lambda key: jax.random.bits(key, (20_000,)))(jax.random.key(0, impl="rbg")), ["key"]),
     ):
         assert "random_bits" in {t.call.prim.name for t in program.terms if isinstance(t, ir.Block)}

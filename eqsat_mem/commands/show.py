@@ -32,7 +32,7 @@ def traced(options: argparse.Namespace) -> Program:
     import jax
 
     from eqsat_mem.api import Optimized, argument_names
-    from eqsat_mem.trace import load
+    from eqsat_mem.frontend.load import load
     from eqsat_mem.userfile import call_arguments, check_call, load_function
 
     function = load_function(options.function)

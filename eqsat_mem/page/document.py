@@ -11,6 +11,7 @@ from typing import Any
 from eqsat_mem.explain import Record
 from eqsat_mem.explanation import Explanation, LoopEffect, NeededRule
 from eqsat_mem.extract import Extraction
+from eqsat_mem.frontend.load import load_with_variables
 from eqsat_mem.ir import Program
 from eqsat_mem.outline import describe
 from eqsat_mem.page.classes import class_data, plan_classes
@@ -18,7 +19,6 @@ from eqsat_mem.page.drawing import timeline_svg
 from eqsat_mem.page.programs import jaxpr_html, source_html
 from eqsat_mem.report import Plan, figures, time_text
 from eqsat_mem.timeline import Point
-from eqsat_mem.trace import load_with_variables
 from eqsat_mem.units import format_bytes
 
 FOLDER = Path(__file__).parent

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from jax.dtypes import extended, issubdtype
 
-from eqsat_mem.axes import AxisTable, Variables
-from eqsat_mem.equations import Equation, Flat
+from eqsat_mem.frontend.axis_unification import AxisTable, Variables
+from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.ir import ops
 
 

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from eqsat_mem.equations import Equation, Flat
+from eqsat_mem.frontend.decompose import plain_form
+from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.ir import Source
 from eqsat_mem.ir.ops import IDENTITIES
-from eqsat_mem.plain import plain_form
 
 _BODIES = {
     "jit": "jaxpr",

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eqsat_mem.equations import Equation, Flat
+from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 
 LARGEST = 1 << 22
 """Elements up to which positions are evaluated while loading."""

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eqsat_mem.diagonal import Known, written
-from eqsat_mem.equations import Equation, Flat
+from eqsat_mem.frontend.diagonal_gathers import Known, written
+from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.ir.ops import ALIASES, MAPS, REDUCTIONS
 
 Plain = tuple[Any, Sequence[int]]

@@ -1,6 +1,6 @@
 """A JAX function as a program over named indices.
 
-Pass one (:mod:`eqsat_mem.infer`) decides which axes are the same index; pass two, here, builds terms bottom up. Transposes,
+Pass one (:mod:`eqsat_mem.frontend.axis_inference`) decides which axes are the same index; pass two, here, builds terms bottom up. Transposes,
 broadcasts, squeezes and reshapes are no term at all: they only say under which names the axes of a value stand.
 """
 
@@ -14,10 +14,10 @@ import numpy as np
 from jax.dtypes import issubdtype
 from jax.extend.core import ClosedJaxpr, primitives
 
-from eqsat_mem.axes import Variables, index_names, index_order
-from eqsat_mem.equations import Equation, Flat
-from eqsat_mem.flatten import flatten
-from eqsat_mem.infer import Inference, Plan
+from eqsat_mem.frontend.axis_inference import Inference, Plan
+from eqsat_mem.frontend.axis_unification import Variables, index_names, index_order
+from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
+from eqsat_mem.frontend.inline import flatten
 from eqsat_mem.ir import (
     Axes,
     Axis,

@@ -12,16 +12,16 @@ import numpy as np
 from jax import lax
 from jax.extend.core import jaxpr_as_fun, primitives
 
-from eqsat_mem import diagonal, picked
-from eqsat_mem.equations import Equation, Flat
+from eqsat_mem.frontend import diagonal_gathers, row_gathers
+from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
+from eqsat_mem.frontend.row_gathers import Plain
 from eqsat_mem.ir.ops.ordering import SHORT_SEARCH
-from eqsat_mem.picked import Plain
 
 
 def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Plain | None:
     """A jaxpr of elementwise operations and folds that means the same as this equation, and the values it is of; ``None`` if none is."""
     same = _of_same_operands(flat, producer, name, params, ins)
-    return (same, ins) if same is not None else picked.plain_form(flat, producer, name, params, ins)
+    return (same, ins) if same is not None else row_gathers.plain_form(flat, producer, name, params, ins)
 
 
 def _of_same_operands(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Any:
@@ -41,7 +41,7 @@ def _of_same_operands(flat: Flat, producer: Mapping[int, Equation], name: str, p
         return _traced(flat, partial(_solve, params), ins)
     if name in _COMPOUND and params.get("accuracy") is None:
         return _traced(flat, partial(_COMPOUND[name], params), ins)
-    return diagonal.plain_form(flat, producer, name, params, ins)
+    return diagonal_gathers.plain_form(flat, producer, name, params, ins)
 
 
 def _traced(flat: Flat, function: Callable[..., Any], ins: Sequence[int]) -> Any:
