@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from eqsat_mem.extract import Extraction, picked_with
+from eqsat_mem.egraph.extract import Extraction, picked_with
+from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Output, Program, Rename, Term, bits, children, mask_of, with_children
 from eqsat_mem.ir.ops import with_sums_p
 from eqsat_mem.ir.precision import of_rules, rounds
-from eqsat_mem.rules import RuleSet
 
 RULE = "sum-of-dot"
 """The rule whose permission this needs: sums may be taken in another order."""

@@ -12,16 +12,16 @@ from eqsat_mem.absorbed import absorbed
 from eqsat_mem.chains import reordered
 from eqsat_mem.control import plan_bodies
 from eqsat_mem.costs import Device, Folds, term_seconds
-from eqsat_mem.egraph import View
+from eqsat_mem.egraph.engine import View
+from eqsat_mem.egraph.extract import Extraction, as_written, extractions, original
+from eqsat_mem.egraph.rule_files import RuleSet, load_rules
+from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.events import Clock, Extracted, Searched, tell
 from eqsat_mem.explain import Scheduler
-from eqsat_mem.extract import Extraction, as_written, extractions, original
 from eqsat_mem.ir import Program
 from eqsat_mem.lookups import looked_up
 from eqsat_mem.options import Options
 from eqsat_mem.remat import Moved, least_bytes
-from eqsat_mem.rules import RuleSet, load_rules
-from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, Search, fastest
 from eqsat_mem.staging import forms
 from eqsat_mem.timing import Known

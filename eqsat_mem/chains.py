@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from opt_einsum import paths
 
-from eqsat_mem.extract import Extraction, original
+from eqsat_mem.egraph.extract import Extraction, original
+from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.ir import Dot, Map, Output, Program, bits, children, with_children
-from eqsat_mem.rules import RuleSet
 
 RULE = "reassociate"
 """The rule that this follows: without it, orders stay as they are."""

@@ -19,8 +19,8 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.calls import Body
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.expressions import Expressions
-from eqsat_mem.extract import Extraction
 from eqsat_mem.frontend.load import load
 from eqsat_mem.fusion import ends
 from eqsat_mem.ir import Axes, Block, Call, Dot, Fold, Input, Literal, Map, Program, children

@@ -15,6 +15,7 @@ from typing import Any
 
 from eqsat_mem.control import calls
 from eqsat_mem.costs import Device
+from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.events import Explaining, listening, tell
 from eqsat_mem.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
 from eqsat_mem.ir import Program
@@ -27,7 +28,6 @@ from eqsat_mem.picture import draw
 from eqsat_mem.progress import on_terminal
 from eqsat_mem.report import Plan
 from eqsat_mem.rivals import Search, rivals
-from eqsat_mem.rules import load_rules
 from eqsat_mem.schedule import Schedule, fastest
 from eqsat_mem.schedule import Search as TreeSearch
 from eqsat_mem.timeline import Point, timeline

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from eqsat_mem.costs import Folds
-from eqsat_mem.extract import Extraction
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, bits, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, made
 from eqsat_mem.ir.ops import MONOIDS, block_op, map_row

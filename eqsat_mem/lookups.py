@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
+from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.ir import (
     Axes,
     Axis,
@@ -34,7 +35,6 @@ from eqsat_mem.ir import (
     mask_of,
     with_children,
 )
-from eqsat_mem.rules import RuleSet
 
 RULES = {"slice-pointwise": Map, "slice-fold": Fold, "slice-dot": Dot}
 """The rules that allow rows of a term to be computed from rows of its operands; without its rule, a term is computed whole."""

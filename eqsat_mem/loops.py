@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from eqsat_mem.extract import Extraction
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.egraph.online_folds import Rescaled
 from eqsat_mem.ir import Block, Call, Const, Input, Iota, Literal, Map, Program, Rename, Term, bits, children, folded
 from eqsat_mem.ir.bitwise import between
 from eqsat_mem.ir.loop_tree import Loop, Seq, Step, made
 from eqsat_mem.ir.ops import Selection, block_op, picks
-from eqsat_mem.levels import Rescaled
 
 MOST_AGAIN = 4
 """How often, on average, the loops of a split may compute a term of its region: in a deep program whose every loop starts from the

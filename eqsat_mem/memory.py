@@ -16,7 +16,7 @@ from typing import Self
 
 from eqsat_mem.columns import Columns
 from eqsat_mem.costs import Folds
-from eqsat_mem.extract import Extraction
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.fusion import Copy, Fused, fuse, is_narrow
 from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, bits, children, itemsize
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, regions

@@ -14,11 +14,11 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from eqsat_mem.candidates import Forms, Found
 from eqsat_mem.control import aval_bytes, has_plans
 from eqsat_mem.costs import Device, Folds
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.emit import Emitted, emit
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
 from eqsat_mem.explain import Record, Scheduler
-from eqsat_mem.extract import Extraction
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program
 from eqsat_mem.loops import region

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from eqsat_mem import vocabulary
-from eqsat_mem.forms import read_forms
-from eqsat_mem.rules import Rule, RuleSet
+from eqsat_mem.egraph import language
+from eqsat_mem.egraph.rule_files import Rule, RuleSet
+from eqsat_mem.egraph.sexpr import read_forms
 
 Tree = Any
 """A parsed expression: an atom, or a list of a head and arguments."""
@@ -63,9 +63,9 @@ class Shape:
         return False
 
 
-def is_constructor(head: Any, own: vocabulary.Own) -> bool:
+def is_constructor(head: Any, own: language.Own) -> bool:
     """Whether a head makes a term that can be filled in."""
-    return head in vocabulary.ROLES or head in vocabulary.primitive_of() or head in own
+    return head in language.ROLES or head in language.primitive_of() or head in own
 
 
 @cache
@@ -119,7 +119,7 @@ def _stated_heads(rule: Rule) -> set[str]:
 def _asked(rule: Rule) -> set[str]:
     """The heads of everything in a rule's premises that is no part of the language."""
     heads = {word for premises, _ in directions(rule) for word in _heads(premises)}
-    return heads - vocabulary.NAMES
+    return heads - language.NAMES
 
 
 def _heads(tree: Tree) -> Iterator[str]:
@@ -152,9 +152,9 @@ def _premise(out: Shape, premise: Tree, use: int, rules: RuleSet, rng: random.Ra
     return not _is_stated(head, rules.own) or _state(out, premise, use, rules, rng, depth)
 
 
-def _is_stated(head: str, own: vocabulary.Own) -> bool:
+def _is_stated(head: str, own: language.Own) -> bool:
     """Whether rules state it: it is no part of the language."""
-    return head not in vocabulary.NAMES | vocabulary.PRIMITIVES and not is_constructor(head, own)
+    return head not in language.NAMES | language.PRIMITIVES and not is_constructor(head, own)
 
 
 def _state(out: Shape, fact: Tree, use: int, rules: RuleSet, rng: random.Random, depth: int) -> bool:
@@ -183,7 +183,7 @@ def _variables(tree: Tree) -> set[str]:
     return {name for part in tree for name in _variables(part)}
 
 
-def _term(tree: Tree, use: int, own: vocabulary.Own) -> Any:
+def _term(tree: Tree, use: int, own: language.Own) -> Any:
     """A parsed expression as a term of a shape; None for what only egglog computes."""
     if isinstance(tree, str):
         return tree if _is_literal(tree) else (tree, use)

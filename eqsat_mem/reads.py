@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eqsat_mem.extract import Extraction
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Axes, Block, Const, Fold, Input, Iota, Literal, Map, Rename, Term, bits
 from eqsat_mem.ir.ops import operation_of
 from eqsat_mem.source import Fixed, Layout, Module, Scope, Value, array_text, identifier, letters, number, spelled, wrap

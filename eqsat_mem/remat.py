@@ -21,11 +21,11 @@ from jax.dtypes import extended, issubdtype
 from jax.extend.core import primitives
 
 from eqsat_mem.costs import Device, arithmetic_s, spread_weight
-from eqsat_mem.extract import Extraction
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.egraph.online_folds import Rescaled
 from eqsat_mem.fusion import Fused
 from eqsat_mem.ir import Block, Call, Dot, Input, Literal, Map, Program, Rename, bits, children, with_children
 from eqsat_mem.ir.loop_tree import Loop, Path, Seq, at, enclosing, made
-from eqsat_mem.levels import Rescaled
 from eqsat_mem.loops import has_effects, is_leaf, operands
 from eqsat_mem.memory import Extents, Memory, argument_bytes, within
 from eqsat_mem.repeats import IMPURE, repeatable

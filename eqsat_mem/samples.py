@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
+from eqsat_mem.egraph.rule_files import RuleSet
+from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.ops import Monoid
-from eqsat_mem.rules import RuleSet
-from eqsat_mem.saturate import Limits, saturate
 
 Array = Any
 

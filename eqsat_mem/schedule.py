@@ -15,8 +15,8 @@ from itertools import takewhile
 from typing import Any
 
 from eqsat_mem.costs import SPREAD, Device, arithmetic_s
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
-from eqsat_mem.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Map, bits, children, folded
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops, regions, with_region
 from eqsat_mem.ladders import first_chunk, ladder, same_loop, tied

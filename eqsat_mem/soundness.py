@@ -16,18 +16,18 @@ import numpy as np
 
 from eqsat_mem import ir, premises
 from eqsat_mem.claims import KINDS, first_difference
-from eqsat_mem.egraph import Classes, EGraph
-from eqsat_mem.encode import Encoder, Node
+from eqsat_mem.egraph.encode import Encoder, Node
+from eqsat_mem.egraph.engine import Classes, EGraph
+from eqsat_mem.egraph.language import Own
+from eqsat_mem.egraph.online_folds import chain, squares, with_higher_level
+from eqsat_mem.egraph.rule_files import Rule, RuleSet
 from eqsat_mem.errors import RuleError
 from eqsat_mem.instances import Builder, Draw, IllFormed, arities, values_of
 from eqsat_mem.ir import Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ir.ops import call_on, named_axes, operation_of
-from eqsat_mem.levels import chain, squares, with_higher_level
 from eqsat_mem.pieces import wrong_piece
-from eqsat_mem.rules import Rule, RuleSet
 from eqsat_mem.sequential import Sequential
-from eqsat_mem.vocabulary import Own
 
 EXTENTS = ((3, 2, 4, 3, 2), (1, 3, 3, 2, 1), (4, 4, 1, 2, 3))
 """Extents of the indices of left sides, one e-graph each: equal ones among them, for diagonals, and ones."""

@@ -21,7 +21,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
-from eqsat_mem.extract import Extraction
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.inline import lines_of
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Fold, Iota, Program, bits, children

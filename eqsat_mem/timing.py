@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from eqsat_mem.costs import Device, arithmetic_s, spread_weight
-from eqsat_mem.extract import Extraction
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.fusion import Fused, stalls
 from eqsat_mem.ir import Block, Dot, Map, Program, Term, bits
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Trees, made

@@ -13,16 +13,16 @@ import numpy as np
 
 from eqsat_mem import control
 from eqsat_mem.costs import cpu, term_seconds
+from eqsat_mem.egraph.extract import Extraction, as_written, extract, original
+from eqsat_mem.egraph.rule_files import RuleSet, load_rules
+from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.emit import emit
-from eqsat_mem.extract import Extraction, as_written, extract, original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Map, Program
 from eqsat_mem.ir.loop_tree import Loop, Seq, enclosing, loops, regions, with_region
 from eqsat_mem.loops import Choices, Kind, kind_of, least_chunk, operands, region, shared_slices, split
 from eqsat_mem.memory import Memory
 from eqsat_mem.remat import Moved
-from eqsat_mem.rules import RuleSet, load_rules
-from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, schedule, straight
 from eqsat_mem.staging import forms
 from eqsat_mem.timing import Timing

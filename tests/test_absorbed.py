@@ -9,14 +9,14 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.absorbed import absorbed
+from eqsat_mem.egraph.extract import original
+from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.emit import emit
-from eqsat_mem.extract import original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Dot, Map
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.loops import region, split
-from eqsat_mem.rules import load_rules
 from eqsat_mem.schedule import Schedule
 
 RULES = load_rules()

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import eqsat_mem
+from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.lookups import looked_up
-from eqsat_mem.rules import load_rules
 
 RULES = load_rules()
 N, M, D = 7, 5, 3

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from eqsat_mem.egraph.extract import Extraction, as_written, original
+from eqsat_mem.egraph.rule_files import load_rules
+from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.emit import emit
-from eqsat_mem.extract import Extraction, as_written, original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program, bits
 from eqsat_mem.ir.loop_tree import Loop, Seq, Trees, at, enclosing, loops, made, regions, with_region
 from eqsat_mem.loops import Choices, Kind, kind_of, region, shared_slices, split
-from eqsat_mem.rules import load_rules
-from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule
 from tests.execution import execute
 

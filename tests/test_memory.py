@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from eqsat_mem.costs import cpu
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.emit import emit
-from eqsat_mem.extract import Extraction
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Seq, loops
 from eqsat_mem.loops import region

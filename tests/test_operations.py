@@ -11,11 +11,11 @@ import eqsat_mem
 from eqsat_mem import Operation, OptionError, RuleError
 from eqsat_mem.__main__ import main
 from eqsat_mem.counterexample import counterexample
+from eqsat_mem.egraph.printer import in_rule_language
+from eqsat_mem.egraph.rule_files import load_rules
+from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.interpreter import evaluate
-from eqsat_mem.rules import load_rules
-from eqsat_mem.saturate import Limits, saturate
-from eqsat_mem.show import in_rule_language
 from eqsat_mem.soundness import judge
 from tests.extraction import chaos
 

@@ -12,8 +12,10 @@ import pytest
 
 from benchmarks.planning import elementwise, training_step, transformer
 from eqsat_mem.costs import cpu, term_seconds
+from eqsat_mem.egraph.extract import as_written, extract, node_costs, priced
+from eqsat_mem.egraph.rule_files import load_rules
+from eqsat_mem.egraph.saturate import saturate
 from eqsat_mem.errors import MemoryLimitError
-from eqsat_mem.extract import as_written, extract, node_costs, priced
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import regions
 from eqsat_mem.ladders import FEW_LOOPS, tied
@@ -21,8 +23,6 @@ from eqsat_mem.loops import MOST_AGAIN, Phases, region, split
 from eqsat_mem.memory import Memory
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import _again, plan
-from eqsat_mem.rules import load_rules
-from eqsat_mem.saturate import saturate
 from eqsat_mem.schedule import LARGE_PROGRAM, MOST_STEPS, Search, fastest
 from eqsat_mem.source import identifier
 
@@ -184,7 +184,7 @@ def test_saturation_stops_for_the_same_reason_on_a_busy_machine(monkeypatch):
     program, rules = loaded(training_step(12)), load_rules()
     calm = saturate(program, rules)
     clock = itertools.count(0.0, 0.2)
-    monkeypatch.setattr("eqsat_mem.saturate.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr("eqsat_mem.egraph.saturate.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     busy = saturate(program, rules)
     assert next(clock) > 5.0
     assert (busy.stopped, busy.rows, busy.iterations) == (calm.stopped, calm.rows, calm.iterations)

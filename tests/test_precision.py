@@ -11,12 +11,12 @@ from jax import lax
 import eqsat_mem
 from eqsat_mem.absorbed import absorbed
 from eqsat_mem.costs import dot_s, gpu, term_seconds
-from eqsat_mem.extract import extract, original
+from eqsat_mem.egraph.extract import extract, original
+from eqsat_mem.egraph.rule_files import load_rules
+from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot, precision
 from eqsat_mem.ir.interpreter import Machine, evaluate
-from eqsat_mem.rules import load_rules
-from eqsat_mem.saturate import Limits, saturate
 from tests.extraction import chaos
 
 RULES = load_rules()
@@ -85,7 +85,7 @@ def test_no_program_that_rules_make_rounds_more_than_what_was_written(name):
 
 def test_rounded_distances_would_be_seen(monkeypatch):
     f, args, most = PROGRAMS["distances"]
-    monkeypatch.setattr("eqsat_mem.egraph.of_rules", lambda dtype: None)
+    monkeypatch.setattr("eqsat_mem.egraph.engine.of_rules", lambda dtype: None)
     view, want = view_of(f, args), in_float64(f, args)
     assert max(error(chaos(view, seed).program, args, want) for seed in range(15)) > 30 * most
 

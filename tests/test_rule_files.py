@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from eqsat_mem.costs import cpu, term_seconds
-from eqsat_mem.extract import extract
+from eqsat_mem.egraph.extract import extract
+from eqsat_mem.egraph.rule_files import default_files, load_rules
+from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import loops
-from eqsat_mem.rules import default_files, load_rules
-from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule, schedule
 
 FILES = [path.stem for path in default_files()]

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eqsat_mem.egraph import EGraph
+from eqsat_mem.egraph.engine import EGraph
+from eqsat_mem.egraph.extract import extract
+from eqsat_mem.egraph.rule_files import default_files, load_rules
+from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.errors import RuleError
-from eqsat_mem.extract import extract
-from eqsat_mem.forms import read_forms
 from eqsat_mem.frontend.load import load
-from eqsat_mem.rules import default_files, load_rules
-from eqsat_mem.saturate import Limits, saturate
 
 CARD = ";; a = a\n;; sound: real -- why\n;; memory: none\n"
 FORMS = [form for path in default_files() for form in read_forms(path.read_text(), path.name)]

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from eqsat_mem.costs import cpu
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.emit import emit
-from eqsat_mem.extract import Extraction
 from eqsat_mem.ir.loop_tree import enclosing, loops, regions
 from eqsat_mem.ladders import first_chunk, ladder
 from eqsat_mem.memory import Memory, within

@@ -10,8 +10,8 @@ import pytest
 from eqsat_mem.__main__ import main
 from eqsat_mem.claims import KINDS, first_difference
 from eqsat_mem.counterexample import counterexample
+from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.premises import App, shape, supports
-from eqsat_mem.rules import load_rules
 from eqsat_mem.samples import fired
 from eqsat_mem.soundness import judge
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from eqsat_mem import optimize
+from eqsat_mem.egraph.extract import Extraction, as_written
+from eqsat_mem.egraph.rule_files import load_rules
+from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.emit import emit
-from eqsat_mem.extract import Extraction, as_written
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Loop, loops, with_region
 from eqsat_mem.loops import region, split
-from eqsat_mem.rules import load_rules
-from eqsat_mem.saturate import Limits, saturate
 from eqsat_mem.schedule import Schedule
 from tests.execution import execute
 from tests.test_loops import index_of

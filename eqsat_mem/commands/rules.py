@@ -12,7 +12,7 @@ from eqsat_mem.commands.show import add_function, traced
 from eqsat_mem.options import Accuracy, Options
 
 if TYPE_CHECKING:
-    from eqsat_mem.rules import Rule
+    from eqsat_mem.egraph.rule_files import Rule
 
 
 def add(commands: Any) -> None:
@@ -51,9 +51,9 @@ def chosen(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> int:
+    from eqsat_mem.egraph.rule_files import load_rules
+    from eqsat_mem.egraph.saturate import saturate
     from eqsat_mem.errors import OptionError
-    from eqsat_mem.rules import load_rules
-    from eqsat_mem.saturate import saturate
 
     given = Options(**chosen(options))
     rules = load_rules(given.rules, given.accuracy, given.only_rules, given.without_rules, given.operations)
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _shipped_first(rules: Sequence[Rule]) -> list[Rule]:
     """The rules in their order, the user's last, where a terminal shows them."""
-    from eqsat_mem.rules import default_files
+    from eqsat_mem.egraph.rule_files import default_files
 
     shipped = {Path(f).name for f in default_files()}
     return sorted(rules, key=lambda r: r.place.rpartition(":")[0] not in shipped)

@@ -44,7 +44,7 @@ def traced(options: argparse.Namespace) -> Program:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqsat_mem.show import in_rule_language
+    from eqsat_mem.egraph.printer import in_rule_language
 
     program = traced(options)
     print(f"{program}\n\nas rules see it ({{}} are sets of indices):\n{in_rule_language(program)}")

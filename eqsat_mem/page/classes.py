@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from eqsat_mem.costs import Device, term_seconds
-from eqsat_mem.egraph import View
-from eqsat_mem.encode import Node
-from eqsat_mem.extract import Extraction, node_costs
+from eqsat_mem.egraph.encode import Node
+from eqsat_mem.egraph.engine import View
+from eqsat_mem.egraph.extract import Extraction, node_costs
 from eqsat_mem.ir import Program, describe, names
 from eqsat_mem.report import time_text
 from eqsat_mem.units import format_bytes

@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.explain import Record
 from eqsat_mem.explanation import Explanation, LoopEffect, NeededRule
-from eqsat_mem.extract import Extraction
 from eqsat_mem.frontend.load import load_with_variables
 from eqsat_mem.ir import Program
 from eqsat_mem.outline import describe

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from eqsat_mem import ir, vocabulary
+from eqsat_mem import ir
+from eqsat_mem.egraph import language
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, mask_of
 from eqsat_mem.ir.ops import Operation, call_on, named_axes, operation_of, picks, searched
@@ -57,7 +58,7 @@ class Encoded:
 class Encoder:
     """What stands for what: bits for indices, table entries for the terms that rules do not look into."""
 
-    def __init__(self, program: Program, own: vocabulary.Own = vocabulary.NOTHING) -> None:
+    def __init__(self, program: Program, own: language.Own = language.NOTHING) -> None:
         self.program = program
         self.own = own
         self._calls: dict[Any, ir.Call] = {}
@@ -154,7 +155,7 @@ class Encoder:
         own = operation_of(dict(term.params))
         if own is not None and self.own.get(own.constructor) is own:
             return Node(own.constructor, (), term.args)
-        constructor = vocabulary.constructor_of().get(term.op)
+        constructor = language.constructor_of().get(term.op)
         if not term.params and constructor is not None:
             return Node(constructor, (), term.args)
         if len(term.args) > 3:
@@ -266,7 +267,7 @@ class Encoder:
                 return ir.Map(value, op, args, params)
         if kind in self.own:
             return self._called(self.own[kind], payload, args, value, program)
-        return ir.Map(value, vocabulary.primitive_of()[kind], args)
+        return ir.Map(value, language.primitive_of()[kind], args)
 
     def _called(self, operation: Operation, payload: tuple[int, ...], args: tuple[int, ...], dtype: Any, program: Program) -> ir.Term:
         """The user's operation on operands; equal calls are one, so that equal terms are."""

@@ -24,7 +24,7 @@ from eqsat_mem.ir.ops import Monoid, named_axes, operation_of
 
 @dataclass
 class Allowed:
-    """What may be done with the terms of a program: index sets by term, as in :class:`eqsat_mem.extract.Extraction`."""
+    """What may be done with the terms of a program: index sets by term, as in :class:`eqsat_mem.egraph.extract.Extraction`."""
 
     splits: dict[int, int] = field(default_factory=dict)
     accumulates: dict[int, int] = field(default_factory=dict)

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from eqsat_mem import ir
-from eqsat_mem.egraph import View
-from eqsat_mem.encode import Node, pointwise
+from eqsat_mem.egraph.encode import Node, pointwise
+from eqsat_mem.egraph.engine import View
+from eqsat_mem.egraph.monoid_lowering import Allowed, taken_apart
+from eqsat_mem.egraph.online_folds import Rescaled, rescaled_sums
+from eqsat_mem.egraph.rule_files import RuleSet, load_rules
+from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.bitwise import compared
 from eqsat_mem.ir.ops import searched
-from eqsat_mem.levels import Rescaled, rescaled_sums
-from eqsat_mem.rules import RuleSet, load_rules
-from eqsat_mem.saturate import Limits, saturate
-from eqsat_mem.unfold import Allowed, taken_apart
 
 Seconds = Callable[[Program, int, bool], float]
 """Seconds of a term of a program; the flag says whether it is a fold that is written out element by element."""

@@ -6,10 +6,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from eqsat_mem.egraph import EgglogPanic, EGraph, View
+from eqsat_mem.egraph.engine import EgglogPanic, EGraph, View
+from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.events import Saturated, Settled, Stepped, tell
 from eqsat_mem.ir import Program
-from eqsat_mem.rules import RuleSet
 
 SETTLE_ITERATIONS = 200
 """Iterations after which rulesets that should come to rest are left alone; each only looks at what is new."""

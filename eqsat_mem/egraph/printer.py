@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eqsat_mem import ir, vocabulary
-from eqsat_mem.encode import Encoder, Node
+from eqsat_mem import ir
+from eqsat_mem.egraph import language
+from eqsat_mem.egraph.encode import Encoder, Node
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.ops import Operation, operation_of
 
@@ -32,7 +33,7 @@ def _operations(program: Program) -> Iterator[Operation]:
 def _text(encoder: Encoder, node: Node) -> str:
     constants = list(node.payload)
     parts = []
-    for role in vocabulary.roles(node.constructor, len(node.payload) + len(node.children), encoder.own):
+    for role in language.roles(node.constructor, len(node.payload) + len(node.children), encoder.own):
         if role in ("index", "set"):
             names = [encoder.indices()[i].name for i in ir.bits(encoder.indices_of(constants.pop(0)))]
             parts.append("{" + " ".join(names) + "}")

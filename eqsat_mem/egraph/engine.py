@@ -11,10 +11,11 @@ from functools import cache, cached_property, reduce
 from pathlib import Path
 from typing import Any
 
-from eqsat_mem import ir, vocabulary
-from eqsat_mem.encode import Encoder, Node
+from eqsat_mem import ir
+from eqsat_mem.egraph import language
+from eqsat_mem.egraph.encode import Encoder, Node
+from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.errors import RuleError
-from eqsat_mem.forms import read_forms
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.precision import is_graded, of_rules, rounds, stricter
 
@@ -149,7 +150,7 @@ class EGraph:
         rules: Sequence[tuple[str, str]],
         maps: dict[str, int],
         large_elements: float,
-        own: vocabulary.Own = vocabulary.NOTHING,
+        own: language.Own = language.NOTHING,
     ) -> None:
         self._egg = bindings()
         self._span = self._egg.PanicSpan()
@@ -157,8 +158,8 @@ class EGraph:
         self.seconds: dict[str, float] = {}
         self._encoder = Encoder(program, own)
         self._encoded = self._encoder.encode()
-        used = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in vocabulary.primitive_of()}
-        for name, text in (*vocabulary.language(maps | used, own), *rules):
+        used = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in language.primitive_of()}
+        for name, text in (*language.language(maps | used, own), *rules):
             self._run(text, name)
         self._load(large_elements)
 
@@ -205,11 +206,11 @@ class EGraph:
         return Classes(
             nodes=[nodes.get(c, []) for c in range(len(number))],
             class_of=class_of,
-            facts={name: {c: index_sets(graph.value_to_i64(v)) for c, v in facts(name).items()} for name in vocabulary.FACTS},
+            facts={name: {c: index_sets(graph.value_to_i64(v)) for c, v in facts(name).items()} for name in language.FACTS},
             dtypes={c: graph.value_to_string(v) for c, v in facts("dtype").items()},
-            levels=pairs(vocabulary.LEVELS),
-            means=pairs(vocabulary.MEANS),
-            places=pairs(vocabulary.PLACES),
+            levels=pairs(language.LEVELS),
+            means=pairs(language.MEANS),
+            places=pairs(language.PLACES),
             encoder=self._encoder,
         )
 
@@ -309,14 +310,14 @@ class EGraph:
 
 def _is_buildable(node: Node) -> bool:
     """Whether programs may hold the node: it has a term, and is no product written as a contraction, which stands in the class as such."""
-    return node.constructor not in vocabulary.UNREADABLE and not (node.constructor == "Dot" and node.payload == (0,))
+    return node.constructor not in language.UNREADABLE and not (node.constructor == "Dot" and node.payload == (0,))
 
 
 def _without_mirrors(nodes: list[Node], original: set[Node]) -> list[Node]:
     """One of a b and b a: that of the program, if it is one of the program's."""
     kept: dict[Any, Node] = {}
     for node in sorted(nodes, key=lambda node: node not in original):
-        same = frozenset(node.children) if node.constructor in vocabulary.COMMUTATIVE else node.children
+        same = frozenset(node.children) if node.constructor in language.COMMUTATIVE else node.children
         kept.setdefault((node.constructor, node.payload, same), node)
     return list(kept.values())
 

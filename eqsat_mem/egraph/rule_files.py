@@ -17,10 +17,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from eqsat_mem import vocabulary
+from eqsat_mem.egraph import language
+from eqsat_mem.egraph.rule_checks import check_declaration, check_rule, own_constructors, variables, words
+from eqsat_mem.egraph.sexpr import Form, read_forms
 from eqsat_mem.errors import RuleError
-from eqsat_mem.forms import Form, read_forms
-from eqsat_mem.grammar import check_declaration, check_rule, own_constructors, variables, words
 from eqsat_mem.ir.ops import Monoid, Operation
 
 SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, "all": {"bitwise", "reassociate", "real", "guarded"}}
@@ -106,7 +106,7 @@ def load_rules(
     """
     own = own_constructors(operations)
     rules: list[Rule] = []
-    taken = set(vocabulary.RULE_NAMES)
+    taken = set(language.RULE_NAMES)
     declarations: list[Form] = []
     forms: list[Form] = []
     for path in [*default_files(), *map(Path, paths)]:
@@ -116,7 +116,7 @@ def load_rules(
         _refuse_duplicates(found, taken)
         rules += found
     arguments = _check(declarations, forms, own)
-    maps = vocabulary.elementwise_used(form.tree for form in forms)
+    maps = language.elementwise_used(form.tree for form in forms)
     meanings = tuple(_meaning(form, arguments, own) for form in declarations if _means(form))
     kept = rules if only is None else select(rules, only)
     named = set(only or ())
@@ -219,8 +219,8 @@ def _rule(form: Form) -> Rule:
     name, ruleset = options.get(":name", ""), options.get(":ruleset", "")
     if not name:
         raise RuleError(f'{form.place}: the rule has no name; add :name "...", unique over all rule files.')
-    if ruleset not in (*vocabulary.RULESETS, "analysis"):
-        known = f"{', '.join(vocabulary.RULESETS)} or analysis"
+    if ruleset not in (*language.RULESETS, "analysis"):
+        known = f"{', '.join(language.RULESETS)} or analysis"
         raise RuleError(f"{form.place}: rule {name!r} is in ruleset {ruleset or '(none)'!r}; it must be in {known}.")
     equation, sound, why, memory = _card(form, name)
     made = form.tree[1:] if form.tree[0] == "birewrite" else form.tree[2]
@@ -231,7 +231,7 @@ def _rows(tree: Any) -> int:
     """How many nodes and facts expressions stand for."""
     if isinstance(tree, str):
         return 0
-    own = bool(tree) and isinstance(tree[0], str) and tree[0] not in ("union", "let", *vocabulary.PRIMITIVES)
+    own = bool(tree) and isinstance(tree[0], str) and tree[0] not in ("union", "let", *language.PRIMITIVES)
     return own + sum(map(_rows, tree))
 
 

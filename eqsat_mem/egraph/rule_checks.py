@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from eqsat_mem import vocabulary
+from eqsat_mem.egraph import language
+from eqsat_mem.egraph.sexpr import Form
 from eqsat_mem.errors import OptionError, RuleError
-from eqsat_mem.forms import Form
 from eqsat_mem.ir.ops import MAPS, MONOIDS, Monoid, Operation
 
 SORTS = ("T", "i64", "f64", "String", "bool")
 OPTIONS = {"rule": {":ruleset", ":name"}, "rewrite": {":ruleset", ":name", ":when"}, "birewrite": {":ruleset", ":name", ":when"}}
 OPAQUE = frozenset({"Leaf", "Block", "Node"})
 """Constructors that stand for what rules do not look into, and which they therefore cannot make."""
-SETTABLE = frozenset(vocabulary.FACTS)
+SETTABLE = frozenset(language.FACTS)
 STATABLE = frozenset({"want"})
 """What rules may state of the language's own functions and relations; the others follow from terms."""
 
@@ -82,13 +82,13 @@ def check_declaration(form: Form, taken: Mapping[str, str]) -> tuple[str, int]:
         )
     if tree[0] == "function":
         merge = tree[5]
-        of_both = isinstance(merge, list) and len(merge) == 3 and merge[0] in vocabulary.PRIMITIVES and merge[1:] == ["old", "new"]
+        of_both = isinstance(merge, list) and len(merge) == 3 and merge[0] in language.PRIMITIVES and merge[1:] == ["old", "new"]
         if tree[4] != ":merge" or not (merge in ("old", "new") or of_both):
             raise RuleError(f"{form.place}: function {name!r} must say how two values become one: :merge old, or :merge (max old new).")
     return name, len(sorts)
 
 
-def check_rule(form: Form, declared: Mapping[str, int], own: vocabulary.Own = vocabulary.NOTHING) -> None:
+def check_rule(form: Form, declared: Mapping[str, int], own: language.Own = language.NOTHING) -> None:
     """Nothing but what a rule may say; ``declared`` are relations and functions of rule files, with the number of their arguments.
 
     Raises:
@@ -113,13 +113,13 @@ def variables(form: Form) -> set[str]:
 def known_heads() -> frozenset[str]:
     """Every name that the language gives a meaning to."""
     elementwise = frozenset(row.constructor for row in MAPS.values())
-    return elementwise | vocabulary.LANGUAGE_CONSTRUCTORS | vocabulary.NAMES | vocabulary.PRIMITIVES
+    return elementwise | language.LANGUAGE_CONSTRUCTORS | language.NAMES | language.PRIMITIVES
 
 
 class _Checker:
     """One rule and what it may refer to."""
 
-    def __init__(self, form: Form, declared: Mapping[str, int], own: vocabulary.Own) -> None:
+    def __init__(self, form: Form, declared: Mapping[str, int], own: language.Own) -> None:
         self.form, self.declared, self.own = form, declared, own
         self.heads = frozenset({*known_heads(), *declared, *own})
 
@@ -219,15 +219,15 @@ class _Checker:
             raise self._error(f"{head!r} is not known{near}; for an operation of your own, pass operations= (--operations FILE.py)")
         if made and head in OPAQUE:
             raise self._error(f"{head!r} stands for what rules do not look into; they cannot make one")
-        if made and (head in vocabulary.NAMES or head in self.declared):
+        if made and (head in language.NAMES or head in self.declared):
             raise self._error(f"({head} ...) may not be looked up where a rule acts: bind it in the premises, as in (= f ({head} a))")
         self._arity(head, len(args))
-        for k, (arg, role) in enumerate(zip(args, vocabulary.roles(head, len(args), self.own))):
+        for k, (arg, role) in enumerate(zip(args, language.roles(head, len(args), self.own))):
             self._literal(head, arg, role, made and k == 0)
             self._expression(arg, made)
 
     def _arity(self, head: str, given: int) -> None:
-        wanted = len(vocabulary.roles(head, 0, self.own)) if head in self.own else self.declared.get(head, vocabulary.arity(head))
+        wanted = len(language.roles(head, 0, self.own)) if head in self.own else self.declared.get(head, language.arity(head))
         if wanted is not None and given != wanted:
             raise self._error(f"{head!r} takes {wanted} argument{'s' * (wanted != 1)}, not {given}")
 
@@ -246,7 +246,7 @@ class _Checker:
             raise self._error(f"{arg} in {head!r}: operations with parameters have no fixed numbers; bind them in the premises")
 
     def _atom(self, atom: str) -> None:
-        if atom in vocabulary.NAMES or atom in vocabulary.LANGUAGE_CONSTRUCTORS or atom in WORDS - {"old", "new", "true", "false"}:
+        if atom in language.NAMES or atom in language.LANGUAGE_CONSTRUCTORS or atom in WORDS - {"old", "new", "true", "false"}:
             raise self._error(f"{atom!r} is a word of the language; give the variable another name")
         if VARIABLE.fullmatch(atom) or STRING.fullmatch(atom):
             return

@@ -1,0 +1,1 @@
+"""Equality saturation with egglog: rule files, encoding, saturation, extraction."""
