@@ -71,7 +71,7 @@ def find(collection: str, name: str) -> Planned:
 
 
 def _samples() -> dict[str, Any]:
-    from eqsat_mem.samples import PROGRAMS
+    from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS
 
     return PROGRAMS
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from eqsat_mem import ir
 from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.egraph.soundness.judge import Difference
 from eqsat_mem.emit import emit
 from eqsat_mem.ir import Program, bits, children
 from eqsat_mem.ir.ops.elementwise import dtype_text
 from eqsat_mem.loops import region
 from eqsat_mem.schedule import Schedule
-from eqsat_mem.soundness import Difference
 
 HEADER = """import jax
 import jax.numpy as jnp

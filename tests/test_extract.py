@@ -14,9 +14,9 @@ from eqsat_mem.costs import term_seconds
 from eqsat_mem.egraph.extract import extract, node_costs, search
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.interpreter import evaluate
-from eqsat_mem.samples import PROGRAMS
 from tests.extraction import cheapest, cost_of
 
 RULES = load_rules()

@@ -14,10 +14,10 @@ from eqsat_mem.costs import term_seconds
 from eqsat_mem.egraph.extract import extract, original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.egraph.soundness.judge import judge
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Fold, check
 from eqsat_mem.ir.interpreter import evaluate
-from eqsat_mem.soundness import judge
 from tests.extraction import chaos
 
 

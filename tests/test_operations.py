@@ -14,9 +14,9 @@ from eqsat_mem.counterexample import counterexample
 from eqsat_mem.egraph.printer import in_rule_language
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.egraph.soundness.judge import judge
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.interpreter import evaluate
-from eqsat_mem.soundness import judge
 from tests.extraction import chaos
 
 CARD = ";; a\n;; sound: {} -- why\n;; memory: none\n"

@@ -16,11 +16,11 @@ from eqsat_mem.egraph.language import PRIMITIVES
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.egraph.sexpr import read_forms
+from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS, kernel_vector, sq
 from eqsat_mem.errors import RuleError
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot, Fold, Input, Map, Program
 from eqsat_mem.ir.interpreter import evaluate
-from eqsat_mem.samples import PROGRAMS, kernel_vector, sq
 from tests.extraction import chaos
 
 SMALL = Limits(max_rows=20_000, max_seconds=20.0, large_elements=0)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from eqsat_mem.__main__ import main
-from eqsat_mem.claims import KINDS, first_difference
 from eqsat_mem.counterexample import counterexample
 from eqsat_mem.egraph.rule_files import load_rules
-from eqsat_mem.premises import App, shape, supports
-from eqsat_mem.samples import fired
-from eqsat_mem.soundness import judge
+from eqsat_mem.egraph.soundness.compare import KINDS, first_difference
+from eqsat_mem.egraph.soundness.judge import judge
+from eqsat_mem.egraph.soundness.patterns import App, shape, supports
+from eqsat_mem.egraph.soundness.sample_programs import fired
 
 BROKEN = sorted((Path(__file__).parent / "rules_broken").glob("*.egg"))
 RULES = load_rules()

@@ -16,10 +16,10 @@ from jax.extend.core import primitives
 from eqsat_mem import ir
 from eqsat_mem.egraph.encode import Encoder, Node
 from eqsat_mem.egraph.language import COMPARISONS, primitive_of, roles
+from eqsat_mem.egraph.soundness.patterns import App, Shape
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, mask_of
 from eqsat_mem.ir.ops import MONOIDS, Monoid, Operation, call_on, foldable, map_row
-from eqsat_mem.premises import App, Shape
 
 FLOATS = ("float32", "float64")
 DTYPES = (*FLOATS, *FLOATS, "int32", "bool")

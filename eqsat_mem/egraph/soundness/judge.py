@@ -1,6 +1,6 @@
 """Whether a rule says what is true: its left side at random, both sides evaluated, and the difference judged by what its card claims.
 
-egglog itself decides where a rule matches and what it then says: left sides drawn at random (:mod:`eqsat_mem.instances`) stand in an
+egglog itself decides where a rule matches and what it then says: left sides drawn at random (:mod:`eqsat_mem.egraph.soundness.generators`) stand in an
 e-graph with the rule, and with those that state the facts it asks for. Afterwards all nodes of a class must have one value.
 """
 
@@ -14,20 +14,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from eqsat_mem import ir, premises
-from eqsat_mem.claims import KINDS, first_difference
+from eqsat_mem import ir
 from eqsat_mem.egraph.encode import Encoder, Node
 from eqsat_mem.egraph.engine import Classes, EGraph
 from eqsat_mem.egraph.language import Own
 from eqsat_mem.egraph.online_folds import chain, squares, with_higher_level
 from eqsat_mem.egraph.rule_files import Rule, RuleSet
+from eqsat_mem.egraph.soundness import patterns
+from eqsat_mem.egraph.soundness.compare import KINDS, first_difference
+from eqsat_mem.egraph.soundness.generators import Builder, Draw, IllFormed, arities, values_of
+from eqsat_mem.egraph.soundness.sequential_interpreter import Sequential
+from eqsat_mem.egraph.soundness.split_checks import wrong_piece
 from eqsat_mem.errors import RuleError
-from eqsat_mem.instances import Builder, Draw, IllFormed, arities, values_of
 from eqsat_mem.ir import Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ir.ops import call_on, named_axes, operation_of
-from eqsat_mem.pieces import wrong_piece
-from eqsat_mem.sequential import Sequential
 
 EXTENTS = ((3, 2, 4, 3, 2), (1, 3, 3, 2, 1), (4, 4, 1, 2, 3))
 """Extents of the indices of left sides, one e-graph each: equal ones among them, for diagonals, and ones."""
@@ -120,13 +121,13 @@ class _Trial:
         self.builder = Builder(self.program, _encoder(extents, rules.own))
         self.nodes: dict[Node, int] = {}
         self.terms: dict[int, int] = {}
-        self.states_facts = all(premises.is_fact(actions) for _, actions in premises.directions(rule))
+        self.states_facts = all(patterns.is_fact(actions) for _, actions in patterns.directions(rule))
         self._draw(rules)
         self.classes = self._apply(rules)
 
     def _draw(self, rules: RuleSet) -> None:
         for _ in range(DRAWS):
-            shape = premises.shape(self.rule, rules, self.rng)
+            shape = patterns.shape(self.rule, rules, self.rng)
             if shape is None:
                 continue
             dtype = self.rng.choice(("float32", "float64", "float32", "float64", "int32", "bool"))
@@ -139,8 +140,8 @@ class _Trial:
         leaves = [t for t in self.terms.values() if not children(self.program.terms[t])]
         used = {t for t in self.terms if t < len(self.program.terms)} | set(leaves)
         self.program.outputs = [_output(self.program, t) for t in sorted(used)]
-        support = premises.supports(self.rule, rules)
-        builds_on = [r.sound for r in support if not all(premises.is_fact(actions) for _, actions in premises.directions(r))]
+        support = patterns.supports(self.rule, rules)
+        builds_on = [r.sound for r in support if not all(patterns.is_fact(actions) for _, actions in patterns.directions(r))]
         self.claim = max([self.rule.sound, *builds_on], key=CLAIMS.index)
         texts = [
             *rules.declarations,
@@ -152,7 +153,7 @@ class _Trial:
         for node, key in self.nodes.items():
             graph.add(key, node)
         self.matches = 0
-        rounds = ROUNDS + min(len(support), premises.DEPTH)
+        rounds = ROUNDS + min(len(support), patterns.DEPTH)
         steps = ("analysis", *("simplify", "analysis", "explore", "analysis") * rounds, "simplify", "analysis", "splitting")
         for ruleset in (*steps, "meaning") if self.states_facts else steps:
             self._run(graph, ruleset)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from eqsat_mem import ir
-from eqsat_mem.claims import first_difference
+from eqsat_mem.egraph.soundness.compare import first_difference
+from eqsat_mem.egraph.soundness.sequential_interpreter import Sequential
 from eqsat_mem.ir import Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ir.ops import searched
-from eqsat_mem.sequential import Sequential
 
 Found = tuple[str, int] | None
 

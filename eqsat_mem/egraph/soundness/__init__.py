@@ -1,0 +1,1 @@
+"""The rule checker: does a rule say what is true?"""
