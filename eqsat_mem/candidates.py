@@ -8,9 +8,6 @@ from functools import partial
 
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.absorbed import absorbed
-from eqsat_mem.chains import reordered
-from eqsat_mem.control import plan_bodies
 from eqsat_mem.costs import Device, Folds, term_seconds
 from eqsat_mem.egraph.engine import View
 from eqsat_mem.egraph.extract import Extraction, as_written, extractions, original
@@ -19,12 +16,15 @@ from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.events import Clock, Extracted, Searched, tell
 from eqsat_mem.explain import Scheduler
 from eqsat_mem.ir import Program
-from eqsat_mem.lookups import looked_up
 from eqsat_mem.options import Options
 from eqsat_mem.remat import Moved, least_bytes
 from eqsat_mem.schedule import Schedule, Search, fastest
-from eqsat_mem.staging import forms
 from eqsat_mem.timing import Known
+from eqsat_mem.transforms.augment_dots import absorbed
+from eqsat_mem.transforms.contraction_order import reordered
+from eqsat_mem.transforms.plan_bodies import plan_bodies
+from eqsat_mem.transforms.push_gathers import looked_up
+from eqsat_mem.transforms.scan_rewrite import forms
 
 MEMORY_PRICES = (0.0, 1e-10, 1e-8)
 """Seconds per byte of contractions, blocks and renamed values, for each of which a program is extracted: from fastest to smallest."""
@@ -32,7 +32,7 @@ HARDLY = 0.02
 """The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
 
 Planner = Callable[[Options, Device, ClosedJaxpr, int], tuple[Schedule | None, int, int]]
-"""Plans the body of a loop or branch for a device under a limit in bytes: see :data:`eqsat_mem.control.Planner`."""
+"""Plans the body of a loop or branch for a device under a limit in bytes: see :data:`eqsat_mem.transforms.plan_bodies.Planner`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from eqsat_mem.control import calls
 from eqsat_mem.costs import Device
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.events import Explaining, listening, tell
@@ -32,6 +31,7 @@ from eqsat_mem.schedule import Schedule, fastest
 from eqsat_mem.schedule import Search as TreeSearch
 from eqsat_mem.timeline import Point, timeline
 from eqsat_mem.timing import Timing
+from eqsat_mem.transforms.plan_bodies import calls
 
 Scheduler = Callable[..., Schedule]
 """What :func:`eqsat_mem.schedule.fastest` is, or the same with a memory."""

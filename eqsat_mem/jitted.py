@@ -28,12 +28,12 @@ from jax.core import ShapedArray, Tracer
 
 from eqsat_mem.api import argument_names, hoist_constants
 from eqsat_mem.compiling import JitByPlan
-from eqsat_mem.control import total_bytes
 from eqsat_mem.errors import EqsatMemError, PlanningError
 from eqsat_mem.function import Function
 from eqsat_mem.ledger import Entry, Ledger, say
 from eqsat_mem.options import Options, format_bytes, resolve_limit
 from eqsat_mem.primitive import bind
+from eqsat_mem.transforms.plan_bodies import total_bytes
 
 register_exclusion(__file__)
 

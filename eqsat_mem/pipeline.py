@@ -12,7 +12,6 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.candidates import Forms, Found
-from eqsat_mem.control import aval_bytes, has_plans
 from eqsat_mem.costs import Device, Folds
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.emit import Emitted, emit
@@ -28,6 +27,7 @@ from eqsat_mem.outline import loop_summaries, output_bytes, peak_tensors, restri
 from eqsat_mem.profiles import device_in_use
 from eqsat_mem.report import Plan
 from eqsat_mem.schedule import Schedule, fastest
+from eqsat_mem.transforms.plan_bodies import aval_bytes, has_plans
 from eqsat_mem.verify import compiled_peak, donations
 
 GAIN = 0.7

@@ -28,9 +28,9 @@ from eqsat_mem.ir import Block, Call, Dot, Input, Literal, Map, Program, Rename,
 from eqsat_mem.ir.loop_tree import Loop, Path, Seq, at, enclosing, made
 from eqsat_mem.loops import has_effects, is_leaf, operands
 from eqsat_mem.memory import Extents, Memory, argument_bytes, within
-from eqsat_mem.repeats import IMPURE, repeatable
 from eqsat_mem.schedule import Schedule
 from eqsat_mem.timing import Timing
+from eqsat_mem.transforms.control_flow import IMPURE, repeatable
 
 MOST_MOVES = 400
 """Moves of one schedule."""

@@ -12,8 +12,8 @@ import numpy as np
 from jax import jit
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.control import aval_bytes
 from eqsat_mem.scratch import hidden_scratch_bytes, workspace_bytes
+from eqsat_mem.transforms.plan_bodies import aval_bytes
 
 # --- memory ------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from eqsat_mem import control
 from eqsat_mem.costs import cpu, term_seconds
 from eqsat_mem.egraph.extract import Extraction, as_written, extract, original
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
@@ -24,8 +23,9 @@ from eqsat_mem.loops import Choices, Kind, kind_of, least_chunk, operands, regio
 from eqsat_mem.memory import Memory
 from eqsat_mem.remat import Moved
 from eqsat_mem.schedule import Schedule, schedule, straight
-from eqsat_mem.staging import forms
 from eqsat_mem.timing import Timing
+from eqsat_mem.transforms import plan_bodies
+from eqsat_mem.transforms.scan_rewrite import forms
 from tests import stepwise
 from tests.extraction import chaos
 from tests.programs import Sample
@@ -124,11 +124,11 @@ def planned_bodies(program: Program, seed: int) -> Program:
         made = random_schedule(ex, random.Random(seed))
         return made, made.peak_bytes, made.peak_bytes
 
-    small, control.SMALL_BYTES = control.SMALL_BYTES, 1
+    small, plan_bodies.SMALL_BYTES = plan_bodies.SMALL_BYTES, 1
     try:
-        return control.plan_bodies(program, 2**20, planner)[0]
+        return plan_bodies.plan_bodies(program, 2**20, planner)[0]
     finally:
-        control.SMALL_BYTES = small
+        plan_bodies.SMALL_BYTES = small
 
 
 def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, Schedule]]:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import eqsat_mem
-from eqsat_mem.absorbed import absorbed
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.emit import emit
@@ -18,6 +17,7 @@ from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.loops import region, split
 from eqsat_mem.schedule import Schedule
+from eqsat_mem.transforms.augment_dots import absorbed
 
 RULES = load_rules()
 

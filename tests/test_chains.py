@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import eqsat_mem
-from eqsat_mem.chains import reordered
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot, Program
 from eqsat_mem.ir.interpreter import evaluate
+from eqsat_mem.transforms.contraction_order import reordered
 
 RULES = load_rules()
 

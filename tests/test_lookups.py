@@ -12,7 +12,7 @@ from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot
 from eqsat_mem.ir.interpreter import evaluate
-from eqsat_mem.lookups import looked_up
+from eqsat_mem.transforms.push_gathers import looked_up
 
 RULES = load_rules()
 N, M, D = 7, 5, 3

@@ -14,9 +14,10 @@ import pytest
 from jax import lax
 
 import eqsat_mem
-from eqsat_mem import MemoryLimitError, control, events, pipeline
+from eqsat_mem import MemoryLimitError, events, pipeline
 from eqsat_mem.candidates import MEMORY_PRICES
 from eqsat_mem.costs import cpu
+from eqsat_mem.transforms import plan_bodies
 from tests.test_loops import bound, softmax
 from tests.test_schedule import kernel_vector
 
@@ -191,7 +192,7 @@ def test_xla_is_asked_where_the_smallest_plan_is_predicted_to_hold_a_little_more
         optimize(kernel_vector, memory_limit=limit, verify=False).plan(*args)
 
     def says(held, function, avals, **_):
-        is_whole = control.largest_value(jax.make_jaxpr(function)(*avals)) > 2**20
+        is_whole = plan_bodies.largest_value(jax.make_jaxpr(function)(*avals)) > 2**20
         return 2 * limit if is_whole else held, None
 
     monkeypatch.setattr(pipeline, "compiled_peak", partial(says, limit))
@@ -258,12 +259,12 @@ def test_a_program_is_extracted_once_whatever_limits_it_is_searched_for(monkeypa
 def held_unfused(fun, avals):
     """Bytes of two of the largest values of a function, with its arguments."""
     jaxpr = jax.make_jaxpr(fun)(*avals)
-    return 2 * control.largest_value(jaxpr) + control.aval_bytes(jaxpr.in_avals)
+    return 2 * plan_bodies.largest_value(jaxpr) + plan_bodies.aval_bytes(jaxpr.in_avals)
 
 
 def test_small_bodies_are_left_as_they_are():
     jaxpr = jax.make_jaxpr(lambda a: jnp.sin(a))(np.ones(10, np.float32))
-    assert control.largest_value(jaxpr) == 40 < control.SMALL_BYTES
+    assert plan_bodies.largest_value(jaxpr) == 40 < plan_bodies.SMALL_BYTES
 
 
 def test_optimised_functions_nest():

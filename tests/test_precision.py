@@ -9,7 +9,6 @@ import pytest
 from jax import lax
 
 import eqsat_mem
-from eqsat_mem.absorbed import absorbed
 from eqsat_mem.costs import dot_s, gpu, term_seconds
 from eqsat_mem.egraph.extract import extract, original
 from eqsat_mem.egraph.rule_files import load_rules
@@ -17,6 +16,7 @@ from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot, precision
 from eqsat_mem.ir.interpreter import Machine, evaluate
+from eqsat_mem.transforms.augment_dots import absorbed
 from tests.extraction import chaos
 
 RULES = load_rules()

@@ -13,8 +13,8 @@ from eqsat_mem.egraph.extract import original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.interpreter import evaluate
-from eqsat_mem.scans import How, Stage, Stages
-from eqsat_mem.staging import block_size, forms
+from eqsat_mem.transforms.scan_analysis import How, Stage, Stages
+from eqsat_mem.transforms.scan_rewrite import block_size, forms
 from eqsat_mem.verify import compiled_peak
 
 STEPS, WIDTH = 23, 30

@@ -1,4 +1,4 @@
-"""Programs whose scans compute slice by slice what stood around them: the forms of a program that :mod:`eqsat_mem.scans` allows.
+"""Programs whose scans compute slice by slice what stood around them: the forms of a program that :mod:`eqsat_mem.transforms.scan_analysis` allows.
 
 A form is traced anew: every term is evaluated whole, as :mod:`eqsat_mem.ir.interpreter` does, but for the slices, which are evaluated with
 lanes of extent one in the body of the scan that reads them. *Checkpointed* scans run in blocks of steps: a scan that makes results
@@ -27,8 +27,8 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Fold, Iota, Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir.ops import MONOIDS, accumulator
-from eqsat_mem.repeats import Choice, Scan, While
-from eqsat_mem.scans import How, Slices, Stage, Stages
+from eqsat_mem.transforms.control_flow import Choice, Scan, While
+from eqsat_mem.transforms.scan_analysis import How, Slices, Stage, Stages
 
 Array = Any
 Carry = tuple[list[Array], list[Array]]

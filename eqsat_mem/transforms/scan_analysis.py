@@ -4,7 +4,7 @@ The leading axis of what a scan reads and of what it stacks is the index of its 
 can be computed inside of the scan that reads it, one slice in each step; a fold over the lane can be accumulated in the carry of the
 scan whose results it folds; and what a scan has stacked can be computed again from its carries by the scan that reads it. What no
 step changes can be computed in every step, of ``while`` loops too, and in branches. This module says which values those are;
-:mod:`eqsat_mem.staging` writes the program.
+:mod:`eqsat_mem.transforms.scan_rewrite` writes the program.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum, IntEnum
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Iota, Map, Program, Rename, bits, children, mask_of
-from eqsat_mem.repeats import Scan, repeats
+from eqsat_mem.transforms.control_flow import Scan, repeats
 
 FEW_STEPS = 8
 """Scans of fewer steps than this keep all their carries."""
