@@ -177,7 +177,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     import jax
 
     from eqsat_mem import calibrate, profiles
-    from eqsat_mem.costs import device_for
+    from eqsat_mem.schedule.cost_model import device_for
 
     built_in = device_for(jax.default_backend())
     if options.reset:

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from eqsat_mem.costs import SHORT, Device, device_for
 from eqsat_mem.ir.precision import FULL
+from eqsat_mem.schedule.cost_model import SHORT, Device, device_for
 from eqsat_mem.vectors import USUAL_BITS, WIDE_BITS, compiler_options
 
 SHORTEST_S = 5e-3

@@ -8,7 +8,6 @@ from functools import partial
 
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.costs import Device, Folds, term_seconds
 from eqsat_mem.egraph.engine import View
 from eqsat_mem.egraph.extract import Extraction, as_written, extractions, original
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
@@ -17,9 +16,10 @@ from eqsat_mem.events import Clock, Extracted, Searched, tell
 from eqsat_mem.explain import Scheduler
 from eqsat_mem.ir import Program
 from eqsat_mem.options import Options
-from eqsat_mem.remat import Moved, least_bytes
-from eqsat_mem.schedule import Schedule, Search, fastest
-from eqsat_mem.timing import Known
+from eqsat_mem.schedule.cost_model import Device, Folds, term_seconds
+from eqsat_mem.schedule.remat import Moved, least_bytes
+from eqsat_mem.schedule.search import Schedule, Search, fastest
+from eqsat_mem.schedule.timing import Known
 from eqsat_mem.transforms.augment_dots import absorbed
 from eqsat_mem.transforms.contraction_order import reordered
 from eqsat_mem.transforms.plan_bodies import plan_bodies

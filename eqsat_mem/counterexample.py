@@ -13,8 +13,8 @@ from eqsat_mem.egraph.soundness.judge import Difference
 from eqsat_mem.emit import emit
 from eqsat_mem.ir import Program, bits, children
 from eqsat_mem.ir.ops.elementwise import dtype_text
-from eqsat_mem.loops import region
-from eqsat_mem.schedule import Schedule
+from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.split import region
 
 HEADER = """import jax
 import jax.numpy as jnp

@@ -32,7 +32,7 @@ from eqsat_mem.events import (
 )
 from eqsat_mem.outline import outline
 from eqsat_mem.report import time_text
-from eqsat_mem.schedule import Schedule
+from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.units import format_bytes
 
 VARIABLE = "EQSAT_MEM_DEBUG"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import jax
 
-from eqsat_mem.costs import Device, Folds, device_for
 from eqsat_mem.errors import OptionError
+from eqsat_mem.schedule.cost_model import Device, Folds, device_for
 
 VARIABLE = "EQSAT_MEM_PROFILES"
 """The folder of profiles in place of the user's cache folder; ``none`` is no folder, so that built-in profiles count."""

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from eqsat_mem.costs import cpu, term_seconds
 from eqsat_mem.egraph.extract import Extraction, as_written, extract, original
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
@@ -19,11 +18,12 @@ from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Map, Program
 from eqsat_mem.ir.loop_tree import Loop, Seq, enclosing, loops, regions, with_region
-from eqsat_mem.loops import Choices, Kind, kind_of, least_chunk, operands, region, shared_slices, split
-from eqsat_mem.memory import Memory
-from eqsat_mem.remat import Moved
-from eqsat_mem.schedule import Schedule, schedule, straight
-from eqsat_mem.timing import Timing
+from eqsat_mem.schedule.cost_model import cpu, term_seconds
+from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.remat import Moved
+from eqsat_mem.schedule.search import Schedule, schedule, straight
+from eqsat_mem.schedule.split import Choices, Kind, kind_of, least_chunk, operands, region, shared_slices, split
+from eqsat_mem.schedule.timing import Timing
 from eqsat_mem.transforms import plan_bodies
 from eqsat_mem.transforms.scan_rewrite import forms
 from tests import stepwise

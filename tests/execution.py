@@ -12,9 +12,9 @@ import numpy as np
 from eqsat_mem.ir import Block, Dot, Fold, Index, Map, Program, Rename, bits, children, interpreter
 from eqsat_mem.ir.loop_tree import Loop, Seq, made, regions
 from eqsat_mem.ir.ops import MONOIDS, block_op
-from eqsat_mem.loops import is_leaf
-from eqsat_mem.memory import Extents, Memory, within
-from eqsat_mem.schedule import Schedule
+from eqsat_mem.schedule.memory import Extents, Memory, within
+from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.split import is_leaf
 from tests import stepwise
 
 Ranges = dict[int, slice]

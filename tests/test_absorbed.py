@@ -15,8 +15,8 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Dot, Map
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ir.loop_tree import loops
-from eqsat_mem.loops import region, split
-from eqsat_mem.schedule import Schedule
+from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.split import region, split
 from eqsat_mem.transforms.augment_dots import absorbed
 
 RULES = load_rules()

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from eqsat_mem.costs import cpu
 from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block
 from eqsat_mem.ir.loop_tree import loops, with_region
-from eqsat_mem.loops import Choices, region, split
-from eqsat_mem.schedule import Schedule, straight
+from eqsat_mem.schedule.cost_model import cpu
+from eqsat_mem.schedule.search import Schedule, straight
+from eqsat_mem.schedule.split import Choices, region, split
 from tests.test_loops import index_of, softmax, traced
 from tests.test_schedule import kernel_vector
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from eqsat_mem import ir
-from eqsat_mem.costs import term_seconds
 from eqsat_mem.egraph.extract import extract, node_costs, search
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.interpreter import evaluate
+from eqsat_mem.schedule.cost_model import term_seconds
 from tests.extraction import cheapest, cost_of
 
 RULES = load_rules()

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from eqsat_mem.costs import cpu
 from eqsat_mem.emit import emit
-from eqsat_mem.fusion import ends
 from eqsat_mem.ir import Map
 from eqsat_mem.ir.loop_tree import loops, regions, with_region
-from eqsat_mem.loops import Choices, region, split
-from eqsat_mem.memory import Memory
-from eqsat_mem.schedule import Schedule, straight
+from eqsat_mem.schedule.cost_model import cpu
+from eqsat_mem.schedule.fusion import ends
+from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.search import Schedule, straight
+from eqsat_mem.schedule.split import Choices, region, split
 from eqsat_mem.verify import compiled_peak
 from tests.test_loops import traced
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from eqsat_mem.frontend.load import load
-from eqsat_mem.memory import Memory
+from eqsat_mem.schedule.memory import Memory
 from tests.differential import case, check_plan, compare, extractions, plans, random_schedule
 from tests.execution import brute_force_peak, execute
 from tests.fuzz import failure

@@ -16,7 +16,7 @@ from jax import lax
 from benchmarks.resident import grown, warm_up
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block
-from eqsat_mem.memory import block_scratch
+from eqsat_mem.schedule.memory import block_scratch
 from eqsat_mem.scratch import workspace_bytes
 from eqsat_mem.verify import held_bytes
 

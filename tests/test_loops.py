@@ -18,8 +18,8 @@ from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program, bits
 from eqsat_mem.ir.loop_tree import Loop, Seq, Trees, at, enclosing, loops, made, regions, with_region
-from eqsat_mem.loops import Choices, Kind, kind_of, region, shared_slices, split
-from eqsat_mem.schedule import Schedule
+from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.split import Choices, Kind, kind_of, region, shared_slices, split
 from tests.execution import execute
 
 

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqsat_mem.costs import cpu
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Seq, loops
-from eqsat_mem.loops import region
-from eqsat_mem.memory import Memory, argument_bytes
-from eqsat_mem.schedule import Schedule, schedule, straight
+from eqsat_mem.schedule.cost_model import cpu
+from eqsat_mem.schedule.memory import Memory, argument_bytes
+from eqsat_mem.schedule.search import Schedule, schedule, straight
+from eqsat_mem.schedule.split import region
 from eqsat_mem.verify import compiled_peak
 from tests.differential import random_tree
 from tests.execution import brute_force_peak

@@ -10,7 +10,6 @@ import pytest
 import eqsat_mem
 from eqsat_mem import Monoid, Operation, OptionError
 from eqsat_mem.__main__ import main
-from eqsat_mem.costs import term_seconds
 from eqsat_mem.egraph.extract import extract, original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
@@ -18,6 +17,7 @@ from eqsat_mem.egraph.soundness.judge import judge
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Fold, check
 from eqsat_mem.ir.interpreter import evaluate
+from eqsat_mem.schedule.cost_model import term_seconds
 from tests.extraction import chaos
 
 

@@ -16,7 +16,7 @@ from jax import lax
 import eqsat_mem
 from eqsat_mem import MemoryLimitError, events, pipeline
 from eqsat_mem.candidates import MEMORY_PRICES
-from eqsat_mem.costs import cpu
+from eqsat_mem.schedule.cost_model import cpu
 from eqsat_mem.transforms import plan_bodies
 from tests.test_loops import bound, softmax
 from tests.test_schedule import kernel_vector

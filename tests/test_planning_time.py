@@ -11,19 +11,19 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.planning import elementwise, training_step, transformer
-from eqsat_mem.costs import cpu, term_seconds
 from eqsat_mem.egraph.extract import as_written, extract, node_costs, priced
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import saturate
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import regions
-from eqsat_mem.ladders import FEW_LOOPS, tied
-from eqsat_mem.loops import MOST_AGAIN, Phases, region, split
-from eqsat_mem.memory import Memory
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import _again, plan
-from eqsat_mem.schedule import LARGE_PROGRAM, MOST_STEPS, Search, fastest
+from eqsat_mem.schedule.chunk_sizes import FEW_LOOPS, tied
+from eqsat_mem.schedule.cost_model import cpu, term_seconds
+from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.search import LARGE_PROGRAM, MOST_STEPS, Search, fastest
+from eqsat_mem.schedule.split import MOST_AGAIN, Phases, region, split
 from eqsat_mem.source import identifier
 
 

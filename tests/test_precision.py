@@ -9,13 +9,13 @@ import pytest
 from jax import lax
 
 import eqsat_mem
-from eqsat_mem.costs import dot_s, gpu, term_seconds
 from eqsat_mem.egraph.extract import extract, original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot, precision
 from eqsat_mem.ir.interpreter import Machine, evaluate
+from eqsat_mem.schedule.cost_model import dot_s, gpu, term_seconds
 from eqsat_mem.transforms.augment_dots import absorbed
 from tests.extraction import chaos
 

@@ -11,7 +11,7 @@ import pytest
 import eqsat_mem
 from eqsat_mem import calibrate, profiles
 from eqsat_mem.__main__ import main
-from eqsat_mem.costs import cpu
+from eqsat_mem.schedule.cost_model import cpu
 
 
 @pytest.fixture

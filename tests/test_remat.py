@@ -10,16 +10,17 @@ from jax import lax
 
 import eqsat_mem
 from benchmarks.planning import training_step
-from eqsat_mem import candidates, pipeline, remat
-from eqsat_mem.costs import cpu
+from eqsat_mem import candidates, pipeline
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Map
 from eqsat_mem.ir.loop_tree import loops, regions
-from eqsat_mem.memory import Memory
 from eqsat_mem.options import Options
-from eqsat_mem.schedule import schedule, straight
+from eqsat_mem.schedule import remat
+from eqsat_mem.schedule.cost_model import cpu
+from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.search import schedule, straight
 from eqsat_mem.verify import compiled_peak
 from tests.execution import brute_force_peak, execute
 

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqsat_mem.costs import cpu, term_seconds
 from eqsat_mem.egraph.extract import extract
 from eqsat_mem.egraph.rule_files import default_files, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import loops
-from eqsat_mem.schedule import Schedule, schedule
+from eqsat_mem.schedule.cost_model import cpu, term_seconds
+from eqsat_mem.schedule.search import Schedule, schedule
 
 FILES = [path.stem for path in default_files()]
 

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eqsat_mem.costs import cpu
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.emit import emit
 from eqsat_mem.ir.loop_tree import enclosing, loops, regions
-from eqsat_mem.ladders import first_chunk, ladder
-from eqsat_mem.memory import Memory, within
-from eqsat_mem.schedule import BEHIND, Search, fastest, schedule, straight
-from eqsat_mem.timing import Known
+from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder
+from eqsat_mem.schedule.cost_model import cpu
+from eqsat_mem.schedule.memory import Memory, within
+from eqsat_mem.schedule.search import BEHIND, Search, fastest, schedule, straight
+from eqsat_mem.schedule.timing import Known
 from tests.differential import TINY
 from tests.test_loops import bound, softmax, traced
 

@@ -16,8 +16,8 @@ import eqsat_mem
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.emit import Emitted, emit
 from eqsat_mem.frontend.load import load
-from eqsat_mem.loops import region
-from eqsat_mem.schedule import Schedule
+from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.split import region
 
 RNG = np.random.default_rng(0)
 

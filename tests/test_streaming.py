@@ -17,8 +17,8 @@ from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Loop, loops, with_region
-from eqsat_mem.loops import region, split
-from eqsat_mem.schedule import Schedule
+from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.split import region, split
 from tests.execution import execute
 from tests.test_loops import index_of
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import pytest
 
 import eqsat_mem
-from eqsat_mem.costs import cpu
 from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.picture import loop_spans
-from eqsat_mem.schedule import schedule, straight
+from eqsat_mem.schedule.cost_model import cpu
+from eqsat_mem.schedule.search import schedule, straight
 from eqsat_mem.timeline import Point, timeline
 from tests import test_schedule
 from tests.test_explain import planned

@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eqsat_mem.costs import CROWDED, Device, Folds, arithmetic_s
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Fold
 from eqsat_mem.ir.loop_tree import loops
-from eqsat_mem.loops import Choices, region, split
-from eqsat_mem.memory import Memory
-from eqsat_mem.schedule import schedule, straight
-from eqsat_mem.timing import DEAL_S, FOLD_TOLL, LOOP_TOLL, Timing, passed
+from eqsat_mem.schedule.cost_model import CROWDED, Device, Folds, arithmetic_s
+from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.search import schedule, straight
+from eqsat_mem.schedule.split import Choices, region, split
+from eqsat_mem.schedule.timing import DEAL_S, FOLD_TOLL, LOOP_TOLL, Timing, passed
 from tests.test_loops import traced
 
 DEVICE = Device(

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqsat_mem import compiling, costs, optimize, report, vectors
+from eqsat_mem import compiling, optimize, report, vectors
 from eqsat_mem.compiling import JitByPlan
+from eqsat_mem.schedule import cost_model
 
 WIDE = {vectors.OPTION: "512"}
 POINTS = np.random.default_rng(0).standard_normal((1500, 3)).astype(np.float32)
@@ -38,7 +39,7 @@ def test_the_width_is_read_from_the_flags_of_the_processor(flags, bits, tmp_path
     if flags is not None:
         described.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
     monkeypatch.setattr(vectors, "CPUINFO", described)
-    assert vectors.machine_bits() == costs.cpu().vector_bits == bits
+    assert vectors.machine_bits() == cost_model.cpu().vector_bits == bits
 
 
 def test_options_are_only_those_that_this_jaxlib_knows(monkeypatch):

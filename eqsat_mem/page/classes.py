@@ -9,12 +9,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from eqsat_mem.costs import Device, term_seconds
 from eqsat_mem.egraph.encode import Node
 from eqsat_mem.egraph.engine import View
 from eqsat_mem.egraph.extract import Extraction, node_costs
 from eqsat_mem.ir import Program, describe, names
 from eqsat_mem.report import time_text
+from eqsat_mem.schedule.cost_model import Device, term_seconds
 from eqsat_mem.units import format_bytes
 
 MOST_NODES = 40

@@ -11,8 +11,8 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.ir import Block, Call, Program, itemsize
-from eqsat_mem.loops import is_leaf, source_of
-from eqsat_mem.memory import argument_bytes
+from eqsat_mem.schedule.memory import argument_bytes
+from eqsat_mem.schedule.split import is_leaf, source_of
 
 Planner = Callable[[ClosedJaxpr, int], tuple[Any, int, int]]
 """Plans a jaxpr under a limit in bytes: its schedule (None: leave it), and what it holds besides arguments, planned and as written."""

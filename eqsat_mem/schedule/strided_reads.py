@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.fusion import Fused
 from eqsat_mem.ir import Map, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, made
+from eqsat_mem.schedule.fusion import Fused
 
 
 @dataclass(frozen=True)

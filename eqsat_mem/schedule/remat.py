@@ -20,16 +20,16 @@ import numpy as np
 from jax.dtypes import extended, issubdtype
 from jax.extend.core import primitives
 
-from eqsat_mem.costs import Device, arithmetic_s, spread_weight
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.online_folds import Rescaled
-from eqsat_mem.fusion import Fused
 from eqsat_mem.ir import Block, Call, Dot, Input, Literal, Map, Program, Rename, bits, children, with_children
 from eqsat_mem.ir.loop_tree import Loop, Path, Seq, at, enclosing, made
-from eqsat_mem.loops import has_effects, is_leaf, operands
-from eqsat_mem.memory import Extents, Memory, argument_bytes, within
-from eqsat_mem.schedule import Schedule
-from eqsat_mem.timing import Timing
+from eqsat_mem.schedule.cost_model import Device, arithmetic_s, spread_weight
+from eqsat_mem.schedule.fusion import Fused
+from eqsat_mem.schedule.memory import Extents, Memory, argument_bytes, within
+from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.split import has_effects, is_leaf, operands
+from eqsat_mem.schedule.timing import Timing
 from eqsat_mem.transforms.control_flow import IMPURE, repeatable
 
 MOST_MOVES = 400

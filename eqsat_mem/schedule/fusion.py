@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
-from eqsat_mem.costs import Folds
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, bits, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, made
 from eqsat_mem.ir.ops import MONOIDS, block_op, map_row
-from eqsat_mem.loops import has_effects, operands
+from eqsat_mem.schedule.cost_model import Folds
+from eqsat_mem.schedule.split import has_effects, operands
 
 INVERTED = ("sqrt", "rsqrt", "exp", "pow")
 """Operations by whose inverse XLA multiplies rather than divide by their result."""

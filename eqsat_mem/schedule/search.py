@@ -14,15 +14,15 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-from eqsat_mem.costs import SPREAD, Device, arithmetic_s
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
 from eqsat_mem.ir import Block, Dot, Map, bits, children, folded
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops, regions, with_region
-from eqsat_mem.ladders import first_chunk, ladder, same_loop, tied
-from eqsat_mem.loops import Choices, Phases, least_chunk, operands, region, split
-from eqsat_mem.memory import Extents, Peak, argument_bytes, within
-from eqsat_mem.timing import Known, Timing
+from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder, same_loop, tied
+from eqsat_mem.schedule.cost_model import SPREAD, Device, arithmetic_s
+from eqsat_mem.schedule.memory import Extents, Peak, argument_bytes, within
+from eqsat_mem.schedule.split import Choices, Phases, least_chunk, operands, region, split
+from eqsat_mem.schedule.timing import Known, Timing
 
 MAX_DEPTH = 4
 """How many splits on top of each other are tried."""

@@ -2,7 +2,7 @@
 
 Steps run in order; a value is live from the step that makes it to the last that reads it, and outputs stay. A loop holds its results and,
 on top of what is live around it, the peak of its body at the chunk's extent. An elementwise result takes over the buffer of an operand of
-the same size that dies with it. Values computed on the way are not held (see :mod:`eqsat_mem.fusion`). All sizes are bytes.
+the same size that dies with it. Values computed on the way are not held (see :mod:`eqsat_mem.schedule.fusion`). All sizes are bytes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
-from eqsat_mem.columns import Columns
-from eqsat_mem.costs import Folds
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.fusion import Copy, Fused, fuse, is_narrow
 from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, bits, children, itemsize
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, regions
 from eqsat_mem.ir.ops import block_op
-from eqsat_mem.loops import is_leaf, source_of
+from eqsat_mem.schedule.cost_model import Folds
+from eqsat_mem.schedule.fusion import Copy, Fused, fuse, is_narrow
+from eqsat_mem.schedule.split import is_leaf, source_of
+from eqsat_mem.schedule.strided_reads import Columns
 
 FOLDED_AT_ONCE = 32_768
 """Elements of an operand that the kernel library folds to one partial result (measured: growth of resident memory)."""
