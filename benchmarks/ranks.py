@@ -18,10 +18,10 @@ import jax
 from benchmarks.programs import BENCHMARKS, Benchmark
 from benchmarks.racing import SHARE, Question, Row, main, markdown
 from eqsat_mem.candidates import MEMORY_PRICES
+from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, as_written, extract
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import saturate
-from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.options import device_capacity

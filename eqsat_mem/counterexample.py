@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from eqsat_mem import ir
+from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.soundness.judge import Difference
-from eqsat_mem.emit import emit
 from eqsat_mem.ir import Program, bits, children
 from eqsat_mem.ir.ops.elementwise import dtype_text
 from eqsat_mem.schedule.search import Schedule

@@ -12,8 +12,8 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.candidates import Forms, Found
+from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.emit import Emitted, emit
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
 from eqsat_mem.explain import Record, Scheduler

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, as_written, extract, original
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
-from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Map, Program
 from eqsat_mem.ir.loop_tree import Loop, Seq, enclosing, loops, regions, with_region

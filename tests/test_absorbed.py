@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import eqsat_mem
+from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.egraph.rule_files import load_rules
-from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Dot, Map
 from eqsat_mem.ir.interpreter import evaluate

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, original
-from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block
 from eqsat_mem.ir.loop_tree import loops, with_region

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from eqsat_mem.emit import emit
+from eqsat_mem.codegen.emit import emit
 from eqsat_mem.ir import Map
 from eqsat_mem.ir.loop_tree import loops, regions, with_region
 from eqsat_mem.schedule.cost_model import cpu

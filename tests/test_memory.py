@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Seq, loops
 from eqsat_mem.schedule.cost_model import cpu

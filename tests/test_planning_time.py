@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.planning import elementwise, training_step, transformer
+from eqsat_mem.codegen.source import identifier
 from eqsat_mem.egraph.extract import as_written, extract, node_costs, priced
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import saturate
@@ -24,7 +25,6 @@ from eqsat_mem.schedule.cost_model import cpu, term_seconds
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import LARGE_PROGRAM, MOST_STEPS, Search, fastest
 from eqsat_mem.schedule.split import MOST_AGAIN, Phases, region, split
-from eqsat_mem.source import identifier
 
 
 def loaded(made):

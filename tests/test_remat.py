@@ -11,8 +11,8 @@ from jax import lax
 import eqsat_mem
 from benchmarks.planning import training_step
 from eqsat_mem import candidates, pipeline
+from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import original
-from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Map
 from eqsat_mem.ir.loop_tree import loops, regions

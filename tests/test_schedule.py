@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.emit import emit
 from eqsat_mem.ir.loop_tree import enclosing, loops, regions
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder
 from eqsat_mem.schedule.cost_model import cpu

@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 import eqsat_mem
+from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.emit import Emitted, emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import region

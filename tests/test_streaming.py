@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from eqsat_mem import optimize
+from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, as_written
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
-from eqsat_mem.emit import emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Loop, loops, with_region
 from eqsat_mem.schedule.search import Schedule

@@ -10,10 +10,10 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
+from eqsat_mem.codegen.reads import Reader
+from eqsat_mem.codegen.source import Scope, identifier, shape_of, tuple_text
 from eqsat_mem.ir import Call
 from eqsat_mem.ir.ops import Operation, bind_call, block_op, block_text, param_text
-from eqsat_mem.reads import Reader
-from eqsat_mem.source import Scope, identifier, shape_of, tuple_text
 from eqsat_mem.transforms.control_flow import consts_and_carries
 
 STANDS_FOR = 7_000_000_000

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from eqsat_mem.codegen.source import Fixed, Layout, Module, Scope, Value, array_text, identifier, letters, number, spelled, wrap
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Axes, Block, Const, Fold, Input, Iota, Literal, Map, Rename, Term, bits
 from eqsat_mem.ir.ops import operation_of
-from eqsat_mem.source import Fixed, Layout, Module, Scope, Value, array_text, identifier, letters, number, spelled, wrap
 
 INLINE = 60
 """Expressions that are used once and are shorter than this stand inside their user."""

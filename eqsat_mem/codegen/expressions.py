@@ -7,7 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from eqsat_mem.calls import Calls
+from eqsat_mem.codegen.calls import Calls
+from eqsat_mem.codegen.source import Fixed, Layout, Region, Scope, Value, wrap
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits
 from eqsat_mem.ir.ops import (
     MONOIDS,
@@ -21,7 +22,6 @@ from eqsat_mem.ir.ops import (
     param_text,
     primitive_text,
 )
-from eqsat_mem.source import Fixed, Layout, Region, Scope, Value, wrap
 
 INLINE = 60
 """Expressions that are used once and are shorter than this stand inside their user."""

@@ -18,9 +18,10 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.calls import Body
+from eqsat_mem.codegen.calls import Body
+from eqsat_mem.codegen.expressions import Expressions
+from eqsat_mem.codegen.source import Module, Region, Scope, Value, identifier, number, tuple_text, wrap
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.expressions import Expressions
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Axes, Block, Call, Dot, Fold, Input, Literal, Map, Program, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, regions
@@ -29,7 +30,6 @@ from eqsat_mem.schedule.fusion import ends
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import least_chunk, region, selection_of, source_of
-from eqsat_mem.source import Module, Region, Scope, Value, identifier, number, tuple_text, wrap
 
 Layout = tuple[int, ...]
 DEEP = 100
