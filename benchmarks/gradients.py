@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import eqsat_mem
-from eqsat_mem.verify import compiled_peak
+from eqsat_mem.backends.xla import compiled_peak
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "gradients.md"
 BEGIN, END = "<!-- begin: benchmarks.gradients -->", "<!-- end: benchmarks.gradients -->"

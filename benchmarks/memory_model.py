@@ -18,7 +18,7 @@ import jax
 import eqsat_mem
 from benchmarks.programs import BENCHMARKS, Benchmark
 from benchmarks.resident import grown, warm_up
-from eqsat_mem.verify import compiled_peak
+from eqsat_mem.backends.xla import compiled_peak
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "memory.md"
 BEGIN, END = "<!-- begin: benchmarks.memory_model -->", "<!-- end: benchmarks.memory_model -->"

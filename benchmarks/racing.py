@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import eqsat_mem
+from eqsat_mem.backends.xla import held_bytes
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.options import device_capacity, parse_bytes
 from eqsat_mem.units import format_bytes
-from eqsat_mem.verify import held_bytes
 
 RESULTS = Path(__file__).parent / "results"
 SHARE = 0.5

@@ -17,6 +17,8 @@ import jax
 
 from benchmarks.programs import BENCHMARKS, Benchmark
 from benchmarks.racing import SHARE, Question, Row, main, markdown
+from eqsat_mem.backends.profiles import device_in_use
+from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.candidates import MEMORY_PRICES
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, as_written, extract
@@ -25,12 +27,10 @@ from eqsat_mem.egraph.saturate import saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.options import device_capacity
-from eqsat_mem.profiles import device_in_use
 from eqsat_mem.schedule.chunk_sizes import ladder
 from eqsat_mem.schedule.cost_model import Device, term_seconds
 from eqsat_mem.schedule.search import Schedule, Search
 from eqsat_mem.schedule.split import region
-from eqsat_mem.verify import compiled_peak
 
 PROGRAMS = {
     "tiny": ("gauss_product", "low_rank_chain"),

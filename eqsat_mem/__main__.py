@@ -176,7 +176,7 @@ def _run(options: argparse.Namespace) -> Callable[[], int]:
 def _calibrate(options: argparse.Namespace) -> int:
     import jax
 
-    from eqsat_mem import calibrate, profiles
+    from eqsat_mem.backends import calibrate, profiles
     from eqsat_mem.schedule.cost_model import device_for
 
     built_in = device_for(jax.default_backend())

@@ -11,6 +11,8 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from eqsat_mem.backends.profiles import device_in_use
+from eqsat_mem.backends.xla import compiled_peak, donations
 from eqsat_mem.candidates import Forms, Found
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
@@ -21,14 +23,12 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program
 from eqsat_mem.options import Options, resolve_limit
 from eqsat_mem.outline import loop_summaries, output_bytes, peak_tensors, restrictions
-from eqsat_mem.profiles import device_in_use
 from eqsat_mem.report import Plan
 from eqsat_mem.schedule.cost_model import Device, Folds
 from eqsat_mem.schedule.memory import argument_bytes
 from eqsat_mem.schedule.search import Schedule, fastest
 from eqsat_mem.schedule.split import region
 from eqsat_mem.transforms.plan_bodies import aval_bytes, has_plans
-from eqsat_mem.verify import compiled_peak, donations
 
 GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""

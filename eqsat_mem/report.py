@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from typing import Any
 
+from eqsat_mem.backends.cpu.vector_width import compiler_options
+from eqsat_mem.backends.profiles import device_in_use
 from eqsat_mem.errors import Tensor, tensor_lines
-from eqsat_mem.profiles import device_in_use
 from eqsat_mem.units import format_bytes
-from eqsat_mem.vectors import compiler_options
 
 
 @dataclass(frozen=True)

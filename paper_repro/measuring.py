@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 import eqsat_mem
 from benchmarks.resident import grown, warm_up
+from eqsat_mem.backends.xla import held_bytes
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.options import device_capacity, format_bytes
-from eqsat_mem.verify import held_bytes
 
 RESULTS = ("device_name", "status", "as_written", "held_bytes", "resident_bytes", "seconds", "plan_seconds", "error")
 """What every measurement has: whether a plan is the program as it was written, bytes that the compiled program holds, bytes by which the

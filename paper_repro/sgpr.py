@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.resident import warm_up
+from eqsat_mem.backends.xla import held_bytes
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.options import parse_bytes
 from eqsat_mem.units import format_bytes
-from eqsat_mem.verify import held_bytes
 from paper_repro import gp
 from paper_repro.datasets import load_regression, standardised, synthetic_regression
 from paper_repro.experiment import Experiment, Point, Row, main

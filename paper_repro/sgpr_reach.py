@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.resident import grown, warm_up
+from eqsat_mem.backends.xla import held_bytes
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.options import parse_bytes
-from eqsat_mem.verify import held_bytes
 from paper_repro import gp
 from paper_repro.datasets import standardised, synthetic_regression
 from paper_repro.experiment import Experiment, Point, Row, main

@@ -6,7 +6,7 @@ import sys
 
 import jax
 
-from eqsat_mem.verify import held_bytes
+from eqsat_mem.backends.xla import held_bytes
 
 jit = jax.jit
 peaks = [0]

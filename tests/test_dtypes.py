@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import eqsat_mem
-from eqsat_mem.verify import compiled_peak
+from eqsat_mem.backends.xla import compiled_peak
 
 A = np.random.RandomState(0).standard_normal((64, 48)).astype(np.float32)
 B = np.random.RandomState(1).standard_normal((48, 40)).astype(np.float32)

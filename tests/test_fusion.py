@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.ir import Map
 from eqsat_mem.ir.loop_tree import loops, regions, with_region
@@ -18,7 +19,6 @@ from eqsat_mem.schedule.fusion import ends
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, straight
 from eqsat_mem.schedule.split import Choices, region, split
-from eqsat_mem.verify import compiled_peak
 from tests.test_loops import traced
 
 N = 512

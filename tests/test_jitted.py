@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from eqsat_mem import MemoryLimitError, jitted, pipeline
+from eqsat_mem.backends.xla import held_bytes
 from eqsat_mem.errors import PlanningError
 from eqsat_mem.jitted import Settings, planning_jit
 from eqsat_mem.ledger import Ledger
-from eqsat_mem.verify import held_bytes
 
 LIMIT = 2**20
 ROWS = 800

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import eqsat_mem
-from eqsat_mem.verify import compiled_peak
+from eqsat_mem.backends.xla import compiled_peak
 from tests.test_loops import bound, softmax
 from tests.test_pipeline import layers, nearest
 from tests.test_remat import normalised

@@ -14,11 +14,11 @@ import pytest
 from jax import lax
 
 from benchmarks.resident import grown, warm_up
+from eqsat_mem.backends.cpu.hidden_scratch import workspace_bytes
+from eqsat_mem.backends.xla import held_bytes
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block
 from eqsat_mem.schedule.memory import block_scratch
-from eqsat_mem.scratch import workspace_bytes
-from eqsat_mem.verify import held_bytes
 
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != "cpu" or not hasattr(os, "sched_setaffinity"), reason="other devices and systems have other libraries"

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
@@ -20,7 +21,6 @@ from eqsat_mem.schedule.cost_model import cpu
 from eqsat_mem.schedule.memory import Memory, argument_bytes
 from eqsat_mem.schedule.search import Schedule, schedule, straight
 from eqsat_mem.schedule.split import region
-from eqsat_mem.verify import compiled_peak
 from tests.differential import random_tree
 from tests.execution import brute_force_peak
 from tests.test_loops import traced

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import eqsat_mem
-from eqsat_mem import calibrate, profiles
 from eqsat_mem.__main__ import main
+from eqsat_mem.backends import calibrate, profiles
 from eqsat_mem.schedule.cost_model import cpu
 
 

@@ -11,6 +11,7 @@ from jax import lax
 import eqsat_mem
 from benchmarks.planning import training_step
 from eqsat_mem import candidates, pipeline
+from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.frontend.load import load
@@ -21,7 +22,6 @@ from eqsat_mem.schedule import remat
 from eqsat_mem.schedule.cost_model import cpu
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import schedule, straight
-from eqsat_mem.verify import compiled_peak
 from tests.execution import brute_force_peak, execute
 
 DEVICE = cpu()

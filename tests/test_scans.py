@@ -9,13 +9,13 @@ import pytest
 from jax import lax
 
 import eqsat_mem
+from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.transforms.scan_analysis import How, Stage, Stages
 from eqsat_mem.transforms.scan_rewrite import block_size, forms
-from eqsat_mem.verify import compiled_peak
 
 STEPS, WIDTH = 23, 30
 

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqsat_mem import compiling, optimize, report, vectors
+from eqsat_mem import compiling, optimize, report
+from eqsat_mem.backends.cpu import vector_width
 from eqsat_mem.compiling import JitByPlan
 from eqsat_mem.schedule import cost_model
 
-WIDE = {vectors.OPTION: "512"}
+WIDE = {vector_width.OPTION: "512"}
 POINTS = np.random.default_rng(0).standard_normal((1500, 3)).astype(np.float32)
 
 
@@ -38,15 +39,15 @@ def test_the_width_is_read_from_the_flags_of_the_processor(flags, bits, tmp_path
     described = tmp_path / "cpuinfo"
     if flags is not None:
         described.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
-    monkeypatch.setattr(vectors, "CPUINFO", described)
-    assert vectors.machine_bits() == cost_model.cpu().vector_bits == bits
+    monkeypatch.setattr(vector_width, "CPUINFO", described)
+    assert vector_width.machine_bits() == cost_model.cpu().vector_bits == bits
 
 
 def test_options_are_only_those_that_this_jaxlib_knows(monkeypatch):
-    assert vectors.compiler_options(256) == {}
-    assert vectors.compiler_options(512) == (WIDE if jax.default_backend() == "cpu" else {})
-    monkeypatch.setattr(vectors, "OPTION", "xla_cpu_no_such_option")
-    assert vectors.compiler_options(512) == {}
+    assert vector_width.compiler_options(256) == {}
+    assert vector_width.compiler_options(512) == (WIDE if jax.default_backend() == "cpu" else {})
+    monkeypatch.setattr(vector_width, "OPTION", "xla_cpu_no_such_option")
+    assert vector_width.compiler_options(512) == {}
 
 
 def test_a_plan_is_compiled_with_them_and_a_program_as_written_without(wide):
@@ -102,10 +103,10 @@ def test_static_values_are_told_apart(wide):
 
 
 def test_options_of_the_user_are_left_alone(wide):
-    by_plan = JitByPlan(energies, {"compiler_options": {vectors.OPTION: "128"}})
+    by_plan = JitByPlan(energies, {"compiler_options": {vector_width.OPTION: "128"}})
     assert by_plan.chosen((POINTS,), {}) is by_plan.plain
     np.testing.assert_allclose(by_plan(POINTS), energies(POINTS), rtol=1e-4)
-    assert wide == [{vectors.OPTION: "128"}]
+    assert wide == [{vector_width.OPTION: "128"}]
 
 
 def test_numbers_that_change_with_every_call_are_one_signature(wide):

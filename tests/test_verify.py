@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqsat_mem import verify
-from eqsat_mem.scratch import LONE_AXIS, PACKED, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
-from eqsat_mem.verify import compiled_peak, donations, same_values
+from eqsat_mem.backends import xla
+from eqsat_mem.backends.cpu.hidden_scratch import LONE_AXIS, PACKED, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
+from eqsat_mem.backends.xla import compiled_peak, donations, same_values
 
 cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="options and fusions are XLA:CPU's")
 
@@ -65,7 +65,7 @@ def test_scatters_hold_hardly_more_as_loops():
 
 @cpu_only
 def test_a_jaxlib_without_these_options_compiles_in_full(monkeypatch):
-    monkeypatch.setattr(verify, "UNOPTIMISED", {"xla_there_is_no_such_option": "0"})
+    monkeypatch.setattr(xla, "UNOPTIMISED", {"xla_there_is_no_such_option": "0"})
     assert compiled_peak(lambda x: jnp.sort(x) + 1, shapes((1000,)), optimise=False)[0] >= 8000
 
 

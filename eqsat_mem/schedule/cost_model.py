@@ -13,10 +13,10 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
+from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, machine_bits
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, bits, children, itemsize
 from eqsat_mem.ir.ops import block_weight, map_row
 from eqsat_mem.ir.precision import rounds
-from eqsat_mem.vectors import USUAL_BITS, machine_bits
 
 
 class Folds(StrEnum):
@@ -45,7 +45,7 @@ class Device:
     ``short_reduce_weight`` that along an axis too short for vector registers. The rows of a
     contraction are dealt to ``matrix_cores``. An allocation of ``reused_bytes`` or more is new memory in every run, which the system
     hands out, and clears, at ``fresh_rate`` bytes per second; a smaller one is what the run before has left.
-    ``folds``: see :class:`Folds`. ``vector_bits``: for how wide vectors plans are compiled (:mod:`eqsat_mem.vectors`).
+    ``folds``: see :class:`Folds`. ``vector_bits``: for how wide vectors plans are compiled (:mod:`eqsat_mem.backends.cpu.vector_width`).
     """
 
     name: str

@@ -12,7 +12,7 @@ import numpy as np
 from jax import jit
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.scratch import hidden_scratch_bytes, workspace_bytes
+from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, workspace_bytes
 from eqsat_mem.transforms.plan_bodies import aval_bytes
 
 # --- memory ------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ def compiled_peak(function: Callable[..., Any], avals: Sequence[Any], donate: Se
     """Bytes that a function of flat arguments holds at its peak when XLA has compiled it, and the compiled program.
 
     Arguments (used or not), outputs and temporaries, less what outputs share with donated arguments, plus the scratch that
-    XLA does not report (:mod:`eqsat_mem.scratch`). ``avals`` have ``shape`` and ``dtype``. Runs nothing. Where the
+    XLA does not report (:mod:`eqsat_mem.backends.cpu.hidden_scratch`). ``avals`` have ``shape`` and ``dtype``. Runs nothing. Where the
     program is not going to be run, ``optimise=False`` has XLA:CPU generate slower machine code, which holds the same (some hundred bytes
     more for a scatter), in a quarter of the time.
 

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, WIDE_BITS, compiler_options
 from eqsat_mem.ir.precision import FULL
 from eqsat_mem.schedule.cost_model import SHORT, Device, device_for
-from eqsat_mem.vectors import USUAL_BITS, WIDE_BITS, compiler_options
 
 SHORTEST_S = 5e-3
 """A measurement is enlarged until it takes so long."""
