@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from eqsat_mem.api import optimize
     from eqsat_mem.errors import EqsatMemError, MemoryLimitError, OptionError, RuleError
     from eqsat_mem.ir.ops import Monoid, Operation
-    from eqsat_mem.report import Plan
+    from eqsat_mem.reports.plan import Plan
 
 __version__ = "0.1.0"
 

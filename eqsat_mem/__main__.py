@@ -16,7 +16,7 @@ from eqsat_mem.errors import EqsatMemError, UserFileError
 from eqsat_mem.units import format_bytes
 
 if TYPE_CHECKING:
-    from eqsat_mem.report import Plan
+    from eqsat_mem.reports.plan import Plan
 
 USER_ERROR = 2
 
@@ -147,7 +147,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from eqsat_mem.page import page
+    from eqsat_mem.reports.page import page
 
     output = Path(options.output)
     if not output.parent.is_dir():  # asked before planning, which may take a while

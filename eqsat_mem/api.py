@@ -25,7 +25,7 @@ from eqsat_mem.ir.ops import Monoid, Operation
 from eqsat_mem.manual import plain_aval, vary_alike, without_varying_types
 from eqsat_mem.options import Accuracy, Options, resolve_limit
 from eqsat_mem.primitive import bind
-from eqsat_mem.report import Plan
+from eqsat_mem.reports.plan import Plan
 
 SMALL_CONSTANT_BYTES = 4096
 """A closed-over array up to this size is a constant of the program, whose value rules may use; a larger one is an argument."""

@@ -13,9 +13,9 @@ from eqsat_mem.egraph.extract import Extraction, as_written, extractions, origin
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.events import Clock, Extracted, Searched, tell
-from eqsat_mem.explain import Scheduler
 from eqsat_mem.ir import Program
 from eqsat_mem.options import Options
+from eqsat_mem.reports.explain import Scheduler
 from eqsat_mem.schedule.cost_model import Device, Folds, term_seconds
 from eqsat_mem.schedule.remat import Moved, least_bytes
 from eqsat_mem.schedule.search import Schedule, Search, fastest

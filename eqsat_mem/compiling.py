@@ -15,7 +15,7 @@ from jax._src.traceback_util import register_exclusion
 from eqsat_mem.backends.cpu.vector_width import compiler_options
 from eqsat_mem.backends.profiles import device_in_use
 from eqsat_mem.primitive import planned_p
-from eqsat_mem.report import Plan
+from eqsat_mem.reports.plan import Plan
 
 MOST_SIGNATURES = 1024
 register_exclusion(__file__)  # hides these frames from users, as JAX hides its own

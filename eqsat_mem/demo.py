@@ -21,7 +21,7 @@ from eqsat_mem.options import parse_bytes
 from eqsat_mem.units import format_bytes
 
 if TYPE_CHECKING:
-    from eqsat_mem.report import Plan
+    from eqsat_mem.reports.plan import Plan
 
 DIMENSIONS = 3
 CHECKED_ROWS = 16

@@ -22,8 +22,8 @@ from eqsat_mem import pipeline
 from eqsat_mem.frontend.effects import refuse_collectives, without_resultless_effects
 from eqsat_mem.manual import plain_aval, without_varying_types
 from eqsat_mem.options import Options
-from eqsat_mem.progress import watched
-from eqsat_mem.report import Plan
+from eqsat_mem.reports.plan import Plan
+from eqsat_mem.reports.progress import watched
 
 Mask = tuple[bool, ...]
 Dims = tuple[int | None, ...]

@@ -18,12 +18,12 @@ from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
-from eqsat_mem.explain import Record, Scheduler
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program
 from eqsat_mem.options import Options, resolve_limit
-from eqsat_mem.outline import loop_summaries, output_bytes, peak_tensors, restrictions
-from eqsat_mem.report import Plan
+from eqsat_mem.reports.explain import Record, Scheduler
+from eqsat_mem.reports.outline import loop_summaries, output_bytes, peak_tensors, restrictions
+from eqsat_mem.reports.plan import Plan
 from eqsat_mem.schedule.cost_model import Device, Folds
 from eqsat_mem.schedule.memory import argument_bytes
 from eqsat_mem.schedule.search import Schedule, fastest

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 import eqsat_mem
-from eqsat_mem import debug, progress
 from eqsat_mem.events import Began, Ended, Explaining, Settled, StageBegan, Tried, anyone_listens, listening, tell
+from eqsat_mem.reports import debug, progress
 from tests.test_explain import power_iteration
 
 ARGS = (jax.ShapeDtypeStruct((600, 3), jnp.float32), jax.ShapeDtypeStruct((600, 1), jnp.float32))

@@ -87,7 +87,7 @@ def test_examples_of_docstrings_run(path):
 def test_debugging_levels_are_those_of_the_code():
     table = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8").split("## What planning does")[1]
     shown = dict(re.findall(r"^\| (\d) \| (\w+):", table, re.MULTILINE))
-    written = dict(re.findall(r"^(\d)\. (\w+):", import_module("eqsat_mem.debug").__doc__, re.MULTILINE))
+    written = dict(re.findall(r"^(\d)\. (\w+):", import_module("eqsat_mem.reports.debug").__doc__, re.MULTILINE))
     assert shown == written
 
 

@@ -16,8 +16,8 @@ from jax.scipy.linalg import solve_triangular
 import eqsat_mem
 from eqsat_mem import pipeline
 from eqsat_mem.egraph.saturate import rule_of
-from eqsat_mem.explanation import EQUAL
-from eqsat_mem.needed import smallest
+from eqsat_mem.reports.explanation import EQUAL
+from eqsat_mem.reports.minimal_sets import smallest
 from tests.test_schedule import kernel_vector
 
 MIB = 2**20

@@ -14,9 +14,9 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.__main__ import main
-from eqsat_mem.page import page
-from eqsat_mem.page.classes import plan_classes
-from eqsat_mem.page.programs import button, jaxpr_html, source_html
+from eqsat_mem.reports.page import page
+from eqsat_mem.reports.page.classes import plan_classes
+from eqsat_mem.reports.page.programs import button, jaxpr_html, source_html
 from tests import test_explain
 from tests.test_cli import KERNEL, error_of
 

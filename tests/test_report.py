@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from eqsat_mem.report import LoopSummary, Plan
+from eqsat_mem.reports.plan import LoopSummary, Plan
 
 MiB = 2**20
 

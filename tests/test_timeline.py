@@ -11,10 +11,10 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.ir.loop_tree import loops
-from eqsat_mem.picture import loop_spans
+from eqsat_mem.reports.picture import loop_spans
+from eqsat_mem.reports.timeline import Point, timeline
 from eqsat_mem.schedule.cost_model import cpu
 from eqsat_mem.schedule.search import schedule, straight
-from eqsat_mem.timeline import Point, timeline
 from tests import test_schedule
 from tests.test_explain import planned
 

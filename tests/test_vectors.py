@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqsat_mem import compiling, optimize, report
+from eqsat_mem import compiling, optimize
 from eqsat_mem.backends.cpu import vector_width
 from eqsat_mem.compiling import JitByPlan
+from eqsat_mem.reports import plan
 from eqsat_mem.schedule import cost_model
 
 WIDE = {vector_width.OPTION: "512"}
@@ -25,7 +26,7 @@ def energies(x, scale=1.0):
 @pytest.fixture
 def wide(monkeypatch):
     """A machine of wide vectors, whatever this one is; the list of what ``jax.jit`` compiled with options."""
-    for module in (compiling, report):
+    for module in (compiling, plan):
         monkeypatch.setattr(module, "compiler_options", lambda bits: WIDE)
     made = []
     monkeypatch.setattr(compiling, "jit", lambda fun, **options: made.append(options.get("compiler_options")) or jax.jit(fun, **options))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from eqsat_mem.picture import FAR, loop_spans
-from eqsat_mem.timeline import Point
+from eqsat_mem.reports.picture import FAR, loop_spans
+from eqsat_mem.reports.timeline import Point
 from eqsat_mem.units import format_bytes
 
 WIDTH, HEIGHT, LEFT, TOP, LOOP_HEIGHT = 1000, 200, 84, 14, 18

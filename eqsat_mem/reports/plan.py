@@ -128,7 +128,7 @@ class Plan:
         The search is run again without each rule that matched, so this takes about as many times the planning as rules matched.
 
         Returns:
-            An :class:`eqsat_mem.explanation.Explanation`, which prints; the same one if asked again.
+            An :class:`eqsat_mem.reports.explanation.Explanation`, which prints; the same one if asked again.
 
         Raises:
             ValueError: for a plan that was put together by hand.

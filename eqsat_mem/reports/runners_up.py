@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from eqsat_mem.egraph.saturate import rule_of
 from eqsat_mem.events import Began, Ended, Event, Extracted, Kept, Scheduled, Searched, Stepped
-from eqsat_mem.outline import outline
-from eqsat_mem.report import times_as_long
+from eqsat_mem.reports.outline import outline
+from eqsat_mem.reports.plan import times_as_long
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.units import format_bytes
 

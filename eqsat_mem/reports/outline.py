@@ -10,7 +10,7 @@ from eqsat_mem.errors import Tensor
 from eqsat_mem.ir import Block, Dot, Fold, Program, Term, names
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.options import Options
-from eqsat_mem.report import LoopSummary
+from eqsat_mem.reports.plan import LoopSummary
 from eqsat_mem.schedule.memory import Memory, output_sizes
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.units import format_bytes

@@ -15,22 +15,22 @@ from typing import Any
 
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.events import Explaining, listening, tell
-from eqsat_mem.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.loop_tree import loops
-from eqsat_mem.needed import smallest
 from eqsat_mem.options import Options
-from eqsat_mem.outline import describe, loop_summaries, outline
-from eqsat_mem.picture import draw
-from eqsat_mem.progress import on_terminal
-from eqsat_mem.report import Plan
-from eqsat_mem.rivals import Search, rivals
+from eqsat_mem.reports.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
+from eqsat_mem.reports.minimal_sets import smallest
+from eqsat_mem.reports.outline import describe, loop_summaries, outline
+from eqsat_mem.reports.picture import draw
+from eqsat_mem.reports.plan import Plan
+from eqsat_mem.reports.progress import on_terminal
+from eqsat_mem.reports.runners_up import Search, rivals
+from eqsat_mem.reports.timeline import Point, timeline
 from eqsat_mem.schedule.cost_model import Device
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, fastest
 from eqsat_mem.schedule.search import Search as TreeSearch
 from eqsat_mem.schedule.timing import Timing
-from eqsat_mem.timeline import Point, timeline
 from eqsat_mem.transforms.plan_bodies import calls
 
 Scheduler = Callable[..., Schedule]

@@ -30,8 +30,8 @@ from eqsat_mem.events import (
     StageEnded,
     Tried,
 )
-from eqsat_mem.outline import outline
-from eqsat_mem.report import time_text
+from eqsat_mem.reports.outline import outline
+from eqsat_mem.reports.plan import time_text
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.units import format_bytes
 

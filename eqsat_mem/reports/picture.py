@@ -7,7 +7,7 @@ from itertools import groupby
 from os import PathLike
 from typing import Any
 
-from eqsat_mem.timeline import Point
+from eqsat_mem.reports.timeline import Point
 from eqsat_mem.units import UNITS, format_bytes
 
 FILL, EDGE, LOOP, LIMIT = "#9ecae1", "#3182bd", "#636363", "#de2d26"

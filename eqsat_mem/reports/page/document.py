@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.explain import Record
-from eqsat_mem.explanation import Explanation, LoopEffect, NeededRule
 from eqsat_mem.frontend.load import load_with_variables
 from eqsat_mem.ir import Program
-from eqsat_mem.outline import describe
-from eqsat_mem.page.classes import class_data, plan_classes
-from eqsat_mem.page.drawing import timeline_svg
-from eqsat_mem.page.programs import jaxpr_html, source_html
-from eqsat_mem.report import Plan, figures, time_text
-from eqsat_mem.timeline import Point
+from eqsat_mem.reports.explain import Record
+from eqsat_mem.reports.explanation import Explanation, LoopEffect, NeededRule
+from eqsat_mem.reports.outline import describe
+from eqsat_mem.reports.page.classes import class_data, plan_classes
+from eqsat_mem.reports.page.drawing import timeline_svg
+from eqsat_mem.reports.page.programs import jaxpr_html, source_html
+from eqsat_mem.reports.plan import Plan, figures, time_text
+from eqsat_mem.reports.timeline import Point
 from eqsat_mem.units import format_bytes
 
 FOLDER = Path(__file__).parent

@@ -1,5 +1,5 @@
 """A plan as one self-contained page of HTML."""
 
-from eqsat_mem.page.document import page
+from eqsat_mem.reports.page.document import page
 
 __all__ = ["page"]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TextIO
 
-from eqsat_mem.debug import Debug, debug_level
 from eqsat_mem.events import Began, Ended, Event, Explaining, StageBegan, Tried, anyone_listens, listening
+from eqsat_mem.reports.debug import Debug, debug_level
 
 PATIENCE_S = 1.0
 """Seconds after which the line appears."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from eqsat_mem.egraph.rule_files import Rule
-from eqsat_mem.report import LoopSummary, time_text, times_as_long
-from eqsat_mem.rivals import Rival
+from eqsat_mem.reports.plan import LoopSummary, time_text, times_as_long
+from eqsat_mem.reports.runners_up import Rival
 from eqsat_mem.units import format_bytes
 
 EQUAL = 1e-3

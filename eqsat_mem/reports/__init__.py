@@ -1,0 +1,1 @@
+"""What users read about a plan: tables, explanations, timelines, the HTML page, progress."""
