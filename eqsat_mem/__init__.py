@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eqsat_mem.api import optimize
+    from eqsat_mem.api.optimize import optimize
     from eqsat_mem.errors import EqsatMemError, MemoryLimitError, OptionError, RuleError
     from eqsat_mem.ir.ops import Monoid, Operation
     from eqsat_mem.reports.plan import Plan

@@ -122,7 +122,7 @@ def _add_function(command: argparse.ArgumentParser) -> None:
 
 def _planned(options: argparse.Namespace) -> Plan:
     """The plan of the function that the command line names."""
-    from eqsat_mem.api import Optimized, optimize
+    from eqsat_mem.api.optimize import Optimized, optimize
     from eqsat_mem.userfile import call_arguments, check_call, load_function
 
     function = load_function(options.function)

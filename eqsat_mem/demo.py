@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import jit
 
-from eqsat_mem.api import optimize
+from eqsat_mem.api.optimize import optimize
 from eqsat_mem.options import parse_bytes
 from eqsat_mem.units import format_bytes
 

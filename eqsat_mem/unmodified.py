@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from eqsat_mem import script as scripts
+from eqsat_mem.api.run_report import Ledger, say
 from eqsat_mem.errors import OptionError
-from eqsat_mem.ledger import Ledger, say
 from eqsat_mem.options import LIMIT_VARIABLE, parse_bytes
 
 
@@ -75,7 +75,7 @@ class _AfterImport(MetaPathFinder):
 
 def _install(ledger: Ledger, strict: bool) -> None:
     try:
-        from eqsat_mem.jitted import install
+        from eqsat_mem.api.planning_jit import install
     except Exception as error:
         if strict:
             raise

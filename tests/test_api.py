@@ -16,7 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 
 import eqsat_mem
 from eqsat_mem import pipeline
-from eqsat_mem.api import Optimized, optimize
+from eqsat_mem.api.optimize import Optimized, optimize
 from eqsat_mem.errors import MemoryLimitError, OptionError
 
 

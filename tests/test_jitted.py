@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqsat_mem import MemoryLimitError, jitted, pipeline
+from eqsat_mem import MemoryLimitError, pipeline
+from eqsat_mem.api import planning_jit
+from eqsat_mem.api.planning_jit import Settings, planning_jit
+from eqsat_mem.api.run_report import Ledger
 from eqsat_mem.backends.xla import held_bytes
 from eqsat_mem.errors import PlanningError
-from eqsat_mem.jitted import Settings, planning_jit
-from eqsat_mem.ledger import Ledger
 
 LIMIT = 2**20
 ROWS = 800
@@ -536,4 +537,4 @@ def test_the_place_of_a_function_is_short(monkeypatch, tmp_path, jit, ledger, x)
 
 
 def test_our_own_functions_use_the_real_jit():
-    assert jitted.real_jit is jax.jit
+    assert planning_jit.real_jit is jax.jit

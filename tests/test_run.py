@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from eqsat_mem.__main__ import main
-from eqsat_mem.ledger import Entry, Ledger
+from eqsat_mem.api.run_report import Entry, Ledger
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqsat_mem import compiling, optimize
+from eqsat_mem import optimize
+from eqsat_mem.api import compiled
+from eqsat_mem.api.compiled import JitByPlan
 from eqsat_mem.backends.cpu import vector_width
-from eqsat_mem.compiling import JitByPlan
 from eqsat_mem.reports import plan
 from eqsat_mem.schedule import cost_model
 
@@ -26,10 +27,10 @@ def energies(x, scale=1.0):
 @pytest.fixture
 def wide(monkeypatch):
     """A machine of wide vectors, whatever this one is; the list of what ``jax.jit`` compiled with options."""
-    for module in (compiling, plan):
+    for module in (compiled, plan):
         monkeypatch.setattr(module, "compiler_options", lambda bits: WIDE)
     made = []
-    monkeypatch.setattr(compiling, "jit", lambda fun, **options: made.append(options.get("compiler_options")) or jax.jit(fun, **options))
+    monkeypatch.setattr(compiled, "jit", lambda fun, **options: made.append(options.get("compiler_options")) or jax.jit(fun, **options))
     return made
 
 
@@ -138,7 +139,7 @@ def test_only_static_values_make_another_signature(static, calls, signatures, wi
 
 
 def test_forgotten_signatures_are_planned_again_when_called(wide, monkeypatch):
-    monkeypatch.setattr(compiling, "MOST_SIGNATURES", 2)
+    monkeypatch.setattr(compiled, "MOST_SIGNATURES", 2)
     fast = optimize(partial(energies, scale=2.0), memory_limit="4MiB")
     for n in (40, 50, 60, 40):
         assert fast(POINTS[:n]).shape == (n,)

@@ -31,7 +31,7 @@ def traced(options: argparse.Namespace) -> Program:
     """The program of the function that the command line names."""
     import jax
 
-    from eqsat_mem.api import Optimized, argument_names
+    from eqsat_mem.api.optimize import Optimized, argument_names
     from eqsat_mem.frontend.load import load
     from eqsat_mem.userfile import call_arguments, check_call, load_function
 

@@ -19,8 +19,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from eqsat_mem import pipeline
+from eqsat_mem.api.varying import plain_aval, without_varying_types
 from eqsat_mem.frontend.effects import refuse_collectives, without_resultless_effects
-from eqsat_mem.manual import plain_aval, without_varying_types
 from eqsat_mem.options import Options
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.progress import watched

@@ -12,9 +12,9 @@ from jax import jit
 from jax._src.core import trace_state_clean  # whether JAX traces anything now; it has no public form
 from jax._src.traceback_util import register_exclusion
 
+from eqsat_mem.api.primitive import planned_p
 from eqsat_mem.backends.cpu.vector_width import compiler_options
 from eqsat_mem.backends.profiles import device_in_use
-from eqsat_mem.primitive import planned_p
 from eqsat_mem.reports.plan import Plan
 
 MOST_SIGNATURES = 1024

@@ -26,13 +26,13 @@ from jax._src.core import trace_state_clean  # as in compiling.py
 from jax._src.traceback_util import api_boundary, register_exclusion  # hides these frames from users, as JAX hides its own
 from jax.core import ShapedArray, Tracer
 
-from eqsat_mem.api import argument_names, hoist_constants
-from eqsat_mem.compiling import JitByPlan
+from eqsat_mem.api.compiled import JitByPlan
+from eqsat_mem.api.function import Function
+from eqsat_mem.api.optimize import argument_names, hoist_constants
+from eqsat_mem.api.primitive import bind
+from eqsat_mem.api.run_report import Entry, Ledger, say
 from eqsat_mem.errors import EqsatMemError, PlanningError
-from eqsat_mem.function import Function
-from eqsat_mem.ledger import Entry, Ledger, say
 from eqsat_mem.options import Options, format_bytes, resolve_limit
-from eqsat_mem.primitive import bind
 from eqsat_mem.transforms.plan_bodies import total_bytes
 
 register_exclusion(__file__)

@@ -1,6 +1,6 @@
 """A planned function as a JAX primitive, so that grad, vmap, jit, scan and the rest see one operation.
 
-Two primitives, both with a :class:`~eqsat_mem.function.Function` as parameter:
+Two primitives, both with a :class:`~eqsat_mem.api.function.Function` as parameter:
 
 - ``planned``: ``out = f(x)``.
 - ``planned_linear``: ``d_out = df(x; t)``, linear in the tangents ``t``. Its transpose is the planned ``vjp`` of ``f``, which
@@ -21,9 +21,9 @@ from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 
+from eqsat_mem.api.function import Dims, Function, Mask, batched, cotangent, differentiable, pick, pruned, spread, tangent, transposed
+from eqsat_mem.api.varying import plain_aval, varying_as
 from eqsat_mem.frontend.effects import is_axis_name
-from eqsat_mem.function import Dims, Function, Mask, batched, cotangent, differentiable, pick, pruned, spread, tangent, transposed
-from eqsat_mem.manual import plain_aval, varying_as
 
 Batched = tuple[list[Any], list[int | None]]
 """Results, and the axis along which each is batched."""

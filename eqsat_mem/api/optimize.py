@@ -17,14 +17,14 @@ from jax.core import ShapedArray, Tracer
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.compiling import JitByPlan, plans_in
+from eqsat_mem.api.compiled import JitByPlan, plans_in
+from eqsat_mem.api.function import Function
+from eqsat_mem.api.primitive import bind
+from eqsat_mem.api.varying import plain_aval, vary_alike, without_varying_types
 from eqsat_mem.egraph.rule_checks import own_constructors
 from eqsat_mem.frontend.effects import REFERENCES, refuse_collectives, refuse_references
-from eqsat_mem.function import Function
 from eqsat_mem.ir.ops import Monoid, Operation
-from eqsat_mem.manual import plain_aval, vary_alike, without_varying_types
 from eqsat_mem.options import Accuracy, Options, resolve_limit
-from eqsat_mem.primitive import bind
 from eqsat_mem.reports.plan import Plan
 
 SMALL_CONSTANT_BYTES = 4096

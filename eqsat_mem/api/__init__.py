@@ -1,0 +1,1 @@
+"""``optimize`` and its place among JAX's transformations."""
