@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqsat_mem import __version__
-from eqsat_mem.commands import check_rules, rules, show
+from eqsat_mem.cli.commands import check_rules, rules, show
 from eqsat_mem.errors import EqsatMemError, UserFileError
 from eqsat_mem.units import format_bytes
 
@@ -123,7 +123,7 @@ def _add_function(command: argparse.ArgumentParser) -> None:
 def _planned(options: argparse.Namespace) -> Plan:
     """The plan of the function that the command line names."""
     from eqsat_mem.api.optimize import Optimized, optimize
-    from eqsat_mem.userfile import call_arguments, check_call, load_function
+    from eqsat_mem.cli.user_files import call_arguments, check_call, load_function
 
     function = load_function(options.function)
     args, kwargs = call_arguments(options.args)
@@ -162,7 +162,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> Callable[[], int]:
-    from eqsat_mem.unmodified import prepare
+    from eqsat_mem.cli.run import prepare
 
     script = prepare(options.target, is_module=options.is_module, limit=options.memory_limit, report=options.report, strict=options.strict)
 
@@ -193,7 +193,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from eqsat_mem import demo
+    from eqsat_mem.cli import demo
 
     return 0 if demo.run(options.points, options.limit) else 1
 

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from eqsat_mem import __version__, demo
+from eqsat_mem import __version__
 from eqsat_mem.__main__ import main
+from eqsat_mem.cli import demo
 
 KERNEL = """
 import jax

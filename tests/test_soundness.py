@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eqsat_mem.__main__ import main
-from eqsat_mem.counterexample import counterexample
+from eqsat_mem.cli.counterexample import counterexample
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.soundness.compare import KINDS, first_difference
 from eqsat_mem.egraph.soundness.judge import judge

@@ -32,8 +32,8 @@ def traced(options: argparse.Namespace) -> Program:
     import jax
 
     from eqsat_mem.api.optimize import Optimized, argument_names
+    from eqsat_mem.cli.user_files import call_arguments, check_call, load_function
     from eqsat_mem.frontend.load import load
-    from eqsat_mem.userfile import call_arguments, check_call, load_function
 
     function = load_function(options.function)
     args, kwargs = call_arguments(options.args)

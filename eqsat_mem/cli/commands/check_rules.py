@@ -42,12 +42,12 @@ def _tell(monoid: Monoid, width: int) -> bool:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqsat_mem.counterexample import counterexample
+    from eqsat_mem.cli.counterexample import counterexample
+    from eqsat_mem.cli.user_files import load_operations
     from eqsat_mem.egraph.rule_files import default_files, load_rules, select
     from eqsat_mem.egraph.soundness.judge import judge
     from eqsat_mem.egraph.soundness.sample_programs import fired
     from eqsat_mem.ir.ops import Monoid
-    from eqsat_mem.userfile import load_operations
 
     own = load_operations(options.operations)
     rules = load_rules(options.files, operations=own)

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from eqsat_mem import script as scripts
 from eqsat_mem.api.run_report import Ledger, say
+from eqsat_mem.cli import run_script as scripts
 from eqsat_mem.errors import OptionError
 from eqsat_mem.options import LIMIT_VARIABLE, parse_bytes
 

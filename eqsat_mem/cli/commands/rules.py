@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from eqsat_mem.commands.check_rules import add_operations
-from eqsat_mem.commands.show import add_function, traced
+from eqsat_mem.cli.commands.check_rules import add_operations
+from eqsat_mem.cli.commands.show import add_function, traced
 from eqsat_mem.options import Accuracy, Options
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 def chosen(options: argparse.Namespace) -> dict[str, Any]:
     """What ``optimize`` is told of rules; empty where the command line says nothing of them."""
-    from eqsat_mem.userfile import load_operations
+    from eqsat_mem.cli.user_files import load_operations
 
     said = {
         "rules": options.rules,
