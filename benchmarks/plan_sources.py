@@ -62,7 +62,7 @@ def find(collection: str, name: str) -> Planned:
         function, arguments = _samples()[name]
         return Planned(name, function, arguments, None, True, {})
     if collection == "random":
-        from tests.programs import sample
+        from tests.oracles.programs import sample
 
         drawn = sample(int(name))
         return Planned(f"random {name}", drawn.function(), drawn.values(), None, True, {})

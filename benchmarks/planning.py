@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from benchmarks.racing import Question, Row, main, markdown
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.frontend.inline import flatten
+from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import plan
-from eqsat_mem.transforms.plan_bodies import aval_bytes
 
 SIZES = {"tiny": [40, 80], "small": [100, 300, 1_000, 2_500, 5_000], "full": [100, 300, 1_000, 2_500, 5_000]}
 """Equations, about."""

@@ -21,12 +21,12 @@ __all__ = ["EqsatMemError", "MemoryLimitError", "Monoid", "Operation", "OptionEr
 _HOMES = {
     "EqsatMemError": "errors",
     "MemoryLimitError": "errors",
-    "Monoid": "ops",
-    "Operation": "ops",
+    "Monoid": "ir.ops",
+    "Operation": "ir.ops",
     "OptionError": "errors",
-    "Plan": "report",
+    "Plan": "reports.plan",
     "RuleError": "errors",
-    "optimize": "api",
+    "optimize": "api.optimize",
 }
 
 

@@ -19,16 +19,16 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Program
+from eqsat_mem.ir import Program, argument_bytes
+from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.options import Options, resolve_limit
 from eqsat_mem.reports.explain import Record, Scheduler
 from eqsat_mem.reports.outline import loop_summaries, output_bytes, peak_tensors, restrictions
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.schedule.cost_model import Device, Folds
-from eqsat_mem.schedule.memory import argument_bytes
 from eqsat_mem.schedule.search import Schedule, fastest
 from eqsat_mem.schedule.split import region
-from eqsat_mem.transforms.plan_bodies import aval_bytes, has_plans
+from eqsat_mem.transforms.plan_bodies import has_plans
 
 GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""

@@ -6,4 +6,4 @@ os.environ["EQSAT_MEM_PROFILES"] = "none"  # plans do not depend on what somebod
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="write the golden files of tests/golden anew")
+    parser.addoption("--update-golden", action="store_true", help="write the golden files of tests/codegen/golden anew")

@@ -10,10 +10,10 @@ import pytest
 
 from eqsat_mem.frontend.load import load
 from eqsat_mem.schedule.memory import Memory
-from tests.differential import case, check_plan, compare, extractions, plans, random_schedule
-from tests.execution import brute_force_peak, execute
-from tests.fuzz import failure
-from tests.programs import sample
+from tests.oracles.differential import case, check_plan, compare, extractions, plans, random_schedule
+from tests.oracles.execution import brute_force_peak, execute
+from tests.oracles.fuzz import failure
+from tests.oracles.programs import sample
 
 BLOCKS, SEEDS = 12, 5
 

@@ -18,8 +18,8 @@ from eqsat_mem import MemoryLimitError, events, pipeline
 from eqsat_mem.candidates import MEMORY_PRICES
 from eqsat_mem.schedule.cost_model import cpu
 from eqsat_mem.transforms import plan_bodies
-from tests.test_loops import bound, softmax
-from tests.test_schedule import kernel_vector
+from tests.schedule.test_search import kernel_vector
+from tests.schedule.test_split import bound, softmax
 
 MIB = 2**20
 optimize = partial(eqsat_mem.optimize, max_seconds=60.0)

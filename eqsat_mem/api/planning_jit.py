@@ -32,8 +32,8 @@ from eqsat_mem.api.optimize import argument_names, hoist_constants
 from eqsat_mem.api.primitive import bind
 from eqsat_mem.api.run_report import Entry, Ledger, say
 from eqsat_mem.errors import EqsatMemError, PlanningError
+from eqsat_mem.ir.jaxprs import total_bytes
 from eqsat_mem.options import Options, format_bytes, resolve_limit
-from eqsat_mem.transforms.plan_bodies import total_bytes
 
 register_exclusion(__file__)
 

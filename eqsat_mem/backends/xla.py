@@ -13,7 +13,7 @@ from jax import jit
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, workspace_bytes
-from eqsat_mem.transforms.plan_bodies import aval_bytes
+from eqsat_mem.ir.jaxprs import aval_bytes
 
 # --- memory ------------------------------------------------------------------------------------------
 

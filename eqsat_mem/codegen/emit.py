@@ -29,7 +29,7 @@ from eqsat_mem.ir.ops import MONOIDS, Operation, accumulator, block_op, picks
 from eqsat_mem.schedule.fusion import ends
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule
-from eqsat_mem.schedule.split import least_chunk, region, selection_of, source_of
+from eqsat_mem.schedule.split import least_chunk, region, selection_of
 
 Layout = tuple[int, ...]
 DEEP = 100
@@ -135,7 +135,7 @@ class _Writer(Expressions):
         """The lines of a region; what is ``rescaled`` is multiplied where a loop combines it, which the library would do in its fold."""
         fused = self.memory.fused(seq)
         terms = [s for s in seq.steps if isinstance(s, int)]
-        users = Counter(source_of(self.program_ir, c) for s in terms for c in children(self.program_ir.terms[s]))
+        users = Counter(self.program_ir.source_of(c) for s in terms for c in children(self.program_ir.terms[s]))
         kept = frozenset(s for s in fused.kept if isinstance(s, int))
         region = Region(
             frozenset(terms),

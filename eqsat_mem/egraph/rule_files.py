@@ -157,7 +157,7 @@ def select(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
 
 def default_files() -> list[Path]:
     """The shipped rule files: in the package where it is installed, beside it in a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     folder = next((f for f in (package / "rules", package.parent / "rules") if f.is_dir()), None)
     if folder is None:
         places = f"{package / 'rules'} nor in {package.parent / 'rules'}"

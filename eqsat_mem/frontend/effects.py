@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from eqsat_mem.ir.jaxprs import inner_jaxprs
 
 
 def without_resultless_effects(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -62,9 +63,8 @@ def _named_axes(jaxpr: Jaxpr) -> Iterator[str]:
     for eqn in jaxpr.eqns:
         named = eqn.params.get("axis_name", ())
         yield from (name for name in (named if isinstance(named, tuple) else (named,)) if isinstance(name, str))
-        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda v: isinstance(v, ClosedJaxpr | Jaxpr)):
-            if isinstance(value, ClosedJaxpr | Jaxpr):
-                yield from _named_axes(value.jaxpr if isinstance(value, ClosedJaxpr) else value)
+        for inner in inner_jaxprs(eqn.params):
+            yield from _named_axes(inner)
 
 
 def is_axis_name(effect: Any) -> bool:

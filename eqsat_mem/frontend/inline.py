@@ -202,14 +202,11 @@ def _of_scope(scopes: str) -> Source | None:
 
 
 _SCOPE = "eqsat_mem line "
-_OURS = frozenset(
-    [
-        str(Path(__file__).with_name(f"{name}.py"))
-        for name in ("plain", "diagonal", "picked", "function", "primitive", "api", "interpret", "staging")
-    ]
-    + [str(path) for path in Path(__file__).parent.glob("ops/*.py")]
-)
-"""Files of ours that trace: what they add to a program is not the user's line."""
+_PACKAGE = Path(__file__).parent.parent
+_OURS = frozenset(map(str, _PACKAGE.rglob("*.py"))) - {
+    str(_PACKAGE / name) for name in ("cli/demo.py", "egraph/soundness/sample_programs.py")
+}
+"""Our own files, except those with programs to plan: what they add to a program while it is traced is not the user's line."""
 _LIBRARY = jax.__file__.rsplit("/", 1)[0] + "/"
 
 

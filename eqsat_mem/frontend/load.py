@@ -1,7 +1,7 @@
 """A JAX function as a program over named indices.
 
-Pass one (:mod:`eqsat_mem.frontend.axis_inference`) decides which axes are the same index; pass two, here, builds terms bottom up. Transposes,
-broadcasts, squeezes and reshapes are no term at all: they only say under which names the axes of a value stand.
+Pass one (:mod:`eqsat_mem.frontend.axis_inference`) decides which axes are the same index; pass two, here, builds terms bottom up.
+Transposes, broadcasts, squeezes and reshapes are no term at all: they only say under which names the axes of a value stand.
 """
 
 from __future__ import annotations

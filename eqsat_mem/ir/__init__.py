@@ -1,6 +1,6 @@
 """Programs of terms over named indices, their loop trees, and the reference interpreter."""
 
-from eqsat_mem.ir.program import Buffer, Output, Program, Source, axes_text, check, describe, itemsize, names
+from eqsat_mem.ir.program import Buffer, Output, Program, Source, argument_bytes, axes_text, check, describe, itemsize, names, output_sizes
 from eqsat_mem.ir.terms import (
     Axes,
     Axis,
@@ -21,6 +21,7 @@ from eqsat_mem.ir.terms import (
     bits,
     children,
     folded,
+    is_leaf,
     mask_of,
     with_children,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "Rename",
     "Source",
     "Term",
+    "argument_bytes",
     "axes_mask",
     "axes_text",
     "bits",
@@ -52,8 +54,10 @@ __all__ = [
     "children",
     "describe",
     "folded",
+    "is_leaf",
     "itemsize",
     "mask_of",
     "names",
+    "output_sizes",
     "with_children",
 ]

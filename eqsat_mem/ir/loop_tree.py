@@ -24,8 +24,9 @@ class Seq:
 class Loop:
     """``body`` once per chunk of ``index``; ``folds`` are accumulated by their monoid, ``stacks`` written side by side.
 
-    Those of ``rescaled`` are computed in the body with the level of the chunk (see :class:`eqsat_mem.egraph.online_folds.Rescaled`) and accumulated with
-    the level of all chunks so far. Chunk sizes are not part of the tree: see :data:`Chunks`.
+    Those of ``rescaled`` are computed in the body with the level of the chunk (see
+    :class:`eqsat_mem.egraph.online_folds.Rescaled`) and accumulated with the level of all chunks so far. Chunk sizes
+    are not part of the tree: see :data:`Chunks`.
     """
 
     index: int

@@ -228,6 +228,17 @@ def itemsize(dtype: Any) -> int:
     return int(size) if size is not None else 8
 
 
+def argument_bytes(program: Program) -> int:
+    """Bytes of all arguments and closed-over arrays."""
+    buffers = sum(math.prod(b.shape) * itemsize(b.dtype) for b in program.inputs)
+    return buffers + sum(math.prod(getattr(c, "shape", ())) * itemsize(c.dtype) for c in program.consts)
+
+
+def output_sizes(program: Program) -> tuple[int, ...]:
+    """Bytes of each result."""
+    return tuple(math.prod(program.shape(o.axes)) * itemsize(program.terms[o.term].dtype) for o in program.outputs)
+
+
 def names(program: Program, mask: int) -> str:
     return " ".join(program.indices[i].name for i in bits(mask))
 

@@ -163,6 +163,11 @@ class Block(Term):
     out: int
 
 
+def is_leaf(term: Term) -> bool:
+    """Leaves are read where they are used; they are never steps."""
+    return isinstance(term, (Input, Const, Literal, Iota))
+
+
 def children(term: Term) -> tuple[int, ...]:
     """The operands of a term."""
     match term:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from eqsat_mem.errors import Tensor
-from eqsat_mem.ir import Block, Dot, Fold, Program, Term, names
+from eqsat_mem.ir import Block, Dot, Fold, Program, Term, names, output_sizes
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.options import Options
 from eqsat_mem.reports.plan import LoopSummary
-from eqsat_mem.schedule.memory import Memory, output_sizes
+from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.units import format_bytes
 

@@ -18,7 +18,7 @@ from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, bits, chi
 from eqsat_mem.ir.loop_tree import Loop, Seq, made
 from eqsat_mem.ir.ops import MONOIDS, block_op, map_row
 from eqsat_mem.schedule.cost_model import Folds
-from eqsat_mem.schedule.split import has_effects, operands
+from eqsat_mem.schedule.split import has_effects
 
 INVERTED = ("sqrt", "rsqrt", "exp", "pow")
 """Operations by whose inverse XLA multiplies rather than divide by their result."""
@@ -80,7 +80,7 @@ def fuse(ex: Extraction, seq: Seq, folds: Folds = Folds.LIBRARY, as_run: bool = 
         if not isinstance(s, int):
             escapes |= _reads(s) & inside
             continue
-        for c in set(operands(program, s)) & inside:
+        for c in set(program.operands(s)) & inside:
             users[c].append(s)
         escapes |= {term.arg for c in children(program.terms[s]) if isinstance(term := program.terms[c], Rename)}  # views are of arrays
     virtual = _virtual(ex, [t for t in terms if t not in escapes], users, folds)
@@ -92,7 +92,7 @@ def fuse(ex: Extraction, seq: Seq, folds: Folds = Folds.LIBRARY, as_run: bool = 
             if s in virtual:
                 continue
             group = _group(ex, s, virtual)
-            own = frozenset(c for t in group for c in operands(program, t) if c not in group)
+            own = frozenset(c for t in group for c in program.operands(t) if c not in group)
             if _rereads(program.terms[s]):  # what makes its operands is computed in its kernels once more
                 own = own.union(*(r for k, r in zip(kept, read, strict=True) if k in own and isinstance(k, int)))
             elif folds.by_library and as_run and isinstance(program.terms[s], Map):  # what is cheap is rather computed again than read
@@ -234,14 +234,14 @@ def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int
     shape: dict[tuple[int, tuple[int, ...]], int] = {}
     for t in sorted({t for group in kernels.members for t in group}):
         if isinstance(program.terms[t], Map):
-            for c in operands(program, t):
+            for c in program.operands(t):
                 if program.free[c] != program.free[t]:
                     key = c, tuple(sorted(program.indices[i].extent for i in bits(program.free[t] & ~program.free[c])))
                     readers.setdefault(key, set()).add(t)
                     shape.setdefault(key, program.free[t])
     widening = [(k, t) for k, t in enumerate(kernels.kept) if isinstance(t, int) and _widens(program.terms[t])]
-    for c in sorted({c for _, t in widening for c in operands(program, t) if is_narrow(program, c)}.difference(kernels.kept)):
-        yield c, program.free[c], [k for k, t in widening if c in operands(program, t)]
+    for c in sorted({c for _, t in widening for c in program.operands(t) if is_narrow(program, c)}.difference(kernels.kept)):
+        yield c, program.free[c], [k for k, t in widening if c in program.operands(t)]
     computed_in: dict[int, list[int]] = {}
     for k, group in enumerate(kernels.members):
         for t in group:
@@ -289,7 +289,7 @@ def ends(ex: Extraction, seq: Seq, fused: Fused) -> frozenset[int]:
     program, found = ex.program, set()
     for s in seq.steps:
         if isinstance(s, int) and isinstance(program.terms[s], Map):
-            for c in operands(program, s):
+            for c in program.operands(s):
                 wide = isinstance(program.terms[c], Dot) and _is_wide(program.terms[c].dtype)
                 if _by_library(ex, c) or (wide and program.free[s] & ~program.free[c]):
                     found.add(c)
@@ -392,7 +392,7 @@ def _group(ex: Extraction, root: int, virtual: set[int]) -> list[int]:
     seen = {root}
     stack = [root]
     while stack:
-        for c in operands(ex.program, stack.pop()):
+        for c in ex.program.operands(stack.pop()):
             if c in virtual and c not in seen:
                 seen.add(c)
                 stack.append(c)

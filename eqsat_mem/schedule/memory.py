@@ -15,12 +15,11 @@ from functools import cached_property
 from typing import Self
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, bits, children, itemsize
+from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, regions
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.schedule.cost_model import Folds
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse, is_narrow
-from eqsat_mem.schedule.split import is_leaf, source_of
 from eqsat_mem.schedule.strided_reads import Columns
 
 FOLDED_AT_ONCE = 32_768
@@ -354,7 +353,7 @@ class Memory:
         along = self._sliced_along.get(seq)
         if along is None:
             return 0
-        outer = (c for c in read if source_of(self.ex.program, c) not in live)
+        outer = (c for c in read if self.ex.program.source_of(c) not in live)
         return sum(self.size(c, extents) for c in outer if along in self._layouts[c])
 
 
@@ -368,14 +367,3 @@ def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: 
 def within(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:
     """The extents inside a loop's body."""
     return extents.with_extent(loop.index, min(chunks[loop], extents[loop.index]))
-
-
-def argument_bytes(program: Program) -> int:
-    """Bytes of all arguments and closed-over arrays."""
-    buffers = sum(math.prod(b.shape) * itemsize(b.dtype) for b in program.inputs)
-    return buffers + sum(math.prod(getattr(c, "shape", ())) * itemsize(c.dtype) for c in program.consts)
-
-
-def output_sizes(program: Program) -> tuple[int, ...]:
-    """Bytes of each result."""
-    return tuple(math.prod(program.shape(o.axes)) * itemsize(program.terms[o.term].dtype) for o in program.outputs)

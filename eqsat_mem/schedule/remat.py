@@ -22,15 +22,15 @@ from jax.extend.core import primitives
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.online_folds import Rescaled
-from eqsat_mem.ir import Block, Call, Dot, Input, Literal, Map, Program, Rename, bits, children, with_children
+from eqsat_mem.ir import Block, Call, Dot, Input, Literal, Map, Program, Rename, argument_bytes, bits, children, is_leaf, with_children
+from eqsat_mem.ir.jaxprs import IMPURE, inner_jaxprs, repeatable
 from eqsat_mem.ir.loop_tree import Loop, Path, Seq, at, enclosing, made
 from eqsat_mem.schedule.cost_model import Device, arithmetic_s, spread_weight
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.memory import Extents, Memory, argument_bytes, within
+from eqsat_mem.schedule.memory import Extents, Memory, within
 from eqsat_mem.schedule.search import Schedule
-from eqsat_mem.schedule.split import has_effects, is_leaf, operands
+from eqsat_mem.schedule.split import has_effects
 from eqsat_mem.schedule.timing import Timing
-from eqsat_mem.transforms.control_flow import IMPURE, repeatable
 
 MOST_MOVES = 400
 """Moves of one schedule."""
@@ -216,8 +216,7 @@ class _Waiting:
 
 
 def _pure(call: Call) -> bool:
-    inner = (getattr(v, "jaxpr", v) for p in call.params.values() for v in (p if isinstance(p, tuple | list) else (p,)))
-    return call.prim.name not in IMPURE and all(repeatable(jaxpr) for jaxpr in inner if hasattr(jaxpr, "eqns"))
+    return call.prim.name not in IMPURE and all(map(repeatable, inner_jaxprs(call.params)))
 
 
 def _word(dtype: Any) -> Any:
@@ -395,5 +394,5 @@ def _sequence(program: Program, steps: tuple[Any, ...], outs: frozenset[int]) ->
     inside: set[int] = set()
     for step in steps:
         inside |= made(step)
-        read.update(operands(program, step) if isinstance(step, int) else step.body.reads if isinstance(step, Loop) else step.reads)
+        read.update(program.operands(step) if isinstance(step, int) else step.body.reads if isinstance(step, Loop) else step.reads)
     return Seq(steps, outs, frozenset(read - inside))

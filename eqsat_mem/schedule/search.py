@@ -16,12 +16,12 @@ from typing import Any
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
-from eqsat_mem.ir import Block, Dot, Map, bits, children, folded
+from eqsat_mem.ir import Block, Dot, Map, argument_bytes, bits, children, folded
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops, regions, with_region
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder, same_loop, tied
 from eqsat_mem.schedule.cost_model import SPREAD, Device, arithmetic_s
-from eqsat_mem.schedule.memory import Extents, Peak, argument_bytes, within
-from eqsat_mem.schedule.split import Choices, Phases, least_chunk, operands, region, split
+from eqsat_mem.schedule.memory import Extents, Peak, within
+from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region, split
 from eqsat_mem.schedule.timing import Known, Timing
 
 MAX_DEPTH = 4
@@ -274,7 +274,7 @@ class Search:
     def small(self, seq: Seq, extents: Extents) -> frozenset[int]:
         """Values, leaves included, that hardly count: a share of what may be held beside the arguments, and of the cache."""
         most = min(self.device.levels[0][0], max(self.limit - argument_bytes(self.ex.program), 0) * SMALL_SHARE)
-        seen = {v for t in seq.steps if isinstance(t, int) for v in (t, *operands(self.ex.program, t))}
+        seen = {v for t in seq.steps if isinstance(t, int) for v in (t, *self.ex.program.operands(t))}
         return frozenset(t for t in seen if self.memory.size(t, extents) <= most)
 
     def sunk(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Iterator[Seq]:
@@ -285,11 +285,11 @@ class Search:
         large = [t for t in simple if self.memory.size(t, extents) * 8 > self.limit]
         if not large:
             return
-        read = {c for t in large for c in operands(program, t)}
+        read = {c for t in large for c in program.operands(t)}
         for t in sorted(simple.difference(large), reverse=True):  # with what they are made of
             if t in read:
                 large.append(t)
-                read.update(operands(program, t))
+                read.update(program.operands(t))
         changed = split(self.ex, seq, i, Choices(sink=frozenset(large), small=small))
         along = {j for t in large for j in bits(program.free[t]) if extents[j] == self.full[j]}
         if changed is None or not along:

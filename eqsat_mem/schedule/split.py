@@ -25,7 +25,7 @@ import numpy as np
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.online_folds import Rescaled
-from eqsat_mem.ir import Block, Call, Const, Input, Iota, Literal, Map, Program, Rename, Term, bits, children, folded
+from eqsat_mem.ir import Block, Call, Map, Program, Rename, Term, bits, children, folded, is_leaf
 from eqsat_mem.ir.bitwise import between
 from eqsat_mem.ir.loop_tree import Loop, Seq, Step, made
 from eqsat_mem.ir.ops import Selection, block_op, picks
@@ -43,17 +43,12 @@ class Kind(Enum):
     WHOLE = "whole"
 
 
-def is_leaf(term: Term) -> bool:
-    """Leaves are read where they are used; they are never steps."""
-    return isinstance(term, (Input, Const, Literal, Iota))
-
-
 def region(ex: Extraction) -> Seq:
     """The whole program as one straight region."""
     program = ex.program
     needed = sorted(_with_all_picked(program, program.reachable()))
     steps = tuple(t for t in needed if not is_leaf(program.terms[t]) and not isinstance(program.terms[t], Rename))
-    outs = (source_of(program, t) for t in program.roots())
+    outs = (program.source_of(t) for t in program.roots())
     return straight(program, steps, frozenset(t for t in outs if not is_leaf(program.terms[t])))
 
 
@@ -76,17 +71,7 @@ def _picked_together(program: Program, terms: Iterable[int]) -> list[list[int]]:
 
 def straight(program: Program, terms: tuple[int, ...], outs: frozenset[int] = frozenset()) -> Seq:
     """A sequence of terms."""
-    return Seq(terms, outs, frozenset(c for t in terms for c in operands(program, t)).difference(terms))
-
-
-def source_of(program: Program, t: int) -> int:
-    """The term whose array a term is a view of."""
-    return program.source_of(t)
-
-
-def operands(program: Program, t: int) -> tuple[int, ...]:
-    """The terms whose arrays a term reads."""
-    return program.operands(t)
+    return Seq(terms, outs, frozenset(c for t in terms for c in program.operands(t)).difference(terms))
 
 
 def kind_of(ex: Extraction, t: int, i: int) -> Kind:
@@ -178,7 +163,7 @@ class Phases:
             kind, phase = Kind.WHOLE if self._stays_whole(t) else kind_of(self.ex, t, self.index), 0
             self.kind[t] = kind
             for view in children(terms[t]):
-                c = source_of(self.ex.program, view)
+                c = self.ex.program.source_of(view)
                 if c not in self.kind:
                     continue
                 whole = self._gathered(t, view)
@@ -222,7 +207,7 @@ class Phases:
             return
         for u in inside:
             for view in children(self.ex.program.terms[u]):
-                c = source_of(self.ex.program, view)
+                c = self.ex.program.source_of(view)
                 if c in self.kind and c not in inside and c != rescaled.level:
                     others.append(self.phase[c] + (self.kind[c] is Kind.FOLD or self._gathered(u, view)))
         phase = max(folds + others)
@@ -239,20 +224,20 @@ class Phases:
                 folds.append(self.phase[c])
             elif self.kind.get(c) is Kind.WHOLE and isinstance(self.ex.program.terms[c], Map):
                 between.add(c)
-                stack += operands(self.ex.program, c)
+                stack += self.ex.program.operands(c)
             elif c in self.kind:
                 others.append(self.phase[c] + (self.kind[c] is Kind.SLICE))
         return folds, others, between
 
     def _gathered(self, t: int, view: int) -> bool:
         """Does ``t`` need a slice whole?"""
-        c = source_of(self.ex.program, view)
+        c = self.ex.program.source_of(view)
         return self.kind[c] is Kind.SLICE and (self.kind[t] is Kind.WHOLE or gathers(self.ex, t, view, self.index))
 
     def _stays_whole(self, t: int) -> bool:
         """Is ``t`` small, and made of small things that are there whole?"""
         program = self.ex.program
-        read = operands(program, t)
+        read = program.operands(t)
         if not all(self.kind.get(c, Kind.WHOLE) is Kind.WHOLE for c in read):
             return False
         return t in self.small and (not folded(program.terms[t]) >> self.index & 1 or all(c in self.small for c in read))
@@ -276,7 +261,7 @@ class Phases:
                     again[level] = again.get(level, 0) | 1 << p
         for t in reversed(self.terms):
             if found[t]:
-                for c in operands(program, t):
+                for c in program.operands(t):
                     kind = self.kind.get(c)
                     if kind is Kind.SLICE:
                         read = c in self.stacked and c not in self.together.get(t, ())
@@ -291,7 +276,7 @@ class Phases:
         """The last phase whose loop reads a term. Later loops need not read it if they read slices that are kept and computed from it."""
         last: dict[int, int] = {}
         for t, loops in self.loops_of.items():
-            for c in operands(self.ex.program, t):
+            for c in self.ex.program.operands(t):
                 last[c] = max(last.get(c, -1), loops.bit_length() - 1)
         return last
 
@@ -304,7 +289,7 @@ class Phases:
             inexact = np.dtype(term.dtype).kind not in "biu" if not isinstance(term, Map) else False
             if inexact and not self.ex.unrolls.get(u) and getattr(term, "monoid", None) not in ("max", "min"):
                 return False
-            inside = {c for c in operands(self.ex.program, u) if self.kind.get(c) is Kind.SLICE}
+            inside = {c for c in self.ex.program.operands(u) if self.kind.get(c) is Kind.SLICE}
             stack.extend(inside - seen)
             seen |= inside
         return True
@@ -325,7 +310,7 @@ class Phases:
         program = self.ex.program
         used: dict[int, int] = {}
         for t, loops in self.loops_of.items():
-            for c in operands(program, t):
+            for c in program.operands(t):
                 outside = loops & ~self.loops_of.get(c, 0)
                 if outside:
                     used[c] = min(used.get(c, last), (outside & -outside).bit_length() - 1)
@@ -334,7 +319,7 @@ class Phases:
             needed = t in used or t in self.seq.outs or has_effects(program.terms[t])
             if self.kind[t] is not Kind.WHOLE or not needed:
                 continue
-            read = operands(program, t)
+            read = program.operands(t)
             grows = program.nbytes(t) > sum(program.nbytes(c) for c in read)
             late = grows and not has_effects(program.terms[t])
             place[t] = max(self.phase[t], used.get(t, last)) if late else self.phase[t]

@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Map, Program, Term, bits
+from eqsat_mem.ir import Block, Dot, Map, Program, Term, argument_bytes, bits, output_sizes
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Trees, made
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.schedule.cost_model import Device, arithmetic_s, spread_weight
 from eqsat_mem.schedule.fusion import Fused, stalls
-from eqsat_mem.schedule.memory import Extents, Memory, argument_bytes, output_sizes, within
+from eqsat_mem.schedule.memory import Extents, Memory, within
 
 STRIDED = 1.5
 """How much longer unrolled folds take outside of loops, where XLA fuses the taking apart of their arguments into them."""

@@ -10,9 +10,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval as pe
 
 from eqsat_mem.ir import Axes, Block, Call, Program, Rename, mask_of
-
-IMPURE = frozenset({"rng_uniform"})
-"""Primitives that may return something else each time, though they declare no effect."""
+from eqsat_mem.ir.jaxprs import repeatable
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,18 +184,3 @@ def _merged(masks: list[int]) -> list[int]:
                 new[k] |= other if other & mask else 0
         changed, out = new != out, new
     return out
-
-
-def repeatable(jaxpr: Any) -> bool:
-    """Whether running a function again gives the same results and does nothing else."""
-    if jaxpr.effects:
-        return False
-    inner = (value for eqn in jaxpr.eqns for value in _jaxprs(eqn.params))
-    return all(eqn.primitive.name not in IMPURE for eqn in jaxpr.eqns) and all(map(repeatable, inner))
-
-
-def _jaxprs(params: dict[str, Any]) -> Iterator[Any]:
-    for value in params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
-                yield getattr(part, "jaxpr", part)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.ir import Block, Call, Program, itemsize
-from eqsat_mem.schedule.memory import argument_bytes
-from eqsat_mem.schedule.split import is_leaf, source_of
+from eqsat_mem.ir import Block, Call, Program, argument_bytes, is_leaf
+from eqsat_mem.ir.jaxprs import aval_bytes, largest_value
 
 Planner = Callable[[ClosedJaxpr, int], tuple[Any, int, int]]
 """Plans a jaxpr under a limit in bytes: its schedule (None: leave it), and what it holds besides arguments, planned and as written."""
@@ -39,7 +36,7 @@ def calls(program: Program) -> dict[Call, int]:
     for t in program.reachable():
         term = program.terms[t]
         if isinstance(term, Block) and term.call.prim.name in BODIES:
-            made = (a for a in {source_of(program, a) for a in term.args} if not is_leaf(program.terms[a]))
+            made = (a for a in {program.source_of(a) for a in term.args} if not is_leaf(program.terms[a]))
             found.setdefault(term.call, sum(map(program.nbytes, made)))
             found[term.call] += program.nbytes(t)
     return found
@@ -74,26 +71,3 @@ def has_plans(program: Program) -> bool:
 
 BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 """The parameters of each control-flow primitive that hold its bodies."""
-
-
-def largest_value(jaxpr: ClosedJaxpr) -> int:
-    """Bytes of the largest value that any equation makes, inner jaxprs included."""
-    return max(_result_bytes(jaxpr.jaxpr), default=0)
-
-
-def total_bytes(jaxpr: ClosedJaxpr) -> int:
-    """Bytes of all values that the equations make, inner jaxprs included, and of the arguments."""
-    return aval_bytes(jaxpr.in_avals) + sum(_result_bytes(jaxpr.jaxpr))
-
-
-def _result_bytes(jaxpr: Any) -> Iterator[int]:
-    for eqn in jaxpr.eqns:
-        yield from (aval_bytes([v.aval]) for v in eqn.outvars)
-        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda v: hasattr(v, "eqns") or hasattr(v, "jaxpr")):
-            if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-                yield from _result_bytes(getattr(value, "jaxpr", value))
-
-
-def aval_bytes(avals: Any) -> int:
-    """Bytes of all values of these types."""
-    return sum(math.prod(getattr(a, "shape", ())) * itemsize(a.dtype) for a in avals if hasattr(a, "dtype"))

@@ -1,4 +1,6 @@
-"""Programs whose scans compute slice by slice what stood around them: the forms of a program that :mod:`eqsat_mem.transforms.scan_analysis` allows.
+"""Programs whose scans compute slice by slice what stood around them.
+
+These are the forms of a program that :mod:`eqsat_mem.transforms.scan_analysis` allows.
 
 A form is traced anew: every term is evaluated whole, as :mod:`eqsat_mem.ir.interpreter` does, but for the slices, which are evaluated with
 lanes of extent one in the body of the scan that reads them. *Checkpointed* scans run in blocks of steps: a scan that makes results

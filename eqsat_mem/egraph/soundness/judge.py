@@ -1,7 +1,8 @@
 """Whether a rule says what is true: its left side at random, both sides evaluated, and the difference judged by what its card claims.
 
-egglog itself decides where a rule matches and what it then says: left sides drawn at random (:mod:`eqsat_mem.egraph.soundness.generators`) stand in an
-e-graph with the rule, and with those that state the facts it asks for. Afterwards all nodes of a class must have one value.
+egglog itself decides where a rule matches and what it then says: left sides drawn at random
+(:mod:`eqsat_mem.egraph.soundness.generators`) stand in an e-graph with the rule, and with those that state the facts it
+asks for. Afterwards all nodes of a class must have one value.
 """
 
 from __future__ import annotations

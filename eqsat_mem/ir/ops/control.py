@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Literal
 
 from eqsat_mem.ir import itemsize
+from eqsat_mem.ir.jaxprs import inner_jaxprs
 from eqsat_mem.ir.ops.blocks import BlockOp, Params, Shapes, elements, nothing, unchanged
 
 UNKNOWN_TRIPS = 10
@@ -27,17 +28,12 @@ def _equation_weight(eqn: Any) -> float:
         contracted = eqn.params["dimension_numbers"][0][0]
         return 2.0 * size * math.prod(shapes[0][int(a)] for a in contracted)
     trips = eqn.params.get("length", 1)
-    return size + trips * sum(map(body_weight, _jaxprs(eqn.params)), 0.0)
-
-
-def _jaxprs(params: Params) -> list[Any]:
-    values = [v for p in params.values() for v in (p if isinstance(p, tuple | list) else (p,))]
-    return [v for v in values if isinstance(v, Jaxpr | ClosedJaxpr)]
+    return size + trips * sum(map(body_weight, inner_jaxprs(eqn.params)), 0.0)
 
 
 def held_inside(params: Params) -> int:
     """Bytes that the bodies of a loop or branch hold at once of what loops inside them stack or carry, results of the bodies aside."""
-    return max(map(_held, _jaxprs(params)), default=0)
+    return max(map(_held, inner_jaxprs(params)), default=0)
 
 
 def _held(jaxpr: Any) -> int:
@@ -57,7 +53,7 @@ def _held(jaxpr: Any) -> int:
 
 def _times(trips: float) -> Any:
     def weight(ins: Shapes, outs: Shapes, params: Params) -> float:
-        return elements(ins, outs, params) + params.get("length", trips) * sum(map(body_weight, _jaxprs(params)), 0.0)
+        return elements(ins, outs, params) + params.get("length", trips) * sum(map(body_weight, inner_jaxprs(params)), 0.0)
 
     return weight
 

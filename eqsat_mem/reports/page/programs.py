@@ -10,8 +10,9 @@ from html import escape
 from itertools import count
 from typing import Any
 
-import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from eqsat_mem.ir.jaxprs import inner_jaxprs
 
 LONGEST_PARAMETER = 48
 """Parameters of an equation that are longer as text are left out."""
@@ -40,12 +41,11 @@ class _Jaxpr:
     def lines(self, jaxpr: Jaxpr, indent: str) -> Iterator[str]:
         yield f"{indent}lambda {', '.join(map(self.typed, [*jaxpr.constvars, *jaxpr.invars]))}:"
         for eqn in jaxpr.eqns:
-            inner = [leaf for value in eqn.params.values() for leaf in jax.tree.leaves(value, is_leaf=_is_jaxpr) if _is_jaxpr(leaf)]
             operands = " ".join(map(self.read, eqn.invars))
             outs = ", ".join(map(self.typed, eqn.outvars))
             yield f"{indent}  {outs} = <b>{escape(eqn.primitive.name)}</b>{escape(_parameters(eqn))} {operands}"
-            for body in inner:
-                yield from self.lines(getattr(body, "jaxpr", body), indent + "    ")
+            for body in inner_jaxprs(eqn.params):
+                yield from self.lines(body, indent + "    ")
         yield f"{indent}  return {', '.join(map(self.read, jaxpr.outvars))}"
 
     def name(self, variable: Any) -> str:
@@ -69,14 +69,10 @@ def _parameters(eqn: Any) -> str:
     shown = []
     for key, value in eqn.params.items():
         text = str(value)
-        plain = value is not None and not any(map(_is_jaxpr, jax.tree.leaves(value, is_leaf=_is_jaxpr)))
+        plain = value is not None and not any(inner_jaxprs({key: value}))
         if plain and len(text) <= LONGEST_PARAMETER:
             shown.append(f"{key}={text}")
     return f"[{' '.join(shown)}]" if shown else ""
-
-
-def _is_jaxpr(value: Any) -> bool:
-    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
 
 
 def _letters(number: int) -> str:

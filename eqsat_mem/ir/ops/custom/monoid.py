@@ -1,7 +1,8 @@
 """Folds that users add: a monoid of several values per element, one row in Python.
 
-A fold is an operation whose function sees one axis (:mod:`eqsat_mem.ir.ops.custom.operation`). What makes it a fold is that it can be taken apart: into
-what is computed of each element, the combination of such states along the axis, which loops may do chunk by chunk, and what is computed of
+A fold is an operation whose function sees one axis (:mod:`eqsat_mem.ir.ops.custom.operation`). What makes it a fold is that it
+can be taken apart: into what is computed of each element, the combination of such states along the axis, which loops
+may do chunk by chunk, and what is computed of
 the state of all.
 """
 

@@ -1,0 +1,62 @@
+"""Jaxprs as data: the jaxprs inside an equation's parameters, sizes of values, and which equations may run twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from eqsat_mem.ir.program import itemsize
+
+IMPURE = frozenset({"rng_uniform"})
+"""Primitives that may return something else each time, though they declare no effect."""
+
+
+def is_jaxpr(value: Any) -> bool:
+    """Whether a parameter is a jaxpr, open or closed."""
+    return isinstance(value, Jaxpr | ClosedJaxpr)
+
+
+def inner_jaxprs(params: Mapping[str, Any]) -> Iterator[Any]:
+    """The jaxprs among the parameters of an equation, as open jaxprs; also those in tuples and lists."""
+    for value in params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if is_jaxpr(part):
+                yield getattr(part, "jaxpr", part)
+
+
+def nested_jaxprs(jaxpr: Any) -> Iterator[Any]:
+    """A jaxpr and all jaxprs inside its equations, outermost first."""
+    yield jaxpr
+    for eqn in jaxpr.eqns:
+        for inner in inner_jaxprs(eqn.params):
+            yield from nested_jaxprs(inner)
+
+
+def repeatable(jaxpr: Any) -> bool:
+    """Whether running a function again gives the same results and does nothing else."""
+    if jaxpr.effects or any(eqn.primitive.name in IMPURE for eqn in jaxpr.eqns):
+        return False
+    return all(repeatable(inner) for eqn in jaxpr.eqns for inner in inner_jaxprs(eqn.params))
+
+
+def aval_bytes(avals: Iterable[Any]) -> int:
+    """Bytes of all values of these types."""
+    return sum(math.prod(getattr(a, "shape", ())) * itemsize(a.dtype) for a in avals if hasattr(a, "dtype"))
+
+
+def _result_bytes(jaxpr: Any) -> Iterator[int]:
+    for inner in nested_jaxprs(jaxpr):
+        yield from (aval_bytes([v.aval]) for eqn in inner.eqns for v in eqn.outvars)
+
+
+def largest_value(jaxpr: ClosedJaxpr) -> int:
+    """Bytes of the largest value that any equation makes, inner jaxprs included."""
+    return max(_result_bytes(jaxpr.jaxpr), default=0)
+
+
+def total_bytes(jaxpr: ClosedJaxpr) -> int:
+    """Bytes of all values that the equations make, inner jaxprs included, and of the arguments."""
+    return aval_bytes(jaxpr.in_avals) + sum(_result_bytes(jaxpr.jaxpr))

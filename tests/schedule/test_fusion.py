@@ -1,0 +1,130 @@
+"""What XLA:CPU makes of one straight region, mechanism by mechanism: predicted bytes against those of the compiled program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from eqsat_mem.backends.xla import compiled_peak
+from eqsat_mem.codegen.emit import emit
+from eqsat_mem.ir import Map
+from eqsat_mem.ir.loop_tree import loops, regions, with_region
+from eqsat_mem.schedule.cost_model import cpu
+from eqsat_mem.schedule.fusion import ends
+from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.search import Schedule, straight
+from eqsat_mem.schedule.split import Choices, region, split
+from tests.schedule.test_split import traced
+
+N = 512
+MATRIX = N * N * 4
+"""Bytes of one matrix, which all programs here are made of."""
+SQUARE, ROW = (N, N), (N,)
+
+
+def first_of_the_smallest(x, y):
+    """The minimum is read by a comparison, which the library does not know: it would hand on a matrix of minima."""
+    z = x * y
+    return jnp.argmin(z, 1)
+
+
+def softmax_then_sine(x, y):
+    """The library would go on to the difference, which then is held, if it were not stopped at the maximum."""
+    return jnp.sum(jnp.sin(x @ y - jnp.max(x @ y, 1)[:, None]), 1)
+
+
+def number_shared_with_a_fold(x, y, v):
+    """Both the maximum inside of the sum and the choice read a matrix of zeros, which is held."""
+    return jnp.sum(jnp.maximum(x, 0.0), 1), jnp.where(y > 0.0, jnp.sin(x), 0.0) @ v
+
+
+def row_shared_with_a_fold(x, y, v):
+    return jnp.sum(x * v, 1), jnp.sin(jnp.where(y > x, v, y)) @ v
+
+
+def row_shared_by_two_folds(x, y, v):
+    return jnp.sum(x * v, 1), jnp.sum(jnp.abs(x * y - v), 1)
+
+
+def cheap_value_of_a_product(x, y, v):
+    """The choice computes the sum with 1 again from the product, which waits for it, rather than read it."""
+    z = x @ y + 1.0
+    return z @ v, jnp.sum(z, 0), jnp.sin(jnp.where(z > x, x, y)) @ v
+
+
+def ready_early_and_read_late(x, y):
+    """The sine is computed as soon as its product is there, and waits while the chain of products goes on."""
+    first = x @ y
+    late = jnp.sin(first)
+    chain = ((jnp.cos(first) @ y) @ y) @ y
+    return jnp.exp(chain) @ x + late @ y
+
+
+def divided_by_a_root(x, y):
+    """A product with the inverse root, which selection reads twice and which is held therefore."""
+    return lax.top_k((x @ y) / jnp.sqrt(jnp.sum(x * x, 1)[:, None] * jnp.sum(y * y, 0)), 2)
+
+
+MECHANISMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    f.__name__: (f, shapes)
+    for f, shapes in [
+        (first_of_the_smallest, [SQUARE, SQUARE]),
+        (softmax_then_sine, [SQUARE, SQUARE]),
+        (number_shared_with_a_fold, [SQUARE, SQUARE, ROW]),
+        (row_shared_with_a_fold, [SQUARE, SQUARE, ROW]),
+        (row_shared_by_two_folds, [SQUARE, SQUARE, ROW]),
+        (cheap_value_of_a_product, [SQUARE, SQUARE, ROW]),
+        (ready_early_and_read_late, [SQUARE, SQUARE]),
+        (divided_by_a_root, [(N, 8), (8, 4 * N)]),
+    ]
+}
+
+
+def held(made: Schedule) -> int:
+    avals = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in made.ex.program.inputs]
+    return compiled_peak(emit(made).function, avals)[0]
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_predictions_are_what_xla_holds(name):
+    fun, shapes = MECHANISMS[name]
+    made = straight(traced(fun, *shapes), cpu())
+    assert 0.97 * held(made) <= made.peak_bytes <= 1.03 * held(made)
+
+
+@pytest.mark.parametrize("chunk", [1000, 2000, 3500])
+def test_what_a_piece_computes_is_held_for_that_piece_only(chunk):
+    """The sine of a piece does not depend on the outer loop, before which XLA would compute it if it knew where the piece begins."""
+    ex = traced(lambda x, y: jnp.max(x @ jnp.sin(y).T, 1), (64, 400), (3500, 400))
+    (sine,) = (t for t, term in enumerate(ex.program.terms) if isinstance(term, Map))
+    row, column = (next(k for k, i in enumerate(ex.program.indices) if i.extent == n) for n in (64, 3500))
+    outer = split(ex, region(ex), row, Choices(sink=frozenset({sine})))
+    path, body = next((path, seq) for path, seq in regions(outer) if sine in seq.steps)
+    tree = with_region(outer, path, split(ex, body, column))
+    chunks = {loop: 16 if loop.index == row else chunk for loop in loops(tree)}
+    made = Schedule(ex, tree, chunks, Memory(ex).total(tree, chunks), 0.0)
+    assert 0.97 * held(made) <= made.peak_bytes <= 1.03 * held(made)
+
+
+def test_fusions_end_at_folds_that_are_read_elementwise():
+    """A fold that a loop hands on, or a contraction reads, is an array anyway."""
+    ex = traced(lambda x, y: (jnp.max(x, 1) - jnp.sum(y, 1), jnp.sum(x, 0) @ y), (8, 8), (8, 8))
+    assert len(ends(ex, region(ex), Memory(ex).fused(region(ex)))) == 2
+
+
+def element_of_a_product(x, y, v):
+    """Its bits are counted again in each of two operations that read them: nothing of one element is a kernel of its own."""
+    zero = lax.population_count(lax.bitcast_convert_type((x @ y)[:1, :1], jnp.uint32)) >> 7
+    tied = [lax.bitcast_convert_type(lax.bitcast_convert_type(z, jnp.uint32) | zero, jnp.float32) for z in (x, y)]
+    return (tied[0] @ tied[1]) @ v
+
+
+def test_slices_are_computed_inside_elementwise_operations_that_read_them():
+    ex = traced(element_of_a_product, SQUARE, SQUARE, ROW)
+    kept = Memory(ex).fused(region(ex)).kept
+    assert [ex.program.nbytes(t) for t in kept] == [MATRIX, MATRIX, MATRIX, MATRIX, 4 * N]

@@ -1,0 +1,152 @@
+"""The search for a loop tree: the same every time, smaller for tighter limits, and what the paper's two knobs do."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eqsat_mem.codegen.emit import emit
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.ir.loop_tree import enclosing, loops, regions
+from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder
+from eqsat_mem.schedule.cost_model import cpu
+from eqsat_mem.schedule.memory import Memory, within
+from eqsat_mem.schedule.search import BEHIND, Search, fastest, schedule, straight
+from eqsat_mem.schedule.timing import Known
+from tests.oracles.differential import TINY
+from tests.schedule.test_split import bound, softmax, traced
+
+
+def kernel_vector(x, y, v):
+    return jnp.exp(-0.5 * jnp.sum((x[:, None] - y[None]) ** 2, -1)) @ v
+
+
+PROGRAMS = {
+    "kernel times vector": (kernel_vector, [(61, 3), (53, 3), (53, 2)]),
+    "kernel gradient": (jax.grad(lambda *a: jnp.sum(kernel_vector(*a) ** 2), (0, 1, 2)), [(61, 3), (53, 3), (53, 2)]),
+    "attention gradient": (jax.grad(lambda *a: jnp.sum(softmax(*a) ** 2), (0, 1, 2)), [(47, 3), (41, 3), (41, 2)]),
+    "bound gradient": (jax.grad(bound, (0, 2)), [(97, 2), (97, 1), (5, 2)]),
+    "layer": (lambda x, w, u: jnp.tanh(x @ w) @ u, [(64, 8), (8, 67), (67, 4)]),
+}
+
+
+def program(name: str) -> Extraction:
+    fun, shapes = PROGRAMS[name]
+    return traced(fun, *shapes)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_schedules_are_the_same_every_time(name):
+    ex = program(name)
+    middle = (schedule(ex, 1, TINY).peak_bytes + straight(ex, TINY).peak_bytes) // 2
+    assert emit(schedule(program(name), middle, TINY)).source == emit(schedule(program(name), middle, TINY)).source
+
+
+@pytest.mark.parametrize("device", [TINY, cpu()], ids=["tiny", "cpu"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_looser_limits_are_kept_where_tighter_ones_are_and_never_slow_a_plan_down(name, device):
+    ex = program(name)
+    smallest, largest = schedule(ex, 1, device).peak_bytes, straight(ex, device).peak_bytes
+    limits = [smallest + (largest - smallest) * k // 8 for k in range(9)]
+    made = [schedule(ex, limit, device) for limit in limits]
+    assert [s.fits(limit) for s, limit in zip(made, limits)] == [True] * 9
+    if device is not TINY:  # where everything is worth splitting, which splits come first decides
+        assert all(loose.seconds <= 1.1 * tight.seconds for tight, loose in itertools.pairwise(made))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_some_schedule_is_much_smaller_than_the_program(name):
+    assert schedule(program(name), 1, TINY).peak_bytes < 0.7 * straight(program(name), TINY).peak_bytes
+
+
+def test_a_program_whose_values_stay_in_cache_is_not_split():
+    assert not list(loops(schedule(program("kernel times vector"), 2**40, cpu()).seq))
+
+
+class Watched(Search):
+    """A search that notes which trees it splits further."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.expanded = []
+
+    def expand(self, s, only=None):
+        self.expanded.append(s)
+        return super().expand(s, only)
+
+
+def test_trees_far_behind_the_best_of_any_program_are_split_no_further():
+    ex = program("bound gradient")
+    alone = Watched(ex, 2**40, TINY)
+    best = fastest(alone)
+    assert len(alone.expanded) > 1
+    rival = replace(best, seconds=best.seconds / (2 * BEHIND))  # of a program that is far faster
+    beaten = Watched(ex, 2**40, TINY)
+    fastest(beaten, rival)
+    assert [s.splits for s in beaten.expanded] == [()]
+
+
+def test_trees_that_splits_in_several_orders_lead_to_get_chunk_sizes_once():
+    search, started, tiled = Search(program("attention gradient"), 2**14, TINY), [], []
+
+    def figures(s):
+        return s.peak_bytes, s.seconds, tuple((loop.index, len(loop.folds), len(loop.stacks)) for loop in s.chunks)
+
+    start, tile = search.start, search.tile
+    search.start = lambda *args: started.append(start(*args)) or started[-1]
+    search.tile = lambda s, parent: tiled.append((parent.splits, figures(s))) or tile(s, parent)
+    fastest(search)
+    assert len(set(tiled)) == len(tiled) < len(started) - 1
+
+
+def test_a_search_for_another_limit_knows_what_the_first_has_found_out():
+    search = Search(program("attention gradient"), 2**40, TINY)
+    fastest(search)
+    again, alone = fastest(search.within(1)), fastest(Search(search.ex, 1, TINY))
+    assert (again.peak_bytes, again.seconds, again.splits) == (alone.peak_bytes, alone.seconds, alone.splits)
+
+
+@pytest.mark.parametrize("name", ["attention gradient", "kernel times vector"])
+def test_searches_that_share_what_they_know_find_what_each_would_alone(name):
+    ex, shared = program(name), Known.nothing(program(name), TINY)
+
+    def found(limit, others):
+        s = fastest(Search(shared.timing.memory.ex if others else ex, limit, TINY, others=others))
+        return s.peak_bytes, s.seconds, s.splits, [(loop.index, chunk) for loop, chunk in s.chunks.items()]
+
+    for limit in (2**40, 2**15, 2**14, 2**13, 2**12, 1):
+        assert found(limit, shared) == found(limit, None)
+
+
+def test_only_regions_with_a_value_above_the_threshold_are_split():
+    ex = program("kernel times vector")
+    largest = 61 * 53 * 3 * 4
+    assert list(loops(schedule(ex, 1, TINY, tensor_size_threshold=largest - 1).seq))
+    assert not list(loops(schedule(ex, 1, TINY, tensor_size_threshold=largest).seq))
+
+
+def test_slices_that_are_held_are_no_larger_than_the_split_size():
+    ex = program("kernel times vector")
+    made, memory = schedule(ex, 2**40, TINY, tensor_split_size=2048), Memory(ex, TINY.folds)
+    assert list(loops(made.seq))
+    for path, seq in regions(made.seq):
+        extents = memory.full_extents()
+        for loop in enclosing(made.seq, path):
+            extents = within(extents, loop, made.chunks)
+        if path and enclosing(made.seq, path):
+            assert all(memory.size(t, extents) <= 2048 for t in memory.fused(seq).kept if isinstance(t, int))
+
+
+@pytest.mark.parametrize("extent", [1, 2, 3, 7, 16, 97, 1000, 1009])
+def test_chunk_ladders_ascend_from_one_and_prefer_divisors(extent):
+    steps = ladder(extent)
+    assert steps == sorted(set(steps))
+    assert steps[0] == 1
+    assert all(1 <= c <= extent for c in steps)
+    assert first_chunk(steps) in steps
+    if extent == 1000:
+        assert 125 in steps
