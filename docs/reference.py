@@ -14,23 +14,23 @@ from eqsat_mem.__main__ import command_line
 
 PAGE = Path(__file__).with_name("api.md")
 PARTS = {
-    "Optimising": ["api.optimize", "api.Optimized", "config.Options", "config.parse_bytes"],
-    "Plans": ["report.Plan", "report.LoopSummary"],
+    "Optimising": ["api.optimize.optimize", "api.optimize.Optimized", "options.Options", "options.parse_bytes"],
+    "Plans": ["reports.plan.Plan", "reports.plan.LoopSummary"],
     "Explanations": [
-        "explanation.Explanation",
-        "explanation.NeededRule",
-        "explanation.Found",
-        "explanation.LoopEffect",
-        "explanation.Held",
-        "rivals.Rival",
-        "page.page",
-        "timeline.timeline",
-        "timeline.Point",
+        "reports.explanation.Explanation",
+        "reports.explanation.NeededRule",
+        "reports.explanation.Found",
+        "reports.explanation.LoopEffect",
+        "reports.explanation.Held",
+        "reports.runners_up.Rival",
+        "reports.page.page",
+        "reports.timeline.timeline",
+        "reports.timeline.Point",
     ],
-    "Operations of your own": ["ops.Operation", "ops.Monoid"],
+    "Operations of your own": ["ir.ops.Operation", "ir.ops.Monoid"],
     "Errors": [f"errors.{name}" for name in ("EqsatMemError", "OptionError", "RuleError", "UserFileError", "MemoryLimitError")],
-    "Rules": ["rules.load_rules", "rules.Rule", "rules.RuleSet"],
-    "Checking": ["verify.same_values", "verify.compiled_peak", "interpret.evaluate"],
+    "Rules": ["egraph.rule_files.load_rules", "egraph.rule_files.Rule", "egraph.rule_files.RuleSet"],
+    "Checking": ["testing.same_values", "backends.xla.compiled_peak", "ir.interpreter.evaluate"],
 }
 """What the page has, by heading. Names that ``eqsat_mem`` exports must all be here."""
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):$", re.MULTILINE)

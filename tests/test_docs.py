@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_layers import ALLOWED as ROOMS
 from tests.test_readme import blocks, run_examples
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,12 +34,13 @@ def test_the_program_shown_is_the_one_printed(capsys):
     assert shown[1] == capsys.readouterr().out
 
 
-def test_the_design_names_the_modules_that_there_are():
-    table = re.findall(r"^\| `(\w+)` \| ", DESIGN.read_text(encoding="utf-8").split("## Modules")[1].split("\n## ")[0], re.MULTILINE)
-    files = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"} | {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert sorted(table) == sorted(files)
-    rows = set(re.findall(r"`ops\.(\w+)`", DESIGN.read_text(encoding="utf-8")))
-    assert rows == {path.stem for path in (PACKAGE / "ops").glob("*.py")} - {"__init__"}
+def test_the_design_names_the_rooms_and_shared_modules_that_there_are():
+    section = DESIGN.read_text(encoding="utf-8").split("## Rooms")[1].split("\n## ")[0]
+    rooms = re.findall(r"^\| `(\w+)` \| ", section, re.MULTILINE)
+    assert rooms == [room for room in ROOMS if room in rooms], "not in the order of tests/test_layers.py"
+    assert set(rooms) == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    shared = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
+    assert shared <= set(re.findall(r"`(\w+)`", section))
 
 
 def test_quoted_lines_stand_in_the_code():
@@ -91,7 +93,7 @@ def test_debugging_levels_are_those_of_the_code():
     assert shown == written
 
 
-INTERNAL = {"ir", "expressions", "interpret", "calls", "__init__"}
+INTERNAL = {"program", "expressions", "interpreter", "calls", "__init__"}
 """Modules whose errors a user does not meet: they say that this package contradicts itself, or are Python's own."""
 
 

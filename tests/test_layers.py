@@ -29,6 +29,7 @@ ALLOWED = {
     "pipeline": "backends candidates codegen egraph errors events frontend ir options reports schedule transforms",
     "api": "backends backends.cpu egraph errors frontend ir options pipeline reports units",
     "cli": "api codegen egraph egraph.soundness errors frontend ir options reports schedule units",
+    "testing": "",
     "__main__": "api backends cli errors reports schedule units",
 }
 """The rooms in the order in which a program visits them, and those that each may import from."""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from eqsat_mem import optimize
-from eqsat_mem.backends.xla import held_bytes, same_values
+from eqsat_mem.backends.xla import held_bytes
+from eqsat_mem.testing import same_values
 
 N, LIMIT = 1500, 2**20  # the matrix of distances alone has 9 MB
 

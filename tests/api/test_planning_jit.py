@@ -509,7 +509,7 @@ def test_the_original_runs_where_the_planner_breaks(broken, jit, ledger, x, caps
     (entry,) = ledger.entries
     assert (entry.outcome, entry.reason) == ("failed", "RuntimeError: the planner is broken")
     assert entry.planning_s > 0
-    assert "test_jitted.py" in entry.traceback
+    assert "test_planning_jit.py" in entry.traceback
     assert capsys.readouterr().err.endswith(" runs as written, for RuntimeError: the planner is broken\n")
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from eqsat_mem.backends import xla
 from eqsat_mem.backends.cpu.hidden_scratch import LONE_AXIS, PACKED, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
-from eqsat_mem.backends.xla import compiled_peak, donations, same_values
+from eqsat_mem.backends.xla import compiled_peak, donations
+from eqsat_mem.testing import same_values
 
 cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="options and fusions are XLA:CPU's")
 

@@ -29,7 +29,7 @@ print(nearest(queries, points).sum())
 """What a new user writes in ten lines; it holds all 16 million distances."""
 
 MEASURED = """
-from eqsat_mem.verify import held_bytes
+from eqsat_mem.backends.xla import held_bytes
 print(held_bytes(nearest.lower(queries, points).compile()))
 """
 

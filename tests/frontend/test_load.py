@@ -386,7 +386,7 @@ def test_terms_know_their_line() -> None:
     program = load(lambda x: jnp.sum(jnp.exp(x)), X)
     lines = {str(program.source[t]) for t in program.reachable() if t in program.source}
     assert lines
-    assert all("test_trace.py" in line for line in lines)
+    assert all("test_load.py" in line for line in lines)
 
 
 def test_library_functions_belong_to_the_line_that_calls_them() -> None:

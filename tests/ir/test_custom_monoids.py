@@ -218,7 +218,7 @@ def test_what_is_no_monoid_is_told_before_it_is_folded_in_chunks(name):
     monoid, problem = NO_MONOIDS[name]
     assert problem in monoid.problem()
     with pytest.raises(
-        OptionError, match=rf"test_monoids.py:\d+: '{monoid.name}' is no monoid, and may not be folded in chunks: .*one order"
+        OptionError, match=rf"test_custom_monoids.py:\d+: '{monoid.name}' is no monoid, and may not be folded in chunks: .*one order"
     ):
         eqsat_mem.optimize(monoid, memory_limit="1MiB").plan(jax.ShapeDtypeStruct((8, 8), jnp.float32))
 

@@ -287,13 +287,13 @@ def test_names_that_are_taken(tmp_path):
         (Operation("exp", jnp.exp), r"operation 'exp' is 'Exp' in rules, which is a word of the language; rename it"),
         (
             Operation("soft_Difference", SOFT.fun),
-            r"test_operations.py:\d+: operation 'soft_Difference' is 'SoftDifference' in rules, as is",
+            r"test_custom_operations.py:\d+: operation 'soft_Difference' is 'SoftDifference' in rules, as is",
         ),
         ("exp", "operations must be eqsat_mem.Operation or eqsat_mem.Monoid objects, not 'e'"),
     ):
         with pytest.raises(OptionError, match=message):
             eqsat_mem.optimize(kernel, operations=other if isinstance(other, str) else [SOFT, other])
-    with pytest.raises(RuleError, match=r"own.egg:4: 'Distance' is taken by an operation of test_operations.py:\d+"):
+    with pytest.raises(RuleError, match=r"own.egg:4: 'Distance' is taken by an operation of test_custom_operations.py:\d+"):
         rules_of(tmp_path, "(relation Distance (T))")
 
 
