@@ -177,18 +177,18 @@ def _calibrate(options: argparse.Namespace) -> int:
     import jax
 
     from eqsat_mem.backends import calibrate, profiles
-    from eqsat_mem.schedule.cost_model import device_for
+    from eqsat_mem.backends.choose import backend_in_use, built_in
 
-    built_in = device_for(jax.default_backend())
+    usual = built_in(jax.default_backend())
     if options.reset:
         gone = profiles.forget()
         print("there is no profile for this device" if gone is None else f"removed {gone}")
         return 0
     if not options.show:
-        measured = calibrate.measure(lambda field: print(f"measuring {field}", file=sys.stderr))
+        measured = calibrate.measure(usual, lambda field: print(f"measuring {field}", file=sys.stderr))
         print(f"kept in {profiles.keep(measured)}", file=sys.stderr)
-    used = profiles.device_in_use()
-    print(f"{used.name}{' (built-in)' if used == built_in else ''}\n{calibrate.compared(built_in, used)}")
+    used = backend_in_use()
+    print(f"{used.device.name}{' (built-in)' if used == usual else ''}\n{calibrate.compared(usual.device, used.device)}")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from eqsat_mem.backends.profiles import device_in_use
+from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.backends.xla import compiled_peak, donations
 from eqsat_mem.candidates import Forms, Found
 from eqsat_mem.codegen.emit import Emitted, emit
@@ -25,9 +25,8 @@ from eqsat_mem.options import Options, resolve_limit
 from eqsat_mem.reports.explain import Record, Scheduler
 from eqsat_mem.reports.outline import loop_summaries, output_bytes, peak_tensors, restrictions
 from eqsat_mem.reports.plan import Plan
-from eqsat_mem.schedule.cost_model import Device, Folds
-from eqsat_mem.schedule.search import Schedule, fastest
-from eqsat_mem.schedule.split import region
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.search import Schedule, fastest, unscheduled
 from eqsat_mem.transforms.plan_bodies import has_plans
 
 GAIN = 0.7
@@ -47,10 +46,10 @@ def plan(
     options: Options,
     arg_names: Sequence[str],
     name: str = "program",
-    device: Device | None = None,
+    backend: Backend | None = None,
     donated: Sequence[int] = (),
 ) -> Plan:
-    """The fastest program found that computes ``jaxpr`` within the limit, on the device in use unless another is given.
+    """The fastest program found that computes ``jaxpr`` within the limit, on the device in use unless another backend is given.
 
     Outputs may take the memory of the ``donated`` arguments of their shape and dtype.
 
@@ -59,7 +58,7 @@ def plan(
     """
     limit = resolve_limit(options)
     taken, shared_bytes = donations(jaxpr, donated)
-    request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, device or device_in_use(), taken, shared_bytes)
+    request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend or backend_in_use(), taken, shared_bytes)
     tell(Began(name, limit))
     made = None
     try:
@@ -72,7 +71,7 @@ def plan(
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    """What is to be planned: a traced function, and the limit in bytes and the device that its options and the machine come to.
+    """What is to be planned: a traced function, and the limit in bytes and the backend that its options and the machine come to.
 
     Within a request, bytes are counted as if no output took the memory of an argument: the limit, predictions and what XLA holds alike.
     What leaves it (:meth:`held`) is less by ``shared_bytes``.
@@ -83,7 +82,7 @@ class _Request:
     name: str
     options: Options
     limit: int
-    device: Device
+    backend: Backend
     taken: tuple[int, ...]
     shared_bytes: int
 
@@ -93,7 +92,7 @@ class _Request:
 
     def compiled(self, function: Callable[..., Any], predicted: int) -> int:
         """What XLA counts for a function of the program's arguments, which is told beside its prediction."""
-        held = compiled_peak(function, self.jaxpr.in_avals, donate=self.taken, optimise=False)[0]
+        held = compiled_peak(function, self.jaxpr.in_avals, self.taken, self.backend, optimise=False)[0]
         tell(Compiled(held, self.held(predicted), self.held(self.limit)))
         return held + self.shared_bytes
 
@@ -118,32 +117,32 @@ def _without_collections() -> Iterator[None]:
 def _plan(request: _Request) -> Plan:
     clock = Clock()
     with clock("trace"):
-        loaded = load(request.jaxpr, request.arg_names)
+        loaded = load(request.jaxpr, request.arg_names, request.backend.lowering)
         tell(Loaded(loaded))
-    forms = Forms(loaded, request.options, request.device, _plan_body, clock)
-    found = forms.fastest(request.device, request.limit)
+    forms = Forms(loaded, request.options, request.backend, _plan_body, clock)
+    found = forms.fastest(request.backend, request.limit)
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
-    again = partial(_again, loaded, request.options, chosen.device, chosen.target)
+    again = partial(_again, loaded, request.options, chosen.backend, chosen.target)
     record = Record(
-        found.before, chosen.device, chosen.target, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names
+        found.before, chosen.backend, chosen.target, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names
     )
     return _report(request, found, chosen, clock, record)
 
 
 def _again(
-    loaded: Program, options: Options, device: Device, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = fastest
+    loaded: Program, options: Options, backend: Backend, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = fastest
 ) -> Schedule:
     """The best schedule that the same search finds without some rules; it stops for other reasons than the clock."""
     patient = replace(options, max_seconds=PATIENCE_S, without_rules=(*options.without_rules, *sorted(without)))
-    return Forms(loaded, patient, device, _plan_body, Clock()).fastest(device, limit, scheduler).best
+    return Forms(loaded, patient, backend, _plan_body, Clock()).fastest(backend, limit, scheduler).best
 
 
-def _plan_body(options: Options, device: Device, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
+def _plan_body(options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
     """The body of a loop or branch planned under ``limit``: its schedule, and what it holds besides arguments, planned and as written."""
     names = [f"x{k}" for k in range(len(body.in_avals))]
     try:
-        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body", device)
+        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body", backend)
     except MemoryLimitError as error:
         held = max(error.smallest_bytes - aval_bytes(body.in_avals), 0)
         return None, held, held
@@ -156,12 +155,12 @@ def _plan_body(options: Options, device: Device, body: ClosedJaxpr, limit: int) 
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """A schedule as code, what XLA holds for it (None: not compiled), and the device and limit that it was searched for."""
+    """A schedule as code, the bytes that XLA holds for it (None: not compiled), and the backend and limit that it was searched for."""
 
     schedule: Schedule
     code: Emitted
     compiled_bytes: int | None
-    device: Device
+    backend: Backend
     target: int
     unchanged: bool = False
 
@@ -200,39 +199,39 @@ def _keep(request: _Request, loaded: Program, before: Schedule) -> _Chosen | Non
     if held is not None and held > limit:
         return None
     ex = Extraction(loaded)
-    code = emit(Schedule(ex, region(ex), {}, 0, 0.0), request.name)
+    code = emit(unscheduled(ex, request.backend), request.name)
     source = f"# {request.name} runs as it was written; this is the same, written out.\n{code.source}"
     emitted = Emitted(source, lambda *args: tuple(function(*args)), code.namespace, code.names)
-    return _Chosen(before, emitted, held, request.device, limit, unchanged=True)
+    return _Chosen(before, emitted, held, request.backend, limit, unchanged=True)
 
 
 def _as_held(chosen: _Chosen) -> float:
     """The predicted seconds of a plan, with those that new memory takes if XLA holds so much more than was predicted that it is new."""
     s = chosen.schedule
     fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
-    predicted, held = (chosen.device.fresh_s(total - fixed) for total in (s.peak_bytes, chosen.compiled_bytes or s.peak_bytes))
+    predicted, held = (chosen.backend.device.fresh_s(total - fixed) for total in (s.peak_bytes, chosen.compiled_bytes or s.peak_bytes))
     return s.seconds + max(held - predicted, 0.0)
 
 
 def _emit_within(request: _Request, forms: Forms, best: Schedule) -> _Chosen:
     """What holds no more than the limit once compiled.
 
-    Where no prediction is low enough, XLA holds what was to be computed on the way to folds: the search begins again without that.
+    Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant.
     """
     try:
-        return _verified(request, forms, request.device, best)
+        return _verified(request, forms, request.backend, best)
     except MemoryLimitError as error:
-        if request.device.folds is not Folds.LIBRARY or not best.fits(request.limit):
+        cautious = request.backend.cautious()
+        if cautious is None or not best.fits(request.limit):
             raise
         first = error
-    arrays = replace(request.device, folds=Folds.ARRAYS)
     try:
-        return _verified(request, forms, arrays, forms.fastest(arrays, request.limit).best)
+        return _verified(request, forms, cautious, forms.fastest(cautious, request.limit).best)
     except MemoryLimitError as second:
         raise min(first, second, key=lambda error: error.smallest_bytes) from None
 
 
-def _verified(request: _Request, forms: Forms, device: Device, best: Schedule) -> _Chosen:
+def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule) -> _Chosen:
     """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
 
     Where nothing fits the next target, it was too low a guess: the one after is halfway back to the last program that was compiled.
@@ -244,10 +243,10 @@ def _verified(request: _Request, forms: Forms, device: Device, best: Schedule) -
         if best.fits(target):
             code = emit(best, request.name)
             if not request.options.verify:
-                return _Chosen(best, code, None, device, target)
+                return _Chosen(best, code, None, backend, target)
             held = request.compiled(code.function, best.peak_bytes)
             if held <= limit:
-                return _Chosen(best, code, held, device, target)
+                return _Chosen(best, code, held, backend, target)
             smallest = min(smallest or held, held)
             if target > limit:
                 break
@@ -258,7 +257,7 @@ def _verified(request: _Request, forms: Forms, device: Device, best: Schedule) -
             target = (best.peak_bytes + above) // 2
         else:
             break
-        best = forms.fastest(device, target).best
+        best = forms.fastest(backend, target).best
     raise _too_large(request, best, smallest or best.peak_bytes)
 
 
@@ -297,5 +296,6 @@ def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, reco
         peak_tensors=peak_tensors(s),
         program=program,
         schedule=s,
+        compiler_options={} if chosen.unchanged else dict(chosen.backend.compiler_options),
         record=record,
     )

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from typing import Any
 
-from eqsat_mem.backends.cpu.vector_width import compiler_options
-from eqsat_mem.backends.profiles import device_in_use
 from eqsat_mem.errors import Tensor, tensor_lines
 from eqsat_mem.units import format_bytes
 
@@ -74,6 +72,8 @@ class Plan:
         loops: the loops of the plan in the order of the program, outer ones before those inside.
         rules_fired: the names of the rules that matched something in the program.
         peak_tensors: ``(description, bytes, source)`` of what is held at the plan's peak.
+        compiler_options: the options that XLA compiles the plan with when the function is called on its own, to be passed to a ``jax.jit``
+            around a caller of it; empty for a program that is left as it was, and where XLA's own choices are the best that is known.
         program, schedule: the chosen terms and their loop tree, for those who want to look further.
         record: what :meth:`explain` and :meth:`show` work from, or None for a plan put together by hand.
     """
@@ -97,6 +97,7 @@ class Plan:
     namespace: Mapping[str, Any] = field(default_factory=dict, repr=False)
     program: Any = field(default=None, repr=False)
     schedule: Any = field(default=None, repr=False)
+    compiler_options: Mapping[str, str] = field(default_factory=dict)
     record: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -108,14 +109,6 @@ class Plan:
 
     def __deepcopy__(self, memo: Any) -> Plan:
         return self  # nobody changes it
-
-    @property
-    def compiler_options(self) -> dict[str, str]:
-        """What this machine's XLA compiles the plan with when the function is called on its own, for ``jax.jit`` around a caller of it.
-
-        Empty for a program that is left as it was, and where XLA's own choices are the best that is known.
-        """
-        return {} if self.unchanged else compiler_options(device_in_use().vector_bits)
 
     @property
     def stands_alone(self) -> bool:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from eqsat_mem.ir.ops import lapack
+from eqsat_mem.backends.cpu import lapack
 
 # XLA:CPU hands contractions, with the elementwise operations and reductions around them, to a kernel library as fusions of
 # the kind below. The library allocates room for contractions whose result is used inside the fusion; XLA does not count it.

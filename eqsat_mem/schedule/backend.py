@@ -1,0 +1,312 @@
+"""Compiler targets: the figures of a device, and what its compiler does with a program.
+
+:class:`Backend` is XLA as it documents itself for every device: it fuses elementwise operations and short folds into their
+readers, runs kernels in program order, needs no idioms in source, and reports all memory that it takes. A target that
+differs overrides methods; :mod:`eqsat_mem.backends` has one folder or file for each. A backend is chosen once per plan and
+carried by searches and schedules, so that every stage asks the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.frontend.lowering import Lowering
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, itemsize
+from eqsat_mem.ir.loop_tree import Seq
+from eqsat_mem.ir.ops import block_op
+from eqsat_mem.ir.ops.blocks import Text
+from eqsat_mem.schedule.weights import BASE, Weights
+
+if TYPE_CHECKING:
+    from eqsat_mem.schedule.fusion import Fused
+
+# --- figures -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Device:
+    """Figures of a device: work per second, all cores together.
+
+    Attributes:
+        name: how reports call the device.
+        flops: multiplications and additions per second of float32 contractions computed in full.
+        narrow_flops: those of two-byte contractions; contractions whose operands are rounded
+            (:mod:`eqsat_mem.ir.precision`) run at half of it.
+        elements: elementwise additions of 4-byte numbers per second.
+        levels: pairs of a capacity in bytes and the bytes per second of data that fits it, smallest first; the last is main
+            memory.
+        tile_level: the level at which tiles of loops are assumed to stay when programs are extracted.
+        kernel_s: seconds to launch a kernel.
+        iteration_s: seconds for one more turn of a loop.
+        reduce_weight: additions that folding one element takes.
+        short_reduce_weight: the same along an axis of fewer than :data:`eqsat_mem.schedule.cost_model.SHORT` elements.
+        matrix_cores: units to which the rows of a contraction are distributed.
+        reused_bytes: an allocation of at least so many bytes is new memory in every run.
+        fresh_rate: bytes per second at which the system hands out new memory.
+    """
+
+    name: str
+    flops: float
+    narrow_flops: float
+    elements: float
+    levels: tuple[tuple[float, float], ...]
+    tile_level: int
+    kernel_s: float
+    iteration_s: float
+    reduce_weight: float
+    short_reduce_weight: float
+    matrix_cores: int
+    reused_bytes: float
+    fresh_rate: float
+
+    def level(self, working_set: float) -> int:
+        """The first level of the memory that holds so many bytes, or the last."""
+        return next((k for k, (capacity, _) in enumerate(self.levels) if working_set <= capacity), len(self.levels) - 1)
+
+    def bandwidth(self, working_set: float) -> float:
+        """Bytes per second of data of so many bytes."""
+        return self.levels[self.level(working_set)][1]
+
+    def fresh_s(self, allocated: float) -> float:
+        """Seconds that the system takes to hand out an allocation of so many bytes."""
+        return allocated / self.fresh_rate if allocated >= self.reused_bytes else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One kernel of a region, as the time model sees it.
+
+    Attributes:
+        ex: the program with what rules allow.
+        step: the term that the kernel keeps.
+        operands: the kept values that it reads.
+        extents: the extents of all indices where it runs.
+        nbytes: bytes of its result.
+        outside: whether it runs outside of all loops.
+        emitted: whether it runs as emitted source, not as its author wrote it.
+        unrolled: whether it computes a fold that is unrolled, element by element.
+        stacked: whether the loop around it stacks its result.
+    """
+
+    ex: Extraction
+    step: int
+    operands: Collection[int]
+    extents: Sequence[int]
+    nbytes: int
+    outside: bool
+    emitted: bool
+    unrolled: bool
+    stacked: bool
+
+    @property
+    def term(self) -> Term:
+        return self.ex.program.terms[self.step]
+
+
+# --- source ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BlockSource:
+    """Source of a block operation that replaces the operation table's.
+
+    Attributes:
+        text: as :attr:`eqsat_mem.ir.ops.BlockOp.text`; None keeps the table's.
+        in_order: replaces ``text`` where operands have the axes of the call in its order already, none of extent one.
+        helpers: functions that the source may call, which the emitted program then defines.
+    """
+
+    text: Text | None = None
+    in_order: Text | None = None
+    helpers: tuple[Callable[..., Any], ...] = ()
+
+
+class Idioms:
+    """How emitted source is written for a compiler. The base writes every operation as JAX spells it."""
+
+    sums_lone_axes: ClassVar[bool] = False
+    """Whether sums also fold axes of extent one that stay, which are put back afterwards."""
+
+    def fenced(self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int]) -> frozenset[int]:
+        """The values of a region behind which the compiler must not continue a fusion; ``rescaled`` are combined in a loop."""
+        return frozenset()
+
+    def fence(self, text: str, dtype: Any) -> str:
+        """A value, so written that all its readers get the same bits and no fusion continues behind it."""
+        return text
+
+    def slice_operands(self, text: str, dtype: Any) -> str:
+        """The first two operands of a slice, an array and a start."""
+        return text
+
+    def swaps_operands(self, contracted_last: bool, rows: int, columns: int, depth: int) -> bool:
+        """Whether a contraction of ``rows`` x ``depth`` by ``depth`` x ``columns`` is written with its operands exchanged.
+
+        ``contracted_last`` says whether the left operand has the contracted axis last.
+        """
+        return False
+
+    def block(self, name: str) -> BlockSource:
+        """What replaces the operation table's source of a primitive."""
+        return BlockSource()
+
+
+class Tie(Protocol):
+    """How a value computed again is kept apart from the first computation, with which compilers would merge it."""
+
+    def can_tie(self, dtype: Any) -> bool:
+        """Whether values of a dtype can be tied."""
+
+    def token(self, program: Program, late: int, add: Callable[[Term], int]) -> int:
+        """A term that exists only after ``late`` does; ``add`` appends terms to the program."""
+
+    def tied(self, program: Program, value: int, token: int, add: Callable[[Term], int]) -> int:
+        """A term equal to ``value`` that does not exist before ``token``."""
+
+
+# --- behaviour ---------------------------------------------------------------------------------------
+
+SMALL_FOLD = 64
+"""Elements up to which a fold is computed inside its reader."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A compiler for a device; the base is what XLA documents for every device. Subclasses override what differs."""
+
+    device: Device
+
+    platform: ClassVar[str | None] = None
+    """JAX's name of the platform; None is the default one."""
+    weights: ClassVar[Weights] = BASE
+    idioms: ClassVar[Idioms] = Idioms()
+    tie: ClassVar[Tie | None] = None
+    """How recomputed values are kept apart; None where nothing is known that does, so that nothing is recomputed."""
+    rounds_operands: ClassVar[bool] = False
+    """Whether operands of float32 contractions are rounded unless full precision is asked for."""
+    runs_remainder_beside: ClassVar[bool] = False
+    """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
+    fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
+    """Block operations inside which XLA computes elementwise operands."""
+    rereads: ClassVar[frozenset[str]] = frozenset()
+    """Block operations that read operands in several kernels, each of which computes virtual operands again."""
+
+    @property
+    def lowering(self) -> Lowering:
+        """What loading a jaxpr should prefer."""
+        return Lowering(self.platform)
+
+    def cautious(self) -> Self | None:
+        """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""
+        return None
+
+    # fusion: which values exist, and in which order kernels run
+
+    def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
+        """Whether an elementwise value is computed inside the fold that reads it; ``alone``: no other kernel needs it."""
+        term = ex.program.terms[t]
+        return alone or (isinstance(term, Map) and self.is_cheap(ex.program, t))
+
+    def fuses_fold(self, ex: Extraction, t: int, extent: int) -> bool:
+        """Whether a fold over so many elements, not unrolled, is computed inside its only reader."""
+        return extent <= SMALL_FOLD
+
+    def takes_in(self, term: Term) -> bool:
+        """Whether an operation computes elementwise operands inside itself."""
+        return isinstance(term, Map | Fold) or (isinstance(term, Block) and term.call.prim.name in self.fused_blocks)
+
+    def is_cheap(self, program: Program, t: int) -> bool:
+        """Whether XLA computes a value again in every consumer, so that it is never materialised for their sake.
+
+        Among others a division that XLA turns into a product with what is materialised: by a value of fewer indices, or by
+        the result of an operation that it can invert.
+        """
+        term = program.terms[t]
+        if not isinstance(term, Map) or term.op != "div":
+            return isinstance(term, Map) and self.weights.is_cheap(term)
+        below = program.terms[term.args[1]]
+        return program.free[term.args[1]] != program.free[t] or (isinstance(below, Map) and below.op in INVERTED)
+
+    def recomputes(self, program: Program, step: int, members: Sequence[int]) -> bool:
+        """Whether kernel ``step`` computes the operand that ``members`` make again rather than reading it."""
+        return False
+
+    def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
+        """The kernels of a region in the order in which they run, with the copies that the compiler makes."""
+        return fused
+
+    # memory
+
+    def width(self, ex: Extraction, t: int, contracted: bool) -> int:
+        """Bytes of an element of a value where it is materialised; ``contracted``: it is an operand of a contraction."""
+        return itemsize(ex.program.terms[t].dtype)
+
+    def copies_slices(self, ex: Extraction, t: int) -> bool:
+        """Whether an operation reads slices that a loop makes from copies of them."""
+        return isinstance(ex.program.terms[t], Dot | Block)
+
+    def widens(self, ex: Extraction, t: int, reader: Term) -> bool:
+        """Whether a reader has its operand ``t`` widened, which is counted as a copy of its own."""
+        return False
+
+    def partial_bytes(self, ex: Extraction, t: int, extents: Sequence[int], width: int) -> int:
+        """Bytes of the partial results of a fold, of elements of so many bytes, while it runs."""
+        return 0
+
+    def drops_axes(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
+        """Whether a value is materialised without its axes of extent one, so that no other can take over its buffer."""
+        return False
+
+    # time
+
+    def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int, short: int) -> float:
+        """Additions for each of ``count`` elements that a fold combines; fewer than ``short`` do not fill vector registers."""
+        return self.device.short_reduce_weight if count < short else self.device.reduce_weight
+
+    def packing_s(self, nbytes: float) -> float:
+        """Seconds to bring the right operand of a contraction, of so many bytes, into the order that the library wants."""
+        return 0.0
+
+    def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
+        """Seconds of a kernel's arithmetic, given their sum over its terms; ``of_term`` tells those of any term."""
+        return seconds
+
+    def overhead_s(self, kernel: Kernel) -> float:
+        """Seconds that a kernel takes besides its arithmetic and its traffic."""
+        return self.device.kernel_s
+
+    # the compiler
+
+    @property
+    def check_options(self) -> Mapping[str, str | bool]:
+        """Compiler options for a compilation that is only asked how much memory the program holds."""
+        return {}
+
+    @property
+    def compiler_options(self) -> Mapping[str, str]:
+        """Compiler options that planned programs run with."""
+        return {}
+
+    def hidden_bytes(self, compiled: Any) -> int:
+        """Bytes that a compiled program takes at its peak besides those that its memory analysis reports."""
+        return 0
+
+
+INVERTED = ("sqrt", "rsqrt", "exp", "pow")
+"""Operations by whose inverse XLA multiplies rather than divide by their result."""
+
+
+def extent_of(extents: Sequence[int], mask: int) -> int:
+    """The product of the extents of a set of indices."""
+    out = 1
+    for i in bits(mask):
+        out *= extents[i]
+    return out
+
+
+def moves(term: Term | None) -> bool:
+    """Whether an operation only moves elements."""
+    return isinstance(term, Block) and block_op(term.call.prim.name).moves
