@@ -58,7 +58,9 @@ def plan(
     """
     limit = resolve_limit(options)
     taken, shared_bytes = donations(jaxpr, donated)
-    request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend or backend_in_use(), taken, shared_bytes)
+    backend = backend or backend_in_use()
+    backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
+    request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes)
     tell(Began(name, limit))
     made = None
     try:
@@ -92,7 +94,7 @@ class _Request:
 
     def compiled(self, function: Callable[..., Any], predicted: int) -> int:
         """What XLA counts for a function of the program's arguments, which is told beside its prediction."""
-        held = compiled_peak(function, self.jaxpr.in_avals, self.taken, self.backend, optimise=False)[0]
+        held = compiled_peak(function, self.jaxpr.in_avals, donate=self.taken, backend=self.backend, optimise=False)[0]
         tell(Compiled(held, self.held(predicted), self.held(self.limit)))
         return held + self.shared_bytes
 
@@ -296,6 +298,7 @@ def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, reco
         peak_tensors=peak_tensors(s),
         program=program,
         schedule=s,
+        doubts=() if chosen.compiled_bytes is None else chosen.backend.doubts(),
         compiler_options={} if chosen.unchanged else dict(chosen.backend.compiler_options),
         record=record,
     )

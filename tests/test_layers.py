@@ -20,17 +20,17 @@ ALLOWED = {
     "egraph": "errors events frontend ir",
     "egraph.soundness": "egraph errors frontend ir",
     "transforms": "egraph frontend ir",
-    "backends.cpu": "ir",
-    "schedule": "backends.cpu egraph events ir",
+    "schedule": "egraph errors events frontend ir",
     "codegen": "egraph frontend ir schedule transforms",
+    "backends.cpu": "egraph frontend ir schedule",
     "backends": "backends.cpu errors ir schedule",
-    "reports": "backends backends.cpu egraph errors events frontend ir options schedule transforms units",
+    "reports": "egraph errors events frontend ir options schedule transforms units",
     "candidates": "egraph events ir options reports schedule transforms",
     "pipeline": "backends candidates codegen egraph errors events frontend ir options reports schedule transforms",
-    "api": "backends backends.cpu egraph errors frontend ir options pipeline reports units",
-    "cli": "api codegen egraph egraph.soundness errors frontend ir options reports schedule units",
+    "api": "backends egraph errors frontend ir options pipeline reports units",
+    "cli": "api backends codegen egraph egraph.soundness errors frontend ir options reports schedule units",
     "testing": "",
-    "__main__": "api backends cli errors reports schedule units",
+    "__main__": "api backends cli errors reports units",
 }
 """The rooms in the order in which a program visits them, and those that each may import from."""
 

@@ -16,8 +16,8 @@ from jax import lax
 import eqsat_mem
 from eqsat_mem import MemoryLimitError, events, pipeline
 from eqsat_mem.candidates import MEMORY_PRICES
-from eqsat_mem.schedule.cost_model import cpu
 from eqsat_mem.transforms import plan_bodies
+from tests.oracles.targets import CPU
 from tests.schedule.test_search import kernel_vector
 from tests.schedule.test_split import bound, softmax
 
@@ -232,7 +232,7 @@ def test_bodies_of_control_flow_are_planned(fun):
 def test_an_xla_that_folds_arrays_gets_smaller_chunks(monkeypatch):
     """Versions of XLA differ in what they compute on the way to a fold; here is one that computes nothing on the way."""
     monkeypatch.setattr(pipeline, "compiled_peak", lambda fun, avals, **_: (held_unfused(fun, avals), None))
-    monkeypatch.setattr(pipeline, "device_in_use", cpu)
+    monkeypatch.setattr(pipeline, "backend_in_use", lambda: CPU)
     fun = lambda x, y: jnp.max(jnp.exp(-jnp.abs(x[:, None] - y)), 1)  # noqa: E731
     args = arguments([(3000,), (2000,)])
     plan = optimize(fun, memory_limit=MIB // 4).plan(*args)
@@ -247,7 +247,7 @@ def test_a_program_is_extracted_once_whatever_limits_it_is_searched_for(monkeypa
     """XLA holds more than was predicted, so the limit is tightened, and then again without what XLA computes on the way to folds."""
     heard = []
     monkeypatch.setattr(pipeline, "compiled_peak", lambda fun, avals, **_: (2 * MIB, None))
-    monkeypatch.setattr(pipeline, "device_in_use", cpu)
+    monkeypatch.setattr(pipeline, "backend_in_use", lambda: CPU)
     with events.listening(heard.append), pytest.raises(MemoryLimitError):
         optimize(kernel_vector, memory_limit=MIB).plan(*arguments([(1200, 3), (1200, 3), (1200, 2)]))
     count = Counter(type(event) for event in heard)

@@ -14,11 +14,12 @@ class Lowering:
     Attributes:
         platform: the platform whose branch of ``lax.platform_dependent`` is loaded; None is the default one.
         short_search: ``argmin`` and ``argmax`` along an axis of at most so many elements stay one operation; along a longer
-            one they are decomposed into folds, which loops can split.
+            one they are decomposed into folds, which loops can split. Rules unroll searches
+            of up to sixteen.
     """
 
     platform: str | None = None
-    short_search: int = 0
+    short_search: int = 16
 
     @property
     def branch(self) -> str:
@@ -27,6 +28,6 @@ class Lowering:
 
 
 PLAIN = Lowering()
-"""Nothing is preferred: the default platform, and searches decomposed."""
+"""No preferences, and the default platform."""
 LOADED = Lowering(short_search=2**31)
 """For jaxprs that are traced from loaded programs: a search that is still one operation stays one."""

@@ -74,6 +74,7 @@ class Plan:
         peak_tensors: ``(description, bytes, source)`` of what is held at the plan's peak.
         compiler_options: the options that XLA compiles the plan with when the function is called on its own, to be passed to a ``jax.jit``
             around a caller of it; empty for a program that is left as it was, and where XLA's own choices are the best that is known.
+        doubts: sentences on what the check of the compiled peak could not see; usually none.
         program, schedule: the chosen terms and their loop tree, for those who want to look further.
         record: what :meth:`explain` and :meth:`show` work from, or None for a plan put together by hand.
     """
@@ -98,6 +99,7 @@ class Plan:
     program: Any = field(default=None, repr=False)
     schedule: Any = field(default=None, repr=False)
     compiler_options: Mapping[str, str] = field(default_factory=dict)
+    doubts: Sequence[str] = ()
     record: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -167,7 +169,7 @@ def _from_source(kept: dict[str, Any]) -> Plan:
 
 def table(plan: Plan) -> str:
     """The plan as text for a terminal: what it holds and takes before and after, its loops, its rules."""
-    sections = [[_headline(plan)], _aligned(figures(plan)), _loops(plan), _peak(plan), _rules(plan), _planning(plan)]
+    sections = [[_headline(plan)], _aligned(figures(plan)), _loops(plan), _peak(plan), _rules(plan), _planning(plan), plan.doubts]
     return "\n".join(line for section in sections for line in section)
 
 
@@ -254,6 +256,6 @@ def to_json(plan: Plan) -> str:
     }
     record["seconds"] = dict(plan.seconds)
     record["loops"] = [asdict(loop) for loop in plan.loops]
-    record["rules_fired"] = list(plan.rules_fired)
+    record["rules_fired"], record["doubts"] = list(plan.rules_fired), list(plan.doubts)
     record["peak_tensors"] = [dict(zip(("description", "bytes", "source"), tensor, strict=True)) for tensor in plan.peak_tensors]
     return json.dumps(record, indent=2)

@@ -182,7 +182,6 @@ class Backend:
     platform: ClassVar[str | None] = None
     """JAX's name of the platform; None is the default one."""
     weights: ClassVar[Weights] = BASE
-    idioms: ClassVar[Idioms] = Idioms()
     tie: ClassVar[Tie | None] = None
     """How recomputed values are kept apart; None where nothing is known that does, so that nothing is recomputed."""
     rounds_operands: ClassVar[bool] = False
@@ -198,6 +197,15 @@ class Backend:
     def lowering(self) -> Lowering:
         """What loading a jaxpr should prefer."""
         return Lowering(self.platform)
+
+    @property
+    def idioms(self) -> Idioms:
+        """How source is written."""
+        return Idioms()
+
+    def keeping_bits(self) -> Self:
+        """The same target with only those idioms that keep every bit of the operations that they replace."""
+        return self
 
     def cautious(self) -> Self | None:
         """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""
@@ -293,6 +301,10 @@ class Backend:
     def hidden_bytes(self, compiled: Any) -> int:
         """Bytes that a compiled program takes at its peak besides those that its memory analysis reports."""
         return 0
+
+    def doubts(self) -> tuple[str, ...]:
+        """Sentences on what a check of a compiled program's memory cannot see; none where it sees all."""
+        return ()
 
 
 INVERTED = ("sqrt", "rsqrt", "exp", "pow")

@@ -19,7 +19,7 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Map, Program
 from eqsat_mem.ir.jaxprs import nested_jaxprs
 from eqsat_mem.ir.loop_tree import Loop, Seq, enclosing, loops, regions, with_region
-from eqsat_mem.schedule.cost_model import cpu, term_seconds
+from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.remat import Moved
 from eqsat_mem.schedule.search import Schedule, schedule, straight
@@ -30,8 +30,8 @@ from eqsat_mem.transforms.scan_rewrite import forms
 from tests.oracles import stepwise
 from tests.oracles.extraction import chaos
 from tests.oracles.programs import Sample
+from tests.oracles.targets import TINY
 
-TINY = replace(cpu(), name="tiny", levels=((256, 1e12), (1024, 1e10), (float("inf"), 1e8)), kernel_s=1e-9, iteration_s=1e-9)
 """A device whose caches hold a few numbers, so that small programs are worth splitting."""
 TOLERANCES = {"float64": 1e-6, "complex128": 1e-6, "float32": 2e-3, "complex64": 2e-3, "bfloat16": 0.1, "float16": 0.05}
 """Largest difference, relative to the largest value of an array. Sums are re-associated and distances expanded."""
@@ -67,7 +67,7 @@ def extractions(program: Program, seed: int, rules: RuleSet = RULES) -> Iterator
     large = (0, 8, 64)[seed % 3]
     view = saturate(program, rules, Limits(max_rows=3_000, max_iterations=4, max_seconds=60.0, large_elements=large))
     yield "as written", as_written(view)
-    seconds = partial(term_seconds, device=TINY)
+    seconds = partial(term_seconds, backend=TINY)
     yield "fastest", extract(view, seconds, 0.0)
     yield "smallest", extract(view, seconds, 1e-3)
     yield "random", chaos(view, seed)
@@ -112,8 +112,8 @@ def _chunk(extent: int, rng: random.Random) -> int:
 
 def random_schedule(ex: Extraction, rng: random.Random) -> Schedule:
     seq, chunks = random_tree(ex, rng)
-    memory = Memory(ex, TINY.folds)
-    return Schedule(ex, seq, chunks, memory.total(seq, chunks), Timing(memory, TINY).total(seq, chunks))
+    memory = Memory(ex, TINY)
+    return Schedule(ex, TINY, seq, chunks, memory.total(seq, chunks), Timing(memory).total(seq, chunks))
 
 
 def planned_bodies(program: Program, seed: int) -> Program:

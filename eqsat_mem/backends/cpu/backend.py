@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from eqsat_mem.backends.cpu import fusion
-from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, workspace_bytes
+from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, is_seen, workspace_bytes
 from eqsat_mem.backends.cpu.idioms import BitTie, CpuIdioms
 from eqsat_mem.backends.cpu.profile import CpuDevice, built_in
 from eqsat_mem.backends.cpu.vector_width import compiler_options
@@ -59,16 +59,30 @@ UNOPTIMISED: Mapping[str, str | bool] = {
 code, and takes the shortest way there. Without its fusion emitters a scatter becomes a loop, whose counters are some hundred bytes."""
 
 
+BLIND = (
+    "What this version of jaxlib hands to its kernel library is not recognised, so memory that the library takes for itself is not in "
+    "the compiled peak: leave room below the limit, or use a version of jaxlib that the README names."
+)
+
+_USUAL, _BITWISE = CpuIdioms(), CpuIdioms(keeps_bits=True)
+
+
 @dataclass(frozen=True)
 class CpuBackend(Backend):
-    """XLA:CPU. ``fuses_operands`` is False for versions of it that materialise the operands of folds."""
+    """XLA:CPU.
+
+    Attributes:
+        device: the figures of the processor.
+        fuses_operands: False for versions of XLA:CPU that materialise the operands of folds.
+        keeps_bits: whether source may only be written so that every bit stays.
+    """
 
     device: CpuDevice
     fuses_operands: bool = True
+    keeps_bits: bool = False
 
     platform: ClassVar[str] = "cpu"
     weights: ClassVar[Weights] = WEIGHTS
-    idioms: ClassVar[Idioms] = CpuIdioms()
     tie: ClassVar[Tie] = BitTie()
     runs_remainder_beside: ClassVar[bool] = True
     rereads: ClassVar[frozenset[str]] = frozenset({"top_k"})  # by blocks: their maxima, then the blocks that are chosen
@@ -81,6 +95,13 @@ class CpuBackend(Backend):
     @property
     def lowering(self) -> Lowering:
         return Lowering(self.platform, SHORT_SEARCH)
+
+    @property
+    def idioms(self) -> Idioms:
+        return _BITWISE if self.keeps_bits else _USUAL
+
+    def keeping_bits(self) -> Self:
+        return replace(self, keeps_bits=True)
 
     def cautious(self) -> Self | None:
         """With operands of folds materialised, as jaxlib 0.10.0 does more often than 0.10.2."""
@@ -190,3 +211,6 @@ class CpuBackend(Backend):
         """The scratch of kernel libraries, and LAPACK's."""
         text = compiled.as_text()
         return int(max(DOUBT * hidden_scratch_bytes(text), workspace_bytes(text)))
+
+    def doubts(self) -> tuple[str, ...]:
+        return () if is_seen() else (BLIND,)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +22,18 @@ from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.weights import Params
 
 
+@dataclass(frozen=True)
 class CpuIdioms(Idioms):
-    """Idioms that keep XLA:CPU's libraries from taking hidden memory, and let them read operands as they stand."""
+    """Idioms that keep XLA:CPU's libraries from taking hidden memory, and let them read operands as they stand.
 
-    sums_lone_axes = True  # the kernel library holds five times the products that it sums if an axis that stays has extent one
+    With ``keeps_bits`` contractions keep the order of their operands, and triangular solves their side: exchanged, libraries may add
+    products in another order.
+    """
+
+    keeps_bits: bool = False
+
+    sums_lone_axes: ClassVar[bool] = True
+    """The kernel library holds five times the products that it sums if an axis that stays has extent one."""
 
     def fenced(self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int]) -> frozenset[int]:
         """Values behind which the kernel library would continue its fusion.
@@ -48,10 +57,10 @@ class CpuIdioms(Idioms):
 
         As the right operand it is read as it stands. The result then has its axes exchanged; it is smaller to transpose.
         """
-        return not contracted_last and columns < rows and columns <= depth
+        return not self.keeps_bits and not contracted_last and columns < rows and columns <= depth
 
     def block(self, name: str) -> BlockSource:
-        return _BLOCKS.get(name) or BlockSource()
+        return BlockSource() if self.keeps_bits and name in _REORDERED else _BLOCKS.get(name, BlockSource())
 
 
 def _solve_in_order(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
@@ -77,6 +86,9 @@ _BLOCKS = {
     "triangular_solve": BlockSource(in_order=_solve_in_order),
     "top_k": BlockSource(_top_k, helpers=(block_length, top_k_by_blocks)),
 }
+
+_REORDERED = frozenset({"triangular_solve"})
+"""Operations whose replacement computes in another order, so that bits may change."""
 
 
 class BitTie:
