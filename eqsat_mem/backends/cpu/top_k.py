@@ -17,11 +17,13 @@ def top_k_by_blocks(x: Any, k: int) -> Any:
     ``x``.
     A maximum may pass over what is not a number (XLA:CPU's does), which comes before all numbers: a sum tells. (It also tells of a block
     with both infinities, or whose sums overflow both ways; then elements that are equal in more than k blocks may come in another order.)
-    Behind barriers, since XLA takes a ``top_k`` whose results are read in slices for a sort of all elements.
+    Behind barriers, since XLA takes a ``top_k`` whose results are read in slices for a sort of all elements; one for each result, since
+    a barrier around both ends the process where a program runs on several devices.
     """
     block = block_length(x.shape[-1], k)
     if block is None:
-        return lax.optimization_barrier(lax.top_k(x, k))
+        largest, places = lax.top_k(x, k)
+        return lax.optimization_barrier(largest), lax.optimization_barrier(places)
     count = x.shape[-1] // block
     head, tail = x[..., : count * block], x[..., count * block :]
     head = head.reshape(*x.shape[:-1], count, block)
@@ -35,8 +37,8 @@ def top_k_by_blocks(x: Any, k: int) -> Any:
     rest = jnp.arange(count * block, x.shape[-1], dtype=jnp.int32)
     candidates = jnp.concatenate([candidates, tail], axis=-1)
     places = jnp.concatenate([places, jnp.broadcast_to(rest, tail.shape)], axis=-1)
-    values, chosen = lax.optimization_barrier(lax.top_k(candidates, k))
-    return values, jnp.take_along_axis(places, chosen, axis=-1)
+    values, chosen = lax.top_k(candidates, k)
+    return lax.optimization_barrier(values), jnp.take_along_axis(places, lax.optimization_barrier(chosen), axis=-1)
 
 
 def block_length(n: int, k: int) -> int | None:
