@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from eqsat_mem.ir.mesh import Shares
 from eqsat_mem.ir.terms import (
     Axes,
     Axis,
@@ -70,7 +71,10 @@ class Output:
 
 @dataclass
 class Program:
-    """Terms in topological order with inputs, constants, outputs and effects (roots that must run, in order)."""
+    """Terms in topological order with inputs, constants, outputs and effects (roots that must run, in order).
+
+    A program with ``shares`` is what each device of a mesh runs; its inputs and indices are those of one device.
+    """
 
     indices: list[Index] = field(default_factory=list)
     inputs: list[Buffer] = field(default_factory=list)
@@ -80,6 +84,7 @@ class Program:
     outputs: list[Output] = field(default_factory=list)
     effects: list[int] = field(default_factory=list)
     source: dict[int, Source] = field(default_factory=dict)
+    shares: Shares | None = None
     _ids: dict[Term, int] = field(default_factory=dict, repr=False)
     _operands: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
@@ -213,7 +218,7 @@ class Program:
 
     def empty_like(self) -> Program:
         """A program with the same indices, inputs and constants, and no terms."""
-        return Program(list(self.indices), list(self.inputs), list(self.consts))
+        return Program(list(self.indices), list(self.inputs), list(self.consts), shares=self.shares)
 
     def __str__(self) -> str:
         return "\n".join(

@@ -16,6 +16,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, itemsize
 from eqsat_mem.ir.loop_tree import Seq
+from eqsat_mem.ir.mesh import Devices, Names
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.ops.blocks import Text
 from eqsat_mem.schedule.weights import BASE, Weights
@@ -73,6 +74,14 @@ class Device:
     def fresh_s(self, allocated: float) -> float:
         """Seconds that the system takes to hand out an allocation of so many bytes."""
         return allocated / self.fresh_rate if allocated >= self.reused_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """What devices exchange values over: seconds for the first byte of an exchange, and bytes that a device receives per second."""
+
+    latency_s: float
+    rate: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +199,10 @@ class Backend:
     """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
     """Block operations inside which XLA computes elementwise operands."""
+    near: ClassVar[Link] = Link(2e-5, 370e9)
+    """Between devices of one machine; by default that of a data-centre GPU (NVIDIA's figures of NVLink with NCCL)."""
+    far: ClassVar[Link] = Link(65e-6, 50e9)
+    """Between machines: 400 Gbit/s for each device."""
     rereads: ClassVar[frozenset[str]] = frozenset()
     """Block operations that read operands in several kernels, each of which computes virtual operands again."""
 
@@ -205,6 +218,10 @@ class Backend:
 
     def keeping_bits(self) -> Self:
         """The same target with only those idioms that keep every bit of the operations that they replace."""
+        return self
+
+    def among(self, devices: int) -> Self:
+        """The same target where so many devices of this machine run a program at once."""
         return self
 
     def cautious(self) -> Self | None:
@@ -285,6 +302,11 @@ class Backend:
     def overhead_s(self, kernel: Kernel) -> float:
         """Seconds that a kernel takes besides its arithmetic and its traffic."""
         return self.device.kernel_s
+
+    def exchange_s(self, received: float, names: Names, devices: Devices) -> float:
+        """Seconds of a collective along some mesh axes, by which each device receives so many bytes."""
+        link = self.far if devices.far.intersection(names) else self.near
+        return link.latency_s + received / link.rate
 
     # the compiler
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, children, itemsize
+from eqsat_mem.ir.ops import Shapes
+from eqsat_mem.ir.ops.collectives import EXCHANGES, received_bytes
 from eqsat_mem.ir.precision import rounds
 from eqsat_mem.schedule.backend import Backend, extent_of
 
@@ -51,9 +53,20 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
         case Block():
             ins = [_shape(extents, axes) for axes in term.call.in_axes]
             outs = [_shape(extents, axes) for axes in term.call.out_axes]
+            if term.call.prim.name in EXCHANGES:
+                return _exchange_s(program, term, ins, outs, backend)
             weight = backend.weights.of_block(term.call, ins, outs)
             return weight * width * (1.0 if spread is None else spread) / device.elements
     return 0.0
+
+
+def _exchange_s(program: Program, term: Block, ins: Shapes, outs: Shapes, backend: Backend) -> float:
+    """Seconds in which devices exchange values."""
+    read = sum(math.prod(shape) * itemsize(program.terms[a].dtype) for shape, a in zip(ins, term.args, strict=True))
+    made = sum(math.prod(shape) * itemsize(dtype) for shape, dtype in zip(outs, term.call.out_dtypes, strict=True))
+    assert program.shares is not None, "a program of one device exchanges nothing"
+    params = term.call.params
+    return backend.exchange_s(received_bytes(term.call.prim.name, params, read, made), params["names"], program.shares.devices)
 
 
 def dot_s(program: Program, term: Dot, extents: Sequence[int], backend: Backend) -> float:

@@ -361,12 +361,15 @@ BLOCKS: Mapping[str, BlockWeight] = {
     "sort": sorting(2.0),
     "top_k": _selection,
     "approx_top_k": per_element(2.0),
+    "own_share": moved,
+    "device_number": free,
 }
 """Additions per call where nothing is measured: operations counted as textbooks do."""
 
 WORKSPACES: Mapping[str, BlockWeight] = {
     **dict.fromkeys(("argmax", "argmin"), per_result(1.0)),  # XLA computes extremes together with their places
     "threefry2x32": lambda ins, outs, params: float(math.prod(outs[0])),
+    "merge_top_k": lambda ins, outs, params: 4.0 * params["devices"] * math.prod(ins[0]),
 }
 
 BASE = Weights(ELEMENTWISE, BLOCKS, WORKSPACES)

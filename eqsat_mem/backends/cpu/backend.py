@@ -16,7 +16,7 @@ from eqsat_mem.backends.cpu.weights import SHORT_SEARCH, WEIGHTS
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
-from eqsat_mem.schedule.backend import Backend, Idioms, Kernel, Tie, extent_of
+from eqsat_mem.schedule.backend import Backend, Idioms, Kernel, Link, Tie, extent_of
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.weights import Weights
 
@@ -85,6 +85,8 @@ class CpuBackend(Backend):
     weights: ClassVar[Weights] = WEIGHTS
     tie: ClassVar[Tie] = BitTie()
     runs_remainder_beside: ClassVar[bool] = True
+    near: ClassVar[Link] = Link(1.5e-4, 2e9)
+    far: ClassVar[Link] = Link(3e-3, 1e9)
     rereads: ClassVar[frozenset[str]] = frozenset({"top_k"})  # by blocks: their maxima, then the blocks that are chosen
 
     @classmethod
@@ -102,6 +104,13 @@ class CpuBackend(Backend):
 
     def keeping_bits(self) -> Self:
         return replace(self, keeps_bits=True)
+
+    def among(self, devices: int) -> Self:
+        """Virtual devices share the cores, and their caches; each has its part of all rates."""
+        own, at_once = self.device, min(devices, self.device.matrix_cores)
+        levels = tuple((size / at_once, rate / devices) for size, rate in own.levels)
+        rates = {name: getattr(own, name) / devices for name in ("flops", "narrow_flops", "elements", "fresh_rate")}
+        return replace(self, device=replace(own, levels=levels, matrix_cores=max(own.matrix_cores // devices, 1), **rates))
 
     def cautious(self) -> Self | None:
         """With operands of folds materialised, as jaxlib 0.10.0 does more often than 0.10.2."""

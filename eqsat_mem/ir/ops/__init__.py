@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from eqsat_mem.ir import Axis, Call, Map, Params, mask_of
 from eqsat_mem.ir.ops.augmented_dot import SUMMING, with_sums_p
 from eqsat_mem.ir.ops.blocks import BlockOp, Group, Place, Selection, Shapes, Text
+from eqsat_mem.ir.ops.collectives import COLLECTIVES
 from eqsat_mem.ir.ops.control import CONTROL, OPAQUE, held_inside
 from eqsat_mem.ir.ops.custom.monoid import Monoid
 from eqsat_mem.ir.ops.custom.operation import USER, Operation, call_on, named_axes, operation_of
@@ -33,7 +34,8 @@ __all__ = [
     "named_axes", "of_one_rank", "operation_of", "param_text", "picks", "primitive_text", "result_axes", "searched", "with_sums_p",
 ]  # fmt: skip
 
-BLOCKS: dict[str, BlockOp] = {row.name: row for row in [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *SUMMING, *USER]}
+_ROWS = [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *SUMMING, *USER, *COLLECTIVES]
+BLOCKS: dict[str, BlockOp] = {row.name: row for row in _ROWS}
 
 
 def is_elementwise(prim: Any, params: Mapping[str, Any]) -> bool:

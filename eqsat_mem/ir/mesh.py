@@ -1,0 +1,81 @@
+"""Meshes of devices as programs see them: names of axes with numbers of devices, and which of them hold an array in shares.
+
+Nothing here names a device: a mesh that nobody has can be planned for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Names = tuple[str, ...]
+"""Mesh axes that together deal out one axis of an array, the outermost first; none leave it whole."""
+Spec = tuple[Names, ...]
+"""For each axis of an array the mesh axes that deal it out: a ``PartitionSpec`` written out to the array's rank."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The axes of a mesh with their numbers of devices, outermost first; ``far`` are axes whose devices are in several machines."""
+
+    axes: tuple[tuple[str, int], ...]
+    far: frozenset[str] = frozenset()
+
+    def count(self, names: Sequence[str]) -> int:
+        """The devices along some axes."""
+        sizes = dict(self.axes)
+        return math.prod(sizes[name] for name in names)
+
+    def ordered(self, names: Sequence[str]) -> Names:
+        """Some axes in the order of the mesh, each once."""
+        return tuple(name for name, _ in self.axes if name in names)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={size}" for name, size in self.axes)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How the arguments of a function lie on a mesh, and how its results shall lie; None is for the planner to choose."""
+
+    devices: Devices
+    arguments: tuple[Spec | None, ...]
+    results: tuple[Spec | None, ...]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What makes a program that of one device among several.
+
+    Attributes:
+        devices: the mesh.
+        spread: the indices of which a device has a share, with the mesh axes that deal it out.
+        across: for each of them the index that counts devices: a value that has both is whole.
+        arguments: how each argument arrives.
+        results: how each result is left.
+    """
+
+    devices: Devices
+    spread: Mapping[int, Names] = field(default_factory=dict)
+    across: Mapping[int, int] = field(default_factory=dict)
+    arguments: tuple[Spec, ...] = ()
+    results: tuple[Spec, ...] = ()
+
+    def within(self, mask: int) -> int:
+        """Those of an index set of which a value with these indices is a share."""
+        return sum(1 << i for i, across in self.across.items() if mask >> i & 1 and not mask >> across & 1)
+
+    def names(self, mask: int) -> list[str]:
+        """The mesh axes that deal out the shares of an index set."""
+        return [name for i, names in self.spread.items() if self.within(mask) >> i & 1 for name in names]
+
+
+def whole(rank: int) -> Spec:
+    """The spec of an array that every device has whole."""
+    return ((),) * rank
+
+
+def share_of(shape: Sequence[int], spec: Spec, devices: Devices) -> tuple[int, ...]:
+    """The shape of one device's share of an array."""
+    return tuple(n // devices.count(names) for n, names in zip(shape, spec, strict=True))

@@ -1,0 +1,90 @@
+"""The invariant of programs of one device: what differs between devices is a share, or on its way to a collective.
+
+It is checked term by term, from what terms and collectives mean, whatever wrote the program.
+"""
+
+from __future__ import annotations
+
+from eqsat_mem.ir import Axes, Block, Input, Iota, Map, Program, Rename, axes_mask, bits, children, folded
+from eqsat_mem.ir.mesh import Shares, Spec
+
+JOINING = frozenset({"all_reduce", "gather_shares", "sum_to_shares", "merge_top_k"})
+"""Collectives after which nobody's part is missing along their mesh axes."""
+
+
+def check(program: Program) -> None:
+    """Raise ``AssertionError`` naming the term if a program of one device takes for the whole what is its own."""
+    shares = program.shares
+    if shares is None:
+        return
+    parts: list[frozenset[str]] = []
+    positions: set[int] = set()
+    for t, term in enumerate(program.terms):
+        where = f"%{t}: {term}"
+        parts.append(_missing(program, shares, t, parts))
+        names = shares.names(program.free[t])
+        assert len(set(names)) == len(names), f"two indices in shares along one mesh axis at {where}"
+        if isinstance(term, Input):
+            _check_lying(term.axes, shares.arguments[term.slot], shares, where)
+        elif isinstance(term, Iota) and shares.within(1 << term.index):
+            positions.add(t)
+        elif not _is_exchange(program, t):
+            _check_operands(program, shares, t, where)
+            if positions.intersection(children(term)):
+                assert any(_counts_devices(program, a) for a in children(term)), f"positions in a share without its beginning at {where}"
+    for k, (o, spec) in enumerate(zip(program.outputs, shares.results, strict=True)):
+        assert not parts[o.term], f"result {k} lacks the parts of other devices along {sorted(parts[o.term])}"
+        assert o.term not in positions, f"result {k} has positions in a share"
+        _check_lying(o.axes, spec, shares, f"result {k}")
+
+
+def _is_exchange(program: Program, t: int) -> bool:
+    term = program.terms[t]
+    return isinstance(term, Block) and "devices" in term.call.params and "names" in term.call.params
+
+
+def _check_operands(program: Program, shares: Shares, t: int, where: str) -> None:
+    """Operands agree on what they have whole, and an operation binds nothing of which it has a share."""
+    term, every = program.terms[t], program.free[t]
+    if isinstance(term, Rename):
+        shared = [sorted(shares.names(mask)) for mask in (program.free[term.arg], program.free[t])]
+        assert shared[0] == shared[1], f"new names are dealt out otherwise at {where}"
+        return
+    for c in children(term):
+        every |= program.free[c]
+    for c in (c for c in children(term) if not isinstance(program.terms[c], Iota)):  # positions in a share are those of every share
+        mixed = shares.within(program.free[c]) & ~shares.within(every)
+        assert not mixed, f"a share meets the whole at {where}"
+    if isinstance(term, Block):
+        bound = axes_mask(sum(term.call.in_axes, ())) & ~(term.call.pointwise | term.call.folds)
+        assert not shares.within(axes_mask(sum(term.call.in_axes, ()))) & bound, f"an operation binds an index in shares at {where}"
+
+
+def _missing(program: Program, shares: Shares, t: int, parts: list[frozenset[str]]) -> frozenset[str]:
+    """The mesh axes along which a value is a part, which others have to be combined with."""
+    term = program.terms[t]
+    found = frozenset[str]().union(*(parts[c] for c in children(term)))
+    if isinstance(term, Block) and term.call.prim.name in JOINING:
+        return found.difference(term.call.params["names"])
+    read = 0
+    for c in children(term):
+        read |= program.free[c]
+    return found.union(shares.names(read & folded(term))) if shares.within(read) & folded(term) else found
+
+
+def _check_lying(axes: Axes, spec: Spec, shares: Shares, where: str) -> None:
+    """An array in shares has along each axis the share of an index first, and none of another."""
+    inside = shares.within(axes_mask(axes))
+    for axis, names in zip(axes, spec, strict=True):
+        own = [(a, shares.spread[i]) for a, i in enumerate(axis) if inside >> i & 1]
+        assert own == ([(0, names)] if names else []), f"shares along {names} where {own} are dealt out at {where}"
+
+
+def _counts_devices(program: Program, t: int) -> bool:
+    """Whether a value is made of the number of the device, or of those of all."""
+    term, shares = program.terms[t], program.shares
+    if isinstance(term, Block):
+        return bool(term.call.prim.name == "device_number")
+    if isinstance(term, Iota):
+        return shares is not None and term.index in shares.across.values()
+    return isinstance(term, Map) and any(_counts_devices(program, a) for a in term.args)

@@ -1,0 +1,435 @@
+"""A program for all devices as the program of one: which terms are computed in shares, and what is exchanged between them.
+
+A term is computed in shares along the first index that devices may take shares of and that it can be sliced along, or can fold piece by
+piece (the facts that loops go by). What it folds so is a part of the result: the devices' parts are combined where somebody reads it. What
+needs a value whole gets it gathered, or computed once more from operands that are whole anyway; what has it whole takes its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from eqsat_mem.egraph.encode import pointwise
+from eqsat_mem.egraph.extract import Extraction, picked_with
+from eqsat_mem.egraph.online_folds import Rescaled
+from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Iota, Literal, Map, Output, Rename, Term, axes_mask, bits, children, folded
+from eqsat_mem.ir import mask_of, with_children
+from eqsat_mem.ir.mesh import Names, Placement, Spec
+from eqsat_mem.ir.ops import picks, searched
+from eqsat_mem.mesh.local import PLACES, Local
+from eqsat_mem.mesh.parts import Part, combined, part_of, widened
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.cost_model import arithmetic_s
+from eqsat_mem.schedule.split import selection_of
+
+PATIENCE = 4.0
+"""How many times as long as a gathering takes computing a value once more may take: nobody waits for anybody then."""
+DEPTH = 8
+"""How many operations a value that is computed once more may be away from what is there whole."""
+
+
+@dataclass(frozen=True)
+class Spreading:
+    """The indices that devices take shares of, those that come first preferred, each with the mesh axes that deal it out."""
+
+    order: tuple[tuple[int, Names], ...]
+
+
+class Undividable(Exception):
+    """A program has an array that the planner cannot take in shares; it runs as JAX partitions it."""
+
+
+def localise(ex: Extraction, placement: Placement, divided: Mapping[int, Names], spreading: Spreading, backend: Backend) -> Extraction:
+    """What each device runs of a program, and what may be done with it.
+
+    Args:
+        ex: the program of all devices.
+        placement: how its arguments and results lie.
+        divided: the mesh axes of each index that is dealt out anywhere.
+        spreading: the indices that terms are computed in shares of.
+        backend: what tells whether gathering a value or computing it again is faster.
+
+    Raises:
+        Undividable: if an argument names an index twice and arrives in shares along it.
+    """
+    first = Localiser(ex, placement, divided, spreading, backend)
+    first.run()
+    second = Localiser(ex, placement, divided, spreading, backend, first.whole)
+    return second.run()
+
+
+class Localiser:
+    """One walk over a program, from its results to its arguments.
+
+    ``given`` are values that are there whole, as a walk before has found.
+    """
+
+    def __init__(
+        self,
+        ex: Extraction,
+        placement: Placement,
+        divided: Mapping[int, Names],
+        spreading: Spreading,
+        backend: Backend,
+        given: frozenset[tuple[int, int]] = frozenset(),
+    ) -> None:
+        self.ex, self.old, self.placement, self.spreading, self.backend = ex, ex.program, placement, spreading, backend
+        self.local = Local(ex.program, placement, divided)
+        self.divided, self.given = divided, given
+        self.gathered: set[tuple[int, int]] = set()
+        self._values: dict[tuple[int, int], int] = {}
+        self._parts: dict[tuple[int, int], Part] = {}
+        self.origin: dict[int, int] = {}
+        self._ops: dict[object, int] = {}
+        self._calls: dict[tuple[int, int], Call] = {}
+        self.joint_calls: dict[object, Call] = {}
+        self._arrays: dict[int, int] = {}
+
+    @property
+    def whole(self) -> frozenset[tuple[int, int]]:
+        """The values that were gathered."""
+        return frozenset(self.gathered)
+
+    def run(self) -> Extraction:
+        local, outputs, specs = self.local, [], []
+        for k, o in enumerate(self.old.outputs):
+            output, spec = self.output(k, o)
+            outputs.append(output)
+            specs.append(spec)
+        program = local.program
+        program.outputs = outputs
+        program.shares = local.shares(specs)
+        for t in range(len(program.terms)):
+            for other in picked_with(program, t):
+                for table in (local.splits, local.accumulates):
+                    if t in table:
+                        table.setdefault(other, table[t])
+        return Extraction(program, local.splits, local.accumulates, local.unrolls, local.rescales)
+
+    # results
+
+    def output(self, k: int, o: Output) -> tuple[Output, Spec]:
+        """A result as it shall lie, or where nobody minds, as it is computed."""
+        wanted = self.placement.results[k]
+        if wanted is None:
+            wanted = tuple(self._names_of(axis, self.natural(o.term)) for axis in o.axes)
+        fitting = [self._deals(axis, names) for axis, names in zip(o.axes, wanted, strict=True)]
+        shares = mask_of(axis[0] for axis, fits, names in zip(o.axes, fitting, wanted, strict=True) if fits and names)
+        t, axes = self.value(o.term, shares & self.old.free[o.term]), self.local.axes(o.axes, shares)
+        for a, (names, fits) in enumerate(zip(wanted, fitting, strict=True)):
+            if not fits:
+                t, axes = self.left(k, t, axes, a, names)
+        return Output(t, axes, o.weak_type), wanted
+
+    def _names_of(self, axis: Sequence[int], shares: int) -> Names:
+        """The mesh axes that deal out an axis of a result whose term is in these shares."""
+        return self.divided[axis[0]] if axis and shares >> axis[0] & 1 else ()
+
+    def _deals(self, axis: Sequence[int], names: Names) -> bool:
+        """Whether an axis of an array is dealt out by mesh axes just as its first index is."""
+        return not names or (bool(axis) and self.divided.get(axis[0]) == names)
+
+    def left(self, k: int, t: int, axes: tuple[tuple[int, ...], ...], a: int, names: Names) -> tuple[int, tuple[tuple[int, ...], ...]]:
+        """A result, one axis of which is dealt out otherwise than any index of the program is."""
+        local = self.local
+        extent = local.program.extent(mask_of(axes[a]))
+        across, share = local.pair(("result", k, a), extent, names, "left")
+        dealt = (*axes[:a], (across, share), *axes[a + 1 :])
+        t = local.owned(local.reshaped(t, axes, dealt), across, names)
+        return t, (*axes[:a], (share,), *axes[a + 1 :])
+
+    # which terms are in shares
+
+    def natural(self, t: int) -> int:
+        """The indices of which a term has shares where it is made."""
+        term = self.old.terms[t]
+        match term:
+            case Input():
+                return self.arriving(term)
+            case Rename():
+                to = dict(term.pairs)
+                kept = {i: to.get(i, i) for i in bits(self.natural(term.arg))}
+                return mask_of(j for i, j in kept.items() if self.divided.get(i) == self.divided.get(j))
+            case Literal() | Iota() | Const():
+                return 0
+        return self.computed(t) & self.old.free[t]
+
+    def arriving(self, term: Input) -> int:
+        """The indices of which an argument has shares when it arrives."""
+        axes = zip(term.axes, self.local.specs[term.slot], strict=True)
+        shares = mask_of(axis[0] for axis, names in axes if names and self._deals(axis, names))
+        once = sum(term.axes, ())
+        if any(once.count(i) > 1 for i in bits(shares)):
+            raise Undividable
+        return shares
+
+    def computed(self, t: int) -> int:
+        """The indices of which a term is computed in shares, those that it folds among them."""
+        term = self.old.terms[t]
+        key = (id(term.call), term.args) if isinstance(term, Block) else t
+        if key not in self._ops:
+            able, taken, shares = self.able(t), set[str](), 0
+            for i, names in self.spreading.order:
+                if able >> i & 1 and not taken.intersection(names):
+                    taken.update(names)
+                    shares |= 1 << i
+            self._ops[key] = shares
+        return self._ops[key]
+
+    def able(self, t: int) -> int:
+        """The indices along which a term may be sliced, and those that it may fold piece by piece."""
+        term, free = self.old.terms[t], self.old.free
+        read = 0
+        for c in children(term):
+            read |= free[c]
+        able = (self.ex.splits.get(t, 0) & free[t]) | (self.ex.accumulates.get(t, 0) & folded(term) & read & ~free[t])
+        if isinstance(term, Block):
+            for axes in term.call.out_axes:
+                able &= axes_mask(axes) | folded(term)
+            if picks(term.call):
+                able &= ~mask_of(i for i in bits(able & folded(term)) if self.local.share_extent(i) < selection_of(term.call).least(term.call.params))
+        return able
+
+    # values
+
+    def value(self, t: int, shares: int) -> int:
+        """The local term of a value of which a device has these shares."""
+        key = t, shares
+        if key not in self._values:
+            self._values[key] = self._value(t, shares)
+        return self._values[key]
+
+    def _value(self, t: int, shares: int) -> int:
+        local, term = self.local, self.old.terms[t]
+        match term:
+            case Literal():
+                return local.program.add(term, self.old.source.get(t))
+            case Const():
+                whole = local.program.add(replace(term, axes=local.axes(term.axes, 0)), self.old.source.get(t))
+                return self.converted(whole, t, 0, shares)
+            case Iota():
+                return self.position(term, shares)
+            case Input():
+                return self.argument(t, term, shares)
+            case Rename():
+                return self.renamed(t, term, shares)
+        computed, have = self.computed(t), self.natural(t)
+        if have & ~shares and self.is_made_again(t, shares):
+            return self.converted(self.joint(t, computed & ~(have & ~shares)), t, have & shares, shares)
+        dealt = self.dealt_out(t, computed & folded(term), shares & ~have)
+        if dealt is not None:
+            return self.converted(self.sum_dealt_out(t, computed, *dealt), t, have | 1 << dealt[1], shares)
+        return self.converted(self.joint(t, computed), t, have, shares)
+
+    def converted(self, u: int, t: int, have: int, want: int) -> int:
+        """A value of which a device has some shares, with others: exchanged, taken from what is whole, or gathered."""
+        local, source = self.local, self.old.source.get(t)
+        for i in bits(have & ~want):
+            other = next((j for j in bits(want & ~have) if self.divided[j] == self.divided[i]), None)
+            if other is not None:
+                u = local.exchanged(u, local.across[other], local.across[i], self.divided[i], source)
+                have |= 1 << other
+                want |= 1 << i
+        for i in bits(want & ~have):
+            u = local.owned(u, local.across[i], self.divided[i], source)
+        for i in bits(have & ~want):
+            self.gathered.add((t, want))
+            u = local.gathered(u, local.across[i], self.divided[i], source)
+        return u
+
+    def position(self, term: Iota, shares: int) -> int:
+        """The positions along an index: where the share of a device begins, and the positions in it."""
+        local, i = self.local, term.index
+        if i not in self.divided:
+            return local.program.add(replace(term, index=local.plain[i]))
+        within = local.program.add(replace(term, index=local.share[i]))
+        own = local.device_number(self.divided[i]) if shares >> i & 1 else local.program.add(Iota(PLACES, local.across[i]))
+        first = local.map("mul", own, local.number(local.program.indices[local.share[i]].extent, PLACES))
+        return local.map("add", local.convert(first, term.dtype), within)
+
+    def renamed(self, t: int, term: Rename, shares: int) -> int:
+        """A value under other names; where these are dealt out otherwise, it is whole before."""
+        local, to = self.local, dict(term.pairs)
+        names = {i: to.get(i, i) for i in bits(self.old.free[term.arg])}
+        alike = {i for i, j in names.items() if self.divided.get(i) == self.divided.get(j)}
+        before = mask_of(i for i in alike if shares >> names[i] & 1)
+        after = mask_of(names[i] for i in bits(before))
+        u = self.value(term.arg, before)
+        if len(alike) < len(names):
+            have, wanted = (tuple(local.form(i, form) for i in some) for some, form in ((names, before), (names.values(), after)))
+            u = local.reshaped(u, have, wanted, self.old.source.get(t))
+        else:
+            pairs = [pair for i, j in names.items() for pair in zip(local.form(i, before), local.form(j, after), strict=True)]
+            u = local.program.add(Rename(term.dtype, tuple(pairs), u), self.old.source.get(t))
+        return self.converted(u, t, after, shares)
+
+    # arguments
+
+    def argument(self, t: int, term: Input, shares: int) -> int:
+        """An argument as it arrives, exchanged where that is not how it is read. Under several names it is gathered under the first."""
+        arriving = self.arriving(term)
+        first = self.first_read(t, term)
+        if first is None or not arriving & ~shares:
+            return self.converted(self.arrived(t, term, arriving), t, arriving, shares)
+        other = self.old.terms[first]
+        assert isinstance(other, Input)
+        there = mask_of(i for i, j in zip(sum(other.axes, ()), sum(term.axes, ())) if shares >> j & 1)
+        pairs = tuple(zip(sum(self.local.axes(other.axes, there), ()), sum(self.local.axes(term.axes, shares), ()), strict=True))
+        return self.local.program.add(Rename(term.dtype, pairs, self.value(first, there)), self.old.source.get(t))
+
+    def first_read(self, t: int, term: Input) -> int | None:
+        """The first read of the same argument, if it is another under names that are dealt out alike."""
+        first = self._arrays.setdefault(term.slot, t)
+        other = self.old.terms[first]
+        assert isinstance(other, Input)
+        pairs = list(zip(sum(other.axes, ()), sum(term.axes, ())))
+        alike = [*map(len, other.axes)] == [*map(len, term.axes)] and all(self.divided.get(i) == self.divided.get(j) for i, j in pairs)
+        once = all(len({pair[k] for pair in pairs}) == len(pairs) for k in (0, 1))
+        return first if first != t and alike and once else None
+
+    def arrived(self, t: int, term: Input, shares: int) -> int:
+        """A read of an argument; axes that are dealt out as no index of the program is are gathered, and then read."""
+        local, specs = self.local, self.local.specs[term.slot]
+        axes = local.axes(term.axes, shares)
+        odd = [a for a, (axis, names) in enumerate(zip(term.axes, specs, strict=True)) if not self._deals(axis, names)]
+        if not odd:
+            return local.program.add(replace(term, axes=axes), self.old.source.get(t))
+        pairs = {a: local.pair(("argument", term.slot, a), self.old.inputs[term.slot].shape[a], specs[a], "arriving") for a in odd}
+        u = local.program.add(replace(term, axes=tuple((pairs[a][1],) if a in pairs else axis for a, axis in enumerate(axes))))
+        for a in odd:
+            u = local.gathered(u, pairs[a][0], specs[a], self.old.source.get(t))
+        return local.reshaped(u, tuple(pairs.get(a, axis) for a, axis in enumerate(axes)), axes)
+
+    # computed terms
+
+    def joint(self, t: int, computed: int) -> int:
+        """A term computed in shares of some indices, the parts of what it folds combined."""
+        if not computed & folded(self.old.terms[t]):
+            return self.built(t, computed)
+        part = self.part(t, computed)
+        return part.finished(self, combined(self, t, part), computed & self.old.free[t])
+
+    def part(self, t: int, computed: int) -> Part:
+        """What a device adds to a fold."""
+        key = t, computed
+        if key not in self._parts:
+            self._parts[key] = part_of(self, t, computed)
+        return self._parts[key]
+
+    def dealt_out(self, t: int, met: int, wanted: int) -> tuple[int, int] | None:
+        """A folded index and one of the result that the same mesh axes deal out: each device then needs its share of the sum only."""
+        term = self.old.terms[t]
+        if not isinstance(term, Dot) and not (isinstance(term, Fold) and term.monoid == "add"):
+            return None
+        pairs = ((i, j) for i in bits(met) for j in bits(wanted) if self.divided[i] == self.divided[j])
+        return next(pairs, None)
+
+    def sum_dealt_out(self, t: int, computed: int, i: int, j: int) -> int:
+        """A sum of which each device gets its share along ``j`` from what all have folded along ``i``."""
+        local, source = self.local, self.old.source.get(t)
+        part = self.part(t, computed)
+        rest = [name for k in bits(part.met & ~(1 << i)) for name in self.divided[k]]
+        u = local.scattered(widened(local, part.summand), local.across[j], self.divided[i], source)
+        if rest:
+            u = local.reduced(u, "add", local.devices.ordered(rest), source)
+        return part.finished(self, local.convert(u, self.old.terms[t].dtype), computed & self.old.free[t] | 1 << j)
+
+    def built(self, t: int, computed: int, args: Sequence[int] | None = None) -> int:
+        """A term on local operands (values in the shares in which it is computed, unless others are given), with what may be done with it."""
+        local, term, free = self.local, self.old.terms[t], self.old.free
+        given = args is not None
+        args = tuple(self.value(c, computed & free[c]) for c in children(term)) if args is None else tuple(args)
+        made = self.local_term(term, computed, args)
+        u = local.program.add(made, self.old.source.get(t))
+        self.origin.setdefault(u, t)
+        stated = ((local.splits, self.ex.splits), (local.accumulates, self.ex.accumulates), (local.unrolls, self.ex.unrolls))
+        can = (pointwise(local.program, u), folded(made), searched(made.call) if isinstance(made, Block) else -1)
+        for (table, facts), able in zip(stated, can, strict=True):
+            if mask := local.mask(facts.get(t, 0), computed) & able:
+                table[u] = mask
+        if t in self.ex.rescales and not given and (known := self.rescaled(t, u, computed)) is not None:
+            local.rescales[u] = known
+        return u
+
+    def local_term(self, term: Term, computed: int, args: tuple[int, ...]) -> Term:
+        """An operation on local operands, of which the indices ``computed`` are in shares."""
+        local = self.local
+        match term:
+            case Fold():
+                return replace(term, over=local.mask(term.over, computed), arg=args[0])
+            case Dot():
+                return replace(term, over=local.mask(term.over, computed), lhs=args[0], rhs=args[1])
+            case Block():
+                return replace(term, call=self.local_call(term.call, computed), args=args)
+        return with_children(term, args)
+
+    def local_call(self, call: Call, computed: int) -> Call:
+        key = id(call), computed
+        if key not in self._calls:
+            local = self.local
+            ins, outs = (tuple(local.axes(axes, computed) for axes in side) for side in (call.in_axes, call.out_axes))
+            folds = 0 if folded_whole(call, computed, self.divided) else local.mask(call.folds, computed)
+            self._calls[key] = replace(call, in_axes=ins, out_axes=outs, pointwise=local.mask(call.pointwise, computed), folds=folds)
+        return self._calls[key]
+
+    def rescaled(self, t: int, u: int, computed: int) -> Rescaled | None:
+        """How a local sum depends on its level, where each term between the two is the local one of the term that was there."""
+        known, program = self.ex.rescales[t], self.local.program
+        chain, inside = [u], known.chain | {known.shift}
+        while self.origin.get(chain[-1]) in known.chain:
+            chain.append(next((c for c in children(program.terms[chain[-1]]) if self.origin.get(c) in inside), -1))
+        shift = chain[-1]
+        if shift < 0:
+            return None
+        level = children(program.terms[shift])[children(self.old.terms[known.shift]).index(known.level)]
+        return Rescaled(level, shift, frozenset(chain[:-1]), self.local.mask(known.mean_over, computed), known.extreme)
+
+    # gathering or computing again
+
+    def is_made_again(self, t: int, shares: int) -> bool:
+        """Whether a value that is computed in more shares than these had better be computed once more than gathered."""
+        gathering = self.gathering_s(t, shares)
+        return self.again_s(t, shares, PATIENCE * gathering, DEPTH) <= PATIENCE * gathering
+
+    def gathering_s(self, t: int, shares: int) -> float:
+        """Seconds to gather the shares of a value that others have."""
+        missing, total, seconds = self.natural(t) & ~shares, float(self.old.nbytes(t)), 0.0
+        for i in bits(shares):
+            total /= self.local.devices.count(self.divided[i])
+        for i in bits(missing):
+            count = self.local.devices.count(self.divided[i])
+            seconds += self.backend.exchange_s(total * (count - 1) / count, self.divided[i], self.local.devices)
+        return seconds
+
+    def again_s(self, t: int, shares: int, most: float, depth: int) -> float:
+        """Seconds to compute a value in these shares from what is there, or more than ``most``."""
+        term, missing = self.old.terms[t], self.natural(t) & ~shares
+        if not missing or (t, shares) in self.given or (t, shares) in self._values:
+            return 0.0
+        if isinstance(term, Rename):
+            to = {j: i for i, j in term.pairs}
+            return self.again_s(term.arg, mask_of(to.get(j, j) for j in bits(shares)) & self.old.free[term.arg], most, depth)
+        if isinstance(term, Input) or depth == 0:
+            first = self._arrays.get(term.slot) if isinstance(term, Input) else None
+            known = first is not None and any(s == first for s, _ in self.given)
+            return 0.0 if known else self.gathering_s(t, shares)
+        left = self.computed(t) & ~missing
+        if left & folded(term):
+            return most + 1.0
+        extents = [
+            index.extent // (self.local.devices.count(self.divided[i]) if left >> i & 1 else 1) for i, index in enumerate(self.old.indices)
+        ]
+        seconds = arithmetic_s(self.old, t, extents, self.backend)
+        for c in children(term):
+            if seconds > most:
+                break
+            own = left & self.old.free[c]
+            again = self.again_s(c, own, most - seconds, depth - 1)
+            seconds += min(again, self.gathering_s(c, own)) if self.natural(c) & ~own else again
+        return seconds
+
+
+def folded_whole(call: Call, computed: int, divided: Mapping[int, Names]) -> int:
+    """The dealt out indices that an operation picks elements along, and has whole: they come in an order, which chunks of all shares lack."""
+    return call.folds & mask_of(divided) & ~computed if picks(call) else 0

@@ -1,0 +1,216 @@
+"""What devices fold in their shares, and how the parts of all become the whole.
+
+A part is combined by the monoid of its fold. Sums of exponentials less a level have the level of the share alone, so that levels and sums
+are folded in one loop and joined in one round: the level of all, and then the sums brought to it. Squares about a mean, and sums and places
+of what stands at an extreme, likewise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from eqsat_mem.egraph.online_folds import Rescaled
+from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, bits, children, folded
+from eqsat_mem.ir.ops import MONOIDS, block_op, picks
+from eqsat_mem.mesh.local import Local
+
+if TYPE_CHECKING:
+    from eqsat_mem.mesh.localise import Localiser
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one device has of a fold.
+
+    Attributes:
+        own: the fold over its share, as if there were nothing else.
+        summand: the same as the other devices can take it.
+        met: the indices that are folded in shares.
+        streamed: how it depends on a level, where that is the share's own.
+    """
+
+    own: int
+    summand: int
+    met: int
+    streamed: Rescaled | None = None
+
+    def finished(self, at: Localiser, total: int, shares: int) -> int:
+        """What all devices have together: not a number where there is no element, as without a level of its own."""
+        if self.streamed is None or not self.streamed.exponential:
+            return total
+        level, local = self.streamed.level, at.local
+        dtype = local.program.terms[total].dtype
+        joint = at.value(level, shares & at.old.free[level])
+        empty = local.map("eq", joint, local.number(-np.inf, local.program.terms[joint].dtype), dtype=np.dtype(bool))
+        return local.map("select_n", empty, total, local.number(np.nan, dtype), dtype=dtype)
+
+
+def part_of(at: Localiser, t: int, computed: int) -> Part:
+    """What a device adds to a fold that is computed in shares."""
+    met = computed & folded(at.old.terms[t])
+    streamed = _streamed(at, t, computed, met)
+    if streamed is not None:
+        return streamed
+    own = at.built(t, computed)
+    return Part(own, own, met)
+
+
+def combined(at: Localiser, t: int, part: Part) -> int:
+    """The parts of all devices as one."""
+    term, local, source = at.old.terms[t], at.local, at.old.source.get(t)
+    names = local.devices.ordered([name for i in bits(part.met) for name in at.divided[i]])
+    if isinstance(term, Block) and picks(term.call):
+        return _picked(at, term, part, names)
+    if isinstance(term, Block) and block_op(term.call.prim.name).monoid is None:
+        return _reduced(at, term, part)
+    if isinstance(term, Block):
+        monoid = str(block_op(term.call.prim.name).monoid)
+    else:
+        monoid = "add" if isinstance(term, Dot) else term.monoid
+    (first, *more) = bits(part.met)
+    if not more:
+        return local.convert(local.combined(part.summand, monoid, local.across[first], names, source), term.dtype)
+    total = part.summand
+    for i in bits(part.met):
+        total = local.combined(total, monoid, local.across[i], at.divided[i], source)
+    return local.convert(total, term.dtype)
+
+
+def _picked(at: Localiser, term: Block, part: Part, names: tuple[str, ...]) -> int:
+    """The first of what all devices have picked from their shares, in the order of the devices."""
+    (i,) = bits(part.met)
+    results = [at.local.program.terms[part.own]]
+    found = results[0]
+    assert isinstance(found, Block)
+    every = [at.local.program.add(Block(dtype, found.call, found.args, k)) for k, dtype in enumerate(found.call.out_dtypes)]
+    return at.local.merged(every, found.call, at.local.share_extent(i), names, None)[term.out]
+
+
+def _reduced(at: Localiser, term: Block, part: Part) -> int:
+    """States that devices have reduced by a function of the user's, reduced by the same function: gathered first."""
+    local, found = at.local, at.local.program.terms[part.own]
+    assert isinstance(found, Block)
+    call, states = found.call, len(found.call.out_dtypes)
+    totals = [local.program.add(Block(dtype, call, found.args, k)) for k, dtype in enumerate(call.out_dtypes)]
+    for i in bits(part.met):
+        every = [local.gathered(u, local.across[i], at.divided[i]) for u in totals]
+        axes = ((local.across[i],), *((k,) for k in local.layout(totals[0])))
+        key = "reduce", tuple(every)
+        if key not in at.joint_calls:
+            params = {**call.params, "dimensions": (0,)}
+            at.joint_calls[key] = replace(
+                call, params=params, in_axes=(axes,) * states + ((),) * states, out_axes=(axes[1:],) * states, folds=0, pointwise=0
+            )
+        joint: Call = at.joint_calls[key]
+        totals = [local.program.add(Block(d, joint, (*every, *found.args[states:]), k)) for k, d in enumerate(call.out_dtypes)]
+    return totals[term.out]
+
+
+# --- shares with a level of their own -------------------------------------------------------------------
+
+
+def _streamed(at: Localiser, t: int, computed: int, met: int) -> Part | None:
+    """A sum with the level of the share alone, brought to that of all; None where the level is not made of folds over the same shares."""
+    known = at.ex.rescales.get(t)
+    if known is None:
+        return None
+    own = _Own(at, computed, met, known)
+    level = own.level(known.level)
+    if level is None or not own.met_folds:
+        return None
+    local = at.local
+    if known.exponential:
+        level = _proper(local, level)
+    terms = own.chain(t, level)
+    if terms is None:
+        return None
+    local.rescales[terms[t]] = Rescaled(
+        level, terms[known.shift], frozenset(terms[u] for u in known.chain), local.mask(known.mean_over, computed), known.extreme
+    )
+    joint = at.value(known.level, computed & at.old.free[t] & at.old.free[known.level])
+    return Part(terms[t], _brought(at, t, known, widened(local, terms[t]), (level, joint), computed), met, known)
+
+
+class _Own:
+    """Terms on the way from a sum down to its level, where the level is that of the share alone."""
+
+    def __init__(self, at: Localiser, computed: int, met: int, known: Rescaled) -> None:
+        self.at, self.computed, self.met, self.known = at, computed, met, known
+        self.met_folds: set[int] = set()
+
+    def level(self, u: int) -> int | None:
+        """The level as the share alone has it, None if it is made of something else than folds over the same shares."""
+        at, term = self.at, self.at.old.terms[u]
+        if isinstance(term, Literal):
+            value = term.value / at.local.devices.count([n for i in bits(self.met) for n in at.divided[i]])
+            is_count = self.known.mean_over and u in children(at.old.terms[self.known.level])
+            return at.local.number(value, term.dtype) if is_count else at.value(u, 0)
+        folds = at.computed(u) & folded(term) if isinstance(term, Dot | Fold) else 0
+        if folds:
+            if folds != self.met or at.natural(u) != self.computed & at.old.free[u]:
+                return None
+            self.met_folds.add(u)
+            return at.part(u, at.computed(u)).own
+        if not isinstance(term, Map):
+            return None
+        args = [self.level(c) for c in children(term)]
+        shares = self.computed & at.old.free[u]
+        if any(a is None for a in args) or shares & ~at.able(u):
+            return None
+        return at.built(u, shares, [a for a in args if a is not None])
+
+    def chain(self, t: int, level: int) -> dict[int, int] | None:
+        """The local terms of the way, by those of the program."""
+        at, made = self.at, dict[int, int]()
+        for u in sorted({*self.known.chain, self.known.shift}):
+            term = at.old.terms[u]
+            shares = self.computed & (at.old.free[u] | folded(term))
+            if shares & ~at.able(u) or (u != t and shares & folded(term)):
+                return None
+            args = [made[c] if c in made else level if c == self.known.level else at.value(c, shares & at.old.free[c])
+                    for c in children(term)]  # fmt: skip
+            made[u] = at.built(u, shares, args)
+        return made
+
+
+def _brought(at: Localiser, t: int, known: Rescaled, own: int, levels: tuple[int, int], computed: int) -> int:
+    """What a device adds to a sum, from its own and from two levels: that of its share, and that of all."""
+    local, (here, joint) = at.local, levels
+    dtype = local.program.terms[own].dtype
+    if known.mean_over:
+        count = at.old.extent(known.mean_over) // at.local.devices.count([n for i in bits(known.mean_over & computed) for n in at.divided[i]])
+        gap = local.map("sub", here, joint)
+        return local.map("add", own, local.convert(local.map("mul", local.map("mul", gap, gap), local.number(count, gap_dtype(local, gap))), dtype))
+    if known.exponential:
+        fall = local.map("sub", here, _proper(local, joint))
+        factor = local.map("exp", local.map("min", fall, local.number(0, local.program.terms[fall].dtype)))
+        return local.map("mul", own, local.convert(factor, dtype))
+    term = at.old.terms[t]
+    monoid = MONOIDS[term.monoid if isinstance(term, Fold) else "add"]
+    stays = local.map("or", _is(local, "eq", here, joint), _is(local, "ne", here, here))
+    if monoid.name == "min":
+        stays = local.map("or", stays, _is(local, "lt", own, local.number(0, dtype)))
+    return local.map("select_n", stays, local.number(monoid.identity(dtype), dtype), own, dtype=dtype)
+
+
+def gap_dtype(local: Local, t: int) -> np.dtype:
+    return np.dtype(local.program.terms[t].dtype)
+
+
+def _is(local: Local, comparison: str, one: int, other: int) -> int:
+    return local.map(comparison, one, other, dtype=np.dtype(bool))
+
+
+def _proper(local: Local, level: int) -> int:
+    """What is subtracted for a level: nothing where there is no element, so that exponentials of ``-inf`` are zero."""
+    dtype = local.program.terms[level].dtype
+    return local.map("select_n", _is(local, "eq", level, local.number(-np.inf, dtype)), level, local.number(0, dtype), dtype=dtype)
+
+
+def widened(local: Local, t: int) -> int:
+    """A value that is going to be summed, in float32 if it is narrower."""
+    dtype = np.dtype(local.program.terms[t].dtype)
+    return local.convert(t, np.dtype(np.float32)) if dtype.kind not in "biuc" and dtype.itemsize < 4 else t

@@ -1,0 +1,98 @@
+"""Which indices devices may take shares of: those along which arguments and results lie, and those along which most can be computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import islice, product
+
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.ir import Axes, Input, Program, Rename, bits, children, folded
+from eqsat_mem.ir.mesh import Names, Placement, Spec
+from eqsat_mem.mesh.localise import Spreading
+
+MOST_HEADS = 4
+"""How many of the indices at rest on a mesh axis are tried as the one that terms prefer."""
+MOST_OTHERS = 3
+"""How many indices are tried besides, those along which most bytes can be computed in shares."""
+MOST_SPREADINGS = 16
+"""How many ways to spread a program are tried."""
+
+
+def spreadings(ex: Extraction, placement: Placement) -> Iterator[tuple[Spreading, dict[int, Names]]]:
+    """Ways to spread a program, with the mesh axes of every index that is dealt out, what lies at rest first."""
+    program = ex.program
+    rest, able = at_rest(program, placement), abilities(ex)
+    choices: list[list[tuple[tuple[int, Names], ...]]] = []
+    for names in _groups(placement, rest):
+        lying = sorted((i for i, own in rest.items() if own == names), key=lambda i: (-able[i], i))
+        count = placement.devices.count(names)
+        others = [i for i in able if i not in rest and program.indices[i].extent % count == 0 and program.indices[i].extent >= count]
+        others = sorted(others, key=lambda i: (-able[i], i))[:MOST_OTHERS]
+        heads: list[int | None] = [*lying[:MOST_HEADS], *others, *([] if lying else [None])]
+        choices.append([tuple((i, names) for i in dict.fromkeys([*([] if h is None else [h]), *lying])) for h in heads])
+    for way in islice(product(*choices), MOST_SPREADINGS):
+        order = tuple(pair for part in way for pair in part)
+        if len({i for i, _ in order}) == len(order):
+            yield Spreading(order), divided(program, {**rest, **dict(order)})
+
+
+def _groups(placement: Placement, rest: Mapping[int, Names]) -> list[Names]:
+    """The groups of mesh axes that deal out indices: those that arguments and results name together, and each axis that none names."""
+    groups = list(dict.fromkeys(rest.values()))
+    named = {name for names in groups for name in names}
+    return groups + [(name,) for name, size in placement.devices.axes if name not in named and size > 1]
+
+
+def at_rest(program: Program, placement: Placement) -> dict[int, Names]:
+    """The indices along which arguments and results lie in shares; of several ways to deal one out the first."""
+    found: dict[int, Names] = {}
+
+    def note(axes: Axes, spec: Spec | None) -> None:
+        for axis, names in zip(axes, spec or (), strict=bool(spec)):
+            if names and axis and program.indices[axis[0]].extent % placement.devices.count(names) == 0:
+                found.setdefault(axis[0], names)
+
+    for t in program.reachable():
+        term = program.terms[t]
+        if isinstance(term, Input):
+            note(term.axes, placement.arguments[term.slot])
+    for o, spec in zip(program.outputs, placement.results, strict=True):
+        note(o.axes, spec)
+    return found
+
+
+def abilities(ex: Extraction) -> Counter[int]:
+    """For each index the bytes of what can be computed in shares of it."""
+    program, able = ex.program, Counter[int]()
+    for t in program.reachable():
+        read = max((program.nbytes(c) for c in children(program.terms[t])), default=0)
+        free = ex.splits.get(t, 0) & program.free[t]
+        for i in bits(free):
+            able[i] += program.nbytes(t)
+        for i in bits(ex.accumulates.get(t, 0) & folded(program.terms[t])):
+            able[i] += read
+    return able
+
+
+def divided(program: Program, given: Mapping[int, Names]) -> dict[int, Names]:
+    """The mesh axes of every index that is dealt out: those given, and other names of the same values, so that whole values are alike."""
+    found = dict(given)
+    links: list[tuple[int, int]] = []
+    reads: dict[int, Axes] = {}
+    for t in program.reachable():
+        term = program.terms[t]
+        if isinstance(term, Rename):
+            links += term.pairs
+        elif isinstance(term, Input):
+            first = reads.setdefault(term.slot, term.axes)
+            links += [pair for one, other in zip(first, term.axes, strict=True) if len(one) == len(other) for pair in zip(one, other)]
+    size = -1
+    while size != len(found):
+        size = len(found)
+        for i, j in links:
+            if i in found and j not in found:
+                found[j] = found[i]
+            elif j in found and i not in found:
+                found[i] = found[j]
+    return found
