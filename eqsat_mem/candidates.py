@@ -14,6 +14,8 @@ from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.events import Clock, Extracted, Searched, tell
 from eqsat_mem.ir import Program
+from eqsat_mem.ir.mesh import Placement
+from eqsat_mem.mesh.choose import Spread, spread
 from eqsat_mem.options import Options
 from eqsat_mem.reports.explain import Scheduler
 from eqsat_mem.schedule.backend import Backend
@@ -57,6 +59,8 @@ class Forms:
     backend: Backend
     planner: Planner
     clock: Clock
+    placement: Placement | None = None
+    """How arguments and results lie where several devices run the program."""
 
     def __post_init__(self) -> None:
         self.made = [self.loaded]
@@ -89,6 +93,8 @@ class Forms:
             yield from forms(original(apart, rules))
 
     def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> Found:
+        if self.placement is not None:
+            return self._fastest_spread(form, self.placement, backend, limit, scheduler)
         with self.clock("bodies"):
             program, saved = plan_bodies(form, limit, partial(self.planner, self.options, backend))
         known = self._candidates(program)
@@ -100,6 +106,24 @@ class Forms:
             tell(Searched(best, known.view))
             before = next(search for search in searches if search.ex is known.written).unmodified()
             return Found(best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(known.view.matches)))
+
+    def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> Found:
+        """The fastest schedule of what one of several devices runs, in the first group of ways to spread the program that has one."""
+        known = self._candidates(form)
+        knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
+        before, best = None, None
+        with self.clock("schedule"):
+            for group in known.spread_on(placement, backend):
+                searches = [Search(s.local, limit, backend, *knobs, known.of(s.local, backend)) for s in group]
+                if before is None:
+                    before = next(search for search, s in zip(searches, group, strict=True) if s.of is known.written).unmodified()
+                found = _searched(searches, scheduler, known)
+                best = found if best is None or order(found, limit) < order(best, limit) else best
+                if best.fits(limit):
+                    break
+            assert best is not None and before is not None, "nothing spread is one way"
+            tell(Searched(best, known.view))
+        return Found(best, before, tuple(sorted(known.view.matches)))
 
     def _candidates(self, program: Program) -> _Candidates:
         """What equals a program under the rules: kept for a form as it is, made anew where bodies are planned, as they are for a limit."""
@@ -131,6 +155,17 @@ class _Candidates:
     every: Sequence[Extraction]
     moved: dict[tuple[int, Backend], Moved] = field(default_factory=dict)
     known: dict[tuple[int, Backend], Known] = field(default_factory=dict)
+    groups: dict[Backend, tuple[list[list[Spread]], Iterator[list[Spread]]]] = field(default_factory=dict)
+
+    def spread_on(self, placement: Placement, backend: Backend) -> Iterator[list[Spread]]:
+        """The programs of one device in groups, each made when it is asked for and kept for other limits."""
+        if backend not in self.groups:
+            self.groups[backend] = [], spread([self.written, *(ex for ex in self.every if ex is not self.written)], placement, backend)
+        made, further = self.groups[backend]
+        yield from made
+        for group in further:
+            made.append(group)
+            yield group
 
     def of(self, ex: Extraction, backend: Backend) -> Known:
         """Figures that searches for other limits have computed of one of the programs."""

@@ -105,8 +105,10 @@ def parse_bytes(value: Any, argument: str = "memory_limit") -> int:
     return size
 
 
-def resolve_limit(options: Options) -> int:
+def resolve_limit(options: Options, mesh: Any = None) -> int:
     """The bytes that a program may hold: the option, else ``EQSAT_MEM_LIMIT``, else the default device's capacity.
+
+    On a mesh, what each device may hold: else the least capacity of those that are here.
 
     Raises:
         OptionError: if the variable holds no size, or the device does not tell its capacity.
@@ -116,18 +118,19 @@ def resolve_limit(options: Options) -> int:
     from_environment = os.environ.get(LIMIT_VARIABLE, "").strip()
     if from_environment:
         return parse_bytes(from_environment, LIMIT_VARIABLE)
-    return device_capacity()
+    devices = getattr(mesh, "local_devices", None)
+    return min(map(device_capacity, devices)) // (len(devices) if devices[0].platform == "cpu" else 1) if devices else device_capacity()
 
 
-def device_capacity() -> int:
-    """Bytes of the default device: what its allocator may use, or the machine's memory where the device is the CPU.
+def device_capacity(device: Any = None) -> int:
+    """Bytes of a device, the default one unless another is given: what its allocator may use, or the machine's memory for a CPU.
 
     Raises:
         OptionError: if the system does not tell.
     """
     import jax
 
-    device = jax.local_devices()[0]
+    device = device or jax.local_devices()[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and stats.get("bytes_limit"):
         return int(stats["bytes_limit"])

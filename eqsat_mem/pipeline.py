@@ -12,7 +12,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.backends.choose import backend_in_use
-from eqsat_mem.backends.xla import compiled_peak, donations
+from eqsat_mem.backends.xla import compiled_peak, constrained, devices_here, donations, named_shardings
 from eqsat_mem.candidates import Forms, Found
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
@@ -21,6 +21,7 @@ from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
+from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, resolve_limit
 from eqsat_mem.reports.explain import Record, Scheduler
 from eqsat_mem.reports.outline import loop_summaries, output_bytes, peak_tensors, restrictions
@@ -48,19 +49,23 @@ def plan(
     name: str = "program",
     backend: Backend | None = None,
     donated: Sequence[int] = (),
+    placement: Placement | None = None,
 ) -> Plan:
     """The fastest program found that computes ``jaxpr`` within the limit, on the device in use unless another backend is given.
 
-    Outputs may take the memory of the ``donated`` arguments of their shape and dtype.
+    Outputs may take the memory of the ``donated`` arguments of their shape and dtype. With a ``placement`` several devices run the program,
+    and limit and figures are those of each.
 
     Raises:
         MemoryLimitError: if no plan fits; it names the tensors of the smallest plan found.
     """
     limit = resolve_limit(options)
-    taken, shared_bytes = donations(jaxpr, donated)
+    taken, shared_bytes = donations(jaxpr, donated, placement)
     backend = backend or backend_in_use()
+    if placement is not None:
+        backend = backend.among(devices_here(placement))
     backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
-    request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes)
+    request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes, placement)
     tell(Began(name, limit))
     made = None
     try:
@@ -87,14 +92,30 @@ class _Request:
     backend: Backend
     taken: tuple[int, ...]
     shared_bytes: int
+    placement: Placement | None = None
+
+    @property
+    def verifies(self) -> bool:
+        """Whether programs are compiled: where there are devices to compile for."""
+        return self.options.verify and (self.placement is None or self.placement.mesh is not None)
 
     def held(self, counted: int) -> int:
         """What is held at once, of bytes counted within the request."""
         return counted - self.shared_bytes
 
-    def compiled(self, function: Callable[..., Any], predicted: int) -> int:
-        """What XLA counts for a function of the program's arguments, which is told beside its prediction."""
-        held = compiled_peak(function, self.jaxpr.in_avals, donate=self.taken, backend=self.backend, optimise=False)[0]
+    def runnable(self, code: Emitted, checked: bool = False) -> Callable[..., Any]:
+        """The function of a plan; on a mesh of several devices that of them all, to run or to be ``checked``."""
+        if self.placement is None:
+            return code.function
+        return partial(code.function, mesh=None if self.placement.around and not checked else self.placement.mesh)
+
+    def compiled(self, function: Callable[..., Any], predicted: int, arguments: Sequence[Spec | None] | None = None) -> int:
+        """What XLA counts for a function of the program's arguments, which is told beside its prediction.
+
+        On a mesh ``arguments`` says how they lie, else as they were given.
+        """
+        shardings = None if self.placement is None else named_shardings(self.placement, arguments or self.placement.arguments)
+        held = compiled_peak(function, self.jaxpr.in_avals, self.taken, self.backend, optimise=False, shardings=shardings)[0]
         tell(Compiled(held, self.held(predicted), self.held(self.limit)))
         return held + self.shared_bytes
 
@@ -121,7 +142,7 @@ def _plan(request: _Request) -> Plan:
     with clock("trace"):
         loaded = load(request.jaxpr, request.arg_names, request.backend.lowering)
         tell(Loaded(loaded))
-    forms = Forms(loaded, request.options, request.backend, _plan_body, clock)
+    forms = Forms(loaded, request.options, request.backend, _plan_body, clock, request.placement)
     found = forms.fastest(request.backend, request.limit)
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
@@ -172,17 +193,17 @@ def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
     limit, best, before = request.limit, found.best, found.before
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
     if best.fits(limit):
-        fits_nearly = before.fits(int(limit * NEARLY) if request.options.verify else limit)
+        fits_nearly = before.fits(int(limit * NEARLY) if request.verifies else limit)
         may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
     else:  # whatever is predicted of the program as written: XLA is asked before there is an error
-        may_stay = request.options.verify or before.fits(limit)
+        may_stay = request.verifies or before.fits(limit)
     kept = _keep(request, forms.loaded, before) if may_stay else None
     if kept is not None:
         return kept
     try:
         planned = _emit_within(request, forms, best)
     except MemoryLimitError:  # as predicted, something would have fitted
-        kept = _keep(request, forms.loaded, before) if request.options.verify and not may_stay else None
+        kept = _keep(request, forms.loaded, before) if request.verifies and not may_stay else None
         if kept is None:
             raise
         return kept
@@ -193,10 +214,12 @@ def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
 
 def _keep(request: _Request, loaded: Program, before: Schedule) -> _Chosen | None:
     """The program as it was, if it holds no more than the limit once compiled; its source is the same written out."""
-    verify, jaxpr, limit = request.options.verify, request.jaxpr, request.limit
+    verify, jaxpr, limit = request.verifies, request.jaxpr, request.limit
     if not verify and has_plans(before.ex.program):
         return None  # it was predicted to fit with the plans of its loops' bodies
-    function = jaxpr_as_fun(jaxpr)
+    function: Callable[..., Any] = jaxpr_as_fun(jaxpr)
+    if request.placement is not None and request.placement.mesh is not None:
+        function = constrained(function, request.placement)
     held = request.compiled(function, before.peak_bytes) if verify else None
     if held is not None and held > limit:
         return None
@@ -244,16 +267,17 @@ def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule)
     for _ in range(RETRIES):
         if best.fits(target):
             code = emit(best, request.name)
-            if not request.options.verify:
+            if not request.verifies:
                 return _Chosen(best, code, None, backend, target)
-            held = request.compiled(code.function, best.peak_bytes)
+            shares = best.ex.program.shares
+            held = request.compiled(request.runnable(code, checked=True), best.peak_bytes, shares and shares.arguments)
             if held <= limit:
                 return _Chosen(best, code, held, backend, target)
             smallest = min(smallest or held, held)
             if target > limit:
                 break
             target, above = _tighter(best, held, limit), best.peak_bytes
-        elif smallest is None and request.options.verify and best.fits(int(CLOSE * limit)):
+        elif smallest is None and request.verifies and best.fits(int(CLOSE * limit)):
             target = best.peak_bytes
         elif best.peak_bytes < above:
             target = (best.peak_bytes + above) // 2
@@ -281,7 +305,7 @@ def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, reco
     return Plan(
         name=request.name,
         source=chosen.code.source,
-        function=chosen.code.function,
+        function=chosen.code.function if chosen.unchanged else request.runnable(chosen.code),
         namespace=chosen.code.namespace,
         limit_bytes=request.held(request.limit),
         peak_bytes=request.held(s.peak_bytes),

@@ -31,7 +31,7 @@ class JitByPlan:
         self.plain: Any = jit(fun, **jit_options)
         self._fun = fun
         self._jit_options = jit_options
-        self._positions, self._names = _static(fun, jit_options)
+        self._positions, self._names = static_arguments(fun, jit_options)
         self._tuned: Any = None
         self._chosen: dict[Hashable, Any] = {}
 
@@ -91,7 +91,7 @@ def _kind(leaf: Any) -> Hashable:
     return (type(leaf),)
 
 
-def _static(fun: Callable[..., Any], options: dict[str, Any]) -> tuple[frozenset[int], frozenset[str]]:
+def static_arguments(fun: Callable[..., Any], options: dict[str, Any]) -> tuple[frozenset[int], frozenset[str]]:
     """Positions and names of static arguments. Where one of both is given, JAX takes the other from the signature, and so does this."""
     positions, names = options.get("static_argnums"), options.get("static_argnames")
     if positions is not None:

@@ -21,12 +21,14 @@ from jax.interpreters import partial_eval as pe
 from eqsat_mem import pipeline
 from eqsat_mem.api.varying import plain_aval, without_varying_types
 from eqsat_mem.frontend.effects import refuse_collectives, without_resultless_effects
+from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.progress import watched
 
 Mask = tuple[bool, ...]
 Dims = tuple[int | None, ...]
+Specs = Sequence[Spec | None]
 
 
 class Function:
@@ -44,6 +46,7 @@ class Function:
         arg_names: Sequence[str],
         settings: Settings | None = None,
         donated: Sequence[int] = (),
+        placement: Placement | None = None,
     ) -> None:
         self.name = name
         self.jaxpr = jaxpr
@@ -51,6 +54,7 @@ class Function:
         self.arg_names = tuple(arg_names)
         self.settings = settings or Settings()
         self.donated = tuple(donated)
+        self.placement = placement
         self._plan: Plan | None = None
         self._derived: dict[Hashable, Any] = {}
         self._lock = threading.RLock()
@@ -69,7 +73,9 @@ class Function:
         with self._lock:
             if self._plan is None:
                 with self.settings.active(), jax.core.eval_context(), watched(self.name):
-                    made = pipeline.plan(self.jaxpr, self.options, self.arg_names, self.name, donated=self.donated)
+                    made = pipeline.plan(
+                        self.jaxpr, self.options, self.arg_names, self.name, donated=self.donated, placement=self.placement
+                    )
                     if made.record is not None:
                         made = replace(made, record=replace(made.record, settings=self.settings.active))
                     self._plan = made
@@ -89,9 +95,23 @@ class Function:
                     self._derived[key] = make()
             return self._derived[key]
 
-    def trace(self, suffix: str, fun: Callable[..., Any], avals: Sequence[Any], arg_names: Sequence[str]) -> Function:
-        """Another function of flat arguments, to be planned under the options of this one."""
-        return Function(f"{self.name}_{suffix}", jax.make_jaxpr(fun)(*map(plain_aval, avals)), self.options, arg_names, self.settings)
+    def trace(
+        self,
+        suffix: str,
+        fun: Callable[..., Any],
+        avals: Sequence[Any],
+        arg_names: Sequence[str],
+        arguments: Callable[[Specs, Specs], Specs],
+        results: Callable[[Specs, Specs], Specs],
+    ) -> Function:
+        """Another function of flat arguments, to be planned under the options of this one.
+
+        On a mesh its arguments and results lie as these functions say, given how those of this one do.
+        """
+        own = self.placement
+        placed = None if own is None else own.of(*(say(own.arguments, own.results) for say in (arguments, results)))
+        jaxpr = jax.make_jaxpr(fun)(*map(plain_aval, avals))
+        return Function(f"{self.name}_{suffix}", jaxpr, self.options, arg_names, self.settings, placement=placed)
 
 
 class Settings:
@@ -123,7 +143,13 @@ def batched(function: Function, dims: Dims, size: int, axis_name: Hashable) -> F
     def make() -> Function:
         avals = [_with_axis(aval, dim, size) for aval, dim in zip(function.jaxpr.in_avals, dims, strict=True)]
         mapped = jax.vmap(jaxpr_as_fun(function.jaxpr), in_axes=dims, axis_size=size, axis_name=axis_name)
-        return function.trace("vmap", mapped, avals, function.arg_names)
+
+        def arguments(ins: Specs, outs: Specs) -> Specs:
+            return [_with_whole_axis(spec, dim) for spec, dim in zip(ins, dims, strict=True)]
+
+        return function.trace(
+            "vmap", mapped, avals, function.arg_names, arguments, lambda ins, outs: [_with_whole_axis(spec, 0) for spec in outs]
+        )
 
     return function.derive(("batched", dims, size, axis_name), make)
 
@@ -140,7 +166,15 @@ def tangent(function: Function, active: Mask) -> Function:
             return pick(out, differentiable(pure.out_avals))
 
         names = [f"d_{name}" for name in pick(function.arg_names, active)]
-        return function.trace("jvp", push, [*pure.in_avals, *pick(pure.in_avals, active)], [*function.arg_names, *names])
+        avals = [*pure.in_avals, *pick(pure.in_avals, active)]
+        return function.trace(
+            "jvp",
+            push,
+            avals,
+            [*function.arg_names, *names],
+            lambda ins, outs: [*ins, *pick(ins, active)],
+            lambda ins, outs: pick(outs, differentiable(pure.out_avals)),
+        )
 
     return function.derive(("tangent", active), make)
 
@@ -157,7 +191,15 @@ def cotangent(function: Function, active: Mask, live: Mask) -> Function:
             return list(transposed([next(given) if is_live else _zero(aval) for aval, is_live in zip(pure.out_avals, live, strict=True)]))
 
         names = [f"ct_{k}" for k, is_live in enumerate(live) if is_live]
-        return function.trace("vjp", pull, [*pure.in_avals, *pick(pure.out_avals, live)], [*function.arg_names, *names])
+        avals = [*pure.in_avals, *pick(pure.out_avals, live)]
+        return function.trace(
+            "vjp",
+            pull,
+            avals,
+            [*function.arg_names, *names],
+            lambda ins, outs: [*ins, *pick(outs, live)],
+            lambda ins, outs: pick(ins, active),
+        )
 
     return function.derive(("cotangent", active, live), make)
 
@@ -177,7 +219,14 @@ def transposed(function: Function, linear: Mask, live: Mask) -> Function:
 
         names = [f"ct_{k}" for k, is_live in enumerate(live) if is_live]
         inputs = [*pick(avals, known), *pick(out_avals, live)]
-        return function.trace("transpose", pull, inputs, [*pick(function.arg_names, known), *names])
+        return function.trace(
+            "transpose",
+            pull,
+            inputs,
+            [*pick(function.arg_names, known), *names],
+            lambda ins, outs: [*pick(ins, known), *pick(outs, live)],
+            lambda ins, outs: pick(ins, linear),
+        )
 
     return function.derive(("transposed", linear, live), make)
 
@@ -188,8 +237,9 @@ def pruned(function: Function, used: Mask) -> tuple[Function, list[bool]]:
     def make() -> tuple[Function, list[bool]]:
         jaxpr, used_inputs = pe.dce_jaxpr(function.jaxpr.jaxpr, list(used))
         names = pick(function.arg_names, used_inputs)
-        closed = ClosedJaxpr(jaxpr, function.jaxpr.consts)
-        return Function(function.name, closed, function.options, names, function.settings), used_inputs
+        closed, own = ClosedJaxpr(jaxpr, function.jaxpr.consts), function.placement
+        placed = None if own is None else own.of(pick(own.arguments, used_inputs), pick(own.results, used))
+        return Function(function.name, closed, function.options, names, function.settings, placement=placed), used_inputs
 
     return function.derive(("pruned", used), make)
 
@@ -223,6 +273,11 @@ def spread(values: Sequence[Any], mask: Sequence[bool]) -> tuple[Any, ...]:
 def _zero(aval: Any) -> Any:
     """A zero cotangent for an output."""
     return jax.numpy.zeros(aval.shape, aval.dtype) if differentiable([aval])[0] else np.zeros(aval.shape, float0)
+
+
+def _with_whole_axis(spec: Spec | None, dim: int | None) -> Spec | None:
+    """How an array lies with one more axis, which every device has whole."""
+    return spec if spec is None or dim is None else (*spec[:dim], (), *spec[dim:])
 
 
 def _with_axis(aval: Any, dim: int | None, size: int) -> Any:

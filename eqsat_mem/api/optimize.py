@@ -16,9 +16,11 @@ import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import AbstractMesh, Mesh
 
-from eqsat_mem.api.compiled import JitByPlan, plans_in
+from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, plans_in, static_arguments
 from eqsat_mem.api.function import Function
+from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, placement, spread_prefix
 from eqsat_mem.api.primitive import bind
 from eqsat_mem.api.varying import plain_aval, vary_alike, without_varying_types
 from eqsat_mem.egraph.rule_checks import own_constructors
@@ -35,6 +37,9 @@ def optimize(
     fun: Callable[..., Any] | None = None,
     *,
     memory_limit: int | str | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     accuracy: Accuracy = "all",
     rules: str | Iterable[str] = (),
     only_rules: str | Iterable[str] | None = None,
@@ -60,7 +65,12 @@ def optimize(
     Args:
         fun: a function that ``jax.jit`` can trace.
         memory_limit: bytes (an int, or text such as ``"1GiB"``) that the program may hold at its peak: arguments, outputs and
-            temporaries. None is ``EQSAT_MEM_LIMIT``, or else the capacity of the device.
+            temporaries; on a mesh that each device may hold. None is ``EQSAT_MEM_LIMIT``, or else the capacity of the device.
+        mesh: the devices that run the function together, or an ``AbstractMesh`` to plan only. None is the mesh that arguments lie on, else
+            that of ``jax.set_mesh``, else one device.
+        in_shardings: how arguments lie on the mesh: a ``PartitionSpec`` or ``NamedSharding``, or a pytree of them that is a prefix of the
+            positional arguments. None is as they lie; those that lie nowhere are placed by the planner, where ``plan.in_shardings`` says.
+        out_shardings: likewise for results. None is what costs least.
         accuracy: ``"bitwise"`` keeps every bit, ``"reassociate"`` may re-associate sums, ``"all"`` also applies algebra.
         rules: rule files besides those that come with the package.
         only_rules: names of rules or rule files to keep to; a rule named there applies whatever its soundness.
@@ -112,28 +122,32 @@ def optimize(
         "donate_argnums": donate_argnums,
         "donate_argnames": donate_argnames,
     }
+    shardings = Shardings(mesh, in_shardings, out_shardings)
     if fun is None:
-        return lambda fun: Optimized(fun, options, jit_options)
-    return Optimized(fun, options, jit_options)
+        return lambda fun: Optimized(fun, options, jit_options, shardings)
+    return Optimized(fun, options, jit_options, shardings)
 
 
 class Optimized:
     """A function with plans. Calls, ``lower``, ``trace`` and ``eval_shape`` are those of ``jax.jit``."""
 
-    def __init__(self, fun: Callable[..., Any], options: Options, jit_options: dict[str, Any]) -> None:
+    def __init__(
+        self, fun: Callable[..., Any], options: Options, jit_options: dict[str, Any], shardings: Shardings = ANYWHERE
+    ) -> None:
         if not callable(fun):
             raise TypeError(f"optimize expects a function, not {fun!r}; options are keywords, as in optimize(memory_limit=...).")
         functools.update_wrapper(self, fun)
         self._fun = fun
         self._options = options
         self._jit_options = jit_options
-        self._jitted: dict[int, JitByPlan] = {}
+        self._shardings = shardings
+        self._static = static_arguments(fun, jit_options)
+        self._jitted: dict[tuple[int, Lying | None], JitByPlan] = {}
         self._lock = threading.Lock()
-        if options.memory_limit is not None:
-            self._under_limit()  # so that jax.jit checks its arguments now
+        JitByPlan(fun, jit_options)  # so that jax.jit checks its arguments now
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._under_limit()(*args, **kwargs)
+        return self._function_for(args, kwargs)(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -141,7 +155,7 @@ class Optimized:
     def __reduce__(self) -> Any:
         """Pickled and copied without its plans: by its name if that is where Python finds it, else as what it was made of."""
         found = getattr(sys.modules.get(self.__module__), getattr(self, "__qualname__", ""), None)
-        return self.__qualname__ if found is self else (Optimized, (self._fun, self._options, self._jit_options))
+        return self.__qualname__ if found is self else (Optimized, (self._fun, self._options, self._jit_options, self._shardings))
 
     def __repr__(self) -> str:
         limit = self._options.memory_limit
@@ -159,15 +173,15 @@ class Optimized:
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).trace``."""
-        return self._under_limit().plain.trace(*args, **kwargs)
+        return self._function_for(args, kwargs).plain.trace(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).lower``: plans for these arguments, and has a method ``compile``."""
-        return self._under_limit().chosen(args, kwargs).lower(*args, **kwargs)
+        return self._function_for(args, kwargs).chosen(args, kwargs).lower(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).eval_shape``."""
-        return self._under_limit().plain.eval_shape(*args, **kwargs)
+        return self._function_for(args, kwargs).plain.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Forget all plans and compiled programs of this function."""
@@ -176,17 +190,29 @@ class Optimized:
         for function in jitted.values():
             function.clear_cache()
 
-    def _under_limit(self) -> JitByPlan:
-        """The ``jax.jit`` function for the limit that holds now; its caches are those of plans too."""
-        limit = resolve_limit(self._options)
+    def _function_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JitByPlan:
+        """The ``jax.jit`` function for the limit that holds now and for how these arguments lie; its caches are those of plans too."""
+        lying = self._lying(args, kwargs)
+        key = resolve_limit(self._options, None if lying is None else lying.mesh), lying
         with self._lock:
-            if limit not in self._jitted:
-                options = replace(self._options, memory_limit=limit)
-                self._jitted[limit] = JitByPlan(_binding(self._fun, options), self._jit_options)
-            return self._jitted[limit]
+            if key not in self._jitted:
+                if len(self._jitted) >= MOST_SIGNATURES:
+                    self._jitted.clear()
+                options = replace(self._options, memory_limit=key[0])
+                self._jitted[key] = JitByPlan(_binding(self._fun, options, lying, self._shardings.results), self._jit_options)
+            return self._jitted[key]
+
+    def _lying(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lying | None:
+        """How the arguments of a call lie on a mesh; None for one device."""
+        if not self._shardings.given and jax.device_count() == 1:
+            return None
+        positions, names = self._static
+        traced = tuple(arg for k, arg in enumerate(args) if k not in positions and k - len(args) not in positions)
+        named = {name: arg for name, arg in kwargs.items() if name not in names}
+        return self._shardings.lying(traced, named)
 
 
-def _binding(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
+def _binding(fun: Callable[..., Any], options: Options, lying: Lying | None, out_shardings: Any) -> Callable[..., Any]:
     """A function for ``jax.jit`` to trace, once per signature: it traces ``fun`` and binds the primitive with its plan."""
 
     @functools.wraps(fun)
@@ -221,8 +247,12 @@ def _binding(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
         names = argument_names(fun, args, kwargs, inputs)
         jaxpr, captured = hoist_constants(jaxpr)
         names = [f"captured_{k}" for k in range(len(captured))] + names
-        out = iter(bind(Function(name, jaxpr, options, names), *vary_alike([*captured, *inputs])))
         structure, without_values = made[-1]
+        placed = None
+        if lying is not None:
+            wanted = spread_prefix(out_shardings, jax.tree.unflatten(structure, range(len(without_values))), "out_shardings")
+            placed = placement(lying, jaxpr, names, captured, [spec for spec, x in zip(wanted, without_values, strict=True) if x is None])
+        out = iter(bind(Function(name, jaxpr, options, names, placement=placed), *vary_alike([*captured, *inputs])))
         return jax.tree.unflatten(structure, [next(out) if x is None else np.zeros(x.shape, float0) for x in without_values])
 
     return call

@@ -6,8 +6,9 @@ Nothing here names a device: a mesh that nobody has can be planned for.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 Names = tuple[str, ...]
 """Mesh axes that together deal out one axis of an array, the outermost first; none leave it whole."""
@@ -37,11 +38,20 @@ class Devices:
 
 @dataclass(frozen=True)
 class Placement:
-    """How the arguments of a function lie on a mesh, and how its results shall lie; None is for the planner to choose."""
+    """How the arguments of a function lie on a mesh, and how its results shall lie; None is for the planner to choose.
+
+    ``mesh`` is JAX's, or None where there is none to compile for. ``around`` says that functions take that of ``jax.set_mesh`` when they run.
+    """
 
     devices: Devices
     arguments: tuple[Spec | None, ...]
     results: tuple[Spec | None, ...]
+    mesh: Any = None
+    around: bool = False
+
+    def of(self, arguments: Iterable[Spec | None], results: Iterable[Spec | None]) -> Placement:
+        """How arguments and results of another function lie on the same mesh."""
+        return replace(self, arguments=tuple(arguments), results=tuple(results))
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def localise(ex: Extraction, placement: Placement, divided: Mapping[int, Names],
     """
     first = Localiser(ex, placement, divided, spreading, backend)
     first.run()
-    second = Localiser(ex, placement, divided, spreading, backend, first.whole)
-    return second.run()
+    placed = replace(placement, arguments=first.placed())
+    return Localiser(ex, placed, divided, spreading, backend, first.whole).run()
 
 
 class Localiser:
@@ -85,11 +85,19 @@ class Localiser:
         self._calls: dict[tuple[int, int], Call] = {}
         self.joint_calls: dict[object, Call] = {}
         self._arrays: dict[int, int] = {}
+        self._wishes: dict[int, set[Spec]] = {}
 
     @property
     def whole(self) -> frozenset[tuple[int, int]]:
         """The values that were gathered."""
         return frozenset(self.gathered)
+
+    def placed(self) -> tuple[Spec, ...]:
+        """How arguments lie: as given, else in the shares in which all read them, else whole."""
+        return tuple(
+            next(iter(wishes)) if given is None and len(wishes := self._wishes.get(slot, set())) == 1 else spec
+            for slot, (given, spec) in enumerate(zip(self.placement.arguments, self.local.specs, strict=True))
+        )
 
     def run(self) -> Extraction:
         local, outputs, specs = self.local, [], []
@@ -269,6 +277,7 @@ class Localiser:
     def argument(self, t: int, term: Input, shares: int) -> int:
         """An argument as it arrives, exchanged where that is not how it is read. Under several names it is gathered under the first."""
         arriving = self.arriving(term)
+        self._wishes.setdefault(term.slot, set()).add(tuple(self._names_of(axis, shares) for axis in term.axes))
         first = self.first_read(t, term)
         if first is None or not arriving & ~shares:
             return self.converted(self.arrived(t, term, arriving), t, arriving, shares)

@@ -19,19 +19,22 @@ MOST_SPREADINGS = 16
 """How many ways to spread a program are tried."""
 
 
-def spreadings(ex: Extraction, placement: Placement) -> Iterator[tuple[Spreading, dict[int, Names]]]:
-    """Ways to spread a program, with the mesh axes of every index that is dealt out, what lies at rest first."""
+def spreadings(ex: Extraction, placement: Placement, idle: bool) -> Iterator[tuple[Spreading, dict[int, Names]]]:
+    """Ways to spread a program, with the mesh axes of every index that is dealt out, what lies at rest first.
+
+    Mesh axes along which nothing lies are left alone unless ``idle`` ones are to be used.
+    """
     program = ex.program
     rest, able = at_rest(program, placement), abilities(ex)
     choices: list[list[tuple[tuple[int, Names], ...]]] = []
-    for names in _groups(placement, rest):
+    for names in _groups(placement, rest) if idle else dict.fromkeys(rest.values()):
         lying = sorted((i for i, own in rest.items() if own == names), key=lambda i: (-able[i], i))
         count = placement.devices.count(names)
         others = [i for i in able if i not in rest and program.indices[i].extent % count == 0 and program.indices[i].extent >= count]
         others = sorted(others, key=lambda i: (-able[i], i))[:MOST_OTHERS]
         heads: list[int | None] = [*lying[:MOST_HEADS], *others, *([] if lying else [None])]
         choices.append([tuple((i, names) for i in dict.fromkeys([*([] if h is None else [h]), *lying])) for h in heads])
-    for way in islice(product(*choices), MOST_SPREADINGS):
+    for way in islice(product(*choices), MOST_SPREADINGS):  # of no choices there is one way: nothing is spread
         order = tuple(pair for part in way for pair in part)
         if len({i for i, _ in order}) == len(order):
             yield Spreading(order), divided(program, {**rest, **dict(order)})

@@ -1,0 +1,65 @@
+"""The programs of one device that are worth a search: each candidate spread in the ways that are fastest without loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.ir.mesh import Placement
+from eqsat_mem.mesh.invariant import check
+from eqsat_mem.mesh.localise import Spreading, Undividable, localise
+from eqsat_mem.mesh.spreading import spreadings
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.search import straight
+
+SEARCHED = 4
+"""How many programs of one device are searched at a time."""
+LARGE = 300
+"""Terms from which on only one candidate is spread in all ways, and the others as is best for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """A program of one device, the program of all that it comes from, and its seconds without loops."""
+
+    local: Extraction
+    of: Extraction
+    spreading: Spreading
+    seconds: float
+
+
+def spread(every: Sequence[Extraction], placement: Placement, backend: Backend) -> Iterator[list[Spread]]:
+    """Programs of one device in groups, the fastest first: those along what lies in shares, then along further mesh axes too.
+
+    The first of ``every`` is the program as written; of its programs the fastest is in the first group.
+    """
+    specs = (*placement.arguments, *placement.results)
+    given = None not in specs and any(names for spec in specs for names in spec or ())
+    seen: set[str] = set()
+    for idle in (False, True) if given else (True,):
+        found = [s for s in _ways(every, placement, backend, idle) if not (str(s.local.program) in seen or seen.add(str(s.local.program)))]
+        found.sort(key=lambda s: s.seconds)
+        groups = [found[k : k + SEARCHED] for k in range(0, len(found), SEARCHED)]
+        if groups and not any(s.of is every[0] for s in groups[0]) and len(seen) == len(found):
+            groups[0].append(next(s for s in found if s.of is every[0]))
+        yield from groups
+
+
+def _ways(every: Sequence[Extraction], placement: Placement, backend: Backend, idle: bool) -> Iterator[Spread]:
+    large = len(every[0].program.terms) > LARGE
+    kept: list[Spreading] = []
+    for ex in every:
+        tried: list[Spread] = []
+        for way, divided in spreadings(ex, placement, idle):
+            if large and kept and way not in kept:
+                continue
+            try:
+                local = localise(ex, placement, divided, way, backend)
+            except Undividable:
+                continue
+            check(local.program)
+            tried.append(Spread(local, ex, way, straight(local, backend).seconds))
+        if not kept:
+            kept = [s.spreading for s in sorted(tried, key=lambda s: s.seconds)[:2]]
+        yield from tried
