@@ -28,7 +28,7 @@ ALLOWED = {
     "candidates": "egraph events ir options reports schedule transforms",
     "pipeline": "backends candidates codegen egraph errors events frontend ir options reports schedule transforms",
     "api": "backends backends.cpu egraph errors frontend ir options pipeline reports units",
-    "cli": "api codegen egraph egraph.soundness errors frontend ir options reports schedule units",
+    "cli": "api backends codegen egraph egraph.soundness errors frontend ir options reports schedule units",
     "testing": "",
     "__main__": "api backends cli errors reports schedule units",
 }
