@@ -38,6 +38,10 @@ class PlanningError(EqsatMemError):
         return f"{self.function} could not be planned: {self.reason}\nWithout --strict it runs as written."
 
 
+class DeviceCompilerError(EqsatMemError):
+    """The compiler for a device that is not there is missing, or cannot compile for it."""
+
+
 class MemoryLimitError(EqsatMemError):
     """No plan holds as little as the limit.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax
 
 from eqsat_mem.backends.cpu.backend import CpuBackend
-from eqsat_mem.backends.gpu import GpuBackend
+from eqsat_mem.backends.gpu.backend import GpuBackend
 from eqsat_mem.backends.profiles import kept, profile_path
 from eqsat_mem.schedule.backend import Backend
 
