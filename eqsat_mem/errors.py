@@ -42,6 +42,10 @@ class DeviceCompilerError(EqsatMemError):
     """The compiler for a device that is not there is missing, or cannot compile for it."""
 
 
+class DeviceError(EqsatMemError, RuntimeError):
+    """A plan that was made for one device is run on another."""
+
+
 class MemoryLimitError(EqsatMemError):
     """No plan holds as little as the limit.
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+import jax
+
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, itemsize
@@ -167,6 +169,17 @@ class Tie(Protocol):
         """A term equal to ``value`` that does not exist before ``token``."""
 
 
+# --- checks ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Check:
+    """Bytes that a compiled program holds at its peak, and the program (None where it was compiled for a device that is not there)."""
+
+    held_bytes: int
+    compiled: Any = None
+
+
 # --- behaviour ---------------------------------------------------------------------------------------
 
 SMALL_FOLD = 64
@@ -184,6 +197,8 @@ class Backend:
     weights: ClassVar[Weights] = BASE
     tie: ClassVar[Tie | None] = None
     """How recomputed values are kept apart; None where nothing is known that does, so that nothing is recomputed."""
+    asked_up_to: ClassVar[float] = 4.0
+    """Predicted peak over limit up to which the compiler is asked about a program as written: it may fuse more than the model says."""
     rounds_operands: ClassVar[bool] = False
     """Whether operands of float32 contractions are rounded unless full precision is asked for."""
     runs_remainder_beside: ClassVar[bool] = False
@@ -289,6 +304,21 @@ class Backend:
     # the compiler
 
     @property
+    def is_here(self) -> bool:
+        """Whether programs planned for this target can run on the device in use."""
+        return self.platform is None or jax.default_backend() == self.platform
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Bytes that a program may hold when no limit is given; None is the capacity of the device in use."""
+        return None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """All memory of the device, which no limit may exceed; None where that is not known."""
+        return None
+
+    @property
     def check_options(self) -> Mapping[str, str | bool]:
         """Compiler options for a compilation that is only asked how much memory the program holds."""
         return {}
@@ -297,6 +327,44 @@ class Backend:
     def compiler_options(self) -> Mapping[str, str]:
         """Compiler options that planned programs run with."""
         return {}
+
+    def check(self, function: Callable[..., Any], avals: Sequence[Any], donate: Sequence[int] = (), optimise: bool = False) -> Check:
+        """Compile a function of flat arguments, run nothing, and say how much memory it takes.
+
+        Args:
+            function: takes and returns flat arrays.
+            avals: the arguments; they have ``shape`` and ``dtype``.
+            donate: positions of donated arguments.
+            optimise: whether the program is going to be run. Otherwise machine code may be slower and sooner there; the program
+                holds the same (some hundred bytes more for a scatter on XLA:CPU).
+
+        Raises:
+            DeviceCompilerError: if programs cannot be compiled for the target here; the text says what to install.
+            NotImplementedError: if the compiler does not analyse memory.
+        """
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
+        lowered = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
+        compiled = lowered.compile() if optimise else self._compiled_for_check(lowered)
+        return Check(self.held_bytes(compiled), compiled)
+
+    def _compiled_for_check(self, lowered: Any) -> Any:
+        try:
+            return lowered.compile(dict(self.check_options) or None)
+        except jax.errors.JaxRuntimeError:  # a jaxlib of other options
+            return lowered.compile()
+
+    def held_bytes(self, compiled: Any) -> int:
+        """Bytes that a compiled program takes at its peak: arguments (used or not), outputs and temporaries, without outputs in the memory
+        of donated arguments, and :meth:`hidden_bytes`.
+
+        Raises:
+            NotImplementedError: if the compiler does not analyse memory.
+        """
+        memory = compiled.memory_analysis()
+        if memory is None:
+            raise NotImplementedError("this backend does not tell what a compiled program holds: pass verify=False to plan without it.")
+        reported = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
+        return int(reported) + self.hidden_bytes(compiled)
 
     def hidden_bytes(self, compiled: Any) -> int:
         """Bytes that a compiled program takes at its peak besides those that its memory analysis reports."""
