@@ -83,6 +83,7 @@ condition:
       body:
         007: kDynamicSliceFusion [source] params=1, results=1
             008: kCopy [source | sink] kCopy
+        010: kAsyncDone [source | sink] kAsyncDone
     009: kCublasLtMatmul [prev=005 (1) | sink] kCublasLtMatmul
 """
 

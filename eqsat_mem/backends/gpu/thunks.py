@@ -58,6 +58,10 @@ def read(folder: Path, compiled_text: str) -> tuple[Launch, ...]:
     return tuple(parse(sequence, names, turns_of_loops(compiled_text)))
 
 
+WAITS = {"AsyncDone"}
+"""Thunks that wait for what another has launched."""
+
+
 def turns_of_loops(compiled_text: str) -> dict[str, int]:
     """The number of turns of each while loop that has a known one, by the instruction's name."""
     found = re.finditer(r'%([\w.\-]+) = [^\n]*? while\([^\n]*?"known_trip_count":\{"n":"(\d+)"\}', compiled_text)
@@ -85,7 +89,7 @@ def parse(sequence: str, names: dict[int, str], turns: dict[str, int]) -> Iterat
         name = names.get(int(thunk["id"]), "")
         if thunk["kind"] == "While":
             loops.append(_Loop(indent, turns.get(name)))
-        elif not _has_parts(lines, k, indent) and all(loop.counts or loop.turns is None for loop in loops):
+        elif thunk["kind"] not in WAITS and not _has_parts(lines, k, indent) and all(loop.counts or loop.turns is None for loop in loops):
             yield _launch(thunk, name, loops)
 
 
