@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(status() if callable(status) else status)  # a script runs here: what it raises is no error of ours
 
 
-DEVICE_HELP = "plan for this device, one that eqsat-mem devices lists or the file of a profile (default: EQSAT_MEM_DEVICE, or the one in use)"
+DEVICE_HELP = (
+    "plan for this device, one that eqsat-mem devices lists or the file of a profile (default: EQSAT_MEM_DEVICE, or the one in use)"
+)
 
 
 def command_line() -> argparse.ArgumentParser:

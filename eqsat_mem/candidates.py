@@ -119,7 +119,8 @@ class Forms:
 
     def _rules(self) -> RuleSet:
         options = self.options
-        return load_rules(options.rules, options.accuracy, options.only_rules, options.without_rules, options.operations)
+        without = (*options.without_rules, *self.backend.needless_rules)
+        return load_rules(options.rules, options.accuracy, options.only_rules, without, options.operations)
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,8 +74,8 @@ def _refuse_more_than_there_is(limit: int, backend: Backend) -> None:
     memory = backend.memory_bytes
     if memory is not None and limit > memory:
         raise OptionError(
-            f"memory_limit = {format_bytes(limit)} is more than {backend.device.name} has, {format_bytes(memory)}: lower the limit, leave it "
-            "out for all that a program may hold there, or name a larger device."
+            f"memory_limit = {format_bytes(limit)} is more than {backend.device.name} has, {format_bytes(memory)}: lower the limit, "
+            "leave it out for all that a program may hold there, or name a larger device."
         )
 
 

@@ -100,8 +100,8 @@ def refuse_elsewhere(plan: Plan) -> None:
     """Raise ``DeviceError`` if a plan was made for a device that is not the one in use."""
     if plan.schedule is not None and not plan.schedule.backend.is_here:
         raise DeviceError(
-            f"this plan of {plan.name} is for {plan.device}, and the device in use is {jax.local_devices()[0].device_kind}: run it there, or "
-            "leave out device= (and unset EQSAT_MEM_DEVICE) to plan for this one. plan.source is the program for that device."
+            f"this plan of {plan.name} is for {plan.device}, and the device in use is {jax.local_devices()[0].device_kind}: run it there, "
+            "or leave out device= (and unset EQSAT_MEM_DEVICE) to plan for this one. plan.source is the program for that device."
         )
 
 

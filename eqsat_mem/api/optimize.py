@@ -21,10 +21,10 @@ from eqsat_mem.api.compiled import JitByPlan, plans_in
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.primitive import bind
 from eqsat_mem.api.varying import plain_aval, vary_alike, without_varying_types
+from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.egraph.rule_checks import own_constructors
 from eqsat_mem.frontend.effects import REFERENCES, refuse_collectives, refuse_references
 from eqsat_mem.ir.ops import Monoid, Operation
-from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.options import Accuracy, Options, resolve_device, resolve_limit
 from eqsat_mem.reports.plan import Plan
 

@@ -31,9 +31,9 @@ from eqsat_mem.api.function import Function
 from eqsat_mem.api.optimize import argument_names, hoist_constants
 from eqsat_mem.api.primitive import bind
 from eqsat_mem.api.run_report import Entry, Ledger, say
+from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.errors import EqsatMemError, PlanningError
 from eqsat_mem.ir.jaxprs import total_bytes
-from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
 
 register_exclusion(__file__)

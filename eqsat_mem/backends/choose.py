@@ -44,11 +44,12 @@ def backend_for(device: str | None) -> Backend:
 
 def _of_profile(path: Path) -> Backend:
     if not path.is_file():
-        raise OptionError(f"there is no device profile {path}: eqsat-mem calibrate keeps one, eqsat-mem devices lists the devices known by name.")
+        raise OptionError(f"there is no device profile {path}: eqsat-mem calibrate keeps one; eqsat-mem devices lists devices by name.")
     for kind in BACKENDS.values():
-        figures = kept(path, type(kind.built_in().device))
+        backend: Backend = kind.built_in()
+        figures = kept(path, type(backend.device))
         if figures is not None:
-            return replace(kind.built_in(), device=figures)
+            return replace(backend, device=figures)
     raise OptionError(f"the device profile {path} is of another version of eqsat-mem: run eqsat-mem calibrate again on that machine.")
 
 

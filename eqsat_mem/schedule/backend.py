@@ -17,9 +17,10 @@ import jax
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, itemsize
-from eqsat_mem.ir.loop_tree import Seq
+from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.ops.blocks import Text
+from eqsat_mem.ir.precision import rounds
 from eqsat_mem.schedule.weights import BASE, Weights
 
 if TYPE_CHECKING:
@@ -182,6 +183,8 @@ class Check:
 
 # --- behaviour ---------------------------------------------------------------------------------------
 
+THIN = 16
+"""Extents of a contraction that run at half the full rate."""
 SMALL_FOLD = 64
 """Elements up to which a fold is computed inside its reader."""
 
@@ -205,6 +208,8 @@ class Backend:
     """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
     """Block operations inside which XLA computes elementwise operands."""
+    needless_rules: ClassVar[tuple[str, ...]] = ()
+    """Rules whose facts do not help this compiler."""
     rereads: ClassVar[frozenset[str]] = frozenset()
     """Block operations that read operands in several kernels, each of which computes virtual operands again."""
 
@@ -233,9 +238,13 @@ class Backend:
         term = ex.program.terms[t]
         return alone or (isinstance(term, Map) and self.is_cheap(ex.program, t))
 
-    def fuses_fold(self, ex: Extraction, t: int, extent: int) -> bool:
-        """Whether a fold over so many elements, not unrolled, is computed inside its only reader."""
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
+        """Whether a fold over so many elements, not unrolled, is computed inside the kernel ``end``, which alone needs it."""
         return extent <= SMALL_FOLD
+
+    def fuses_block(self, name: str, into_folds: bool) -> bool:
+        """Whether a block operation is computed inside elementwise kernels that read it, and inside folds."""
+        return name == "slice" and not into_folds
 
     def takes_in(self, term: Term) -> bool:
         """Whether an operation computes elementwise operands inside itself."""
@@ -275,23 +284,39 @@ class Backend:
         """Whether a reader has its operand ``t`` widened, which is counted as a copy of its own."""
         return False
 
-    def partial_bytes(self, ex: Extraction, t: int, extents: Sequence[int], width: int) -> int:
-        """Bytes of the partial results of a fold, of elements of so many bytes, while it runs."""
+    def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
+        """Bytes that the kernel of ``t``, which computes ``members``, takes besides operands and result; ``size`` tells those of a value.
+
+        Workspaces of block operations are counted by :attr:`weights`.
+        """
         return 0
 
-    def drops_axes(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
-        """Whether a value is materialised without its axes of extent one, so that no other can take over its buffer."""
-        return False
+    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
+        """Whether an elementwise result can be written into the buffer of ``t``, of its size, which dies there."""
+        return True
 
     # time
+
+    def element_factor(self, dtype: Any) -> float:
+        """How many times the time of a float32 operation one of this dtype takes."""
+        return itemsize(dtype) / 4
+
+    def contraction_rate(self, term: Dot) -> float:
+        """Multiplications and additions per second of a contraction that fills the matrix units."""
+        width = itemsize(term.dtype)
+        if width <= 2:
+            return self.device.narrow_flops * 2 / width
+        is_rounded = self.rounds_operands and rounds(term.dtype, term.precision)
+        return (self.device.narrow_flops / 2 if is_rounded else self.device.flops) * 4 / width
+
+    def contraction_s(self, term: Dot, batch: int, m: int, n: int, k: int) -> float:
+        """Seconds of ``batch`` contractions of m x k by k x n, neither side a vector: less than the full rate for thin sides."""
+        fill = m / (m + THIN) * n / (n + THIN) * k / (k + THIN)
+        return 2.0 * batch * m * n * k / (self.contraction_rate(term) * fill)
 
     def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int, short: int) -> float:
         """Additions for each of ``count`` elements that a fold combines; fewer than ``short`` do not fill vector registers."""
         return self.device.short_reduce_weight if count < short else self.device.reduce_weight
-
-    def packing_s(self, nbytes: float) -> float:
-        """Seconds to bring the right operand of a contraction, of so many bytes, into the order that the library wants."""
-        return 0.0
 
     def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
         """Seconds of a kernel's arithmetic, given their sum over its terms; ``of_term`` tells those of any term."""
@@ -300,6 +325,10 @@ class Backend:
     def overhead_s(self, kernel: Kernel) -> float:
         """Seconds that a kernel takes besides its arithmetic and its traffic."""
         return self.device.kernel_s
+
+    def turn_s(self, ex: Extraction, loop: Loop) -> float:
+        """Seconds that a turn of a loop takes besides its kernels and the traffic of its results."""
+        return self.device.iteration_s
 
     # the compiler
 

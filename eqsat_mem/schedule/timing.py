@@ -178,7 +178,8 @@ class Timing:
         count, rest = divmod(extents[loop.index], min(chunks[loop], extents[loop.index]))
         inside = within(extents, loop, chunks)
         self._stacked[loop.body] = loop.stacks
-        seconds = count * (self.seconds(loop.body, inside, chunks) + self.device.iteration_s + self._results(loop, inside, extents))
+        turn_s = self.backend.turn_s(self.memory.ex, loop)
+        seconds = count * (self.seconds(loop.body, inside, chunks) + turn_s + self._results(loop, inside, extents))
         if rest:
             last = inside.with_extent(loop.index, rest)
             seconds += self.seconds(loop.body, last, chunks) + self._results(loop, last, extents)

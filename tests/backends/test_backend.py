@@ -52,7 +52,7 @@ class Interpreted(Backend):
     def fuses_into_fold(self, ex, t, fold, alone):
         return False
 
-    def fuses_fold(self, ex, t, extent):
+    def fuses_fold(self, ex, t, extent, end):
         return False
 
 
