@@ -208,6 +208,10 @@ class Backend:
     """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
     """Block operations inside which XLA computes elementwise operands."""
+    room_toll: ClassVar[float] = 0.02
+    """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
+    augments_dots: ClassVar[bool] = False
+    """Whether sums that are added to a contraction are better part of it: additions to its result cost traffic of their own."""
     needless_rules: ClassVar[tuple[str, ...]] = ()
     """Rules whose facts do not help this compiler."""
     rereads: ClassVar[frozenset[str]] = frozenset()

@@ -90,6 +90,9 @@ class CpuBackend(Backend):
     weights: ClassVar[Weights] = WEIGHTS
     tie: ClassVar[Tie] = BitTie()
     runs_remainder_beside: ClassVar[bool] = True
+    room_toll: ClassVar[float] = 0.1  # libraries take memory that is not predicted
+    augments_dots: ClassVar[bool] = True
+    needless_rules: ClassVar[tuple[str, ...]] = ("dot-with-vector",)  # the library contracts faster than it folds
     rereads: ClassVar[frozenset[str]] = frozenset({"top_k"})  # by blocks: their maxima, then the blocks that are chosen
 
     @classmethod
