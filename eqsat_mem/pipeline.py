@@ -110,7 +110,7 @@ class _Request:
         if not self.verifies:
             return None
         try:
-            held = self.backend.check(function, self.jaxpr.in_avals, self.taken).held_bytes
+            held = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit)).held_bytes
         except DeviceCompilerError as reason:
             self.unchecked.append(str(reason))
             return None

@@ -16,8 +16,9 @@ from eqsat_mem.backends.cpu.weights import SHORT_SEARCH, WEIGHTS
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
-from eqsat_mem.schedule.backend import Backend, Idioms, Kernel, Tie, extent_of
+from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
 from eqsat_mem.schedule.fusion import Fused
+from eqsat_mem.schedule.idioms import Idioms, Tie
 from eqsat_mem.schedule.weights import Weights
 
 # --- memory
