@@ -121,7 +121,8 @@ class Forms:
                 best = found if best is None or order(found, limit) < order(best, limit) else best
                 if best.fits(limit):
                     break
-            assert best is not None and before is not None, "nothing spread is one way"
+            assert best is not None, "nothing spread is one way"
+            assert before is not None, "the program as written is in the first group"
             tell(Searched(best, known.view))
         return Found(best, before, tuple(sorted(known.view.matches)))
 
@@ -143,7 +144,8 @@ class Forms:
 
     def _rules(self) -> RuleSet:
         options = self.options
-        return load_rules(options.rules, options.accuracy, options.only_rules, options.without_rules, options.operations)
+        without = (*options.without_rules, *self.backend.needless_rules)
+        return load_rules(options.rules, options.accuracy, options.only_rules, without, options.operations)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +190,9 @@ def _extracted(view: View, rules: RuleSet, backend: Backend) -> _Candidates:
     for ex, price in zip(found, (None, *MEMORY_PRICES)):
         tell(Extracted(ex, price))
     found += [new for ex in found if (new := reordered(ex, rules, seconds)) is not None]
-    every = [written, *(absorbed(ex, rules, backend.rounds_operands) for ex in found)]
+    if backend.augments_dots:
+        found = [absorbed(ex, rules, backend.rounds_operands) for ex in found]
+    every = [written, *found]
     return _Candidates(view, written, list({str(ex.program): ex for ex in reversed(every)}.values())[::-1])  # one per program text
 
 

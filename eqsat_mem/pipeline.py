@@ -5,24 +5,24 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from eqsat_mem.backends.choose import backend_in_use
-from eqsat_mem.backends.xla import compiled_peak, constrained, devices_here, donations, named_shardings
+from eqsat_mem.backends.choose import backend_for
+from eqsat_mem.backends.xla import constrained, devices_here, donations, named_shardings
 from eqsat_mem.candidates import Forms, Found
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.errors import MemoryLimitError
+from eqsat_mem.errors import DeviceCompilerError, MemoryLimitError, OptionError
 from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
-from eqsat_mem.options import Options, resolve_limit
+from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
 from eqsat_mem.reports.explain import Record, Scheduler
 from eqsat_mem.reports.outline import loop_summaries, output_bytes, peak_tensors, restrictions
 from eqsat_mem.reports.plan import Plan
@@ -32,8 +32,6 @@ from eqsat_mem.transforms.plan_bodies import has_plans
 
 GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
-NEARLY = 4.0
-"""A program as written may fit though up to so many times the limit is predicted: XLA may fuse what the model holds. XLA is asked."""
 CLOSE = 1.25
 """A plan may fit though up to so many times the limit is predicted."""
 PATIENCE_S = 3600.0
@@ -59,9 +57,10 @@ def plan(
     Raises:
         MemoryLimitError: if no plan fits; it names the tensors of the smallest plan found.
     """
-    limit = resolve_limit(options)
+    backend = backend or backend_for(resolve_device(options))
+    limit = resolve_limit(options, backend.capacity_bytes)
+    _refuse_more_than_there_is(limit, backend)
     taken, shared_bytes = donations(jaxpr, donated, placement)
-    backend = backend or backend_in_use()
     if placement is not None:
         backend = backend.among(devices_here(placement))
     backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
@@ -74,6 +73,15 @@ def plan(
     finally:
         tell(Ended(name, made))
     return made
+
+
+def _refuse_more_than_there_is(limit: int, backend: Backend) -> None:
+    memory = backend.memory_bytes
+    if memory is not None and limit > memory:
+        raise OptionError(
+            f"memory_limit = {format_bytes(limit)} is more than {backend.device.name} has, {format_bytes(memory)}: lower the limit, "
+            "leave it out for all that a program may hold there, or name a larger device."
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +101,8 @@ class _Request:
     taken: tuple[int, ...]
     shared_bytes: int
     placement: Placement | None = None
-
-    @property
-    def verifies(self) -> bool:
-        """Whether programs are compiled: where there are devices to compile for."""
-        return self.options.verify and (self.placement is None or self.placement.mesh is not None)
+    unchecked: list[str] = field(default_factory=list)
+    """Why nothing can be compiled for the target here, once that has turned out."""
 
     def held(self, counted: int) -> int:
         """What is held at once, of bytes counted within the request."""
@@ -109,15 +114,28 @@ class _Request:
             return code.function
         return partial(code.function, mesh=None if self.placement.around and not checked else self.placement.mesh)
 
-    def compiled(self, function: Callable[..., Any], predicted: int, arguments: Sequence[Spec | None] | None = None) -> int:
-        """What XLA counts for a function of the program's arguments, which is told beside its prediction.
+    def compiled(self, function: Callable[..., Any], predicted: int, arguments: Sequence[Spec | None] | None = None) -> int | None:
+        """Bytes that the compiler counts for a function of the program's arguments, which are told beside their prediction.
 
-        On a mesh ``arguments`` says how they lie, else as they were given.
+        On a mesh ``arguments`` says how they lie, else as they were given. None where nothing is compiled: it is not asked for, or there is
+        no compiler for the target here.
         """
+        if not self.verifies:
+            return None
         shardings = None if self.placement is None else named_shardings(self.placement, arguments or self.placement.arguments)
-        held = compiled_peak(function, self.jaxpr.in_avals, self.taken, self.backend, optimise=False, shardings=shardings)[0]
+        limit = self.held(self.limit)
+        try:
+            held = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=limit, shardings=shardings).held_bytes
+        except DeviceCompilerError as reason:
+            self.unchecked.append(str(reason))
+            return None
         tell(Compiled(held, self.held(predicted), self.held(self.limit)))
         return held + self.shared_bytes
+
+    @property
+    def verifies(self) -> bool:
+        """Whether programs are compiled and compared with the limit: where there are devices to compile for."""
+        return self.options.verify and not self.unchecked and (self.placement is None or self.placement.mesh is not None)
 
     @property
     def asks_for_loops(self) -> bool:
@@ -193,7 +211,7 @@ def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
     limit, best, before = request.limit, found.best, found.before
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
     if best.fits(limit):
-        fits_nearly = before.fits(int(limit * NEARLY) if request.verifies else limit)
+        fits_nearly = before.fits(limit * request.backend.asked_up_to if request.verifies else limit)
         may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
     else:  # whatever is predicted of the program as written: XLA is asked before there is an error
         may_stay = request.verifies or before.fits(limit)
@@ -214,19 +232,19 @@ def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
 
 def _keep(request: _Request, loaded: Program, before: Schedule) -> _Chosen | None:
     """The program as it was, if it holds no more than the limit once compiled; its source is the same written out."""
-    verify, jaxpr, limit = request.verifies, request.jaxpr, request.limit
-    if not verify and has_plans(before.ex.program):
-        return None  # it was predicted to fit with the plans of its loops' bodies
-    function: Callable[..., Any] = jaxpr_as_fun(jaxpr)
-    if request.placement is not None and request.placement.mesh is not None:
-        function = constrained(function, request.placement)
-    held = request.compiled(function, before.peak_bytes) if verify else None
+    function, limit = jaxpr_as_fun(request.jaxpr), request.limit
+    placement = request.placement
+    placed = function if placement is None or placement.mesh is None else constrained(function, placement)
+    held = request.compiled(placed, before.peak_bytes)
+    if held is None and (has_plans(before.ex.program) or not before.fits(limit)):
+        return None  # nothing but the prediction tells, which counts plans of its loops' bodies
     if held is not None and held > limit:
         return None
     ex = Extraction(loaded)
     code = emit(unscheduled(ex, request.backend), request.name)
     source = f"# {request.name} runs as it was written; this is the same, written out.\n{code.source}"
-    emitted = Emitted(source, lambda *args: tuple(function(*args)), code.namespace, code.names)
+    run = function if placement is None or placement.around else placed
+    emitted = Emitted(source, lambda *args: tuple(run(*args)), code.namespace, code.names)
     return _Chosen(before, emitted, held, request.backend, limit, unchanged=True)
 
 
@@ -267,11 +285,10 @@ def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule)
     for _ in range(RETRIES):
         if best.fits(target):
             code = emit(best, request.name)
-            if not request.verifies:
-                return _Chosen(best, code, None, backend, target)
             shares = best.ex.program.shares
-            held = request.compiled(request.runnable(code, checked=True), best.peak_bytes, shares and shares.arguments)
-            if held <= limit:
+            lying = None if shares is None else shares.arguments
+            held = request.compiled(request.runnable(code, checked=True), best.peak_bytes, lying)
+            if held is None or held <= limit:
                 return _Chosen(best, code, held, backend, target)
             smallest = min(smallest or held, held)
             if target > limit:
@@ -322,7 +339,8 @@ def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, reco
         peak_tensors=peak_tensors(s),
         program=program,
         schedule=s,
-        doubts=() if chosen.compiled_bytes is None else chosen.backend.doubts(),
+        device=chosen.backend.device.name,
+        doubts=tuple(request.unchecked) if chosen.compiled_bytes is None else chosen.backend.doubts(),
         compiler_options={} if chosen.unchanged else dict(chosen.backend.compiler_options),
         record=record,
     )

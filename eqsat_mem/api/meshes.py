@@ -78,9 +78,6 @@ INSIDE = (
     "out_shardings=, or the outer shard_map."
 )
 
-ANYWHERE = Shardings()
-"""Nothing is said: a function runs where its arguments lie."""
-
 
 def _must_have(mesh: AnyMesh | None) -> None:
     if mesh is None:
@@ -233,3 +230,7 @@ def compiled_for(mesh: AnyMesh) -> Mesh | None:
     if mesh.size > jax.device_count():
         return None
     return Mesh(np.array(jax.devices()[: mesh.size]).reshape(mesh.axis_sizes), mesh.axis_names)
+
+
+ANYWHERE = Shardings()
+"""Nothing is said: a function runs where its arguments lie."""

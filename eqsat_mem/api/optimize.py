@@ -23,10 +23,12 @@ from eqsat_mem.api.function import Function
 from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, placement, spread_prefix
 from eqsat_mem.api.primitive import bind
 from eqsat_mem.api.varying import plain_aval, vary_alike, without_varying_types
+from eqsat_mem.backends.choose import backend_for
+from eqsat_mem.backends.xla import laid
 from eqsat_mem.egraph.rule_checks import own_constructors
 from eqsat_mem.frontend.effects import REFERENCES, refuse_collectives, refuse_references
 from eqsat_mem.ir.ops import Monoid, Operation
-from eqsat_mem.options import Accuracy, Options, resolve_limit
+from eqsat_mem.options import Accuracy, Options, resolve_device, resolve_limit
 from eqsat_mem.reports.plan import Plan
 
 SMALL_CONSTANT_BYTES = 4096
@@ -51,6 +53,7 @@ def optimize(
     max_iterations: int = 30,
     max_seconds: float = 60.0,
     verify: bool = True,
+    device: str | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
@@ -82,6 +85,9 @@ def optimize(
         max_iterations: iterations after which saturation stops.
         max_seconds: seconds after which saturation stops; its plans then depend on how busy the machine was.
         verify: compile the plan and compare what it holds with the limit.
+        device: the device to plan for: a name that ``eqsat-mem devices`` lists (``"h100"``), or the file of a profile. None is
+            ``EQSAT_MEM_DEVICE``, or else the device in use. A plan for a device that is not here can be looked at and exported; it does
+            not run.
         static_argnums: as for ``jax.jit``.
         static_argnames: as for ``jax.jit``.
         donate_argnums: as for ``jax.jit``.
@@ -93,6 +99,7 @@ def optimize(
     Raises:
         OptionError: if an option has a wrong value.
         MemoryLimitError: from a call, if no plan fits.
+        DeviceError: from a call, if the plan is for a device that is not the one in use.
 
     >>> import jax.numpy as jnp
     >>> @optimize(memory_limit="64MiB")
@@ -114,7 +121,9 @@ def optimize(
         max_iterations=max_iterations,
         max_seconds=max_seconds,
         verify=verify,
+        device=device,
     )
+    backend_for(resolve_device(options))  # tells now if there is none
     own_constructors(options.operations)  # tells now what is wrong with them
     jit_options = {
         "static_argnums": static_argnums,
@@ -131,9 +140,7 @@ def optimize(
 class Optimized:
     """A function with plans. Calls, ``lower``, ``trace`` and ``eval_shape`` are those of ``jax.jit``."""
 
-    def __init__(
-        self, fun: Callable[..., Any], options: Options, jit_options: dict[str, Any], shardings: Shardings = ANYWHERE
-    ) -> None:
+    def __init__(self, fun: Callable[..., Any], options: Options, jit_options: dict[str, Any], shardings: Shardings = ANYWHERE) -> None:
         if not callable(fun):
             raise TypeError(f"optimize expects a function, not {fun!r}; options are keywords, as in optimize(memory_limit=...).")
         functools.update_wrapper(self, fun)
@@ -142,7 +149,7 @@ class Optimized:
         self._jit_options = jit_options
         self._shardings = shardings
         self._static = static_arguments(fun, jit_options)
-        self._jitted: dict[tuple[int, Lying | None], JitByPlan] = {}
+        self._jitted: dict[tuple[int, str | None, Lying | None], JitByPlan] = {}
         self._lock = threading.Lock()
         JitByPlan(fun, jit_options)  # so that jax.jit checks its arguments now
 
@@ -192,13 +199,15 @@ class Optimized:
 
     def _function_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JitByPlan:
         """The ``jax.jit`` function for the limit that holds now and for how these arguments lie; its caches are those of plans too."""
-        lying = self._lying(args, kwargs)
-        key = resolve_limit(self._options, None if lying is None else lying.mesh), lying
+        device, lying = resolve_device(self._options), self._lying(args, kwargs)
+        capacity = None if device is None else backend_for(device).capacity_bytes
+        limit = resolve_limit(self._options, capacity, None if lying is None else lying.mesh)
+        key = limit, device, lying
         with self._lock:
             if key not in self._jitted:
                 if len(self._jitted) >= MOST_SIGNATURES:
                     self._jitted.clear()
-                options = replace(self._options, memory_limit=key[0])
+                options = replace(self._options, memory_limit=limit, device=device)
                 self._jitted[key] = JitByPlan(_binding(self._fun, options, lying, self._shardings.results), self._jit_options)
             return self._jitted[key]
 
@@ -252,10 +261,18 @@ def _binding(fun: Callable[..., Any], options: Options, lying: Lying | None, out
         if lying is not None:
             wanted = spread_prefix(out_shardings, jax.tree.unflatten(structure, range(len(without_values))), "out_shardings")
             placed = placement(lying, jaxpr, names, captured, [spec for spec, x in zip(wanted, without_values, strict=True) if x is None])
-        out = iter(bind(Function(name, jaxpr, options, names, placement=placed), *vary_alike([*captured, *inputs])))
+        out = iter(_bound(Function(name, jaxpr, options, names, placement=placed), vary_alike([*captured, *inputs])))
         return jax.tree.unflatten(structure, [next(out) if x is None else np.zeros(x.shape, float0) for x in without_values])
 
     return call
+
+
+def _bound(function: Function, arguments: Sequence[Any]) -> list[Any]:
+    """The results of a planned function; on a mesh that is here, JAX is told where they and the arguments lie."""
+    placed = function.placement
+    if placed is None or placed.mesh is None or placed.around:
+        return bind(function, *arguments)
+    return laid(bind(function, *laid(arguments, placed, placed.arguments)), placed, placed.results)
 
 
 def _check_types(inputs: Sequence[Any]) -> None:

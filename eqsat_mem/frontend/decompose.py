@@ -30,7 +30,7 @@ def _of_same_operands(
     flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int], lowering: Lowering
 ) -> Any:
     if name in _SEARCHES:
-        return _search(flat, name, params, ins[0], lowering.short_search)
+        return (_search_pairs if lowering.pairs else _search)(flat, name, params, ins[0], lowering.short_search)
     if name == "convert_element_type" and _drops_imaginary_part(flat.dtypes[ins[0]], params["new_dtype"]):
         return _traced(flat, lambda x: lax.real(x).astype(params["new_dtype"]), ins)
     if name == "while" and params["cond_jaxpr"].out_avals[0].shape:
@@ -133,6 +133,33 @@ def _bits(shape: tuple[int, ...], bit_width: int, key: Any) -> Any:
         place += lax.broadcasted_iota(np.uint32, shape, axis) * np.uint32(math.prod(shape[axis + 1 :]))
     high, low = primitives.threefry2x32_p.bind(first, second, jax.numpy.zeros(shape, np.uint32), place)
     return lax.convert_element_type(high ^ low, f"uint{bit_width}")
+
+
+def _search_pairs(flat: Flat, name: str, params: dict[str, Any], operand: int, short: int) -> Any:
+    """``argmin x`` as a fold of pairs, which JAX itself lowers it to: of equal values the first place, and what is not a number leads."""
+    shape, dtype = flat.shapes[operand], flat.dtypes[operand]
+    ordered = not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and jax.numpy.issubdtype(dtype, np.number)
+    if not ordered or jax.numpy.issubdtype(dtype, np.complexfloating) or len(params["axes"]) != 1 or shape[params["axes"][0]] <= short:
+        return None
+    (axis,) = params["axes"]
+    leads = lax.lt if name == "argmin" else lax.gt
+    floating = jax.numpy.issubdtype(dtype, np.floating)
+    worst = np.inf if floating else np.iinfo(dtype).max
+    if name == "argmax":
+        worst = -np.inf if floating else np.iinfo(dtype).min
+
+    def combine(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+        (x, i), (y, j) = one, other
+        picks = leads(x, y) | lax.ne(x, x)
+        first = picks | (lax.eq(x, y) & lax.lt(i, j))
+        return lax.select(picks, x, y), lax.select(first, i, j)
+
+    def first(x: Any) -> Any:
+        places = lax.broadcasted_iota(params["index_dtype"], shape, axis)
+        start = np.asarray(worst, dtype), np.asarray(0, params["index_dtype"])
+        return lax.reduce((x, places), start, combine, (axis,))[1]
+
+    return jax.make_jaxpr(first)(jax.ShapeDtypeStruct(shape, dtype))
 
 
 LARGEST = 1 << 24

@@ -16,10 +16,13 @@ class Lowering:
         short_search: ``argmin`` and ``argmax`` along an axis of at most so many elements stay one operation; along a longer
             one they are decomposed into folds, which loops can split. Rules unroll searches
             of up to sixteen.
+        pairs: whether searches are folds of pairs of a value and its place, which some compilers compute with their operand inside;
+            else they are the extreme, and the first place where the operand equals it.
     """
 
     platform: str | None = None
     short_search: int = 16
+    pairs: bool = False
 
     @property
     def branch(self) -> str:

@@ -40,7 +40,7 @@ class Devices:
 class Placement:
     """How the arguments of a function lie on a mesh, and how its results shall lie; None is for the planner to choose.
 
-    ``mesh`` is JAX's, or None where there is none to compile for. ``around`` says that functions take that of ``jax.set_mesh`` when they run.
+    ``mesh`` is JAX's, or None where there is none to compile for; with ``around`` functions take that of ``jax.set_mesh`` when they run.
     """
 
     devices: Devices

@@ -38,7 +38,12 @@ def spread(every: Sequence[Extraction], placement: Placement, backend: Backend) 
     given = None not in specs and any(names for spec in specs for names in spec or ())
     seen: set[str] = set()
     for idle in (False, True) if given else (True,):
-        found = [s for s in _ways(every, placement, backend, idle) if not (str(s.local.program) in seen or seen.add(str(s.local.program)))]
+        found = []
+        for s in _ways(every, placement, backend, idle):
+            text = str(s.local.program)
+            if text not in seen:
+                seen.add(text)
+                found.append(s)
         found.sort(key=lambda s: s.seconds)
         groups = [found[k : k + SEARCHED] for k in range(0, len(found), SEARCHED)]
         if groups and not any(s.of is every[0] for s in groups[0]) and len(seen) == len(found):

@@ -5,7 +5,7 @@ It is checked term by term, from what terms and collectives mean, whatever wrote
 
 from __future__ import annotations
 
-from eqsat_mem.ir import Axes, Block, Input, Iota, Map, Program, Rename, axes_mask, bits, children, folded
+from eqsat_mem.ir import Axes, Block, Input, Iota, Map, Program, Rename, axes_mask, children, folded
 from eqsat_mem.ir.mesh import Shares, Spec
 
 JOINING = frozenset({"all_reduce", "gather_shares", "sum_to_shares", "merge_top_k"})

@@ -1,8 +1,8 @@
 """The program of one device while it is written: its indices, its terms with what may be done with them, its exchanges.
 
-An index of the whole program that a mesh axis deals out becomes two: one that counts devices and one of the positions of a share, in this
-order. A value in shares has the second only, a whole value has both. So what all devices hold is a matter of names: gathering adds the index
-of devices, taking one's own share fixes it, and folds over the whole index fold both.
+An index of the whole program that a mesh axis deals out becomes two: one that counts devices and one of the positions of a share, in
+this order. A value in shares has the second only, a whole value has both. So what all devices hold is a matter of names: gathering adds
+the index of devices, taking one's own share fixes it, and folds over the whole index fold both.
 """
 
 from __future__ import annotations

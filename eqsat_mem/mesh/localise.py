@@ -13,8 +13,25 @@ from dataclasses import dataclass, replace
 from eqsat_mem.egraph.encode import pointwise
 from eqsat_mem.egraph.extract import Extraction, picked_with
 from eqsat_mem.egraph.online_folds import Rescaled
-from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Iota, Literal, Map, Output, Rename, Term, axes_mask, bits, children, folded
-from eqsat_mem.ir import mask_of, with_children
+from eqsat_mem.ir import (
+    Block,
+    Call,
+    Const,
+    Dot,
+    Fold,
+    Input,
+    Iota,
+    Literal,
+    Output,
+    Rename,
+    Term,
+    axes_mask,
+    bits,
+    children,
+    folded,
+    mask_of,
+    with_children,
+)
 from eqsat_mem.ir.mesh import Names, Placement, Spec
 from eqsat_mem.ir.ops import picks, searched
 from eqsat_mem.mesh.local import PLACES, Local
@@ -196,7 +213,8 @@ class Localiser:
             for axes in term.call.out_axes:
                 able &= axes_mask(axes) | folded(term)
             if picks(term.call):
-                able &= ~mask_of(i for i in bits(able & folded(term)) if self.local.share_extent(i) < selection_of(term.call).least(term.call.params))
+                least = selection_of(term.call).least(term.call.params)
+                able &= ~mask_of(i for i in bits(able & folded(term)) if self.local.share_extent(i) < least)
         return able
 
     # values
@@ -345,7 +363,7 @@ class Localiser:
         return part.finished(self, local.convert(u, self.old.terms[t].dtype), computed & self.old.free[t] | 1 << j)
 
     def built(self, t: int, computed: int, args: Sequence[int] | None = None) -> int:
-        """A term on local operands (values in the shares in which it is computed, unless others are given), with what may be done with it."""
+        """A term on local operands (values in the shares that it is computed in, unless others are given), with facts about it."""
         local, term, free = self.local, self.old.terms[t], self.old.free
         given = args is not None
         args = tuple(self.value(c, computed & free[c]) for c in children(term)) if args is None else tuple(args)
@@ -440,5 +458,5 @@ class Localiser:
 
 
 def folded_whole(call: Call, computed: int, divided: Mapping[int, Names]) -> int:
-    """The dealt out indices that an operation picks elements along, and has whole: they come in an order, which chunks of all shares lack."""
+    """The dealt out indices that an operation picks along and has whole: they come in an order, which chunks of all shares lack."""
     return call.folds & mask_of(divided) & ~computed if picks(call) else 0

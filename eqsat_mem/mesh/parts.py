@@ -69,7 +69,7 @@ def combined(at: Localiser, t: int, part: Part) -> int:
     if isinstance(term, Block):
         monoid = str(block_op(term.call.prim.name).monoid)
     else:
-        monoid = "add" if isinstance(term, Dot) else term.monoid
+        monoid = term.monoid if isinstance(term, Fold) else "add"
     (first, *more) = bits(part.met)
     if not more:
         return local.convert(local.combined(part.summand, monoid, local.across[first], names, source), term.dtype)
@@ -181,9 +181,11 @@ def _brought(at: Localiser, t: int, known: Rescaled, own: int, levels: tuple[int
     local, (here, joint) = at.local, levels
     dtype = local.program.terms[own].dtype
     if known.mean_over:
-        count = at.old.extent(known.mean_over) // at.local.devices.count([n for i in bits(known.mean_over & computed) for n in at.divided[i]])
+        dealt = [name for i in bits(known.mean_over & computed) for name in at.divided[i]]
+        count = at.old.extent(known.mean_over) // local.devices.count(dealt)
         gap = local.map("sub", here, joint)
-        return local.map("add", own, local.convert(local.map("mul", local.map("mul", gap, gap), local.number(count, gap_dtype(local, gap))), dtype))
+        squares = local.map("mul", local.map("mul", gap, gap), local.number(count, np.dtype(local.program.terms[gap].dtype)))
+        return local.map("add", own, local.convert(squares, dtype))
     if known.exponential:
         fall = local.map("sub", here, _proper(local, joint))
         factor = local.map("exp", local.map("min", fall, local.number(0, local.program.terms[fall].dtype)))
@@ -194,10 +196,6 @@ def _brought(at: Localiser, t: int, known: Rescaled, own: int, levels: tuple[int
     if monoid.name == "min":
         stays = local.map("or", stays, _is(local, "lt", own, local.number(0, dtype)))
     return local.map("select_n", stays, local.number(monoid.identity(dtype), dtype), own, dtype=dtype)
-
-
-def gap_dtype(local: Local, t: int) -> np.dtype:
-    return np.dtype(local.program.terms[t].dtype)
 
 
 def _is(local: Local, comparison: str, one: int, other: int) -> int:

@@ -72,6 +72,7 @@ class Plan:
         loops: the loops of the plan in the order of the program, outer ones before those inside.
         rules_fired: the names of the rules that matched something in the program.
         peak_tensors: ``(description, bytes, source)`` of what is held at the plan's peak.
+        device: the device that the plan is for.
         compiler_options: the options that XLA compiles the plan with when the function is called on its own, to be passed to a ``jax.jit``
             around a caller of it; empty for a program that is left as it was, and where XLA's own choices are the best that is known.
         doubts: sentences on what the check of the compiled peak could not see; usually none.
@@ -95,6 +96,7 @@ class Plan:
     loops: Sequence[LoopSummary] = ()
     rules_fired: Sequence[str] = ()
     peak_tensors: Sequence[Tensor] = ()
+    device: str = ""
     namespace: Mapping[str, Any] = field(default_factory=dict, repr=False)
     program: Any = field(default=None, repr=False)
     schedule: Any = field(default=None, repr=False)

@@ -10,70 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import jax
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, itemsize
-from eqsat_mem.ir.loop_tree import Seq
+from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.mesh import Devices, Names
 from eqsat_mem.ir.ops import block_op
-from eqsat_mem.ir.ops.blocks import Text
+from eqsat_mem.ir.precision import rounds
+from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.idioms import Idioms, Tie
 from eqsat_mem.schedule.weights import BASE, Weights
 
 if TYPE_CHECKING:
     from eqsat_mem.schedule.fusion import Fused
-
-# --- figures -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Device:
-    """Figures of a device: work per second, all cores together.
-
-    Attributes:
-        name: how reports call the device.
-        flops: multiplications and additions per second of float32 contractions computed in full.
-        narrow_flops: those of two-byte contractions; contractions whose operands are rounded
-            (:mod:`eqsat_mem.ir.precision`) run at half of it.
-        elements: elementwise additions of 4-byte numbers per second.
-        levels: pairs of a capacity in bytes and the bytes per second of data that fits it, smallest first; the last is main
-            memory.
-        tile_level: the level at which tiles of loops are assumed to stay when programs are extracted.
-        kernel_s: seconds to launch a kernel.
-        iteration_s: seconds for one more turn of a loop.
-        reduce_weight: additions that folding one element takes.
-        short_reduce_weight: the same along an axis of fewer than :data:`eqsat_mem.schedule.cost_model.SHORT` elements.
-        matrix_cores: units to which the rows of a contraction are distributed.
-        reused_bytes: an allocation of at least so many bytes is new memory in every run.
-        fresh_rate: bytes per second at which the system hands out new memory.
-    """
-
-    name: str
-    flops: float
-    narrow_flops: float
-    elements: float
-    levels: tuple[tuple[float, float], ...]
-    tile_level: int
-    kernel_s: float
-    iteration_s: float
-    reduce_weight: float
-    short_reduce_weight: float
-    matrix_cores: int
-    reused_bytes: float
-    fresh_rate: float
-
-    def level(self, working_set: float) -> int:
-        """The first level of the memory that holds so many bytes, or the last."""
-        return next((k for k, (capacity, _) in enumerate(self.levels) if working_set <= capacity), len(self.levels) - 1)
-
-    def bandwidth(self, working_set: float) -> float:
-        """Bytes per second of data of so many bytes."""
-        return self.levels[self.level(working_set)][1]
-
-    def fresh_s(self, allocated: float) -> float:
-        """Seconds that the system takes to hand out an allocation of so many bytes."""
-        return allocated / self.fresh_rate if allocated >= self.reused_bytes else 0.0
 
 
 @dataclass(frozen=True)
@@ -115,69 +68,21 @@ class Kernel:
         return self.ex.program.terms[self.step]
 
 
-# --- source ------------------------------------------------------------------------------------------
+# --- checks ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class BlockSource:
-    """Source of a block operation that replaces the operation table's.
+class Check:
+    """Bytes that a compiled program holds at its peak, and the program (None where it was compiled for a device that is not there)."""
 
-    Attributes:
-        text: as :attr:`eqsat_mem.ir.ops.BlockOp.text`; None keeps the table's.
-        in_order: replaces ``text`` where operands have the axes of the call in its order already, none of extent one.
-        helpers: functions that the source may call, which the emitted program then defines.
-    """
-
-    text: Text | None = None
-    in_order: Text | None = None
-    helpers: tuple[Callable[..., Any], ...] = ()
-
-
-class Idioms:
-    """How emitted source is written for a compiler. The base writes every operation as JAX spells it."""
-
-    sums_lone_axes: ClassVar[bool] = False
-    """Whether sums also fold axes of extent one that stay, which are put back afterwards."""
-
-    def fenced(self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int]) -> frozenset[int]:
-        """The values of a region behind which the compiler must not continue a fusion; ``rescaled`` are combined in a loop."""
-        return frozenset()
-
-    def fence(self, text: str, dtype: Any) -> str:
-        """A value, so written that all its readers get the same bits and no fusion continues behind it."""
-        return text
-
-    def slice_operands(self, text: str, dtype: Any) -> str:
-        """The first two operands of a slice, an array and a start."""
-        return text
-
-    def swaps_operands(self, contracted_last: bool, rows: int, columns: int, depth: int) -> bool:
-        """Whether a contraction of ``rows`` x ``depth`` by ``depth`` x ``columns`` is written with its operands exchanged.
-
-        ``contracted_last`` says whether the left operand has the contracted axis last.
-        """
-        return False
-
-    def block(self, name: str) -> BlockSource:
-        """What replaces the operation table's source of a primitive."""
-        return BlockSource()
-
-
-class Tie(Protocol):
-    """How a value computed again is kept apart from the first computation, with which compilers would merge it."""
-
-    def can_tie(self, dtype: Any) -> bool:
-        """Whether values of a dtype can be tied."""
-
-    def token(self, program: Program, late: int, add: Callable[[Term], int]) -> int:
-        """A term that exists only after ``late`` does; ``add`` appends terms to the program."""
-
-    def tied(self, program: Program, value: int, token: int, add: Callable[[Term], int]) -> int:
-        """A term equal to ``value`` that does not exist before ``token``."""
+    held_bytes: int
+    compiled: Any = None
 
 
 # --- behaviour ---------------------------------------------------------------------------------------
 
+THIN = 16
+"""Extents of a contraction that run at half the full rate."""
 SMALL_FOLD = 64
 """Elements up to which a fold is computed inside its reader."""
 
@@ -193,6 +98,8 @@ class Backend:
     weights: ClassVar[Weights] = BASE
     tie: ClassVar[Tie | None] = None
     """How recomputed values are kept apart; None where nothing is known that does, so that nothing is recomputed."""
+    asked_up_to: ClassVar[float] = 4.0
+    """Predicted peak over limit up to which the compiler is asked about a program as written: it may fuse more than the model says."""
     rounds_operands: ClassVar[bool] = False
     """Whether operands of float32 contractions are rounded unless full precision is asked for."""
     runs_remainder_beside: ClassVar[bool] = False
@@ -203,6 +110,12 @@ class Backend:
     """Between devices of one machine; by default that of a data-centre GPU (NVIDIA's figures of NVLink with NCCL)."""
     far: ClassVar[Link] = Link(65e-6, 50e9)
     """Between machines: 400 Gbit/s for each device."""
+    room_toll: ClassVar[float] = 0.02
+    """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
+    augments_dots: ClassVar[bool] = False
+    """Whether sums that are added to a contraction are better part of it: additions to its result cost traffic of their own."""
+    needless_rules: ClassVar[tuple[str, ...]] = ()
+    """Rules whose facts do not help this compiler."""
     rereads: ClassVar[frozenset[str]] = frozenset()
     """Block operations that read operands in several kernels, each of which computes virtual operands again."""
 
@@ -235,9 +148,13 @@ class Backend:
         term = ex.program.terms[t]
         return alone or (isinstance(term, Map) and self.is_cheap(ex.program, t))
 
-    def fuses_fold(self, ex: Extraction, t: int, extent: int) -> bool:
-        """Whether a fold over so many elements, not unrolled, is computed inside its only reader."""
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
+        """Whether a fold over so many elements, not unrolled, is computed inside the kernel ``end``, which alone needs it."""
         return extent <= SMALL_FOLD
+
+    def fuses_block(self, name: str, into_folds: bool) -> bool:
+        """Whether a block operation is computed inside elementwise kernels that read it, and inside folds."""
+        return name == "slice" and not into_folds
 
     def takes_in(self, term: Term) -> bool:
         """Whether an operation computes elementwise operands inside itself."""
@@ -277,23 +194,39 @@ class Backend:
         """Whether a reader has its operand ``t`` widened, which is counted as a copy of its own."""
         return False
 
-    def partial_bytes(self, ex: Extraction, t: int, extents: Sequence[int], width: int) -> int:
-        """Bytes of the partial results of a fold, of elements of so many bytes, while it runs."""
+    def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
+        """Bytes that the kernel of ``t``, which computes ``members``, takes besides operands and result; ``size`` tells those of a value.
+
+        Workspaces of block operations are counted by :attr:`weights`.
+        """
         return 0
 
-    def drops_axes(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
-        """Whether a value is materialised without its axes of extent one, so that no other can take over its buffer."""
-        return False
+    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
+        """Whether an elementwise result can be written into the buffer of ``t``, of its size, which dies there."""
+        return True
 
     # time
+
+    def element_factor(self, dtype: Any) -> float:
+        """How many times the time of a float32 operation one of this dtype takes."""
+        return itemsize(dtype) / 4
+
+    def contraction_rate(self, term: Dot) -> float:
+        """Multiplications and additions per second of a contraction that fills the matrix units."""
+        width = itemsize(term.dtype)
+        if width <= 2:
+            return self.device.narrow_flops * 2 / width
+        is_rounded = self.rounds_operands and rounds(term.dtype, term.precision)
+        return (self.device.narrow_flops / 2 if is_rounded else self.device.flops) * 4 / width
+
+    def contraction_s(self, term: Dot, batch: int, m: int, n: int, k: int) -> float:
+        """Seconds of ``batch`` contractions of m x k by k x n, neither side a vector: less than the full rate for thin sides."""
+        fill = m / (m + THIN) * n / (n + THIN) * k / (k + THIN)
+        return 2.0 * batch * m * n * k / (self.contraction_rate(term) * fill)
 
     def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int, short: int) -> float:
         """Additions for each of ``count`` elements that a fold combines; fewer than ``short`` do not fill vector registers."""
         return self.device.short_reduce_weight if count < short else self.device.reduce_weight
-
-    def packing_s(self, nbytes: float) -> float:
-        """Seconds to bring the right operand of a contraction, of so many bytes, into the order that the library wants."""
-        return 0.0
 
     def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
         """Seconds of a kernel's arithmetic, given their sum over its terms; ``of_term`` tells those of any term."""
@@ -308,7 +241,26 @@ class Backend:
         link = self.far if devices.far.intersection(names) else self.near
         return link.latency_s + received / link.rate
 
+    def turn_s(self, ex: Extraction, loop: Loop) -> float:
+        """Seconds that a turn of a loop takes besides its kernels and the traffic of its results."""
+        return self.device.iteration_s
+
     # the compiler
+
+    @property
+    def is_here(self) -> bool:
+        """Whether programs planned for this target can run on the device in use."""
+        return self.platform is None or jax.default_backend() == self.platform
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Bytes that a program may hold when no limit is given; None is the capacity of the device in use."""
+        return None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """All memory of the device, which no limit may exceed; None where that is not known."""
+        return None
 
     @property
     def check_options(self) -> Mapping[str, str | bool]:
@@ -319,6 +271,57 @@ class Backend:
     def compiler_options(self) -> Mapping[str, str]:
         """Compiler options that planned programs run with."""
         return {}
+
+    def check(
+        self,
+        function: Callable[..., Any],
+        avals: Sequence[Any],
+        donate: Sequence[int] = (),
+        optimise: bool = False,
+        limit: int | None = None,
+        shardings: Sequence[Any] | None = None,
+    ) -> Check:
+        """Compile a function of flat arguments, run nothing, and say how much memory it takes.
+
+        Args:
+            function: takes and returns flat arrays.
+            avals: the arguments; they have ``shape`` and ``dtype``.
+            donate: positions of donated arguments.
+            optimise: whether the program is going to be run. Otherwise machine code may be slower and sooner there; the program
+                holds the same (some hundred bytes more for a scatter on XLA:CPU).
+            limit: bytes beyond which it does not matter how many they are.
+            shardings: how each argument lies on several devices, None where that is the compiler's to say; the bytes are those of each.
+
+        Raises:
+            DeviceCompilerError: if programs cannot be compiled for the target here; the text says what to install.
+            NotImplementedError: if the compiler does not analyse memory.
+        """
+        shapes = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False), sharding=sharding)
+            for a, sharding in zip(avals, shardings or [None] * len(avals), strict=True)
+        ]
+        lowered = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
+        compiled = lowered.compile() if optimise else self._compiled_for_check(lowered)
+        return Check(self.held_bytes(compiled), compiled)
+
+    def _compiled_for_check(self, lowered: Any) -> Any:
+        try:
+            return lowered.compile(dict(self.check_options) or None)
+        except jax.errors.JaxRuntimeError:  # a jaxlib of other options
+            return lowered.compile()
+
+    def held_bytes(self, compiled: Any) -> int:
+        """Bytes that a compiled program takes at its peak: arguments (used or not), outputs and temporaries, without outputs in the memory
+        of donated arguments, and :meth:`hidden_bytes`.
+
+        Raises:
+            NotImplementedError: if the compiler does not analyse memory.
+        """
+        memory = compiled.memory_analysis()
+        if memory is None:
+            raise NotImplementedError("this backend does not tell what a compiled program holds: pass verify=False to plan without it.")
+        reported = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
+        return int(reported) + self.hidden_bytes(compiled)
 
     def hidden_bytes(self, compiled: Any) -> int:
         """Bytes that a compiled program takes at its peak besides those that its memory analysis reports."""

@@ -12,11 +12,8 @@ from collections.abc import Iterable, Sequence
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, children, itemsize
 from eqsat_mem.ir.ops import Shapes
 from eqsat_mem.ir.ops.collectives import EXCHANGES, received_bytes
-from eqsat_mem.ir.precision import rounds
 from eqsat_mem.schedule.backend import Backend, extent_of
 
-CORE_ROWS, CORE_COLUMNS = 64, 512
-"""Rows of a contraction's result that occupy one core; fewer where they are longer than so many columns."""
 SPREAD, CROWDED = 0.4, 0.9
 """The cost of an addition or a product in an unrolled fold: its terms do not wait for one another, as those of the unit do, and products
 are added as they are made. The second is that beside a function of many operations, which leaves no registers for several elements."""
@@ -39,7 +36,7 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
     """
     term, device = program.terms[t], backend.device
     out = extent_of(extents, program.free[t])
-    width = itemsize(term.dtype) / 4
+    width = backend.element_factor(term.dtype)
     match term:
         case Map():
             weight = backend.weights.of_map(term)
@@ -70,31 +67,22 @@ def _exchange_s(program: Program, term: Block, ins: Shapes, outs: Shapes, backen
 
 
 def dot_s(program: Program, term: Dot, extents: Sequence[int], backend: Backend) -> float:
-    """Seconds of a contraction: at the matrix unit's rate, less where a side is too thin to fill it or has too few rows for all cores."""
+    """Seconds of a contraction, or of the same as products and sums where that is faster, as it is for vectors."""
+    m, n, k, batch = sides(program, term, extents)
     device = backend.device
+    vector = batch * m * n * k * backend.element_factor(term.dtype) * (1 + device.reduce_weight) / device.elements
+    if m == n == 1:  # no matrix: XLA multiplies elementwise, having copied an operand into the layout of the other
+        return 2 * vector
+    return min(backend.contraction_s(term, batch, m, n, k), vector)
+
+
+def sides(program: Program, term: Dot, extents: Sequence[int]) -> tuple[int, int, int, int]:
+    """A contraction as ``batch`` products of m x k by k x n matrices: ``(m, n, k, batch)``, rows being those of the result."""
     left, right = program.free[term.lhs], program.free[term.rhs]
     rows, columns = (left, right) if _first(left & ~right) < _first(right & ~left) else (right, left)
     m, n = (extent_of(extents, side & ~other & ~term.over) for side, other in ((rows, columns), (columns, rows)))
     k = extent_of(extents, (rows | columns) & term.over)
-    batch = extent_of(extents, rows & columns & ~term.over)
-    width = itemsize(term.dtype) / 4
-    fill = m / (m + 2) * n / (n + 12) * k / (k + 8)
-    busy = min(device.matrix_cores, max(1.0, m / CORE_ROWS * max(1.0, n / CORE_COLUMNS))) / device.matrix_cores
-    products = 2.0 * batch * m * n * k
-    vector = products * width / 2 * (1 + device.reduce_weight) / device.elements
-    if m == n == 1:  # no matrix: XLA multiplies elementwise, having copied an operand into the layout of the other
-        return 2 * vector
-    packing = backend.packing_s(batch * k * n * itemsize(term.dtype))
-    return min(products / (_contraction_rate(term, backend) * max(fill * busy, 1e-3)) + packing, vector)
-
-
-def _contraction_rate(term: Dot, backend: Backend) -> float:
-    """Multiplications and additions per second of a contraction that fills the matrix unit."""
-    width, device = itemsize(term.dtype), backend.device
-    if width <= 2:
-        return device.narrow_flops * 2 / width
-    is_rounded = backend.rounds_operands and rounds(term.dtype, term.precision)
-    return (device.narrow_flops / 2 if is_rounded else device.flops) * 4 / width
+    return m, n, k, extent_of(extents, rows & columns & ~term.over)
 
 
 def _first(mask: int) -> float:
@@ -110,7 +98,7 @@ def term_seconds(program: Program, t: int, unrolled: bool = False, *, backend: B
     term = program.terms[t]
     if isinstance(term, (Input, Const, Iota, Literal, Rename)):
         return 0.0
-    if _adds_smaller(program, t):
+    if backend.augments_dots and _adds_smaller(program, t):
         return 0.0
     seconds = arithmetic_s(program, t, [i.extent for i in program.indices], backend, CROWDED if unrolled else None)
     touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, Block)) else 0

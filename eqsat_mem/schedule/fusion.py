@@ -145,9 +145,13 @@ def _is_virtual(ex: Extraction, t: int, users: list[int], ends: frozenset[int], 
         case Map():
             return alone or backend.is_cheap(program, t)
         case Fold():
-            return alone and (bool(ex.unrolls.get(t)) or backend.fuses_fold(ex, t, program.extent(term.over)))
+            if not alone or ex.unrolls.get(t):
+                return alone
+            return backend.fuses_fold(ex, t, program.extent(term.over), program.terms[next(iter(ends))])
         case Block():
-            return term.call.prim.name == "slice" and not folds and all(isinstance(program.terms[e], Map) for e in ends)
+            readers = [program.terms[e] for e in ends]
+            into_folds = any(isinstance(e, Fold) for e in readers)
+            return all(isinstance(e, Map | Fold) for e in readers) and backend.fuses_block(term.call.prim.name, into_folds)
     return False
 
 

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 
 from eqsat_mem.egraph.extract import Extraction
@@ -248,7 +248,7 @@ class Memory:
                     scratch += block_scratch(term.call, term.args, program, extents, self.backend)
                 new[step], more = self.result(step, seq, extents)
                 scratch += more + self._slices(seq, self._copied_reads(step, fused.members[position]), extents, live)
-                scratch += self.backend.partial_bytes(self.ex, step, extents, self._widths[step])
+                scratch += self.backend.scratch_bytes(self.ex, step, fused.members[position], extents, partial(self.size, extents=extents))
             elif isinstance(step, Loop):
                 new = {t: self.size(t, extents) for t in step.folds} | {t: self.stored(t, extents) for t in step.stacks}
                 self._sliced_along[step.body] = step.index
@@ -307,7 +307,7 @@ class Memory:
         """Bytes that an elementwise result does not need because an operand of its size dies here."""
         if not isinstance(step, int) or not isinstance(self.ex.program.terms[step], Map):
             return 0
-        return new[step] if any(live[t] == new[step] and not self.backend.drops_axes(self.ex, t, extents) for t in dying) else 0
+        return new[step] if any(live[t] == new[step] and self.backend.can_take_over(self.ex, t, extents) for t in dying) else 0
 
     def _copied_reads(self, step: int, members: tuple[int, ...]) -> Iterable[int]:
         """The operands that a kernel reads from a copy if they are slices of a loop; widened ones are counted as such already."""

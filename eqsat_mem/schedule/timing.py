@@ -11,8 +11,9 @@ from typing import Any
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Map, Program, Term, argument_bytes, output_sizes
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Trees, made
-from eqsat_mem.schedule.backend import Backend, Device, Kernel, moves
+from eqsat_mem.schedule.backend import Backend, Kernel, moves
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
+from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.memory import Extents, Memory, within
 
@@ -178,7 +179,8 @@ class Timing:
         count, rest = divmod(extents[loop.index], min(chunks[loop], extents[loop.index]))
         inside = within(extents, loop, chunks)
         self._stacked[loop.body] = loop.stacks
-        seconds = count * (self.seconds(loop.body, inside, chunks) + self.device.iteration_s + self._results(loop, inside, extents))
+        turn_s = self.backend.turn_s(self.memory.ex, loop)
+        seconds = count * (self.seconds(loop.body, inside, chunks) + turn_s + self._results(loop, inside, extents))
         if rest:
             last = inside.with_extent(loop.index, rest)
             seconds += self.seconds(loop.body, last, chunks) + self._results(loop, last, extents)

@@ -25,7 +25,8 @@ from eqsat_mem.ir.loop_tree import regions
 from eqsat_mem.ir.ops import BLOCKS, MAPS
 from eqsat_mem.options import Options
 from eqsat_mem.reports.timeline import timeline
-from eqsat_mem.schedule.backend import Backend, Device
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import schedule, straight
 from eqsat_mem.schedule.split import region
@@ -52,7 +53,7 @@ class Interpreted(Backend):
     def fuses_into_fold(self, ex, t, fold, alone):
         return False
 
-    def fuses_fold(self, ex, t, extent):
+    def fuses_fold(self, ex, t, extent, end):
         return False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eqsat_mem.backends.cpu.backend import CpuBackend
-from eqsat_mem.backends.gpu import GpuBackend
+from eqsat_mem.backends.gpu.backend import GpuBackend
 
 CPU = CpuBackend.built_in()
 GPU = GpuBackend.built_in()

@@ -16,8 +16,9 @@ from eqsat_mem.backends.cpu.weights import SHORT_SEARCH, WEIGHTS
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
-from eqsat_mem.schedule.backend import Backend, Idioms, Kernel, Link, Tie, extent_of
+from eqsat_mem.schedule.backend import Backend, Kernel, Link, extent_of
 from eqsat_mem.schedule.fusion import Fused
+from eqsat_mem.schedule.idioms import Idioms, Tie
 from eqsat_mem.schedule.weights import Weights
 
 # --- memory
@@ -31,6 +32,11 @@ LONG_ROW, PER_LONG_ROW = 2**16, 250.0
 """Where rows of a fold's result have more bytes than this, the kernel library takes so many additions for each element that it folds.
 Other folds are as fast as those along rows: 48 rows of 16,384 or 32,772 float32 numbers are added in 0.3 or 8 ms.
 Sweep: benchmarks/calibration/long_rows.py."""
+CORE_ROWS, CORE_COLUMNS = 64, 512
+"""Rows of a contraction's result that occupy one core; fewer where they are longer than so many columns:
+benchmarks/calibration/small_contractions.py."""
+THIN_ROWS, THIN_COLUMNS, THIN_DEPTH = 2, 12, 8
+"""Extents of a contraction that run at half the full rate: benchmarks/calibration/small_contractions.py."""
 STRIDED = 1.5
 """How much longer unrolled folds take outside of loops, where XLA:CPU fuses the strided reads of their operands into them.
 Measured: benchmarks/calibration/unrolled_folds.py."""
@@ -87,6 +93,9 @@ class CpuBackend(Backend):
     runs_remainder_beside: ClassVar[bool] = True
     near: ClassVar[Link] = Link(1.5e-4, 2e9)
     far: ClassVar[Link] = Link(3e-3, 1e9)
+    room_toll: ClassVar[float] = 0.1  # libraries take memory that is not predicted
+    augments_dots: ClassVar[bool] = True
+    needless_rules: ClassVar[tuple[str, ...]] = ("dot-with-vector",)  # the library contracts faster than it folds
     rereads: ClassVar[frozenset[str]] = frozenset({"top_k"})  # by blocks: their maxima, then the blocks that are chosen
 
     @classmethod
@@ -123,7 +132,7 @@ class CpuBackend(Backend):
         term = ex.program.terms[t]
         return self.fuses_operands and alone and isinstance(term, Map) and fusion.computes_inside(ex.program, term, fold)
 
-    def fuses_fold(self, ex: Extraction, t: int, extent: int) -> bool:
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
         """Folds go to the kernel library, whatever their length."""
         return False
 
@@ -148,7 +157,7 @@ class CpuBackend(Backend):
     def widens(self, ex: Extraction, t: int, reader: Term) -> bool:
         return isinstance(reader, Dot) and fusion.is_narrow(ex.program, t)
 
-    def partial_bytes(self, ex: Extraction, t: int, extents: Sequence[int], width: int) -> int:
+    def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
         """A fold of leading axes leaves one row of results for every few rows of the operand."""
         program, term = ex.program, ex.program.terms[t]
         if not isinstance(term, Fold) or not self._folds(ex, t):
@@ -158,11 +167,11 @@ class CpuBackend(Backend):
             return 0
         length = extent_of(extents, program.free[t])
         parts = math.ceil(extent_of(extents, over) / max(1, FOLDED_AT_ONCE // max(length, 1)))
-        return parts * length * width if parts > 1 else 0
+        return parts * size(t) if parts > 1 else 0
 
-    def drops_axes(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
-        """Contractions are computed without axes of extent one."""
-        return isinstance(ex.program.terms[t], Dot) and any(extents[i] == 1 for i in bits(ex.program.free[t]))
+    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
+        """Contractions are computed without axes of extent one: their buffers have another shape then."""
+        return not (isinstance(ex.program.terms[t], Dot) and any(extents[i] == 1 for i in bits(ex.program.free[t])))
 
     def _folds(self, ex: Extraction, t: int) -> bool:
         """Whether a term is a fold, not unrolled."""
@@ -176,9 +185,16 @@ class CpuBackend(Backend):
         row = extent_of(extents, program.free[t] & -1 << term.over.bit_length()) * itemsize(term.dtype)
         return PER_LONG_ROW if row > LONG_ROW else super().fold_weight(program, t, extents, count, short)
 
-    def packing_s(self, nbytes: float) -> float:
-        """The library copies the right operand into an order of its own, for however few rows."""
-        return nbytes / self.device.levels[-1][1]
+    def contraction_s(self, term: Dot, batch: int, m: int, n: int, k: int) -> float:
+        """Less than the full rate where a side is thin, or where there are too few rows for all cores.
+
+        The library copies the right operand into an order of its own first, for however few rows.
+        """
+        cores = self.device.matrix_cores
+        fill = m / (m + THIN_ROWS) * n / (n + THIN_COLUMNS) * k / (k + THIN_DEPTH)
+        busy = min(cores, max(1.0, m / CORE_ROWS * max(1.0, n / CORE_COLUMNS))) / cores
+        packing = batch * k * n * itemsize(term.dtype) / self.device.levels[-1][1]
+        return 2.0 * batch * m * n * k / (self.contraction_rate(term) * max(fill * busy, 1e-3)) + packing
 
     def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
         if not kernel.emitted:
