@@ -8,8 +8,6 @@ buffers). Reads inside a loop are slices of what stands outside.
 
 from __future__ import annotations
 
-import ast
-import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,14 +18,13 @@ from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.codegen.calls import Body
 from eqsat_mem.codegen.expressions import Expressions
-from eqsat_mem.codegen.source import Module, Region, Scope, Value, identifier, number, tuple_text, wrap
+from eqsat_mem.codegen.on_mesh import on_mesh
+from eqsat_mem.codegen.source import Module, Region, Scope, Value, identifier, number, plain_source, tuple_text, wrap
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Axes, Block, Call, Dot, Fold, Input, Literal, Map, Program, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, regions
-from eqsat_mem.ir.mesh import Shares, Spec
 from eqsat_mem.ir.ops import MONOIDS, Operation, accumulator, block_op, picks
-from eqsat_mem.ir.ops.collectives import names_text
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, unscheduled
@@ -82,27 +79,15 @@ class _Writer(Expressions):
         name = self.name if shares is None else identifier(f"{self.name}_on_each_device", self.taken)
         lines = [f"def {name}({', '.join(self.arguments)}):", *(f"    {line}" for line in self.module.small), *top.lines]
         lines += [f"    return {tuple_text(results)}", ""]
-        lines += [] if shares is None else ["", *self.on_mesh(name, shares)]
+        lines += [] if shares is None else ["", *on_mesh(self.name, name, self.arguments, shares)]
         helpers = self.module.helpers
         head = [*_outside(self.module.namespace), "import jax", "import jax.numpy as jnp", "import numpy as np", "from jax import lax"]
         if any("primitives." in line for line in lines):
             head.append("from jax.extend.core import primitives")
         if shares is not None:
             head.append("from jax.sharding import PartitionSpec as P")
-        head += ["", "", *(line for name in sorted(helpers) for line in (*_plain_source(helpers[name]), "", ""))]
+        head += ["", "", *(line for name in sorted(helpers) for line in (*plain_source(helpers[name]), "", ""))]
         return "\n".join(head + lines)
-
-    def on_mesh(self, local: str, shares: Shares) -> list[str]:
-        """The function of all devices: what each of them does with its shares. Without a mesh it takes that of ``jax.set_mesh``."""
-        ins, outs = (tuple_text([_spec_text(spec) for spec in specs]) for specs in (shares.arguments, shares.results))
-        arguments = ", ".join(self.arguments)
-        return [
-            f"def {self.name}({arguments}{', ' if arguments else ''}mesh=None):",
-            f"    # on {shares.devices}",
-            f"    every = jax.shard_map({local}, mesh=mesh, in_specs={ins}, out_specs={outs}, check_vma=False)",
-            f"    return every({arguments})",
-            "",
-        ]
 
     def statements(self, scope: Scope) -> list[str]:
         """Everything that is computed; the sources of the results."""
@@ -380,12 +365,6 @@ class _Writer(Expressions):
         return f"jnp.full({tuple_text(extents)}, {number(identity.value)}, {dtype})"
 
 
-def _spec_text(spec: Spec) -> str:
-    """Source of a ``PartitionSpec``; trailing axes that stay whole are left out."""
-    last = max((a + 1 for a, names in enumerate(spec) if names), default=0)
-    return f"P({', '.join(names_text(names) if names else 'None' for names in spec[:last])})"
-
-
 def _unplanned(body: ClosedJaxpr, names: Sequence[str], backend: Backend) -> Schedule:
     """A function as it is written."""
     return unscheduled(Extraction(load(body, names, backend.lowering)), backend)
@@ -407,14 +386,3 @@ def _outside(namespace: Mapping[str, Any]) -> list[str]:
 
     names = [f"{name} ({what(value)})" for name, value in namespace.items()]
     return [f"# Not defined here, but in the plan's namespace: {', '.join(names)}."] if names else []
-
-
-def _plain_source(function: Callable[..., Any]) -> list[str]:
-    """The source of a helper, less the annotations, whose names an emitted program does not have."""
-    tree = ast.parse(inspect.getsource(function))
-    definition = tree.body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    definition.returns = None
-    for argument in definition.args.args:
-        argument.annotation = None
-    return ast.unparse(tree).splitlines()

@@ -55,6 +55,13 @@ class Placement:
 
 
 @dataclass(frozen=True)
+class Spreading:
+    """The indices that devices take shares of, those that come first preferred, each with the mesh axes that deal it out."""
+
+    order: tuple[tuple[int, Names], ...]
+
+
+@dataclass(frozen=True)
 class Shares:
     """What makes a program that of one device among several.
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir.mesh import Placement
+from eqsat_mem.ir.mesh import Placement, Spreading
 from eqsat_mem.mesh.invariant import check
-from eqsat_mem.mesh.localise import Spreading, Undividable, localise
+from eqsat_mem.mesh.local import Undividable
+from eqsat_mem.mesh.localise import localise
 from eqsat_mem.mesh.spreading import spreadings
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.search import straight

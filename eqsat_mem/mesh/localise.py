@@ -8,7 +8,7 @@ needs a value whole gets it gathered, or computed once more from operands that a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from eqsat_mem.egraph.encode import pointwise
 from eqsat_mem.egraph.extract import Extraction, picked_with
@@ -32,29 +32,13 @@ from eqsat_mem.ir import (
     mask_of,
     with_children,
 )
-from eqsat_mem.ir.mesh import Names, Placement, Spec
+from eqsat_mem.ir.mesh import Names, Placement, Spec, Spreading
 from eqsat_mem.ir.ops import picks, searched
-from eqsat_mem.mesh.local import PLACES, Local
-from eqsat_mem.mesh.parts import Part, combined, part_of, widened
+from eqsat_mem.mesh.again import is_made_again
+from eqsat_mem.mesh.local import PLACES, Local, Undividable
+from eqsat_mem.mesh.parts import Part, combined, folded_whole, part_of, widened
 from eqsat_mem.schedule.backend import Backend
-from eqsat_mem.schedule.cost_model import arithmetic_s
 from eqsat_mem.schedule.split import selection_of
-
-PATIENCE = 4.0
-"""How many times as long as a gathering takes computing a value once more may take: nobody waits for anybody then."""
-DEPTH = 8
-"""How many operations a value that is computed once more may be away from what is there whole."""
-
-
-@dataclass(frozen=True)
-class Spreading:
-    """The indices that devices take shares of, those that come first preferred, each with the mesh axes that deal it out."""
-
-    order: tuple[tuple[int, Names], ...]
-
-
-class Undividable(Exception):
-    """A program has an array that the planner cannot take in shares; it runs as JAX partitions it."""
 
 
 def localise(ex: Extraction, placement: Placement, divided: Mapping[int, Names], spreading: Spreading, backend: Backend) -> Extraction:
@@ -95,13 +79,13 @@ class Localiser:
         self.local = Local(ex.program, placement, divided)
         self.divided, self.given = divided, given
         self.gathered: set[tuple[int, int]] = set()
-        self._values: dict[tuple[int, int], int] = {}
+        self.values: dict[tuple[int, int], int] = {}
         self._parts: dict[tuple[int, int], Part] = {}
         self.origin: dict[int, int] = {}
         self._ops: dict[object, int] = {}
         self._calls: dict[tuple[int, int], Call] = {}
         self.joint_calls: dict[object, Call] = {}
-        self._arrays: dict[int, int] = {}
+        self.arrays: dict[int, int] = {}
         self._wishes: dict[int, set[Spec]] = {}
 
     @property
@@ -222,9 +206,9 @@ class Localiser:
     def value(self, t: int, shares: int) -> int:
         """The local term of a value of which a device has these shares."""
         key = t, shares
-        if key not in self._values:
-            self._values[key] = self._value(t, shares)
-        return self._values[key]
+        if key not in self.values:
+            self.values[key] = self._value(t, shares)
+        return self.values[key]
 
     def _value(self, t: int, shares: int) -> int:
         local, term = self.local, self.old.terms[t]
@@ -241,7 +225,7 @@ class Localiser:
             case Rename():
                 return self.renamed(t, term, shares)
         computed, have = self.computed(t), self.natural(t)
-        if have & ~shares and self.is_made_again(t, shares):
+        if have & ~shares and is_made_again(self, t, shares):
             return self.converted(self.joint(t, computed & ~(have & ~shares)), t, have & shares, shares)
         dealt = self.dealt_out(t, computed & folded(term), shares & ~have)
         if dealt is not None:
@@ -307,7 +291,7 @@ class Localiser:
 
     def first_read(self, t: int, term: Input) -> int | None:
         """The first read of the same argument, if it is another under names that are dealt out alike."""
-        first = self._arrays.setdefault(term.slot, t)
+        first = self.arrays.setdefault(term.slot, t)
         other = self.old.terms[first]
         assert isinstance(other, Input)
         pairs = list(zip(sum(other.axes, ()), sum(term.axes, ())))
@@ -411,52 +395,3 @@ class Localiser:
             return None
         level = children(program.terms[shift])[children(self.old.terms[known.shift]).index(known.level)]
         return Rescaled(level, shift, frozenset(chain[:-1]), self.local.mask(known.mean_over, computed), known.extreme)
-
-    # gathering or computing again
-
-    def is_made_again(self, t: int, shares: int) -> bool:
-        """Whether a value that is computed in more shares than these had better be computed once more than gathered."""
-        gathering = self.gathering_s(t, shares)
-        return self.again_s(t, shares, PATIENCE * gathering, DEPTH) <= PATIENCE * gathering
-
-    def gathering_s(self, t: int, shares: int) -> float:
-        """Seconds to gather the shares of a value that others have."""
-        missing, total, seconds = self.natural(t) & ~shares, float(self.old.nbytes(t)), 0.0
-        for i in bits(shares):
-            total /= self.local.devices.count(self.divided[i])
-        for i in bits(missing):
-            count = self.local.devices.count(self.divided[i])
-            seconds += self.backend.exchange_s(total * (count - 1) / count, self.divided[i], self.local.devices)
-        return seconds
-
-    def again_s(self, t: int, shares: int, most: float, depth: int) -> float:
-        """Seconds to compute a value in these shares from what is there, or more than ``most``."""
-        term, missing = self.old.terms[t], self.natural(t) & ~shares
-        if not missing or (t, shares) in self.given or (t, shares) in self._values:
-            return 0.0
-        if isinstance(term, Rename):
-            to = {j: i for i, j in term.pairs}
-            return self.again_s(term.arg, mask_of(to.get(j, j) for j in bits(shares)) & self.old.free[term.arg], most, depth)
-        if isinstance(term, Input) or depth == 0:
-            first = self._arrays.get(term.slot) if isinstance(term, Input) else None
-            known = first is not None and any(s == first for s, _ in self.given)
-            return 0.0 if known else self.gathering_s(t, shares)
-        left = self.computed(t) & ~missing
-        if left & folded(term):
-            return most + 1.0
-        extents = [
-            index.extent // (self.local.devices.count(self.divided[i]) if left >> i & 1 else 1) for i, index in enumerate(self.old.indices)
-        ]
-        seconds = arithmetic_s(self.old, t, extents, self.backend)
-        for c in children(term):
-            if seconds > most:
-                break
-            own = left & self.old.free[c]
-            again = self.again_s(c, own, most - seconds, depth - 1)
-            seconds += min(again, self.gathering_s(c, own)) if self.natural(c) & ~own else again
-        return seconds
-
-
-def folded_whole(call: Call, computed: int, divided: Mapping[int, Names]) -> int:
-    """The dealt out indices that an operation picks along and has whole: they come in an order, which chunks of all shares lack."""
-    return call.folds & mask_of(divided) & ~computed if picks(call) else 0

@@ -7,13 +7,15 @@ of what stands at an extreme, likewise.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from eqsat_mem.egraph.online_folds import Rescaled
-from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, bits, children, folded
+from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, bits, children, folded, mask_of
+from eqsat_mem.ir.mesh import Names
 from eqsat_mem.ir.ops import MONOIDS, block_op, picks
 from eqsat_mem.mesh.local import Local
 
@@ -212,3 +214,8 @@ def widened(local: Local, t: int) -> int:
     """A value that is going to be summed, in float32 if it is narrower."""
     dtype = np.dtype(local.program.terms[t].dtype)
     return local.convert(t, np.dtype(np.float32)) if dtype.kind not in "biuc" and dtype.itemsize < 4 else t
+
+
+def folded_whole(call: Call, computed: int, divided: Mapping[int, Names]) -> int:
+    """The dealt out indices that an operation picks along and has whole: they come in an order, which chunks of all shares lack."""
+    return call.folds & mask_of(divided) & ~computed if picks(call) else 0

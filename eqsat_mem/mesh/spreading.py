@@ -8,8 +8,7 @@ from itertools import islice, product
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Axes, Input, Program, Rename, bits, children, folded
-from eqsat_mem.ir.mesh import Names, Placement, Spec
-from eqsat_mem.mesh.localise import Spreading
+from eqsat_mem.ir.mesh import Names, Placement, Spec, Spreading
 
 MOST_HEADS = 4
 """How many of the indices at rest on a mesh axis are tried as the one that terms prefer."""

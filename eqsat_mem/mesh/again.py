@@ -1,0 +1,59 @@
+"""Whether a value that others have in shares is gathered, or computed once more from what is there whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eqsat_mem.ir import Input, Rename, bits, children, folded, mask_of
+from eqsat_mem.schedule.cost_model import arithmetic_s
+
+if TYPE_CHECKING:
+    from eqsat_mem.mesh.localise import Localiser
+
+PATIENCE = 4.0
+"""How many times as long as a gathering takes computing a value once more may take: nobody waits for anybody then."""
+DEPTH = 8
+"""How many operations a value that is computed once more may be away from what is there whole."""
+
+
+def is_made_again(at: Localiser, t: int, shares: int) -> bool:
+    """Whether a value that is computed in more shares than these had better be computed once more than gathered."""
+    gathering = gathering_s(at, t, shares)
+    return again_s(at, t, shares, PATIENCE * gathering, DEPTH) <= PATIENCE * gathering
+
+
+def gathering_s(at: Localiser, t: int, shares: int) -> float:
+    """Seconds to gather the shares of a value that others have."""
+    missing, total, seconds = at.natural(t) & ~shares, float(at.old.nbytes(t)), 0.0
+    for i in bits(shares):
+        total /= at.local.devices.count(at.divided[i])
+    for i in bits(missing):
+        count = at.local.devices.count(at.divided[i])
+        seconds += at.backend.exchange_s(total * (count - 1) / count, at.divided[i], at.local.devices)
+    return seconds
+
+
+def again_s(at: Localiser, t: int, shares: int, most: float, depth: int) -> float:
+    """Seconds to compute a value in these shares from what is there, or more than ``most``."""
+    term, missing = at.old.terms[t], at.natural(t) & ~shares
+    if not missing or (t, shares) in at.given or (t, shares) in at.values:
+        return 0.0
+    if isinstance(term, Rename):
+        to = {j: i for i, j in term.pairs}
+        return again_s(at, term.arg, mask_of(to.get(j, j) for j in bits(shares)) & at.old.free[term.arg], most, depth)
+    if isinstance(term, Input) or depth == 0:
+        first = at.arrays.get(term.slot) if isinstance(term, Input) else None
+        known = first is not None and any(s == first for s, _ in at.given)
+        return 0.0 if known else gathering_s(at, t, shares)
+    left = at.computed(t) & ~missing
+    if left & folded(term):
+        return most + 1.0
+    extents = [index.extent // (at.local.devices.count(at.divided[i]) if left >> i & 1 else 1) for i, index in enumerate(at.old.indices)]
+    seconds = arithmetic_s(at.old, t, extents, at.backend)
+    for c in children(term):
+        if seconds > most:
+            break
+        own = left & at.old.free[c]
+        again = again_s(at, c, own, most - seconds, depth - 1)
+        seconds += min(again, gathering_s(at, c, own)) if at.natural(c) & ~own else again
+    return seconds
