@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,20 +49,20 @@ def value_of(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
     return np.asarray(plain).astype(jnp.dtype(dtype))
 
 
-def sample(seed: int) -> Sample:
+def sample(seed: int, extents: Sequence[int] = EXTENTS) -> Sample:
     """The program of a seed; 64-bit types must be on (``jax.enable_x64``)."""
-    return _Writer(seed).program()
+    return _Writer(seed, extents).program()
 
 
 class _Writer:
     """Lines of a program, each checked by its abstract values."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, extents: Sequence[int]) -> None:
         self.seed = seed
         self.rng = np.random.RandomState(seed)
         self.lines: list[str] = []
         self.avals: dict[str, Any] = {}
-        self.extents = [int(n) for n in self.rng.choice(EXTENTS, 3)]
+        self.extents = [int(n) for n in self.rng.choice(extents, 3)]
         self.mixed = self.rng.rand() < 0.3
         self.dtype = "float32" if self.rng.rand() < 0.2 else "float64"
 
