@@ -12,7 +12,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.backends.choose import backend_for
-from eqsat_mem.backends.xla import constrained, devices_here, donations, named_shardings
+from eqsat_mem.backends.xla import constrained, devices_here, donations, named_shardings, partition_specs, shown_mesh
 from eqsat_mem.candidates import Forms, Found
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
@@ -24,7 +24,7 @@ from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
 from eqsat_mem.reports.explain import Record, Scheduler
-from eqsat_mem.reports.outline import loop_summaries, output_bytes, peak_tensors, restrictions
+from eqsat_mem.reports.outline import exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.search import Schedule, fastest, unscheduled
@@ -164,7 +164,7 @@ def _plan(request: _Request) -> Plan:
     found = forms.fastest(request.backend, request.limit)
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
-    again = partial(_again, loaded, request.options, chosen.backend, chosen.target)
+    again = partial(_again, request, loaded, chosen.backend, chosen.target)
     record = Record(
         found.before, chosen.backend, chosen.target, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names
     )
@@ -172,11 +172,12 @@ def _plan(request: _Request) -> Plan:
 
 
 def _again(
-    loaded: Program, options: Options, backend: Backend, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = fastest
+    request: _Request, loaded: Program, backend: Backend, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = fastest
 ) -> Schedule:
     """The best schedule that the same search finds without some rules; it stops for other reasons than the clock."""
-    patient = replace(options, max_seconds=PATIENCE_S, without_rules=(*options.without_rules, *sorted(without)))
-    return Forms(loaded, patient, backend, _plan_body, Clock()).fastest(backend, limit, scheduler).best
+    left_out = (*request.options.without_rules, *sorted(without))
+    patient = replace(request.options, max_seconds=PATIENCE_S, without_rules=left_out)
+    return Forms(loaded, patient, backend, _plan_body, Clock(), request.placement).fastest(backend, limit, scheduler).best
 
 
 def _plan_body(options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
@@ -318,7 +319,10 @@ def _too_large(request: _Request, s: Schedule, smallest: int) -> MemoryLimitErro
 
 
 def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, record: Record) -> Plan:
-    s, program = chosen.schedule, chosen.schedule.ex.program
+    s, program, placement = chosen.schedule, chosen.schedule.ex.program, request.placement
+    lying: tuple[Sequence[Spec | None], Sequence[Spec | None]] = ((), ()) if placement is None else (placement.arguments, placement.results)
+    if program.shares is not None and not chosen.unchanged:
+        lying = program.shares.arguments, program.shares.results
     return Plan(
         name=request.name,
         source=chosen.code.source,
@@ -341,6 +345,11 @@ def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, reco
         schedule=s,
         device=chosen.backend.device.name,
         doubts=tuple(request.unchecked) if chosen.compiled_bytes is None else chosen.backend.doubts(),
+        mesh=None if request.placement is None else shown_mesh(request.placement),
+        in_specs=partition_specs(lying[0]),
+        out_specs=partition_specs(lying[1]),
+        spread=() if chosen.unchanged else spread_indices(program),
+        collectives=() if chosen.unchanged else exchanges(s),
         compiler_options={} if chosen.unchanged else dict(chosen.backend.compiler_options),
         record=record,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.ir.jaxprs import aval_bytes
@@ -59,6 +59,20 @@ def named_shardings(placement: Placement, specs: Sequence[Spec | None]) -> list[
 def partition_spec(spec: Spec) -> PartitionSpec:
     """JAX's form of a spec."""
     return PartitionSpec(*(names[0] if len(names) == 1 else names or None for names in spec))
+
+
+def partition_specs(specs: Sequence[Spec | None]) -> list[PartitionSpec | None]:
+    """JAX's form of specs; None where nothing is said."""
+    return [None if spec is None else partition_spec(spec) for spec in specs]
+
+
+def shown_mesh(placement: Placement) -> Mesh | AbstractMesh:
+    """The mesh that a plan is for: its devices, or their numbers where functions take them from ``jax.set_mesh``."""
+    if placement.mesh is not None and not placement.around:
+        mesh: Mesh = placement.mesh
+        return mesh
+    names, sizes = zip(*placement.devices.axes, strict=True)
+    return AbstractMesh(sizes, names)
 
 
 def constrained(function: Callable[..., Any], placement: Placement) -> Callable[..., Any]:

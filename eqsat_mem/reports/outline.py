@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from eqsat_mem.errors import Tensor
-from eqsat_mem.ir import Block, Dot, Fold, Program, Term, names, output_sizes
+from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, Program, Rename, Term, itemsize, names, output_sizes
 from eqsat_mem.ir.loop_tree import Loop, Seq
+from eqsat_mem.ir.ops.collectives import EXCHANGES, REDUCTIONS, received_bytes
 from eqsat_mem.options import Options
+from eqsat_mem.reports.exchanges import Exchange, SpreadIndex
 from eqsat_mem.reports.plan import LoopSummary
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule
@@ -17,6 +20,8 @@ from eqsat_mem.units import format_bytes
 
 MOST_TENSORS = 12
 """How many tensors of a peak are listed."""
+KINDS = {"gather_shares": "all_gather", "sum_to_shares": "psum_scatter", "exchange_shares": "all_to_all", "merge_top_k": "all_gather"}
+"""The functions of ``jax.lax`` that send what each collective does."""
 
 
 def outline(s: Schedule) -> str:
@@ -96,3 +101,59 @@ def describe(program: Program, t: int) -> str:
 def output_bytes(program: Program) -> int:
     """Bytes of all results."""
     return sum(output_sizes(program))
+
+
+# --- several devices -----------------------------------------------------------------------------------
+
+
+def spread_indices(program: Program) -> list[SpreadIndex]:
+    """The indices that a program of one device has shares of."""
+    shares = program.shares
+    if shares is None:
+        return []
+    used = 0
+    for t in program.reachable():
+        used |= shares.within(program.free[t])
+    own = [(i, names) for i, names in shares.spread.items() if used >> i & 1]
+    return [SpreadIndex(program.indices[i].name, names, shares.devices.count(names), program.indices[i].extent) for i, names in own]
+
+
+def exchanges(s: Schedule) -> list[Exchange]:
+    """The collectives of a schedule in the order in which they run."""
+    extents = [index.extent for index in s.ex.program.indices]
+    return list(_exchanges(s, s.seq, extents, 1))
+
+
+def _exchanges(s: Schedule, seq: Seq, extents: Sequence[int], times: int) -> Iterator[Exchange]:
+    for step in seq.steps:
+        if isinstance(step, Seq):
+            yield from _exchanges(s, step, extents, times)
+        elif isinstance(step, Loop):
+            chunk, extent = s.chunks[step], extents[step.index]
+            inside = [*extents[: step.index], chunk, *extents[step.index + 1 :]]
+            yield from _exchanges(s, step.body, inside, times * -(-extent // chunk))
+        else:
+            term = s.ex.program.terms[step]
+            if isinstance(term, Block) and term.call.prim.name in EXCHANGES and term.out == 0:
+                yield _exchange(s.ex.program, step, term, extents, times)
+
+
+def _exchange(program: Program, t: int, term: Block, extents: Sequence[int], times: int) -> Exchange:
+    def size(axes: Axes, dtype: object) -> int:
+        return math.prod(extents[i] for axis in axes for i in axis) * itemsize(dtype)
+
+    call, name = term.call, term.call.prim.name
+    read = sum(size(axes, program.terms[a].dtype) for axes, a in zip(call.in_axes, term.args, strict=True))
+    made = sum(size(axes, dtype) for axes, dtype in zip(call.out_axes, call.out_dtypes, strict=True))
+    kind = REDUCTIONS[call.params["monoid"]] if name == "all_reduce" else KINDS[name]
+    source, of = program.source.get(t), _operand(program, term)
+    received = int(received_bytes(name, call.params, read, made)) * times
+    return Exchange(kind, tuple(call.params["names"]), of, made, received, times, None if source is None else str(source))
+
+
+def _operand(program: Program, term: Block) -> str:
+    """What is exchanged: an argument by its name, else the operation that made it."""
+    t = term.args[0]
+    while isinstance(other := program.terms[t], Rename):
+        t = other.arg
+    return program.inputs[other.slot].name if isinstance(other, Input) else describe(program, t)

@@ -8,7 +8,10 @@ from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from typing import Any
 
+from jax.sharding import NamedSharding, PartitionSpec
+
 from eqsat_mem.errors import Tensor, tensor_lines
+from eqsat_mem.reports.exchanges import Exchange, SpreadIndex
 from eqsat_mem.units import format_bytes
 
 
@@ -76,6 +79,10 @@ class Plan:
         compiler_options: the options that XLA compiles the plan with when the function is called on its own, to be passed to a ``jax.jit``
             around a caller of it; empty for a program that is left as it was, and where XLA's own choices are the best that is known.
         doubts: sentences on what the check of the compiled peak could not see; usually none.
+        mesh: the mesh of devices that run the plan together, each of which all figures are for; None for one device.
+        in_specs, out_specs: how arguments and results lie on it, None where that is left to XLA.
+        spread: the indices of which each device computes a share.
+        collectives: what devices exchange, in the order of the program.
         program, schedule: the chosen terms and their loop tree, for those who want to look further.
         record: what :meth:`explain` and :meth:`show` work from, or None for a plan put together by hand.
     """
@@ -98,6 +105,11 @@ class Plan:
     peak_tensors: Sequence[Tensor] = ()
     device: str = ""
     namespace: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    mesh: Any = None
+    in_specs: Sequence[PartitionSpec | None] = ()
+    out_specs: Sequence[PartitionSpec | None] = ()
+    spread: Sequence[SpreadIndex] = ()
+    collectives: Sequence[Exchange] = ()
     program: Any = field(default=None, repr=False)
     schedule: Any = field(default=None, repr=False)
     compiler_options: Mapping[str, str] = field(default_factory=dict)
@@ -109,10 +121,26 @@ class Plan:
 
     def __reduce__(self) -> Any:
         kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_PICKLED}
+        kept["mesh"] = None if self.mesh is None else self.mesh.abstract_mesh  # devices belong to their process
         return _from_source, (kept,)
 
     def __deepcopy__(self, memo: Any) -> Plan:
         return self  # nobody changes it
+
+    @property
+    def in_shardings(self) -> list[NamedSharding | None]:
+        """How each argument of ``function`` lies on the mesh, as ``jax.device_put`` and ``jax.jit`` take it; empty for one device."""
+        return [None if spec is None else NamedSharding(self.mesh, spec) for spec in self.in_specs]
+
+    @property
+    def out_shardings(self) -> list[NamedSharding | None]:
+        """How each result of ``function`` lies on the mesh, as :attr:`in_shardings` says of arguments."""
+        return [None if spec is None else NamedSharding(self.mesh, spec) for spec in self.out_specs]
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that each device receives from others in one call."""
+        return sum(exchange.received for exchange in self.collectives)
 
     @property
     def stands_alone(self) -> bool:
@@ -171,13 +199,19 @@ def _from_source(kept: dict[str, Any]) -> Plan:
 
 def table(plan: Plan) -> str:
     """The plan as text for a terminal: what it holds and takes before and after, its loops, its rules."""
-    sections = [[_headline(plan)], _aligned(figures(plan)), _loops(plan), _peak(plan), _rules(plan), _planning(plan), plan.doubts]
+    head = [[_headline(plan)], _aligned(figures(plan)), _shares(plan)]
+    sections = [*head, _loops(plan), _peak(plan), _rules(plan), _planning(plan), plan.doubts]
     return "\n".join(line for section in sections for line in section)
 
 
 def _headline(plan: Plan) -> str:
     verdict = "left as written" if plan.unchanged else "rewritten"
-    return f"plan of {plan.name}: {verdict}, peak {format_bytes(_peak_bytes(plan))} of {format_bytes(plan.limit_bytes)}"
+    where, each = ("", "") if plan.mesh is None else (f" on {_mesh_text(plan)}", " on each device")
+    return f"plan of {plan.name}{where}: {verdict}, peak {format_bytes(_peak_bytes(plan))} of {format_bytes(plan.limit_bytes)}{each}"
+
+
+def _mesh_text(plan: Plan) -> str:
+    return ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
 
 
 def _peak_bytes(plan: Plan) -> int:
@@ -197,6 +231,8 @@ def figures(plan: Plan) -> list[tuple[str, str, str]]:
     if plan.compiled_peak_bytes is not None:
         rows.append(("peak, compiled", "", format_bytes(plan.compiled_peak_bytes)))
     rows.append(("limit", "", format_bytes(plan.limit_bytes)))
+    if plan.mesh is not None and not plan.unchanged:
+        rows.append(("received per call", "", format_bytes(plan.received_bytes)))
     if plan.predicted_s is not None or plan.original_predicted_s is not None:
         rows.append(("time, predicted", time_text(plan.original_predicted_s), time_text(plan.predicted_s)))
     return rows
@@ -210,6 +246,22 @@ def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
 
 def _loops(plan: Plan) -> list[str]:
     return ["loops", *(f"  {loop}" for loop in plan.loops)] if plan.loops else ["no loops"]
+
+
+def _shares(plan: Plan) -> list[str]:
+    """How arguments and results lie on a mesh, what its devices share out, and what they exchange."""
+    if plan.mesh is None:
+        return []
+    sides = [", ".join("as XLA likes" if spec is None else _spec_text(spec) for spec in specs) for specs in (plan.in_specs, plan.out_specs)]
+    lying = f"arguments lie as {sides[0] or 'nothing'}, results as {sides[1] or 'nothing'}"
+    spread = ["spread", *(f"  {index}" for index in plan.spread)] if plan.spread else ["nothing spread"]
+    sent = ["collectives", *(f"  {exchange}" for exchange in plan.collectives)] if plan.collectives else ["no collectives"]
+    return [lying] if plan.unchanged else [lying, *spread, *sent]
+
+
+def _spec_text(spec: PartitionSpec) -> str:
+    entries = ["None" if entry is None else str(entry) if isinstance(entry, tuple) else repr(entry) for entry in spec]
+    return f"P({', '.join(entries)})"
 
 
 def _peak(plan: Plan) -> list[str]:
@@ -258,6 +310,10 @@ def to_json(plan: Plan) -> str:
     }
     record["seconds"] = dict(plan.seconds)
     record["loops"] = [asdict(loop) for loop in plan.loops]
+    record["mesh"] = None if plan.mesh is None else dict(plan.mesh.shape)
+    for name in ("in_specs", "out_specs"):
+        record[name] = [None if spec is None else list(spec) for spec in getattr(plan, name)]
+    record["spread"], record["collectives"] = [asdict(index) for index in plan.spread], [asdict(sent) for sent in plan.collectives]
     record["rules_fired"], record["doubts"] = list(plan.rules_fired), list(plan.doubts)
     record["peak_tensors"] = [dict(zip(("description", "bytes", "source"), tensor, strict=True)) for tensor in plan.peak_tensors]
     return json.dumps(record, indent=2)

@@ -1,0 +1,55 @@
+"""How plans print what the devices of a mesh share out and exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eqsat_mem.units import format_bytes
+
+
+@dataclass(frozen=True)
+class SpreadIndex:
+    """An index of which each device computes a share.
+
+    Attributes:
+        index: its name.
+        axes: the mesh axes that deal it out.
+        devices: how many devices they have.
+        share: how many positions one device has.
+    """
+
+    index: str
+    axes: tuple[str, ...]
+    devices: int
+    share: int
+
+    def __str__(self) -> str:
+        return f"over {', '.join(self.axes)} ({self.devices} devices): {self.index}, {self.devices * self.share:,}, {self.share:,} on each"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective of a plan.
+
+    Attributes:
+        kind: the function of ``jax.lax``.
+        axes: the mesh axes along which devices take part.
+        of: what is exchanged, in words.
+        bytes: what a device holds afterwards, each time.
+        received: what it receives from others in one call of the function, all times together.
+        times: how often it runs in one call.
+        at: the user's file and line, or None.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    of: str
+    bytes: int
+    received: int
+    times: int
+    at: str | None = None
+
+    def __str__(self) -> str:
+        often = f", {self.times:,} times" if self.times > 1 else ""
+        text = f"{self.kind} of {self.of} over {', '.join(self.axes)}: {format_bytes(self.bytes)}{often}"
+        return text + (f"  at {self.at}" if self.at else "")
