@@ -115,7 +115,8 @@ def _broadcast(params: Any, x: Array) -> Array:
 
 
 def _reshape(params: Any, x: Array) -> Array:
-    return x.reshape(params["new_sizes"])
+    order = params["dimensions"]
+    return (x if order is None else x.transpose(order)).reshape(params["new_sizes"])
 
 
 def _dot(params: Any, x: Array, y: Array) -> Array:

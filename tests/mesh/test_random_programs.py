@@ -1,0 +1,19 @@
+"""Random programs on random meshes run on devices as they should lie."""
+
+import jax
+import pytest
+
+from tests.oracles.meshes import failure
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize("block", range(6))
+@pytest.mark.filterwarnings("ignore")
+def test_plans_of_random_programs_run(block):
+    for seed in range(6 * block, 6 * (block + 1)):
+        assert (found := failure(seed, devices=True)) is None, found
