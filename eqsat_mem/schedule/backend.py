@@ -21,7 +21,8 @@ from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.precision import rounds
 from eqsat_mem.schedule.device import Device
-from eqsat_mem.schedule.idioms import Idioms, Tie
+from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.ties import Tie
 from eqsat_mem.schedule.weights import BASE, Weights
 
 if TYPE_CHECKING:

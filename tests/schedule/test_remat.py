@@ -11,7 +11,6 @@ from jax import lax
 import eqsat_mem
 from benchmarks.planning import training_step
 from eqsat_mem import candidates, pipeline
-from eqsat_mem.backends.cpu.idioms import BitTie
 from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import original
@@ -22,6 +21,7 @@ from eqsat_mem.options import Options
 from eqsat_mem.schedule import remat
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import schedule, straight
+from eqsat_mem.schedule.ties import BitTie
 from tests.oracles.execution import brute_force_peak, execute
 from tests.oracles.targets import CPU
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from eqsat_mem.backends.cpu import fusion
 from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, is_seen, workspace_bytes
-from eqsat_mem.backends.cpu.idioms import BitTie, CpuIdioms
+from eqsat_mem.backends.cpu.idioms import CpuIdioms
 from eqsat_mem.backends.cpu.profile import CpuDevice, built_in
 from eqsat_mem.backends.cpu.vector_width import compiler_options
 from eqsat_mem.backends.cpu.weights import SHORT_SEARCH, WEIGHTS
@@ -18,7 +18,8 @@ from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
 from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.idioms import Idioms, Tie
+from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.weights import Weights
 
 # --- memory

@@ -25,6 +25,7 @@ from eqsat_mem.schedule.backend import Backend, Check, Kernel, extent_of
 from eqsat_mem.schedule.cost_model import sides
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights, per_element
 
 USUAL = "h100"
@@ -94,6 +95,7 @@ class GpuBackend(Backend):
     target: Target
 
     platform: ClassVar[str] = "gpu"
+    tie: ClassVar[Tie] = BitTie()
     asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
     needless_rules: ClassVar[tuple[str, ...]] = ("unroll-fold",)  # short folds are computed inside their readers
 
