@@ -175,10 +175,30 @@ class Tie(Protocol):
 
 @dataclass(frozen=True)
 class Check:
-    """Bytes that a compiled program holds at its peak, and the program (None where it was compiled for a device that is not there)."""
+    """A compiled program.
+
+    Attributes:
+        held_bytes: bytes that it holds at its peak.
+        compiled: the program; None where it was compiled for a device that is not there.
+        doubts: as those of :class:`Hidden`.
+    """
 
     held_bytes: int
     compiled: Any = None
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Memory of a compiled program that the compiler does not report.
+
+    Attributes:
+        nbytes: an estimate, in bytes.
+        doubts: sentences on memory that is not in it because it cannot be seen; usually none.
+    """
+
+    nbytes: int = 0
+    doubts: tuple[str, ...] = ()
 
 
 # --- behaviour ---------------------------------------------------------------------------------------
@@ -374,7 +394,7 @@ class Backend:
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
         lowered = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
         compiled = lowered.compile() if optimise else self._compiled_for_check(lowered)
-        return Check(self.held_bytes(compiled), compiled)
+        return self.checked(compiled)
 
     def _compiled_for_check(self, lowered: Any) -> Any:
         try:
@@ -382,9 +402,9 @@ class Backend:
         except jax.errors.JaxRuntimeError:  # a jaxlib of other options
             return lowered.compile()
 
-    def held_bytes(self, compiled: Any) -> int:
-        """Bytes that a compiled program takes at its peak: arguments (used or not), outputs and temporaries, without outputs in the memory
-        of donated arguments, and :meth:`hidden_bytes`.
+    def checked(self, compiled: Any) -> Check:
+        """How much memory a compiled program takes at its peak: arguments (used or not), outputs and temporaries, without outputs in the
+        memory of donated arguments, and what is :meth:`hidden`.
 
         Raises:
             NotImplementedError: if the compiler does not analyse memory.
@@ -393,15 +413,12 @@ class Backend:
         if memory is None:
             raise NotImplementedError("this backend does not tell what a compiled program holds: pass verify=False to plan without it.")
         reported = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
-        return int(reported) + self.hidden_bytes(compiled)
+        hidden = self.hidden(compiled)
+        return Check(int(reported) + hidden.nbytes, compiled, hidden.doubts)
 
-    def hidden_bytes(self, compiled: Any) -> int:
-        """Bytes that a compiled program takes at its peak besides those that its memory analysis reports."""
-        return 0
-
-    def doubts(self) -> tuple[str, ...]:
-        """Sentences on what a check of a compiled program's memory cannot see; none where it sees all."""
-        return ()
+    def hidden(self, compiled: Any) -> Hidden:
+        """The memory that a compiled program takes at its peak besides that which its memory analysis reports."""
+        return Hidden()
 
 
 INVERTED = ("sqrt", "rsqrt", "exp", "pow")

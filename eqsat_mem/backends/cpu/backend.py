@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu import fusion
 from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, is_seen, workspace_bytes
 from eqsat_mem.backends.cpu.idioms import BitTie, CpuIdioms
@@ -16,7 +17,7 @@ from eqsat_mem.backends.cpu.weights import SHORT_SEARCH, WEIGHTS
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
-from eqsat_mem.schedule.backend import Backend, Idioms, Kernel, Tie, extent_of
+from eqsat_mem.schedule.backend import Backend, Hidden, Idioms, Kernel, Tie, extent_of
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.weights import Weights
 
@@ -66,6 +67,10 @@ code, and takes the shortest way there. Without its fusion emitters a scatter be
 
 BLIND = (
     "What this version of jaxlib hands to its kernel library is not recognised, so memory that the library takes for itself is not in "
+    "the compiled peak: leave room below the limit, or use a version of jaxlib that the README names."
+)
+UNREAD = (
+    "Of the compiled program, {} instructions cannot be read ({} ...), so memory that a kernel library or LAPACK takes for them is not in "
     "the compiled peak: leave room below the limit, or use a version of jaxlib that the README names."
 )
 
@@ -219,10 +224,9 @@ class CpuBackend(Backend):
     def compiler_options(self) -> Mapping[str, str]:
         return compiler_options(self.device.vector_bits)
 
-    def hidden_bytes(self, compiled: Any) -> int:
+    def hidden(self, compiled: Any) -> Hidden:
         """The scratch of kernel libraries, and LAPACK's."""
-        text = compiled.as_text()
-        return int(max(DOUBT * hidden_scratch_bytes(text), workspace_bytes(text)))
-
-    def doubts(self) -> tuple[str, ...]:
-        return () if is_seen() else (BLIND,)
+        module = hlo.read(compiled)
+        unseen = () if is_seen() else (BLIND,)
+        unread = (UNREAD.format(len(module.unread), module.unread[0]),) if module.unread else ()
+        return Hidden(int(max(DOUBT * hidden_scratch_bytes(module), workspace_bytes(module))), (*unseen, *unread))
