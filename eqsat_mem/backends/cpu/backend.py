@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from eqsat_mem.backends import hlo
-from eqsat_mem.backends.cpu import fusion
+from eqsat_mem.backends.cpu import fusion, weights
 from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, is_seen, workspace_bytes
 from eqsat_mem.backends.cpu.idioms import BitTie, CpuIdioms
 from eqsat_mem.backends.cpu.profile import CpuDevice, built_in
 from eqsat_mem.backends.cpu.vector_width import compiler_options
-from eqsat_mem.backends.cpu.weights import SHORT_SEARCH, WEIGHTS
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
@@ -92,7 +91,7 @@ class CpuBackend(Backend):
     keeps_bits: bool = False
 
     platform: ClassVar[str] = "cpu"
-    weights: ClassVar[Weights] = WEIGHTS
+    weights: ClassVar[Weights] = weights.WEIGHTS
     tie: ClassVar[Tie] = BitTie()
     runs_remainder_beside: ClassVar[bool] = True
     rereads: ClassVar[frozenset[str]] = frozenset({"top_k"})  # by blocks: their maxima, then the blocks that are chosen
@@ -104,7 +103,7 @@ class CpuBackend(Backend):
 
     @property
     def lowering(self) -> Lowering:
-        return Lowering(self.platform, SHORT_SEARCH)
+        return Lowering(self.platform, weights.SHORT_SEARCH)
 
     @property
     def idioms(self) -> Idioms:
