@@ -154,7 +154,9 @@ def _extracted(view: View, rules: RuleSet, backend: Backend) -> _Candidates:
     for ex, price in zip(found, (None, *MEMORY_PRICES)):
         tell(Extracted(ex, price))
     found += [new for ex in found if (new := reordered(ex, rules, seconds)) is not None]
-    every = [written, *(absorbed(ex, rules, backend.rounds_operands) for ex in found)]
+    if backend.augments_dots:
+        found = [absorbed(ex, rules, backend.rounds_operands) for ex in found]
+    every = [written, *found]
     return _Candidates(view, written, list({str(ex.program): ex for ex in reversed(every)}.values())[::-1])  # one per program text
 
 

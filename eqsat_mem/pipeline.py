@@ -110,7 +110,7 @@ class _Request:
         if not self.verifies:
             return None
         try:
-            check = self.backend.check(function, self.jaxpr.in_avals, self.taken)
+            check = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit))
         except DeviceCompilerError as reason:
             self.unchecked.append(str(reason))
             return None
@@ -200,7 +200,7 @@ def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
     limit, best, before = request.limit, found.best, found.before
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
     if best.fits(limit):
-        fits_nearly = before.fits(int(limit * request.backend.asked_up_to) if request.verifies else limit)
+        fits_nearly = before.fits(limit * request.backend.asked_up_to if request.verifies else limit)
         may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
     else:  # whatever is predicted of the program as written: XLA is asked before there is an error
         may_stay = request.verifies or before.fits(limit)

@@ -134,7 +134,7 @@ def test_what_is_held_around_loops_is_worked_out_once_for_all_their_chunks():
     ex = as_written(saturate(loaded(transformer(2)), load_rules()))
     search = Search(ex, 20 * 2**20, CPU)
     tree = max(search.expand(search.start(region(ex))), key=lambda s: len(s.chunks))
-    memory, walks = Counting(ex), []
+    memory, walks = Counting(ex, CPU), []
     for chunk in (64, 32, 16):
         memory.total(tree.seq, {**tree.chunks, next(iter(tree.chunks)): chunk})
         walks.append(memory.walks)
@@ -146,7 +146,7 @@ def test_regions_that_pass_nothing_on_are_gone_through_once_whether_or_not_strea
     walks = {}
     for name, made in {"streams": transformer(2), "does not": elementwise(20)}.items():
         ex = as_written(saturate(loaded(made), load_rules()))
-        memory, seq = Counting(ex), region(ex)
+        memory, seq = Counting(ex, CPU), region(ex)
         memory.total(seq, {})
         memory.streaming.total(seq, {})
         walks[name] = memory.walks, memory.streaming.walks

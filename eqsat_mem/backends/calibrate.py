@@ -17,8 +17,9 @@ from jax import lax
 from eqsat_mem.backends.cpu.profile import CpuDevice
 from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, WIDE_BITS, compiler_options
 from eqsat_mem.ir.precision import FULL
-from eqsat_mem.schedule.backend import Backend, Device
+from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import SHORT
+from eqsat_mem.schedule.device import Device
 
 SHORTEST_S = 5e-3
 """A measurement is enlarged until it takes so long."""

@@ -18,7 +18,7 @@ from typing import TypeVar
 import jax
 
 from eqsat_mem.errors import OptionError
-from eqsat_mem.schedule.backend import Device
+from eqsat_mem.schedule.device import Device
 
 D = TypeVar("D", bound=Device)
 VARIABLE = "EQSAT_MEM_PROFILES"

@@ -70,7 +70,7 @@ class Calls(Reader):
     def call_text(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool) -> str:
         """Source of a call: readable where there is such and it holds for every chunk, else a named function.
 
-        ``in_order``: see :class:`eqsat_mem.schedule.backend.BlockSource`.
+        ``in_order``: see :class:`eqsat_mem.schedule.idioms.BlockSource`.
         """
         text = self.readable(call, args, scope, in_order)
         if text is not None:

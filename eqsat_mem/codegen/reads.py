@@ -12,7 +12,7 @@ from eqsat_mem.codegen.source import Fixed, Layout, Module, Scope, Value, array_
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Axes, Block, Const, Fold, Input, Iota, Literal, Map, Rename, Term, bits
 from eqsat_mem.ir.ops import operation_of
-from eqsat_mem.schedule.backend import Idioms
+from eqsat_mem.schedule.idioms import Idioms
 
 
 class Reader:
@@ -20,7 +20,7 @@ class Reader:
 
     def __init__(self, ex: Extraction, idioms: Idioms, name: str, module: Module, arguments: Sequence[str] | None = None):
         self.ex = ex
-        self.idioms = idioms
+        self.idioms, self.turned = idioms, idioms.turned(ex)
         self.program_ir = ex.program
         self.name = name
         self.module = module
@@ -134,8 +134,8 @@ class Reader:
         if loop.index is None or loop.index not in value.layout:
             return value
         axis, index = value.layout.index(loop.index), self.indices[loop.index]
-        where = self.idioms.slice_operands(f"{value.text}, start_{index}", self.program_ir.terms[t].dtype)
-        text = f"lax.dynamic_slice_in_dim({where}, size_{index}, {axis})"
+        turned = t in self.turned or list(value.layout) != sorted(value.layout)
+        text = self.idioms.slice(value.text, f"start_{index}", f"size_{index}", axis, self.program_ir.terms[t].dtype, turned)
         return self.read_once(text, value.layout, into, value.text)
 
     def argument(self, t: int, scope: Scope) -> Value:

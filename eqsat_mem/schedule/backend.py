@@ -10,72 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, itemsize
-from eqsat_mem.ir.loop_tree import Loop, Seq
+from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import block_op
-from eqsat_mem.ir.ops.blocks import Text
 from eqsat_mem.ir.precision import rounds
+from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.idioms import Idioms, Tie
 from eqsat_mem.schedule.weights import BASE, Weights
 
 if TYPE_CHECKING:
     from eqsat_mem.schedule.fusion import Fused
-
-# --- figures -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Device:
-    """Figures of a device: work per second, all cores together.
-
-    Attributes:
-        name: how reports call the device.
-        flops: multiplications and additions per second of float32 contractions computed in full.
-        narrow_flops: those of two-byte contractions; contractions whose operands are rounded
-            (:mod:`eqsat_mem.ir.precision`) run at half of it.
-        elements: elementwise additions of 4-byte numbers per second.
-        levels: pairs of a capacity in bytes and the bytes per second of data that fits it, smallest first; the last is main
-            memory.
-        tile_level: the level at which tiles of loops are assumed to stay when programs are extracted.
-        kernel_s: seconds to launch a kernel.
-        iteration_s: seconds for one more turn of a loop.
-        reduce_weight: additions that folding one element takes.
-        short_reduce_weight: the same along an axis of fewer than :data:`eqsat_mem.schedule.cost_model.SHORT` elements.
-        matrix_cores: units to which the rows of a contraction are distributed.
-        reused_bytes: an allocation of at least so many bytes is new memory in every run.
-        fresh_rate: bytes per second at which the system hands out new memory.
-    """
-
-    name: str
-    flops: float
-    narrow_flops: float
-    elements: float
-    levels: tuple[tuple[float, float], ...]
-    tile_level: int
-    kernel_s: float
-    iteration_s: float
-    reduce_weight: float
-    short_reduce_weight: float
-    matrix_cores: int
-    reused_bytes: float
-    fresh_rate: float
-
-    def level(self, working_set: float) -> int:
-        """The first level of the memory that holds so many bytes, or the last."""
-        return next((k for k, (capacity, _) in enumerate(self.levels) if working_set <= capacity), len(self.levels) - 1)
-
-    def bandwidth(self, working_set: float) -> float:
-        """Bytes per second of data of so many bytes."""
-        return self.levels[self.level(working_set)][1]
-
-    def fresh_s(self, allocated: float) -> float:
-        """Seconds that the system takes to hand out an allocation of so many bytes."""
-        return allocated / self.fresh_rate if allocated >= self.reused_bytes else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,67 +57,6 @@ class Kernel:
     @property
     def term(self) -> Term:
         return self.ex.program.terms[self.step]
-
-
-# --- source ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class BlockSource:
-    """Source of a block operation that replaces the operation table's.
-
-    Attributes:
-        text: as :attr:`eqsat_mem.ir.ops.BlockOp.text`; None keeps the table's.
-        in_order: replaces ``text`` where operands have the axes of the call in its order already, none of extent one.
-        helpers: functions that the source may call, which the emitted program then defines.
-    """
-
-    text: Text | None = None
-    in_order: Text | None = None
-    helpers: tuple[Callable[..., Any], ...] = ()
-
-
-class Idioms:
-    """How emitted source is written for a compiler. The base writes every operation as JAX spells it."""
-
-    sums_lone_axes: ClassVar[bool] = False
-    """Whether sums also fold axes of extent one that stay, which are put back afterwards."""
-
-    def fenced(self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int]) -> frozenset[int]:
-        """The values of a region behind which the compiler must not continue a fusion; ``rescaled`` are combined in a loop."""
-        return frozenset()
-
-    def fence(self, text: str, dtype: Any) -> str:
-        """A value, so written that all its readers get the same bits and no fusion continues behind it."""
-        return text
-
-    def slice_operands(self, text: str, dtype: Any) -> str:
-        """The first two operands of a slice, an array and a start."""
-        return text
-
-    def swaps_operands(self, contracted_last: bool, rows: int, columns: int, depth: int) -> bool:
-        """Whether a contraction of ``rows`` x ``depth`` by ``depth`` x ``columns`` is written with its operands exchanged.
-
-        ``contracted_last`` says whether the left operand has the contracted axis last.
-        """
-        return False
-
-    def block(self, name: str) -> BlockSource:
-        """What replaces the operation table's source of a primitive."""
-        return BlockSource()
-
-
-class Tie(Protocol):
-    """How a value computed again is kept apart from the first computation, with which compilers would merge it."""
-
-    def can_tie(self, dtype: Any) -> bool:
-        """Whether values of a dtype can be tied."""
-
-    def token(self, program: Program, late: int, add: Callable[[Term], int]) -> int:
-        """A term that exists only after ``late`` does; ``add`` appends terms to the program."""
-
-    def tied(self, program: Program, value: int, token: int, add: Callable[[Term], int]) -> int:
-        """A term equal to ``value`` that does not exist before ``token``."""
 
 
 # --- checks ------------------------------------------------------------------------------------------
@@ -228,6 +117,10 @@ class Backend:
     """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
     """Block operations inside which XLA computes elementwise operands."""
+    room_toll: ClassVar[float] = 0.02
+    """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
+    augments_dots: ClassVar[bool] = False
+    """Whether sums that are added to a contraction are better part of it: additions to its result cost traffic of their own."""
     needless_rules: ClassVar[tuple[str, ...]] = ()
     """Rules whose facts do not help this compiler."""
     rereads: ClassVar[frozenset[str]] = frozenset()
@@ -377,7 +270,14 @@ class Backend:
         """Compiler options that planned programs run with."""
         return {}
 
-    def check(self, function: Callable[..., Any], avals: Sequence[Any], donate: Sequence[int] = (), optimise: bool = False) -> Check:
+    def check(
+        self,
+        function: Callable[..., Any],
+        avals: Sequence[Any],
+        donate: Sequence[int] = (),
+        optimise: bool = False,
+        limit: int | None = None,
+    ) -> Check:
         """Compile a function of flat arguments, run nothing, and say how much memory it takes.
 
         Args:
@@ -386,6 +286,7 @@ class Backend:
             donate: positions of donated arguments.
             optimise: whether the program is going to be run. Otherwise machine code may be slower and sooner there; the program
                 holds the same (some hundred bytes more for a scatter on XLA:CPU).
+            limit: bytes beyond which it does not matter how many they are.
 
         Raises:
             DeviceCompilerError: if programs cannot be compiled for the target here; the text says what to install.

@@ -85,7 +85,7 @@ def term_seconds(program: Program, t: int, unrolled: bool = False, *, backend: B
     term = program.terms[t]
     if isinstance(term, (Input, Const, Iota, Literal, Rename)):
         return 0.0
-    if _adds_smaller(program, t):
+    if backend.augments_dots and _adds_smaller(program, t):
         return 0.0
     seconds = arithmetic_s(program, t, [i.extent for i in program.indices], backend, CROWDED if unrolled else None)
     touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, Block)) else 0

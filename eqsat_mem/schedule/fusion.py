@@ -145,8 +145,9 @@ def _is_virtual(ex: Extraction, t: int, users: list[int], ends: frozenset[int], 
         case Map():
             return alone or backend.is_cheap(program, t)
         case Fold():
-            unrolled, end = bool(ex.unrolls.get(t)), program.terms[next(iter(ends))]
-            return alone and (unrolled or backend.fuses_fold(ex, t, program.extent(term.over), end))
+            if not alone or ex.unrolls.get(t):
+                return alone
+            return backend.fuses_fold(ex, t, program.extent(term.over), program.terms[next(iter(ends))])
         case Block():
             readers = [program.terms[e] for e in ends]
             into_folds = any(isinstance(e, Fold) for e in readers)

@@ -6,7 +6,7 @@ its next use. Moves are made in order of bytes saved at the peak per second of w
 fits; what was computed again is never moved once more.
 
 A compiler would merge the second computation with the first, or run it as early as it can. The backend's *tie* keeps them apart: it
-makes an operand of the second computation depend on a value that exists only late (:class:`eqsat_mem.schedule.backend.Tie`). Where a
+makes an operand of the second computation depend on a value that exists only late (:class:`eqsat_mem.schedule.idioms.Tie`). Where a
 backend knows no such tie, nothing is rematerialised.
 """
 
@@ -22,9 +22,9 @@ from eqsat_mem.egraph.online_folds import Rescaled
 from eqsat_mem.ir import Block, Call, Dot, Input, Program, Rename, argument_bytes, children, is_leaf, with_children
 from eqsat_mem.ir.jaxprs import IMPURE, inner_jaxprs, repeatable
 from eqsat_mem.ir.loop_tree import Loop, Path, Seq, at, enclosing, made
-from eqsat_mem.schedule.backend import Tie
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.fusion import Fused
+from eqsat_mem.schedule.idioms import Tie
 from eqsat_mem.schedule.memory import Extents, Memory, within
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import has_effects

@@ -31,8 +31,6 @@ BEAM = 4
 """How many trees are kept for another split."""
 SMALL_SHARE = 1 / 32
 """The share of the room beside arguments up to which a value is computed whole rather than in a loop."""
-ROOM_TOLL = 0.1
-"""The share that filling the limit must save: what is predicted to be as fast in less leaves room for what is not predicted."""
 LARGE_PROGRAM = 200
 """Terms from which on only one tree is kept, and split further up."""
 TILED = 2
@@ -63,7 +61,7 @@ class Schedule:
     seconds: float
     splits: tuple[Split, ...] = ()
 
-    def fits(self, limit: int) -> bool:
+    def fits(self, limit: float) -> bool:
         return self.peak_bytes <= limit
 
 
@@ -170,7 +168,7 @@ class Search:
     def rank(self, s: Schedule) -> tuple[bool, float, float, float]:
         """What fits comes first, the fastest of it; of what does not, the smallest. Knobs of sizes come before time."""
         if s.fits(self.limit):
-            room = ROOM_TOLL * (s.peak_bytes / self.limit) ** 2
+            room = self.backend.room_toll * (s.peak_bytes / self.limit) ** 2
             return False, self.excess(s), s.seconds * (1 + room) + self.timing.tolls(s.seq, self.full, s.chunks), s.peak_bytes
         return True, s.peak_bytes, self.excess(s), s.seconds
 

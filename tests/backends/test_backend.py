@@ -26,7 +26,8 @@ from eqsat_mem.ir.loop_tree import regions
 from eqsat_mem.ir.ops import BLOCKS, MAPS
 from eqsat_mem.options import Options
 from eqsat_mem.reports.timeline import timeline
-from eqsat_mem.schedule.backend import Backend, Device
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import schedule, straight
 from eqsat_mem.schedule.split import region

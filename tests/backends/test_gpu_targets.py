@@ -8,9 +8,9 @@ import re
 import pytest
 
 from eqsat_mem.__main__ import main
+from eqsat_mem.backends.gpu.backend import GpuBackend
 from eqsat_mem.backends.gpu.targets import ALIASES, ARCHITECTURES, TARGETS, is_profile, named, target_labelled
 from eqsat_mem.errors import OptionError
-from eqsat_mem.schedule.cost_model import Device, gpu
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
@@ -49,8 +49,7 @@ def test_float32_rates_are_those_of_data_sheets():
 
 def test_figures_make_a_profile():
     own = named("h100")
-    attained = own.attained()
-    device = Device(**{**{field: getattr(gpu(), field) for field in Device.__dataclass_fields__}, **attained})
+    device = GpuBackend.of(own).device
     assert device.name == "h100"
     assert device.levels[-1][1] < own.memory_rate
     assert device.bandwidth(2**20) > device.bandwidth(2**30)

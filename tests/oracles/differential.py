@@ -32,7 +32,6 @@ from tests.oracles.extraction import chaos
 from tests.oracles.programs import Sample
 from tests.oracles.targets import TINY
 
-"""A device whose caches hold a few numbers, so that small programs are worth splitting."""
 TOLERANCES = {"float64": 1e-6, "complex128": 1e-6, "float32": 2e-3, "complex64": 2e-3, "bfloat16": 0.1, "float16": 0.05}
 """Largest difference, relative to the largest value of an array. Sums are re-associated and distances expanded."""
 RULES = load_rules()
@@ -146,7 +145,7 @@ def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, S
             tree = random_schedule(ex, rng)
             yield f"{word}, random tree {k}", tree
             if rng.random() < 0.3:
-                yield f"{word}, random tree {k}, values computed again", Moved(tree, TINY).within(int(0.5 * tree.peak_bytes))
+                yield f"{word}, random tree {k}, values computed again", Moved(tree).within(int(0.5 * tree.peak_bytes))
         if (thorough and word != "random") or word == "smallest":
             yield from ladder(word, ex)
 
@@ -159,7 +158,7 @@ def few_plans(case: Case, seed: int) -> Iterator[tuple[str, Schedule]]:
     chosen = staged[rng.randrange(len(staged))]
     tree = random_schedule(written if chosen is written.program else original(chosen, RULES), rng)
     yield "as written, random tree", tree
-    recomputed = Moved(tree, TINY).within(int(rng.choice([0.3, 0.6, 0.9]) * tree.peak_bytes))
+    recomputed = Moved(tree).within(int(rng.choice([0.3, 0.6, 0.9]) * tree.peak_bytes))
     if recomputed is not tree:
         yield "as written, random tree, values computed again", recomputed
 

@@ -11,6 +11,7 @@ from jax import lax
 import eqsat_mem
 from benchmarks.planning import training_step
 from eqsat_mem import candidates, pipeline
+from eqsat_mem.backends.cpu.idioms import BitTie
 from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import original
@@ -81,7 +82,7 @@ def test_compiled_programs_hold_less(function):
 def test_a_barrier_would_not_be_enough(monkeypatch):
     """What keeps XLA:CPU from merging is the number that it does not know: without it, the program holds what the written one does."""
     flat, args, written = case(normalised)
-    monkeypatch.setattr(remat._Rebuilt, "tied", lambda self, t, token, steps: t)
+    monkeypatch.setattr(BitTie, "tied", lambda self, program, value, token, add: value)
     made = remat.Moved(written).within(int(0.6 * written.peak_bytes))
     assert held(emit(made).function, args) > 0.95 * held(flat, args)
     barred = jax.grad(jax.checkpoint(lambda *v: normalised(v[:-1], v[-1])))
@@ -124,7 +125,7 @@ def test_moves_that_cannot_help_are_not_tried(monkeypatch):
     function, args = training_step(4)
     jaxpr = jax.make_jaxpr(function)(*args)
     tried = []
-    monkeypatch.setattr(candidates, "Moved", lambda s, device: tried.append(s) or remat.Moved(s, device))
+    monkeypatch.setattr(candidates, "Moved", lambda s: tried.append(s) or remat.Moved(s))
     with pytest.raises(eqsat_mem.MemoryLimitError) as error:
         pipeline.plan(jaxpr, Options(memory_limit=1000, verify=False), [f"x{k}" for k in range(len(jaxpr.in_avals))])
     assert all(list(loops(s.seq)) for s in tried)

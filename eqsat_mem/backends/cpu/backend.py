@@ -16,8 +16,9 @@ from eqsat_mem.backends.cpu.vector_width import compiler_options
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
-from eqsat_mem.schedule.backend import Backend, Hidden, Idioms, Kernel, Tie, extent_of
+from eqsat_mem.schedule.backend import Backend, Hidden, Kernel, extent_of
 from eqsat_mem.schedule.fusion import Fused
+from eqsat_mem.schedule.idioms import Idioms, Tie
 from eqsat_mem.schedule.weights import Weights
 
 # --- memory
@@ -94,6 +95,9 @@ class CpuBackend(Backend):
     weights: ClassVar[Weights] = weights.WEIGHTS
     tie: ClassVar[Tie] = BitTie()
     runs_remainder_beside: ClassVar[bool] = True
+    room_toll: ClassVar[float] = 0.1  # libraries take memory that is not predicted
+    augments_dots: ClassVar[bool] = True
+    needless_rules: ClassVar[tuple[str, ...]] = ("dot-with-vector",)  # the library contracts faster than it folds
     rereads: ClassVar[frozenset[str]] = frozenset({"top_k"})  # by blocks: their maxima, then the blocks that are chosen
 
     @classmethod

@@ -17,8 +17,8 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Call, Fold, Literal, Map, Program, Term, bits
 from eqsat_mem.ir.loop_tree import Seq
 from eqsat_mem.ir.ops import BLOCKS, Shapes
-from eqsat_mem.schedule.backend import BlockSource, Idioms
 from eqsat_mem.schedule.fusion import Fused
+from eqsat_mem.schedule.idioms import BlockSource, Idioms
 from eqsat_mem.schedule.weights import Params
 
 
@@ -48,9 +48,12 @@ class CpuIdioms(Idioms):
         bits_of = jnp.finfo(dtype)
         return f"lax.reduce_precision({text}, {bits_of.nexp}, {bits_of.nmant})"
 
-    def slice_operands(self, text: str, dtype: Any) -> str:
+    def slice(self, array: str, start: str, size: str, axis: int, dtype: Any, turned: bool) -> str:
         """Behind a barrier for bfloat16: XLA:CPU would widen the whole array ahead of the loop."""
-        return f"*lax.optimization_barrier(({text}))" if str(dtype) == "bfloat16" else text
+        operands = f"{array}, {start}"
+        if str(dtype) == "bfloat16":
+            operands = f"*lax.optimization_barrier(({operands}))"
+        return f"lax.dynamic_slice_in_dim({operands}, {size}, {axis})"
 
     def swaps_operands(self, contracted_last: bool, rows: int, columns: int, depth: int) -> bool:
         """Whether the left operand, the largest array, would be copied so that the contracted axis is last.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eqsat_mem.backends.cpu.vector_width import machine_bits
-from eqsat_mem.schedule.backend import Device
+from eqsat_mem.schedule.device import Device
 
 
 @dataclass(frozen=True)

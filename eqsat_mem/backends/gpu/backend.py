@@ -21,8 +21,10 @@ from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Map, Program, Rename, Term, bits, is_leaf, itemsize
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import Shapes, operation_of
-from eqsat_mem.schedule.backend import Backend, Check, Device, Hidden, Kernel, extent_of
+from eqsat_mem.schedule.backend import Backend, Check, Hidden, Kernel, extent_of
 from eqsat_mem.schedule.cost_model import sides
+from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights, per_element
 
 USUAL = "h100"
@@ -36,6 +38,8 @@ THREADS, COLUMNS_AT_ONCE, TILE = 512, 64, 64
 """Elements of an elementwise kernel, columns of a fold of columns, and rows and columns of a product, that one block computes."""
 FUSED_BLOCKS = frozenset({"slice", "dynamic_slice", "gather", "pad", "rev"})
 """Block operations that are computed inside the elementwise kernels and folds that read them."""
+BY_COLUMNS = frozenset({"triangular_solve", "cholesky", "lu", "qr", "householder_product", "eigh", "svd"})
+"""Operations whose libraries store matrices by columns."""
 SHORT_ROW, LONG_ROW = 2**9, 2**12
 """Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it."""
 SIMPLE, FUNCTION = 2.0, 16.0
@@ -61,6 +65,28 @@ class GpuWeights(Weights):
         return self.target
 
 
+class GpuIdioms(Idioms):
+    """Idioms that keep XLA:GPU from copying whole arrays ahead of a loop."""
+
+    def turned(self, ex: Extraction) -> frozenset[int]:
+        """What solvers read, which store matrices by columns, and all that elementwise operations make it of."""
+        terms, found = ex.program.terms, set[int]()
+        solvers = (term for term in terms if isinstance(term, Block) and term.call.prim.name in BY_COLUMNS)
+        waiting = [a for term in solvers for a in term.args]
+        while waiting:
+            t = waiting.pop()
+            if t not in found:
+                found.add(t)
+                waiting += _operands(ex.program, t)
+        return frozenset(found)
+
+    def slice(self, array: str, start: str, size: str, axis: int, dtype: Any, turned: bool) -> str:
+        """A gather where the chunk is read in another order of axes: XLA would bring the whole array into that order before the loop."""
+        if not turned:
+            return super().slice(array, start, size, axis, dtype, turned)
+        return f'jnp.take({array}, {start} + jnp.arange({size}), {axis}, mode="clip")'
+
+
 @dataclass(frozen=True)
 class GpuBackend(Backend):
     """XLA:GPU for one card."""
@@ -69,10 +95,7 @@ class GpuBackend(Backend):
 
     platform: ClassVar[str] = "gpu"
     asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
-    needless_rules: ClassVar[tuple[str, ...]] = (
-        "unroll-fold",
-        "unroll-search",
-    )  # short folds are computed inside their readers as they are
+    needless_rules: ClassVar[tuple[str, ...]] = ("unroll-fold",)  # short folds are computed inside their readers
 
     @classmethod
     def of(cls, target: Target) -> Self:
@@ -107,9 +130,13 @@ class GpuBackend(Backend):
         return self.target.memory_bytes
 
     @property
+    def idioms(self) -> Idioms:
+        return GpuIdioms()
+
+    @property
     def lowering(self) -> Lowering:
-        """Searches become folds of pairs, which XLA computes with their operand inside, and loops fold chunk by chunk."""
-        return Lowering(self.platform, short_search=0, pairs=True)
+        """Long searches become folds of pairs, which XLA computes with their operand inside, and loops fold chunk by chunk."""
+        return Lowering(self.platform, pairs=True)
 
     @property
     def weights(self) -> Weights:  # type: ignore[override]  # depends on the card
@@ -231,14 +258,25 @@ class GpuBackend(Backend):
 
     # the compiler
 
-    def check(self, function: Callable[..., Any], avals: Sequence[Any], donate: Sequence[int] = (), optimise: bool = False) -> Check:
+    def check(
+        self,
+        function: Callable[..., Any],
+        avals: Sequence[Any],
+        donate: Sequence[int] = (),
+        optimise: bool = False,
+        limit: int | None = None,
+    ) -> Check:
         """On the card where it is; else by its compiler, with products by Triton and by cuBLAS, of which the larger counts."""
         if self.is_here:
-            return super().check(function, avals, donate, optimise)
+            return super().check(function, avals, donate, optimise, limit)
         from eqsat_mem.backends.gpu import deviceless
 
-        checked = deviceless.compile_for(function, avals, self.target, donate)
-        return Check(checked.held_bytes)
+        most = 0
+        for setting in deviceless.SETTINGS:
+            most = max(most, deviceless.compile_for(function, avals, self.target, donate, [setting]).held_bytes)
+            if limit is not None and most > limit:
+                break
+        return Check(most)
 
     def hidden(self, compiled: Any) -> Hidden:
         """Scratch that libraries ask for at run time, from a table."""
@@ -327,6 +365,7 @@ _GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
     **WORKSPACES,
     "sort": _sort_workspace,
     "top_k": _top_k_workspace,
+    "reduce": lambda ins, outs, params: float(sum(map(math.prod, outs[1:]))),
     "triangular_solve": _triangular_solve,
     "cholesky": _solver("potrf", 1.0),
     "lu": _solver("getrf", 1.0),
