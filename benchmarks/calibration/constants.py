@@ -20,7 +20,7 @@ from eqsat_mem.backends.cpu.profile import CpuDevice
 
 PACKAGE = Path(eqsat_mem.__file__).parent
 ROOT = PACKAGE.parent
-MODULES = (*sorted((PACKAGE / "backends" / "cpu").glob("*.py")), PACKAGE / "schedule" / "cost_model.py")
+MODULES = tuple(sorted((PACKAGE / "backends" / "cpu").glob("*.py")))
 """Where measured constants are."""
 SCRIPT = re.compile(r"benchmarks/calibration/(\w+)\.py")
 DEVICE = "device"

@@ -18,7 +18,6 @@ from eqsat_mem.backends.cpu.profile import CpuDevice
 from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, WIDE_BITS, compiler_options
 from eqsat_mem.ir.precision import FULL
 from eqsat_mem.schedule.backend import Backend
-from eqsat_mem.schedule.cost_model import SHORT
 from eqsat_mem.schedule.device import Device
 
 SHORTEST_S = 5e-3
@@ -52,7 +51,8 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
     iteration_s, kernel_s = _overheads(shortest_s)
     device = replace(device, iteration_s=iteration_s, kernel_s=kernel_s)
     report("reduce_weight, short_reduce_weight")
-    device = replace(device, reduce_weight=_fold(device, 1024, shortest_s), short_reduce_weight=_fold(device, SHORT // 4, shortest_s))
+    short_reduce_weight = _fold(device, backend.short_fold // 4, shortest_s)
+    device = replace(device, reduce_weight=_fold(device, 1024, shortest_s), short_reduce_weight=short_reduce_weight)
     if isinstance(device, CpuDevice):
         report("vector_bits")
         device = replace(device, vector_bits=_vector_bits(shortest_s))

@@ -8,6 +8,7 @@ carried by searches and schedules, so that every stage asks the same one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -123,6 +124,16 @@ class Backend:
     """Whether sums that are added to a contraction are better part of it: additions to its result cost traffic of their own."""
     needless_rules: ClassVar[tuple[str, ...]] = ()
     """Rules whose facts do not help this compiler."""
+    unrolled_elements: ClassVar[int] = 16
+    """Folds and searches over at most so many elements may be written out element by element, which makes them elementwise."""
+    unrolled_weight: ClassVar[float] = 1.0
+    """The cost of an operation that is repeated for each element of a fold that is written out."""
+    crowded_weight: ClassVar[float] = 1.0
+    """The same in a kernel with an operation of at least :attr:`crowding_weight`."""
+    crowding_weight: ClassVar[float] = math.inf
+    """The weight from which on an operation leaves no registers for several elements at once."""
+    short_fold: ClassVar[int] = 32
+    """A fold over fewer elements than this does not fill vector registers along its axis."""
     rereads: ClassVar[frozenset[str]] = frozenset()
     """Block operations that read operands in several kernels, each of which computes virtual operands again."""
 
@@ -227,9 +238,9 @@ class Backend:
         fill = m / (m + THIN) * n / (n + THIN) * k / (k + THIN)
         return 2.0 * batch * m * n * k / (self.contraction_rate(term) * fill)
 
-    def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int, short: int) -> float:
-        """Additions for each of ``count`` elements that a fold combines; fewer than ``short`` do not fill vector registers."""
-        return self.device.short_reduce_weight if count < short else self.device.reduce_weight
+    def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int) -> float:
+        """Additions for each of ``count`` elements that a fold combines."""
+        return self.device.short_reduce_weight if count < self.short_fold else self.device.reduce_weight
 
     def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
         """Seconds of a kernel's arithmetic, given their sum over its terms; ``of_term`` tells those of any term."""

@@ -32,6 +32,17 @@ LONG_ROW, PER_LONG_ROW = 2**16, 250.0
 """Where rows of a fold's result have more bytes than this, the kernel library takes so many additions for each element that it folds.
 Other folds are as fast as those along rows: 48 rows of 16,384 or 32,772 float32 numbers are added in 0.3 or 8 ms.
 Sweep: benchmarks/calibration/long_rows.py."""
+UNROLLED = 16
+"""Elements of a fold or a search up to which it may be written out: benchmarks/calibration/unrolled_folds.py."""
+SPREAD, CROWDED = 0.4, 0.9
+"""The cost of an addition or a product in an unrolled fold: its terms do not wait for one another, as those of the unit do, and products
+are added as they are made. The second is that beside a function of many operations, which leaves no registers for several elements.
+Measured: benchmarks/calibration/unrolled_folds.py."""
+CROWDING = 16
+"""The weight from which on an operation is such a function: a polynomial, where a root is one instruction.
+Measured: benchmarks/calibration/unrolled_folds.py."""
+SHORT = 32
+"""A fold over fewer elements than this does not fill vector registers along its axis: benchmarks/calibration/folds.py."""
 CORE_ROWS, CORE_COLUMNS = 64, 512
 """Rows of a contraction's result that occupy one core; fewer where they are longer than so many columns:
 benchmarks/calibration/small_contractions.py."""
@@ -98,6 +109,11 @@ class CpuBackend(Backend):
     room_toll: ClassVar[float] = 0.1  # libraries take memory that is not predicted
     augments_dots: ClassVar[bool] = True
     needless_rules: ClassVar[tuple[str, ...]] = ("dot-with-vector",)  # the library contracts faster than it folds
+    unrolled_elements: ClassVar[int] = UNROLLED
+    unrolled_weight: ClassVar[float] = SPREAD
+    crowded_weight: ClassVar[float] = CROWDED
+    crowding_weight: ClassVar[float] = CROWDING
+    short_fold: ClassVar[int] = SHORT
     rereads: ClassVar[frozenset[str]] = frozenset({"top_k"})  # by blocks: their maxima, then the blocks that are chosen
 
     @classmethod
@@ -174,11 +190,11 @@ class CpuBackend(Backend):
 
     # time
 
-    def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int, short: int) -> float:
+    def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int) -> float:
         term = program.terms[t]
         assert isinstance(term, Fold)
         row = extent_of(extents, program.free[t] & -1 << term.over.bit_length()) * itemsize(term.dtype)
-        return PER_LONG_ROW if row > LONG_ROW else super().fold_weight(program, t, extents, count, short)
+        return PER_LONG_ROW if row > LONG_ROW else super().fold_weight(program, t, extents, count)
 
     def contraction_s(self, term: Dot, batch: int, m: int, n: int, k: int) -> float:
         """Less than the full rate where a side is thin, or where there are too few rows for all cores.
