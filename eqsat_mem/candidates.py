@@ -108,9 +108,7 @@ class Forms:
             return known
         rules, options = self._rules(), self.options
         with self.clock("saturate"):
-            limits = Limits(
-                options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=self.backend.unrolled_elements
-            )
+            limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=self.backend.unrolled_elements)
             view = saturate(program, rules, limits, self.backend.rounds_operands)
         with self.clock("extract"):
             known = _extracted(view, rules, self.backend)

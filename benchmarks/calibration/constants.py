@@ -23,6 +23,14 @@ ROOT = PACKAGE.parent
 MODULES = tuple(sorted((PACKAGE / "backends" / "cpu").glob("*.py")))
 """Where measured constants are."""
 SCRIPT = re.compile(r"benchmarks/calibration/(\w+)\.py")
+ATTRIBUTES = {
+    "UNROLLED": "unrolled_elements",
+    "SPREAD": "unrolled_weight",
+    "CROWDED": "crowded_weight",
+    "CROWDING": "crowding_weight",
+    "SHORT": "short_fold",
+}
+"""Constants of the backend's module that its class repeats under the names that every backend has for them."""
 DEVICE = "device"
 """The module of a constant that is a field of the device's profile."""
 
@@ -120,6 +128,9 @@ def changed(values: Mapping[str, Any]) -> Iterator[None]:
         before = getattr(own, constant.name)
         modules.append((own, constant.name, before))
         setattr(own, constant.name, new if key is None else {**before, key: new})
+        if own is backend and constant.name in ATTRIBUTES:
+            modules.append((CpuBackend, ATTRIBUTES[constant.name], before))
+            setattr(CpuBackend, ATTRIBUTES[constant.name], new)
     built_in, table = backend.built_in, CpuBackend.weights
 
     def device() -> CpuDevice:

@@ -42,7 +42,7 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
     report("narrow_flops")
     device = replace(device, narrow_flops=_flops(jnp.bfloat16, shortest_s))
     report("elements")
-    device = replace(device, elements=_elements(shortest_s))
+    device = replace(device, elements=elementwise_rate(shortest_s))
     report("levels")
     device = replace(device, levels=tuple(_levels(device, shortest_s)))
     report("fresh_rate")
@@ -69,7 +69,7 @@ def _flops(dtype: Any, shortest_s: float) -> float:
     return _rate(make, 256, shortest_s)
 
 
-def _elements(shortest_s: float) -> float:
+def elementwise_rate(shortest_s: float) -> float:
     """Additions and multiplications in one elementwise kernel."""
 
     def many(x: jax.Array) -> jax.Array:
@@ -172,13 +172,13 @@ def _rate(
         function, args, work = make(n)
         compiled = jax.jit(function, compiler_options=options).lower(*args).compile()
         jax.block_until_ready(compiled(*args))
-        seconds = _timed(compiled, args)
+        seconds = timed(compiled, args)
         if seconds >= shortest_s:
-            return work / statistics.median([seconds, *(_timed(compiled, args) for _ in range(REPEATS - 1))])
+            return work / statistics.median([seconds, *(timed(compiled, args) for _ in range(REPEATS - 1))])
         n *= 2 if seconds > shortest_s / 8 else 4
 
 
-def _timed(compiled: Any, args: Any) -> float:
+def timed(compiled: Any, args: Any) -> float:
     start = time.perf_counter()
     jax.block_until_ready(compiled(*args))
     return time.perf_counter() - start

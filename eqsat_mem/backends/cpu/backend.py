@@ -66,7 +66,8 @@ DEALT, DEAL_S = 2**16, 2e-5
 benchmarks/calibration/small_contractions.py."""
 
 DOUBT = 2
-"""How often the estimated scratch of kernel libraries counts: chains of contractions took twice the estimate."""
+"""How often the estimated scratch of kernel libraries counts: chains of contractions took twice the estimate.
+Measured: benchmarks/calibration/hidden_scratch.py."""
 UNOPTIMISED: Mapping[str, str | bool] = {
     "xla_backend_optimization_level": "0",
     "xla_cpu_use_fusion_emitters": False,

@@ -54,15 +54,19 @@ LIBRARY_FUSION = '"kind":"__ynn_fusion"'
 BATCH = "lhs_batch_dims"
 
 STREAMED_ROWS = 1088
-"""Most rows of a contraction's result that the library was seen to hold where it works in blocks of rows."""
+"""Most rows of a contraction's result that the library was seen to hold where it works in blocks of rows:
+benchmarks/calibration/hidden_scratch.py."""
 WEIGHTED_ROWS = 256
-"""Most rows of values that it was seen to hold while it sums them with weights."""
+"""Most rows of values that it was seen to hold while it sums them with weights: benchmarks/calibration/hidden_scratch.py."""
 LONE_AXIS = 5
-"""How many times it was seen to hold products that it sums along some of their axes, where one of the others has extent one."""
+"""How many times it was seen to hold products that it sums along some of their axes, where one of the others has extent one:
+benchmarks/calibration/hidden_scratch.py."""
 PACKED = 0.5
-"""The share of the operands of a batched contraction that the other library was seen to pack at once, of those that count twice."""
+"""The share of the operands of a batched contraction that the other library was seen to pack at once, of those that count twice:
+benchmarks/calibration/hidden_scratch.py."""
 PACKED_ELEMENTS = 2**16
-"""Elements of both operands of one contraction of a batch up to which nothing was seen to be held."""
+"""Elements of both operands of one contraction of a batch up to which nothing was seen to be held:
+benchmarks/calibration/hidden_scratch.py."""
 
 
 def hidden_scratch_bytes(module: Module) -> int:
