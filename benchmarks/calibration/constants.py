@@ -131,19 +131,20 @@ def changed(values: Mapping[str, Any]) -> Iterator[None]:
         if own is backend and constant.name in ATTRIBUTES:
             modules.append((CpuBackend, ATTRIBUTES[constant.name], before))
             setattr(CpuBackend, ATTRIBUTES[constant.name], new)
-    built_in, table = backend.built_in, CpuBackend.weights
+    built_in = backend.built_in
 
     def device() -> CpuDevice:
         return replace(built_in(), **fields)
 
     try:
         backend.built_in = device  # type: ignore[attr-defined]
-        CpuBackend.weights = weights.table()
+        weights.table.cache_clear()
         yield
     finally:
         for own, attribute, before in reversed(modules):
             setattr(own, attribute, before)
-        backend.built_in, CpuBackend.weights = built_in, table  # type: ignore[attr-defined]
+        backend.built_in = built_in  # type: ignore[attr-defined]
+        weights.table.cache_clear()
 
 
 def _entry(path: str) -> tuple[str, str | None]:

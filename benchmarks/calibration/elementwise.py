@@ -15,7 +15,7 @@ from benchmarks.calibration.sweep import Case, main
 from eqsat_mem.backends.cpu.weights import MEASURED
 from eqsat_mem.ir.ops.elementwise import MAPS
 
-MEASURES = ("backends.cpu.weights.MEASURED",)
+MEASURES = ("backends.cpu.weights.MEASURED", "backends.cpu.weights.FUNCTION")
 EIGHTH = 8
 """Of the operations, every one of so many is compiled at tiny scale."""
 CHAINED = 4

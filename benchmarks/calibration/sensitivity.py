@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks import plan_sources
 from benchmarks.racing import markdown
 
-DEVICE_WIDE = ("name", "tile_level", "vector_bits")
-"""Fields of a profile that are not rates."""
+DEVICE_WIDE = ("name", "tile_level", "vector_bits", "thin_columns", "deal_s")
+"""Fields of a profile that are no figures, or have constants of the same name."""
 COMPILED = ("hidden_scratch", "vector_width", "DOUBT")
 """Constants of what compiled programs hold, or are compiled with: no plan depends on them as long as nothing is compiled."""
 ENTRIES = ("exp", "div", "sqrt", "log", "pow", "tanh")

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 
 from benchmarks.calibration.sweep import Case, main, steps
 
-MEASURES = tuple(
-    f"backends.cpu.backend.{name}" for name in ("CORE_ROWS", "CORE_COLUMNS", "THIN_ROWS", "THIN_COLUMNS", "THIN_DEPTH", "DEALT", "DEAL_S")
+MEASURES = (
+    "backends.cpu.profile.THIN_COLUMNS",
+    "backends.cpu.profile.DEAL_S",
+    *(f"backends.cpu.backend.{name}" for name in ("CORE_ROWS", "CORE_COLUMNS", "THIN_ROWS", "THIN_DEPTH", "DEALT")),
 )
 
 

@@ -17,7 +17,6 @@ from eqsat_mem import MemoryLimitError, pipeline
 from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu import hidden_scratch
 from eqsat_mem.backends.cpu.backend import CpuBackend
-from eqsat_mem.backends.cpu.weights import WEIGHTS
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.egraph.rule_files import load_rules
@@ -193,8 +192,8 @@ def test_nothing_is_rematerialised_where_no_tie_is_known():
 def test_weights_name_operations_that_there_are():
     from eqsat_mem.schedule import weights as base
 
-    assert set(base.ELEMENTWISE) | set(WEIGHTS.elementwise) <= set(MAPS)
-    assert set(base.BLOCKS) | set(WEIGHTS.blocks) | set(WEIGHTS.workspaces) <= set(BLOCKS)
+    assert set(base.ELEMENTWISE) | set(CPU.weights.elementwise) <= set(MAPS)
+    assert set(base.BLOCKS) | set(CPU.weights.blocks) | set(CPU.weights.workspaces) <= set(BLOCKS)
 
 
 # --- bits ---------------------------------------------------------------------------------------------

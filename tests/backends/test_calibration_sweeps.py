@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.calibration import constants, sensitivity, sweep
 from benchmarks.calibration.constants import ROOT, SCRIPT, changed, known, scaled, value
-from eqsat_mem.backends.cpu import backend, weights
+from eqsat_mem.backends.cpu import backend
 from eqsat_mem.backends.cpu.backend import CpuBackend
 
 NAMED = sorted({name for constant in known().values() for name in constant.scripts})
@@ -78,13 +78,13 @@ def test_a_sweep_has_a_command_line(capsys):
 
 
 def test_constants_are_changed_for_as_long_as_is_wanted():
-    path, row = "backends.cpu.backend.LONG_ROW", weights.WEIGHTS.elementwise["exp"]
+    path, row = "backends.cpu.backend.LONG_ROW", CpuBackend.built_in().weights.elementwise["exp"]
     with changed({path: 3, "backends.cpu.weights.MEASURED[exp]": 5.0, "device.flops": 1.0}):
         assert backend.LONG_ROW == 3
-        assert CpuBackend.weights.elementwise["exp"] == 5.0
+        assert CpuBackend.built_in().weights.elementwise["exp"] == 5.0
         assert CpuBackend.built_in().device.flops == 1.0
     assert value(path) == backend.LONG_ROW == 2**16
-    assert CpuBackend.weights.elementwise["exp"] == row
+    assert CpuBackend.built_in().weights.elementwise["exp"] == row
     assert CpuBackend.built_in().device.flops > 1.0
 
 
@@ -102,8 +102,8 @@ def test_tables_and_whole_numbers_are_scaled_in_kind():
 def test_sensitivity_counts_the_plans_that_change(tmp_path, monkeypatch):
     monkeypatch.setattr(sensitivity.plan_sources, "SHARES", (0.5,))
     which = next(iter(sensitivity.plan_sources.programs([])))
-    found = sensitivity.changes((which, ["device.flops", "backends.cpu.backend.DEAL_S"], [2.0]))
+    found = sensitivity.changes((which, ["device.flops", "backends.cpu.profile.DEAL_S"], [2.0]))
     assert found["plans"] >= 1
-    assert set(found["changed"]) == {"device.flops 2", "backends.cpu.backend.DEAL_S 2"}
+    assert set(found["changed"]) == {"device.flops 2", "backends.cpu.profile.DEAL_S 2"}
     report = {"factors": [2.0], "constants": ["device.flops"], "plans": 1, "programs": ["p"], "changed": {"device.flops 2": 1}}
     assert "| `device.flops` | 1 |" in sensitivity.table(json.loads(json.dumps(report)))

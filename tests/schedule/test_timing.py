@@ -39,6 +39,9 @@ DEVICE = CpuDevice(
     reused_bytes=2**25,
     fresh_rate=4e9,
     vector_bits=256,
+    thin_columns=12.0,
+    deal_s=2e-5,
+    function_factor=1.0,
 )
 BACKEND = CpuBackend(DEVICE)
 PLENTY = 2**34

@@ -46,8 +46,9 @@ SHORT = 32
 CORE_ROWS, CORE_COLUMNS = 64, 512
 """Rows of a contraction's result that occupy one core; fewer where they are longer than so many columns:
 benchmarks/calibration/small_contractions.py."""
-THIN_ROWS, THIN_COLUMNS, THIN_DEPTH = 2, 12, 8
-"""Extents of a contraction that run at half the full rate: benchmarks/calibration/small_contractions.py."""
+THIN_ROWS, THIN_DEPTH = 2, 8
+"""Rows of a contraction's result, and elements of its contracted axis, that run at half the full rate:
+benchmarks/calibration/small_contractions.py."""
 STRIDED = 1.5
 """How much longer unrolled folds take outside of loops, where XLA:CPU fuses the strided reads of their operands into them.
 Measured: benchmarks/calibration/unrolled_folds.py."""
@@ -61,8 +62,8 @@ STALL = 9
 SCRATCH = 2
 """How many times its result a contraction may allocate in the kernel library, anew in every turn of a loop:
 benchmarks/calibration/contraction_scratch.py."""
-DEALT, DEAL_S = 2**16, 2e-5
-"""A contraction with more results than this is distributed to all cores by the kernel library, which takes so many seconds:
+DEALT = 2**16
+"""A contraction with more results than this is distributed to all cores by the kernel library:
 benchmarks/calibration/small_contractions.py."""
 
 DOUBT = 2
@@ -104,7 +105,6 @@ class CpuBackend(Backend):
     keeps_bits: bool = False
 
     platform: ClassVar[str] = "cpu"
-    weights: ClassVar[Weights] = weights.WEIGHTS
     tie: ClassVar[Tie] = BitTie()
     runs_remainder_beside: ClassVar[bool] = True
     room_toll: ClassVar[float] = 0.1  # libraries take memory that is not predicted
@@ -121,6 +121,10 @@ class CpuBackend(Backend):
     def built_in(cls) -> Self:
         """The backend with this machine's built-in profile."""
         return cls(built_in())
+
+    @property
+    def weights(self) -> Weights:  # type: ignore[override]  # depends on the device
+        return weights.table(self.device.function_factor)
 
     @property
     def lowering(self) -> Lowering:
@@ -203,7 +207,7 @@ class CpuBackend(Backend):
         The library copies the right operand into an order of its own first, for however few rows.
         """
         cores = self.device.matrix_cores
-        fill = m / (m + THIN_ROWS) * n / (n + THIN_COLUMNS) * k / (k + THIN_DEPTH)
+        fill = m / (m + THIN_ROWS) * n / (n + self.device.thin_columns) * k / (k + THIN_DEPTH)
         busy = min(cores, max(1.0, m / CORE_ROWS * max(1.0, n / CORE_COLUMNS))) / cores
         packing = batch * k * n * itemsize(term.dtype) / self.device.levels[-1][1]
         return 2.0 * batch * m * n * k / (self.contraction_rate(term) * max(fill * busy, 1e-3)) + packing
@@ -223,7 +227,7 @@ class CpuBackend(Backend):
         seconds = super().overhead_s(kernel)
         if isinstance(kernel.term, Dot):
             results = extent_of(kernel.extents, kernel.ex.program.free[kernel.step])
-            seconds += DEAL_S if results > DEALT and self.device.matrix_cores > 1 else 0.0
+            seconds += self.device.deal_s if results > DEALT and self.device.matrix_cores > 1 else 0.0
             seconds += 0.0 if kernel.outside else self.device.fresh_s(SCRATCH * kernel.nbytes)
         return seconds
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 
 from eqsat_mem.backends.cpu.lapack import workspace
 from eqsat_mem.backends.cpu.top_k import block_length
@@ -144,10 +145,17 @@ COMPARED = 1000.0
 """Additions of a sort for each element and each halving of the axis: benchmarks/calibration/searches.py."""
 
 
-def table() -> Weights:
-    """The weights, from the figures of this module as they are now."""
+FUNCTION = 16.0
+"""The weight from which on an operation is a polynomial or worse, whose cost depends on the processor: a root is one instruction.
+Measured: benchmarks/calibration/elementwise.py."""
+
+
+@cache
+def table(function_factor: float = 1.0) -> Weights:
+    """The weights where functions take so many times the additions of :data:`MEASURED`."""
+    measured = {op: weight * (function_factor if weight >= FUNCTION else 1.0) for op, weight in MEASURED.items()}
     return Weights(
-        {**dict.fromkeys(ELEMENTWISE, 1.0), **MEASURED},
+        {**dict.fromkeys(ELEMENTWISE, 1.0), **measured},
         {
             **BLOCKS,
             "cholesky": _cholesky,
@@ -173,6 +181,3 @@ def table() -> Weights:
         STEP,
         COMBINED,
     )
-
-
-WEIGHTS = table()
