@@ -27,8 +27,8 @@ REPEATS = 7
 OPERATIONS = 64
 """Operations on each element where arithmetic is measured, so that memory traffic does not count."""
 SMALL_KERNELS = 8
-THIN_DEPTH, FEW_COLUMNS = 512, 16
-"""The depth and the columns of a contraction that shows what few columns cost."""
+THIN_ROWS, FEW_COLUMNS = 1024, 16
+"""The rows, and depth, and the columns of a contraction that shows how much few columns cost."""
 DEAL_DEPTH, DEAL_COLUMNS = 8, 256
 """The depth and the columns of contractions that take little longer than their distribution to cores."""
 CLEARLY = 1.1
@@ -184,17 +184,17 @@ def _function_factor(device: CpuDevice, backend: Backend, shortest_s: float) -> 
 
 
 def _thin_columns(device: CpuDevice, shortest_s: float) -> float:
-    """Columns at half the full rate, from the rate of a few: n of them run at the share ``n / (n + thin_columns)`` of it."""
+    """Columns at half the full rate, from the rate of a few: n of them run at the share ``n / (n + thin_columns)`` of it.
 
-    def make(rows: int) -> tuple[Callable[..., Any], Any, float]:
-        shapes = (rows, THIN_DEPTH), (THIN_DEPTH, FEW_COLUMNS)
-        return (
-            partial(jnp.matmul, precision=FULL),
-            [jnp.ones(shape, jnp.float32) for shape in shapes],
-            2.0 * math.prod(shapes[0]) * FEW_COLUMNS,
-        )
+    One product makes the operand of the next, so that both stay in a cache.
+    """
 
-    return max(FEW_COLUMNS * (device.flops / _rate(make, 512, shortest_s) - 1), 1.0)
+    def make(count: int) -> tuple[Callable[..., Any], Any, float]:
+        x = jnp.full((THIN_ROWS, THIN_ROWS), 1 / THIN_ROWS, jnp.float32), jnp.ones((THIN_ROWS, FEW_COLUMNS), jnp.float32)
+        return lambda a, b: lax.fori_loop(0, count, lambda t, b: jnp.matmul(a, b, precision=FULL), b), x, float(count)
+
+    seconds = 1 / _rate(make, 16, shortest_s) - device.iteration_s - device.kernel_s
+    return max(FEW_COLUMNS * (seconds * device.flops / (2.0 * THIN_ROWS**2 * FEW_COLUMNS) - 1), 1.0)
 
 
 def _deal_s(shortest_s: float) -> float:
