@@ -8,12 +8,17 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks.calibration import constants, sensitivity, sweep
 from benchmarks.calibration.constants import ROOT, SCRIPT, changed, known, scaled, value
 from eqsat_mem.backends.cpu import backend
 from eqsat_mem.backends.cpu.backend import CpuBackend
+from eqsat_mem.egraph.extract import as_written
+from eqsat_mem.egraph.rule_files import load_rules
+from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.frontend.load import load
 
 NAMED = sorted({name for constant in known().values() for name in constant.scripts})
 FOLDER = Path(sweep.__file__).parent
@@ -107,3 +112,11 @@ def test_sensitivity_counts_the_plans_that_change(tmp_path, monkeypatch):
     assert set(found["changed"]) == {"device.flops 2", "backends.cpu.profile.DEAL_S 2"}
     report = {"factors": [2.0], "constants": ["device.flops"], "plans": 1, "programs": ["p"], "changed": {"device.flops 2": 1}}
     assert "| `device.flops` | 1 |" in sensitivity.table(json.loads(json.dumps(report)))
+
+
+@pytest.mark.parametrize(("most", "unrolls"), [(2, False), (3, True)])
+def test_the_target_says_which_folds_may_be_written_out(most, unrolls):
+    program = load(jax.make_jaxpr(lambda x, y: jnp.abs(x[:, None] - y).sum(-1))(np.ones((200, 3)), np.ones((200, 3))), ["x", "y"])
+    rules = load_rules(only=("splitting",))
+    found = as_written(saturate(program, rules, Limits(max_iterations=0, unrolled_elements=most)))
+    assert any(found.unrolls.values()) == unrolls
