@@ -119,4 +119,4 @@ def test_without_the_grammar_egglog_would_panic(monkeypatch):
     """What the checks are for: a name twice, which the loader refuses, is a panic of egglog's."""
     twice = [("one", '(rewrite (Neg a) a :ruleset simplify :name "twice")')] * 2
     with pytest.raises(RuleError, match="egglog failed"):
-        EGraph(PROGRAM, twice, {}, 0)
+        EGraph(PROGRAM, twice, {}, 0, 16)
