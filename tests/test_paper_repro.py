@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import measuring, peers
 from paper_repro import __main__ as everything
-from paper_repro import experiment, gp, keops, kernel_mvm, knn, matmul_chains, measuring, neighbours, sgpr, sgpr_reach, showing, transformer
+from paper_repro import experiment, gp, kernel_mvm, knn, matmul_chains, sgpr, sgpr_reach, showing, transformer
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {"kernel_mvm": "1MB", "transformer": "400kB"}
@@ -23,7 +24,7 @@ LIMITS = {"kernel_mvm": "1MB", "transformer": "400kB"}
 @pytest.fixture
 def here(monkeypatch):
     """Points are measured in this process, which is faster; and no column needs a compiler."""
-    monkeypatch.setattr(keops, "installed", lambda: False)
+    monkeypatch.setattr(peers, "has", lambda package, has=peers.has: package != "pykeops" and has(package))
 
     def in_this_process(script, point, options, timeout):
         folder = experiment.unfinished(script, options)
@@ -145,11 +146,11 @@ def test_points_can_be_chosen_by_their_values(tmp_path, here, capsys):
 
 
 def test_a_column_of_another_program_is_measured_and_checked(tmp_path, monkeypatch):
-    monkeypatch.setattr(keops, "kernel_product", lambda x, y, v: np.exp(-0.5 * (x - y.T) ** 2) @ v)
+    monkeypatch.setattr(peers, "keops_product", lambda x, y, v: np.exp(-0.5 * (x - y.T) ** 2) @ v)
     results = kernel_mvm.measure_point({"n": 300, "dtype": "float64", "column": "keops"}, tmp_path)
     assert results["status"] == "ok"
     assert results["error"] < 1e-12
-    monkeypatch.setattr(keops, "kernel_product", lambda x, y, v: v)
+    monkeypatch.setattr(peers, "keops_product", lambda x, y, v: v)
     assert kernel_mvm.measure_point({"n": 300, "dtype": "float64", "column": "keops"}, tmp_path)["error"] > 0.1
 
 
@@ -214,24 +215,22 @@ def test_neighbours_are_the_nearest_and_worse_ones_are_seen(distance):
     points, queries = (rng.standard_normal((n, 5), dtype=np.float32) for n in (200, 9))
     found = np.asarray(knn.PROGRAMS[distance](points, queries))
     assert found.shape == (9, knn.K)
-    assert neighbours.excess(points, queries, found, distance) < 1e-5
+    assert peers.excess(points, queries, found, knn.metric(distance)) < 1e-5
     by_hand = np.asarray(knn.chunked(knn.PROGRAMS[distance], 4)(points, queries))
     np.testing.assert_array_equal(by_hand, found)
-    assert neighbours.excess(points, queries, (found + 1) % 200, distance) > 1e-2
+    assert peers.excess(points, queries, (found + 1) % 200, knn.metric(distance)) > 1e-2
 
 
-@pytest.mark.parametrize("column", ["keops", "sklearn", "faiss"])
+@pytest.mark.parametrize("column", peers.SEARCHES)
 @pytest.mark.parametrize("distance", ["L2", "L1", "cosine"])
 def test_other_programs_find_the_same(column, distance):
-    needed = {"keops": "pykeops", "sklearn": "sklearn", "faiss": "faiss"}[column]
-    pytest.importorskip(needed)
-    if column == "keops" and not keops.installed():
-        pytest.skip("no C++ compiler")
+    if not peers.has(peers.SEARCHES[column]):
+        pytest.skip(f"{peers.SEARCHES[column]} or what it needs is not installed")
     rng = np.random.default_rng(0)
     points, queries = (rng.standard_normal((n, 5), dtype=np.float32) for n in (200, 9))
-    found = neighbours.searches(column, points, distance, knn.K)(queries)
+    found = peers.search(column, points, distance, knn.K)(queries)
     assert found.shape == (9, knn.K)
-    assert neighbours.excess(points, queries, found, distance) < 1e-5
+    assert peers.excess(points, queries, found, knn.metric(distance)) < 1e-5
 
 
 def test_the_product_of_a_chain_is_that_of_its_factors():

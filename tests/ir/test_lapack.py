@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from benchmarks.resident import grown, warm_up
+from benchmarks.measuring import grown, warm_up
 from eqsat_mem.backends.cpu.hidden_scratch import workspace_bytes
 from eqsat_mem.backends.xla import held_bytes
 from eqsat_mem.frontend.load import load
