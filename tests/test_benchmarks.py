@@ -10,6 +10,7 @@ import pytest
 from benchmarks import __main__ as benchmarks
 from benchmarks import measuring, peers
 from benchmarks.racing import Contest, Question, answer, race, table
+from tests.tiers import tiered
 
 X = np.arange(12, dtype=np.float32)
 
@@ -57,7 +58,7 @@ def test_answers_are_kept_with_what_they_depend_on(tmp_path):
     assert question.table(kept["rows"]) == shown
 
 
-@pytest.mark.parametrize("name", ["chains", "curves", "kernels", "ranks"])
+@pytest.mark.parametrize("name", tiered(["chains", "curves", "kernels", "ranks"], ["curves"]))
 def test_the_page_has_each_answer(name, tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "has", lambda package: False)  # no peer compiles anything here
     benchmarks.main(["--scale", "tiny", "--only", name, "--results", str(tmp_path / "results")])
@@ -69,6 +70,7 @@ def test_the_page_has_each_answer(name, tmp_path, monkeypatch):
     assert all(row["case"] in page for row in kept["rows"])
 
 
+@pytest.mark.slow
 def test_every_version_of_attention_is_the_same_function():
     from benchmarks import attention
 
@@ -81,6 +83,7 @@ def test_every_version_of_attention_is_the_same_function():
     np.testing.assert_allclose(attention.loss_by_hand(hidden, words, labels), attention.loss(hidden, words, labels), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["L2", "L1", "cosine"])
 def test_chunks_by_hand_find_the_same_neighbours(metric):
     from benchmarks import neighbours

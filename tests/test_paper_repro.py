@@ -45,6 +45,7 @@ def script(name):
 # --- every script -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_script_runs_from_the_command_line_and_continues(tmp_path):
     command = [sys.executable, "-m", "paper_repro.kernel_mvm", "--scale", "tiny", "--results", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -61,6 +62,7 @@ def test_a_script_runs_from_the_command_line_and_continues(tmp_path):
     assert "| 300 | 123 |" in again.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kernel_mvm", "knn", "matmul_chains", "transformer"])
 def test_columns_agree_and_limits_hold(name, tmp_path, here, capsys):
     for at_most in ("1", "1000"):
@@ -160,6 +162,7 @@ def test_float32_is_measured_too(tmp_path, here):
     assert 1e-9 < results["error"] < 1e-5
 
 
+@pytest.mark.slow
 def test_points_that_fail_say_why_and_take_nothing_with_them(tmp_path):
     options = Namespace(scale="tiny", device="cpu", results=tmp_path)
     wrong = experiment.in_own_process(kernel_mvm.EXPERIMENT, {"n": 10, "dtype": "float64", "column": "3 parsecs"}, options, 60)
@@ -209,6 +212,7 @@ def test_the_page_has_a_place_for_every_experiment():
 # --- programs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distance", knn.PROGRAMS)
 def test_neighbours_are_the_nearest_and_worse_ones_are_seen(distance):
     rng = np.random.default_rng(0)
@@ -221,6 +225,7 @@ def test_neighbours_are_the_nearest_and_worse_ones_are_seen(distance):
     assert peers.excess(points, queries, (found + 1) % 200, knn.metric(distance)) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", peers.SEARCHES)
 @pytest.mark.parametrize("distance", ["L2", "L1", "cosine"])
 def test_other_programs_find_the_same(column, distance):
@@ -243,6 +248,7 @@ def test_the_product_of_a_chain_is_that_of_its_factors():
     np.testing.assert_allclose(matmul_chains.by_dynamic_programming(*matrices), want, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_decoder_sees_no_later_words_and_training_lowers_the_loss():
     parameters, source, target = transformer.arguments(transformer.SCALES["tiny"], 12)
     logits = transformer.inference(parameters, source, target)
@@ -274,6 +280,7 @@ def exact(parameters, x, y, new):
     return density, across @ inverse @ y, np.diag(gp.kernel(parameters, new, new) - across @ inverse @ across.T) + noise
 
 
+@pytest.mark.slow
 def test_the_bound_is_exact_with_all_points_and_below_with_fewer(small_data):
     parameters, x, y = small_data
     density, mean, variance = exact(parameters, x, y, x[:5] + 0.1)
@@ -286,6 +293,7 @@ def test_the_bound_is_exact_with_all_points_and_below_with_fewer(small_data):
     assert float(gp.bound(parameters, x, y, others)) < float(gp.bound(parameters, x, y, greedy)) < density
 
 
+@pytest.mark.slow
 def test_greedy_points_have_the_largest_variance_left(small_data):
     parameters, x, _ = small_data
     chosen = gp.greedy_points(parameters, x, 6)
@@ -297,6 +305,7 @@ def test_greedy_points_have_the_largest_variance_left(small_data):
     assert len(np.unique(gp.greedy_points(parameters, x, 40), axis=0)) == 40
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_goes_on(tmp_path):
     pytest.importorskip("scipy")
     path, counted = tmp_path / "fit.npz", []
@@ -322,6 +331,7 @@ def test_an_interrupted_fit_goes_on(tmp_path):
         assert len(counted) == 1
 
 
+@pytest.mark.slow
 def test_more_inducing_points_fit_and_predict_better(tmp_path, here, monkeypatch, capsys):
     pytest.importorskip("scipy")
     monkeypatch.setattr(sgpr_reach, "CLOSE", 1.0)

@@ -19,6 +19,8 @@ from eqsat_mem.schedule.cost_model import dot_s, gpu, term_seconds
 from eqsat_mem.transforms.augment_dots import absorbed
 from tests.oracles.extraction import chaos
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 RULES = load_rules()
 SMALL = Limits(large_elements=0)
 """Every value counts as large: rules apply everywhere."""
