@@ -11,8 +11,9 @@ import pytest
 from eqsat_mem.frontend.load import load
 from eqsat_mem.schedule.memory import Memory
 from tests.oracles.differential import case, check_plan, compare, extractions, plans, random_schedule
-from tests.oracles.execution import brute_force_peak, execute
+from tests.oracles.execution import execute
 from tests.oracles.fuzz import failure
+from tests.oracles.peak import brute_force_peak
 from tests.oracles.programs import sample
 from tests.oracles.targets import CPU
 from tests.tiers import tiered

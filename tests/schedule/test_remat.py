@@ -22,7 +22,8 @@ from eqsat_mem.options import Options
 from eqsat_mem.schedule import remat
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import schedule, straight
-from tests.oracles.execution import brute_force_peak, execute
+from tests.oracles.execution import execute
+from tests.oracles.peak import brute_force_peak
 from tests.oracles.targets import CPU
 from tests.tiers import tiered
 
