@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import keyword
 import math
 import re
@@ -170,14 +168,3 @@ def spelled(layouts: Sequence[Sequence[int]], letter_of: Sequence[str]) -> list[
     spare = iter(sorted(set(LETTERS) - {letter_of[i] for i in used}))
     own = {i: letter_of[i] or next(spare) for i in used}
     return ["".join(own[i] for i in layout) for layout in layouts]
-
-
-def plain_source(function: Callable[..., Any]) -> list[str]:
-    """The source of a helper, less the annotations, whose names an emitted program does not have."""
-    tree = ast.parse(inspect.getsource(function))
-    definition = tree.body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    definition.returns = None
-    for argument in definition.args.args:
-        argument.annotation = None
-    return ast.unparse(tree).splitlines()

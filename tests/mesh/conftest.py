@@ -1,4 +1,4 @@
-"""Tests on several devices: collected where a process has them, as in ``XLA_FLAGS=--xla_force_host_platform_device_count=8 pytest tests/mesh``.
+"""Tests on several devices: collected where a process has them (``XLA_FLAGS=--xla_force_host_platform_device_count=8``).
 
 ``tests/test_several_devices.py`` starts such processes.
 """

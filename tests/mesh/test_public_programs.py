@@ -1,4 +1,4 @@
-"""Every sample program, its gradient and its batched form on two devices, with arguments in shares and whole: nothing crashes or differs."""
+"""Every sample program, its gradient and its batched form on two devices: nothing crashes, and values are those of one device."""
 
 from __future__ import annotations
 
