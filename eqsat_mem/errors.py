@@ -58,6 +58,8 @@ class MemoryLimitError(EqsatMemError):
         fixed_bytes: how much of the peak is arguments and outputs, or None where it is not known.
         restrictions: a sentence for each option of the user's that keeps tensors whole.
         shared_bytes: of outputs that take the memory of donated arguments; the other figures count these once, the tensors twice.
+        devices: how many devices run the program, each of which the figures are for.
+        with_more: what more devices would do, a sentence; empty where that is not known.
     """
 
     def __init__(
@@ -69,9 +71,11 @@ class MemoryLimitError(EqsatMemError):
         fixed_bytes: int | None = None,
         restrictions: Sequence[str] = (),
         shared_bytes: int = 0,
+        devices: int = 1,
+        with_more: str = "",
     ) -> None:
         # as `args`, so that it can be pickled
-        super().__init__(limit_bytes, smallest_bytes, tensors, function, fixed_bytes, restrictions, shared_bytes)
+        super().__init__(limit_bytes, smallest_bytes, tensors, function, fixed_bytes, restrictions, shared_bytes, devices, with_more)
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
         self.tensors = sorted(tensors, key=lambda tensor: -tensor[1])
@@ -79,10 +83,13 @@ class MemoryLimitError(EqsatMemError):
         self.fixed_bytes = fixed_bytes
         self.restrictions = tuple(restrictions)
         self.shared_bytes = shared_bytes
+        self.devices = devices
+        self.with_more = with_more
 
     def __str__(self) -> str:
         limit, smallest = _distinct(self.limit_bytes, self.smallest_bytes)
-        lines = [f"no plan of {self.function} fits memory_limit = {limit}: the smallest peak found is {smallest}."]
+        each = f" on each of {self.devices} devices" if self.devices > 1 else ""
+        lines = [f"no plan of {self.function} fits memory_limit = {limit}{each}: the smallest peak found is {smallest}."]
         if self.tensors:
             lines += ["It holds at that peak:", *tensor_lines(self.tensors)]
             if self.shared_bytes:
@@ -90,7 +97,7 @@ class MemoryLimitError(EqsatMemError):
                     f"Of this, outputs of {format_bytes(self.shared_bytes)} take the memory of donated arguments: both count once."
                 )
         restrictions = () if self._no_room() else self.restrictions
-        return "\n".join([*lines, self._why(), *restrictions, self._advice()])
+        return "\n".join([*lines, self._why(), *restrictions, self._advice(), *filter(None, [self.with_more])])
 
     def _no_room(self) -> bool:
         return self.fixed_bytes is not None and self.fixed_bytes >= self.limit_bytes

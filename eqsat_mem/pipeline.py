@@ -306,7 +306,7 @@ def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule)
         else:
             break
         best = forms.fastest(backend, target).best
-    raise _too_large(request, best, smallest or best.peak_bytes)
+    raise _too_large(request, forms, best, smallest or best.peak_bytes)
 
 
 def _tighter(s: Schedule, held: int, limit: int) -> int:
@@ -316,10 +316,30 @@ def _tighter(s: Schedule, held: int, limit: int) -> int:
     return min(s.peak_bytes - 1, fixed + int(0.95 * predicted * max(limit - fixed, 0) / real))
 
 
-def _too_large(request: _Request, s: Schedule, smallest: int) -> MemoryLimitError:
+def _too_large(request: _Request, forms: Forms, s: Schedule, smallest: int) -> MemoryLimitError:
     fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
     limit, smallest, fixed = map(request.held, (request.limit, smallest, fixed))
-    return MemoryLimitError(limit, smallest, peak_tensors(s), request.name, fixed, restrictions(s, request.options), request.shared_bytes)
+    known = peak_tensors(s), request.name, fixed, restrictions(s, request.options), request.shared_bytes
+    if request.placement is None:
+        return MemoryLimitError(limit, smallest, *known)
+    return MemoryLimitError(limit, smallest, *known, request.placement.devices.total, _with_more_devices(request, forms))
+
+
+def _with_more_devices(request: _Request, forms: Forms) -> str:
+    """What is predicted of the program on twice and four times as many devices along the longest mesh axis, up to where it fits."""
+    placement, found = request.placement, []
+    for times in (2, 4):
+        shapes = [aval.shape for aval in (*request.jaxpr.in_avals, *request.jaxpr.out_avals)]
+        larger = None if placement is None else placement.with_more(times, shapes)
+        if larger is None:
+            break
+        best = (
+            Forms(forms.loaded, request.options, request.backend, _plan_body, Clock(), larger).fastest(request.backend, request.limit).best
+        )
+        found.append(f"with {larger.devices} {format_bytes(request.held(best.peak_bytes), round_up=True)}")
+        if best.fits(request.limit):
+            return f"On more devices the smallest peak is predicted to be: {', '.join(found)}, which fits."
+    return f"On more devices the smallest peak is predicted to be: {', '.join(found)}." if found else ""
 
 
 def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, record: Record) -> Plan:

@@ -13,13 +13,15 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "tests" / "mesh").glob("test_*.py"))
 TWO = ("test_public_programs",)
 """Files whose tests are for two devices."""
+FIRST = ("test_api",)
+"""Files of the first tier."""
 
 
 def devices(path: Path) -> int:
     return 2 if path.stem in TWO else 8
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem, marks=[] if path.stem in FIRST else pytest.mark.slow) for path in FILES])
 def test_on_several_devices(path):
     environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices(path)}", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(path)]

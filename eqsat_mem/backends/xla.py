@@ -96,7 +96,7 @@ def laid(arrays: Sequence[Any], placement: Placement, specs: Sequence[Spec | Non
 def devices_here(placement: Placement) -> int:
     """How many devices of a mesh this machine runs."""
     if placement.mesh is None:
-        return 1 if jax.default_backend() == "cpu" else placement.devices.count([name for name, _ in placement.devices.axes])
+        return 1 if jax.default_backend() == "cpu" else placement.devices.total
     return len(placement.mesh.local_devices)
 
 

@@ -28,6 +28,11 @@ class Devices:
         sizes = dict(self.axes)
         return math.prod(sizes[name] for name in names)
 
+    @property
+    def total(self) -> int:
+        """All devices."""
+        return self.count([name for name, _ in self.axes])
+
     def ordered(self, names: Sequence[str]) -> Names:
         """Some axes in the order of the mesh, each once."""
         return tuple(name for name, _ in self.axes if name in names)
@@ -48,6 +53,18 @@ class Placement:
     results: tuple[Spec | None, ...]
     mesh: Any = None
     around: bool = False
+
+    def with_more(self, times: int, shapes: Sequence[Sequence[int]]) -> Placement | None:
+        """The same on a mesh with so many times the devices along its longest axis, to plan only; None if arguments and results, which
+        have these shapes, do not divide among them.
+        """
+        longest = max(self.devices.axes, key=lambda axis: axis[1])[0]
+        axes = tuple((name, size * (times if name == longest else 1)) for name, size in self.devices.axes)
+        devices = replace(self.devices, axes=axes)
+        for shape, spec in zip(shapes, (*self.arguments, *self.results), strict=True):
+            if any(extent % devices.count(names) for extent, names in zip(shape, spec or ())):
+                return None
+        return replace(self, devices=devices, mesh=None)
 
     def of(self, arguments: Iterable[Spec | None], results: Iterable[Spec | None]) -> Placement:
         """How arguments and results of another function lie on the same mesh."""

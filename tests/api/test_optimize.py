@@ -41,7 +41,7 @@ def plans(monkeypatch):
     """The plans made during a test."""
     made = []
 
-    def plan(jaxpr, options, arg_names, name, donated):
+    def plan(jaxpr, options, arg_names, name, donated, placement):
         assert len(arg_names) == len(jaxpr.in_avals)
         made.append(PlanAsTraced(jaxpr, tuple(arg_names), options.memory_limit))
         return made[-1]
@@ -303,7 +303,7 @@ def test_ahead_of_time():
 
 
 def test_impossible_limit_reaches_the_caller(monkeypatch):
-    def plan(jaxpr, options, arg_names, name, donated):
+    def plan(jaxpr, options, arg_names, name, donated, placement):
         raise MemoryLimitError(options.memory_limit, 12, function=name)
 
     monkeypatch.setattr(pipeline, "plan", plan)
@@ -495,7 +495,7 @@ def test_shard_map_on_one_device():
 def test_loops_of_a_plan_inside_shard_map(monkeypatch):
     """Accumulators start as plain zeros, whatever varies over the mesh outside."""
 
-    def plan(jaxpr, options, arg_names, name, donated):
+    def plan(jaxpr, options, arg_names, name, donated, placement):
         def function(x):
             return [lax.fori_loop(0, len(x), lambda i, acc: acc + x[i], jnp.zeros((), x.dtype))]
 
