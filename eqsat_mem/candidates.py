@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,8 +14,10 @@ from eqsat_mem.egraph.extract import Extraction, as_written, extractions, origin
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.events import Clock, Extracted, Searched, tell
-from eqsat_mem.ir import Program
-from eqsat_mem.ir.mesh import Placement
+from eqsat_mem.frontend.load import load
+from eqsat_mem.ir import Program, itemsize
+from eqsat_mem.ir.mesh import Placement, share_of
+from eqsat_mem.mesh.bodies import Bodies, Specs
 from eqsat_mem.mesh.choose import Spread, spread
 from eqsat_mem.options import Options
 from eqsat_mem.reports.explain import Scheduler
@@ -25,7 +28,7 @@ from eqsat_mem.schedule.search import Schedule, Search, fastest
 from eqsat_mem.schedule.timing import Known
 from eqsat_mem.transforms.augment_dots import absorbed
 from eqsat_mem.transforms.contraction_order import reordered
-from eqsat_mem.transforms.plan_bodies import plan_bodies
+from eqsat_mem.transforms.plan_bodies import calls, plan_bodies
 from eqsat_mem.transforms.push_gathers import looked_up
 from eqsat_mem.transforms.scan_rewrite import forms
 
@@ -111,9 +114,10 @@ class Forms:
         """The fastest schedule of what one of several devices runs, in the first group of ways to spread the program that has one."""
         known = self._candidates(form)
         knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
+        loops = Bodies(limit, partial(self._body, placement, backend))
         before, best = None, None
         with self.clock("schedule"):
-            for group in known.spread_on(placement, backend):
+            for group in known.spread_on(placement, backend, loops):
                 searches = [Search(s.local, limit, backend, *knobs, known.of(s.local, backend)) for s in group]
                 if before is None:
                     before = next(search for search, s in zip(searches, group, strict=True) if s.of is known.written).unmodified()
@@ -125,6 +129,15 @@ class Forms:
             assert before is not None, "the program as written is in the first group"
             tell(Searched(best, known.view))
         return Found(best, before, tuple(sorted(known.view.matches)))
+
+    def _body(self, placement: Placement, backend: Backend, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int) -> tuple[Schedule, int]:
+        """The body of a loop or branch as each device runs it, and what it holds besides its arguments."""
+        program = load(body, [f"x{k}" for k in range(len(body.in_avals))], backend.lowering)
+        forms = Forms(program, self.options, self.backend, self.planner, Clock(), placement.of(ins, outs))
+        shapes = (share_of(aval.shape, spec, placement.devices) for aval, spec in zip(body.in_avals, ins, strict=True))
+        given = sum(math.prod(shape) * itemsize(aval.dtype) for shape, aval in zip(shapes, body.in_avals, strict=True))
+        best = forms.fastest(backend, room + given).best
+        return best, max(best.peak_bytes - given, 0)
 
     def _candidates(self, program: Program) -> _Candidates:
         """What equals a program under the rules: kept for a form as it is, made anew where bodies are planned, as they are for a limit."""
@@ -156,13 +169,15 @@ class _Candidates:
     every: Sequence[Extraction]
     moved: dict[tuple[int, Backend], Moved] = field(default_factory=dict)
     known: dict[tuple[int, Backend], Known] = field(default_factory=dict)
-    groups: dict[Backend, tuple[list[list[Spread]], Iterator[list[Spread]]]] = field(default_factory=dict)
+    groups: dict[tuple[Backend, int | None], tuple[list[list[Spread]], Iterator[list[Spread]]]] = field(default_factory=dict)
 
-    def spread_on(self, placement: Placement, backend: Backend) -> Iterator[list[Spread]]:
-        """The programs of one device in groups, each made when it is asked for and kept for other limits."""
-        if backend not in self.groups:
-            self.groups[backend] = [], spread([self.written, *(ex for ex in self.every if ex is not self.written)], placement, backend)
-        made, further = self.groups[backend]
+    def spread_on(self, placement: Placement, backend: Backend, loops: Bodies) -> Iterator[list[Spread]]:
+        """The programs of one device in groups, each made when it is asked for; kept for other limits where there are no bodies to plan."""
+        key = backend, loops.limit if any(map(loops.are_large, calls(self.written.program))) else None
+        if key not in self.groups:
+            every = [self.written, *(ex for ex in self.every if ex is not self.written)]
+            self.groups[key] = [], spread(every, placement, backend, loops)
+        made, further = self.groups[key]
         yield from made
         for group in further:
             made.append(group)

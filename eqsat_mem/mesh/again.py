@@ -17,7 +17,12 @@ DEPTH = 8
 
 
 def is_made_again(at: Localiser, t: int, shares: int) -> bool:
-    """Whether a value that is computed in more shares than these had better be computed once more than gathered."""
+    """Whether a value that is computed in more shares than these had better be computed once more than gathered.
+
+    What a walk before has gathered stays gathered: others count on it.
+    """
+    if (t, shares) in at.given:
+        return False
     gathering = gathering_s(at, t, shares)
     return again_s(at, t, shares, PATIENCE * gathering, DEPTH) <= PATIENCE * gathering
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir.mesh import Placement, Spreading
+from eqsat_mem.mesh.bodies import Bodies
 from eqsat_mem.mesh.invariant import check
-from eqsat_mem.mesh.local import Undividable
 from eqsat_mem.mesh.localise import localise
 from eqsat_mem.mesh.spreading import spreadings
 from eqsat_mem.schedule.backend import Backend
@@ -30,7 +30,7 @@ class Spread:
     seconds: float
 
 
-def spread(every: Sequence[Extraction], placement: Placement, backend: Backend) -> Iterator[list[Spread]]:
+def spread(every: Sequence[Extraction], placement: Placement, backend: Backend, loops: Bodies | None = None) -> Iterator[list[Spread]]:
     """Programs of one device in groups, the fastest first: those along what lies in shares, then along further mesh axes too.
 
     The first of ``every`` is the program as written; of its programs the fastest is in the first group.
@@ -40,7 +40,7 @@ def spread(every: Sequence[Extraction], placement: Placement, backend: Backend) 
     seen: set[str] = set()
     for idle in (False, True) if given else (True,):
         found = []
-        for s in _ways(every, placement, backend, idle):
+        for s in _ways(every, placement, backend, loops, idle):
             text = str(s.local.program)
             if text not in seen:
                 seen.add(text)
@@ -52,7 +52,7 @@ def spread(every: Sequence[Extraction], placement: Placement, backend: Backend) 
         yield from groups
 
 
-def _ways(every: Sequence[Extraction], placement: Placement, backend: Backend, idle: bool) -> Iterator[Spread]:
+def _ways(every: Sequence[Extraction], placement: Placement, backend: Backend, loops: Bodies | None, idle: bool) -> Iterator[Spread]:
     large = len(every[0].program.terms) > LARGE
     kept: list[Spreading] = []
     for ex in every:
@@ -60,10 +60,7 @@ def _ways(every: Sequence[Extraction], placement: Placement, backend: Backend, i
         for way, divided in spreadings(ex, placement, idle):
             if large and kept and way not in kept:
                 continue
-            try:
-                local = localise(ex, placement, divided, way, backend)
-            except Undividable:
-                continue
+            local = localise(ex, placement, divided, way, backend, loops)
             check(local.program)
             tried.append(Spread(local, ex, way, straight(local, backend).seconds))
         if not kept:

@@ -56,6 +56,8 @@ def _check_operands(program: Program, shares: Shares, t: int, where: str) -> Non
         mixed = shares.within(program.free[c]) & ~shares.within(every)
         assert not mixed, f"a share meets the whole at {where}"
     if isinstance(term, Block):
+        if term.call.bodies and all(body is not None and body.ex.program.shares is not None for body in term.call.bodies):
+            return  # a loop or branch, whose bodies take shares and have been checked themselves
         bound = axes_mask(sum(term.call.in_axes, ())) & ~(term.call.pointwise | term.call.folds)
         assert not shares.within(axes_mask(sum(term.call.in_axes, ()))) & bound, f"an operation binds an index in shares at {where}"
 

@@ -50,10 +50,6 @@ PLACES = np.dtype(np.int32)
 """The dtype in which devices are numbered."""
 
 
-class Undividable(Exception):
-    """A program has an array that the planner cannot take in shares; it runs as JAX partitions it."""
-
-
 class Local:
     """A program of one device: numbers of its indices, its terms, and facts about them.
 

@@ -35,13 +35,16 @@ from eqsat_mem.ir import (
 from eqsat_mem.ir.mesh import Names, Placement, Spec, Spreading
 from eqsat_mem.ir.ops import picks, searched
 from eqsat_mem.mesh.again import is_made_again
-from eqsat_mem.mesh.local import PLACES, Local, Undividable
+from eqsat_mem.mesh.bodies import Bodies, Flow, flow_of
+from eqsat_mem.mesh.local import PLACES, Local
 from eqsat_mem.mesh.parts import Part, combined, folded_whole, part_of, widened
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.split import selection_of
 
 
-def localise(ex: Extraction, placement: Placement, divided: Mapping[int, Names], spreading: Spreading, backend: Backend) -> Extraction:
+def localise(
+    ex: Extraction, placement: Placement, divided: Mapping[int, Names], spreading: Spreading, backend: Backend, loops: Bodies | None = None
+) -> Extraction:
     """What each device runs of a program, and what may be done with it.
 
     Args:
@@ -50,14 +53,12 @@ def localise(ex: Extraction, placement: Placement, divided: Mapping[int, Names],
         divided: the mesh axes of each index that is dealt out anywhere.
         spreading: the indices that terms are computed in shares of.
         backend: what tells whether gathering a value or computing it again is faster.
-
-    Raises:
-        Undividable: if an argument names an index twice and arrives in shares along it.
+        loops: what plans bodies of loops and branches; without it they run whole on every device.
     """
-    first = Localiser(ex, placement, divided, spreading, backend)
+    first = Localiser(ex, placement, divided, spreading, backend, loops=loops)
     first.run()
     placed = replace(placement, arguments=first.placed())
-    return Localiser(ex, placed, divided, spreading, backend, first.whole).run()
+    return Localiser(ex, placed, divided, spreading, backend, frozenset(first.gathered), loops).run()
 
 
 class Localiser:
@@ -74,6 +75,7 @@ class Localiser:
         spreading: Spreading,
         backend: Backend,
         given: frozenset[tuple[int, int]] = frozenset(),
+        loops: Bodies | None = None,
     ) -> None:
         self.ex, self.old, self.placement, self.spreading, self.backend = ex, ex.program, placement, spreading, backend
         self.local = Local(ex.program, placement, divided)
@@ -87,11 +89,7 @@ class Localiser:
         self.joint_calls: dict[object, Call] = {}
         self.arrays: dict[int, int] = {}
         self._wishes: dict[int, set[Spec]] = {}
-
-    @property
-    def whole(self) -> frozenset[tuple[int, int]]:
-        """The values that were gathered."""
-        return frozenset(self.gathered)
+        self.bodies, self.flows = loops, dict[tuple[int, tuple[int, ...]], Flow | None]()
 
     def placed(self) -> tuple[Spec, ...]:
         """How arguments lie: as given, else in the shares in which all read them, else whole."""
@@ -123,7 +121,7 @@ class Localiser:
         wanted = self.placement.results[k]
         if wanted is None:
             wanted = tuple(self._names_of(axis, self.natural(o.term)) for axis in o.axes)
-        fitting = [self._deals(axis, names) for axis, names in zip(o.axes, wanted, strict=True)]
+        fitting = [self.deals(axis, names) for axis, names in zip(o.axes, wanted, strict=True)]
         shares = mask_of(axis[0] for axis, fits, names in zip(o.axes, fitting, wanted, strict=True) if fits and names)
         t, axes = self.value(o.term, shares & self.old.free[o.term]), self.local.axes(o.axes, shares)
         for a, (names, fits) in enumerate(zip(wanted, fitting, strict=True)):
@@ -135,7 +133,7 @@ class Localiser:
         """The mesh axes that deal out an axis of a result whose term is in these shares."""
         return self.divided[axis[0]] if axis and shares >> axis[0] & 1 else ()
 
-    def _deals(self, axis: Sequence[int], names: Names) -> bool:
+    def deals(self, axis: Sequence[int], names: Names) -> bool:
         """Whether an axis of an array is dealt out by mesh axes just as its first index is."""
         return not names or (bool(axis) and self.divided.get(axis[0]) == names)
 
@@ -162,16 +160,14 @@ class Localiser:
                 return mask_of(j for i, j in kept.items() if self.divided.get(i) == self.divided.get(j))
             case Literal() | Iota() | Const():
                 return 0
+            case Block() if (flow := flow_of(self, term)) is not None:
+                return flow.shares[term.out]
         return self.computed(t) & self.old.free[t]
 
     def arriving(self, term: Input) -> int:
-        """The indices of which an argument has shares when it arrives."""
-        axes = zip(term.axes, self.local.specs[term.slot], strict=True)
-        shares = mask_of(axis[0] for axis, names in axes if names and self._deals(axis, names))
-        once = sum(term.axes, ())
-        if any(once.count(i) > 1 for i in bits(shares)):
-            raise Undividable
-        return shares
+        """The indices of which an argument has shares when it arrives; one that it names twice, as a diagonal does, is gathered."""
+        axes, every = zip(term.axes, self.local.specs[term.slot], strict=True), sum(term.axes, ())
+        return mask_of(axis[0] for axis, names in axes if names and self.deals(axis, names) and every.count(axis[0]) == 1)
 
     def computed(self, t: int) -> int:
         """The indices of which a term is computed in shares, those that it folds among them."""
@@ -224,6 +220,9 @@ class Localiser:
                 return self.argument(t, term, shares)
             case Rename():
                 return self.renamed(t, term, shares)
+            case Block() if (flow := flow_of(self, term)) is not None:
+                result = local.program.add(replace(term, call=flow.call, args=flow.args), self.old.source.get(t))
+                return self.converted(result, t, flow.shares[term.out], shares)
         computed, have = self.computed(t), self.natural(t)
         if have & ~shares and is_made_again(self, t, shares):
             return self.converted(self.joint(t, computed & ~(have & ~shares)), t, have & shares, shares)
@@ -303,7 +302,8 @@ class Localiser:
         """A read of an argument; axes that are dealt out as no index of the program is are gathered, and then read."""
         local, specs = self.local, self.local.specs[term.slot]
         axes = local.axes(term.axes, shares)
-        odd = [a for a, (axis, names) in enumerate(zip(term.axes, specs, strict=True)) if not self._deals(axis, names)]
+        arriving = self.arriving(term)
+        odd = [a for a, (axis, names) in enumerate(zip(term.axes, specs, strict=True)) if names and not arriving & mask_of(axis[:1])]
         if not odd:
             return local.program.add(replace(term, axes=axes), self.old.source.get(t))
         pairs = {a: local.pair(("argument", term.slot, a), self.old.inputs[term.slot].shape[a], specs[a], "arriving") for a in odd}

@@ -134,8 +134,12 @@ def _exchanges(s: Schedule, seq: Seq, extents: Sequence[int], times: int) -> Ite
             yield from _exchanges(s, step.body, inside, times * -(-extent // chunk))
         else:
             term = s.ex.program.terms[step]
-            if isinstance(term, Block) and term.call.prim.name in EXCHANGES and term.out == 0:
-                yield _exchange(s.ex.program, step, term, extents, times)
+            if isinstance(term, Block) and term.out == 0:
+                if term.call.prim.name in EXCHANGES:
+                    yield _exchange(s.ex.program, step, term, extents, times)
+                for body in filter(None, term.call.bodies):  # of a while loop one turn counts
+                    inside = [index.extent for index in body.ex.program.indices]
+                    yield from _exchanges(body, body.seq, inside, times * int(term.call.params.get("length", 1)))
 
 
 def _exchange(program: Program, t: int, term: Block, extents: Sequence[int], times: int) -> Exchange:
