@@ -103,8 +103,7 @@ def build(view: View, choice: Choice) -> Extraction:
         known[c] = program.add(term, sources.get(c))
         class_of.setdefault(known[c], c)
         picked_with(program, known[c])
-    program.outputs = [ir.Output(known[view.class_of[o.term]], o.axes, o.weak_type) for o in view.program.outputs]
-    program.effects = [known[view.class_of[t]] for t in view.program.effects]
+    program.take_roots(view.program, lambda t: known[view.class_of[t]])
     ir.check(program)
     return _with_facts(view, program, class_of)
 

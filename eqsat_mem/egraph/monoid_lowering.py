@@ -18,7 +18,7 @@ from jax.extend.core import primitives
 
 from eqsat_mem.errors import OptionError
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Block, Call, Fold, Input, Literal, Map, Output, Program, Source, bits, children, describe, mask_of, with_children
+from eqsat_mem.ir import Block, Call, Fold, Input, Literal, Map, Program, Source, bits, children, describe, mask_of, with_children
 from eqsat_mem.ir.ops import Monoid, named_axes, operation_of
 
 
@@ -49,27 +49,24 @@ def _monoid(program: Program, t: int) -> Monoid | None:
 
 
 class _Unfolding:
-    """The new program, and the number in it of each old term."""
+    """The new program, and what may be done with its terms."""
 
     def __init__(self, program: Program, allowed: Allowed) -> None:
         self.old, self.before = program, allowed
         self.new, self.after = program.empty_like(), Allowed()
-        self.ids: dict[int, int] = {}
 
     def run(self) -> tuple[Program, Allowed, Mapping[int, int]]:
-        old, new = self.old, self.new
-        for t, term in enumerate(old.terms):
-            args, monoid = tuple(self.ids[c] for c in children(term)), _monoid(old, t)
-            if monoid is not None:
-                self.ids[t] = self.fold(t, monoid, args)
-                continue
-            self.ids[t] = new.add(with_children(term, args), old.source.get(t))
-            for table, before in ((getattr(self.after, name), getattr(self.before, name)) for name in ("splits", "accumulates", "unrolls")):
-                if t in before:
-                    table[self.ids[t]] = before[t]
-        new.outputs = [Output(self.ids[o.term], o.axes, o.weak_type) for o in old.outputs]
-        new.effects = [self.ids[t] for t in old.effects]
-        return new, self.after, self.ids
+        monoids = {t: monoid for t in range(len(self.old.terms)) if (monoid := _monoid(self.old, t)) is not None}
+
+        def parts(_: Program, t: int, ids: Mapping[int, int]) -> int | None:
+            return self.fold(t, monoids[t], tuple(ids[c] for c in children(self.old.terms[t]))) if t in monoids else None
+
+        new, ids = self.old.rewritten(parts, range(len(self.old.terms)), self.new)
+        for name in ("splits", "accumulates", "unrolls"):
+            for t, mask in getattr(self.before, name).items():
+                if t not in monoids:
+                    _allow(getattr(self.after, name), ids[t], mask)
+        return new, self.after, ids
 
     def fold(self, t: int, monoid: Monoid, args: Sequence[int]) -> int:
         """The parts of one fold: they may be sliced where it may, and its states besides where it accumulates."""

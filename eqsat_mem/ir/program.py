@@ -7,8 +7,8 @@ A program is a list of hash-consed terms in topological order. Sharing a term is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -198,18 +198,44 @@ class Program:
                 stack.extend(children(self.terms[t]))
         return sorted(seen)
 
+    # writing anew
+
+    def rewritten(
+        self, rewrite: Rewrite, terms: Iterable[int] | None = None, into: Program | None = None
+    ) -> tuple[Program, dict[int, int]]:
+        """The program with some of its terms replaced, and the number of each old term in the new program.
+
+        Args:
+            rewrite: called as ``rewrite(new, t, ids)`` for each term ``t`` of this program, operands first; ``ids`` has the numbers of
+                the terms before. It returns a term of ``new`` or the number of one that it has added there; ``None`` copies the term.
+            terms: the terms to go through, in ascending order: those that outputs and effects need unless others are given.
+            into: the program to add terms to: :meth:`empty_like` unless another is given.
+        """
+        out = self.empty_like() if into is None else into
+        ids: dict[int, int] = {}
+        for t in self.reachable() if terms is None else terms:
+            new = rewrite(out, t, ids)
+            ids[t] = new if isinstance(new, int) else out.add(self.on(t, ids) if new is None else new, self.source.get(t))
+        out.take_roots(self, ids.__getitem__)
+        return out, ids
+
+    def on(self, t: int, ids: Mapping[int, int]) -> Term:
+        """The operation of a term on the operands that ``ids`` has for its own."""
+        return with_children(self.terms[t], tuple(ids[c] for c in children(self.terms[t])))
+
+    def take_roots(self, old: Program, number: Callable[[int], int]) -> None:
+        """Have the outputs and effects of ``old``, of whose terms ``number`` tells the number here."""
+        self.outputs = [replace(o, term=number(o.term)) for o in old.outputs]
+        self.effects = [number(t) for t in old.effects]
+
     def replace_calls(self, new: Mapping[Call, Call]) -> Program:
         """The same program with other calls in place of some."""
-        out = self.empty_like()
-        ids: dict[int, int] = {}
-        for t in self.reachable():
-            term = with_children(self.terms[t], tuple(ids[c] for c in children(self.terms[t])))
-            if isinstance(term, Block) and term.call in new:
-                term = Block(term.dtype, new[term.call], term.args, term.out)
-            ids[t] = out.add(term, self.source.get(t))
-        out.outputs = [Output(ids[o.term], o.axes, o.weak_type) for o in self.outputs]
-        out.effects = [ids[t] for t in self.effects]
-        return out
+
+        def called(_: Program, t: int, ids: Mapping[int, int]) -> Term | None:
+            term = self.on(t, ids)
+            return Block(term.dtype, new[term.call], term.args, term.out) if isinstance(term, Block) and term.call in new else None
+
+        return self.rewritten(called)[0]
 
     def empty_like(self) -> Program:
         """A program with the same indices, inputs and constants, and no terms."""
@@ -220,6 +246,10 @@ class Program:
             [f"%{t} = {describe(self, t)}" for t in self.reachable()]
             + [f"return %{o.term} as {axes_text(self, o.axes)}" for o in self.outputs]
         )
+
+
+Rewrite = Callable[[Program, int, Mapping[int, int]], Term | int | None]
+"""What :meth:`Program.rewritten` puts in place of a term."""
 
 
 def itemsize(dtype: Any) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from eqsat_mem.egraph.extract import Extraction, picked_with
 from eqsat_mem.egraph.rule_files import RuleSet
-from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Output, Program, Rename, Term, bits, children, mask_of, with_children
+from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Program, Rename, Term, bits, children, mask_of
 from eqsat_mem.ir.ops import with_sums_p
 from eqsat_mem.ir.precision import of_rules, rounds
 
@@ -144,48 +144,45 @@ def _precision(term: Term) -> Any:
 
 
 class _Rewriting:
-    """The new program, the number in it of each old term, and what may be done with new ones."""
+    """The new program, and what may be done with new terms."""
 
     def __init__(self, ex: Extraction) -> None:
         self.ex, self.old = ex, ex.program
         self.new = ex.program.empty_like()
-        self.ids: dict[int, int] = {}
         self.splits: dict[int, int] = {}
 
     def run(self, totals: Mapping[int, _Total]) -> Extraction:
-        old, new, ex = self.old, self.new, self.ex
+        old, ex = self.old, self.ex
         reachable = old.reachable()
-        for t in sorted({*reachable, *(other for u in reachable for other in picked_with(old, u))}):
-            term = old.terms[t]
-            if t in totals:
-                self.ids[t] = self.contraction(t, totals[t])
-            else:
-                self.ids[t] = new.add(with_children(term, tuple(self.ids[c] for c in children(term))), old.source.get(t))
-        new.outputs = [Output(self.ids[o.term], o.axes, o.weak_type) for o in old.outputs]
-        new.effects = [self.ids[t] for t in old.effects]
+        terms = sorted({*reachable, *(other for u in reachable for other in picked_with(old, u))})
+
+        def contraction(_: Program, t: int, ids: Mapping[int, int]) -> int | None:
+            return self.contraction(t, totals[t], ids) if t in totals else None
+
+        new, ids = old.rewritten(contraction, terms, self.new)
         tables = ex.splits, ex.accumulates, ex.unrolls
-        splits, accumulates, unrolls = ({self.ids[t]: allowed for t, allowed in table.items() if t in self.ids} for table in tables)
-        rescales = {self.ids[t]: sum_of.renumbered(self.ids) for t, sum_of in ex.rescales.items() if t in self.ids}
-        origin = old, {t: o for o, t in self.ids.items()}
+        splits, accumulates, unrolls = ({ids[t]: allowed for t, allowed in table.items() if t in ids} for table in tables)
+        rescales = {ids[t]: sum_of.renumbered(ids) for t, sum_of in ex.rescales.items() if t in ids}
+        origin = old, {t: o for o, t in ids.items()}
         return Extraction(new, splits | self.splits, accumulates, unrolls, rescales, origin)
 
-    def contraction(self, t: int, total: _Total) -> int:
+    def contraction(self, t: int, total: _Total, ids: Mapping[int, int]) -> int:
         """The contraction that is the total."""
         new, like = self.new, self.old.terms[total.product.term]
         (k,) = bits(total.product.over)
         parts = max(min(new.indices[k].extent // 8, MOST_PARTS), 1)
         longer = new.new_index(new.indices[k].name, new.indices[k].extent + 2 * parts)
         allowed = self.ex.splits.get(t, 0)
-        first, second = (self.ids[f] for f in total.product.factors)
+        first, second = (ids[f] for f in total.product.factors)
         first = self.times(first, total.product.factor, allowed)
-        left = self.with_sums(first, total.left, {"parts": parts, "first": True}, longer, allowed)
-        right = self.with_sums(second, total.right, {"parts": parts, "first": False}, longer, allowed)
+        left = self.with_sums(first, total.left, ids, {"parts": parts, "first": True}, longer, allowed)
+        right = self.with_sums(second, total.right, ids, {"parts": parts, "first": False}, longer, allowed)
         return new.add(Dot(like.dtype, 1 << longer, left, right, _precision(like)), self.old.source.get(t))
 
-    def with_sums(self, x: int, summed: _Sum, params: dict[str, Any], longer: int, allowed: int) -> int:
+    def with_sums(self, x: int, summed: _Sum, ids: Mapping[int, int], params: dict[str, Any], longer: int, allowed: int) -> int:
         """An operand of the contraction, with a sum, over an index that is ``longer``."""
         new, dtype = self.new, self.new.terms[x].dtype
-        factors = [self.ids[f] for f in summed.factors]
+        factors = [ids[f] for f in summed.factors]
         if summed.names:
             factors = [new.add(Rename(dtype, summed.names, f)) for f in factors]
         under = self.kept(Map(dtype, "mul", tuple(factors)), allowed) if len(factors) == 2 else factors[0]
