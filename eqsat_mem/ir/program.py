@@ -70,7 +70,10 @@ class Output:
 
 @dataclass
 class Program:
-    """Terms in topological order with inputs, constants, outputs and effects (roots that must run, in order)."""
+    """Terms in topological order with inputs, constants, outputs and effects (roots that must run, in order).
+
+    ``passes`` are the names of the passes that have changed it (:mod:`eqsat_mem.passes`).
+    """
 
     indices: list[Index] = field(default_factory=list)
     inputs: list[Buffer] = field(default_factory=list)
@@ -80,6 +83,7 @@ class Program:
     outputs: list[Output] = field(default_factory=list)
     effects: list[int] = field(default_factory=list)
     source: dict[int, Source] = field(default_factory=dict)
+    passes: frozenset[str] = frozenset()
     _ids: dict[Term, int] = field(default_factory=dict, repr=False)
     _operands: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
@@ -238,8 +242,8 @@ class Program:
         return self.rewritten(called)[0]
 
     def empty_like(self) -> Program:
-        """A program with the same indices, inputs and constants, and no terms."""
-        return Program(list(self.indices), list(self.inputs), list(self.consts))
+        """A program with the same indices, inputs and constants, changed by the same passes, and no terms."""
+        return Program(list(self.indices), list(self.inputs), list(self.consts), passes=self.passes)
 
     def __str__(self) -> str:
         return "\n".join(

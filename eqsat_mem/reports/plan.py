@@ -72,7 +72,7 @@ class Plan:
         predicted_s, original_predicted_s: seconds by the time model, or None where it was not asked.
         seconds: seconds that each stage of planning took.
         loops: the loops of the plan in the order of the program, outer ones before those inside.
-        rules_fired: the names of the rules that matched something in the program.
+        rules_fired: the names of the rules that matched something in the program, and of the passes that changed it.
         peak_tensors: ``(description, bytes, source)`` of what is held at the plan's peak.
         program, schedule: the chosen terms and their loop tree, for those who want to look further.
         record: what :meth:`explain` and :meth:`show` work from, or None for a plan put together by hand.

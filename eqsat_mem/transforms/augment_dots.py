@@ -20,9 +20,8 @@ from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Program, Rename, Term, bits, children, mask_of
 from eqsat_mem.ir.ops import with_sums_p
 from eqsat_mem.ir.precision import of_rules, rounds
+from eqsat_mem.passes import SUMS
 
-RULE = "sum-of-dot"
-"""The rule whose permission this needs: sums may be taken in another order."""
 LARGE = 2**14
 """Elements of a result from which on additions are worth a copy of the operands."""
 MOST_PARTS = 3
@@ -31,7 +30,7 @@ MOST_PARTS = 3
 
 def absorbed(ex: Extraction, rules: RuleSet) -> Extraction:
     """The program with the sums that are added to its contractions as part of those, where rules allow it."""
-    if all(rule.name != RULE for rule in rules.rules):
+    if SUMS not in rules.passes:
         return ex
     found = _totals(ex.program)
     return _Rewriting(ex).run(found) if found else ex
@@ -160,6 +159,7 @@ class _Rewriting:
             return self.contraction(t, totals[t], ids) if t in totals else None
 
         new, ids = old.rewritten(contraction, terms, self.new)
+        new.passes |= {SUMS.name}
         tables = ex.splits, ex.accumulates, ex.unrolls
         splits, accumulates, unrolls = ({ids[t]: allowed for t, allowed in table.items() if t in ids} for table in tables)
         rescales = {ids[t]: sum_of.renumbered(ids) for t, sum_of in ex.rescales.items() if t in ids}

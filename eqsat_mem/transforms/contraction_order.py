@@ -16,9 +16,8 @@ from opt_einsum import paths
 from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.ir import Dot, Map, Program, bits, children
+from eqsat_mem.passes import ORDER
 
-RULE = "reassociate"
-"""The rule that this follows: without it, orders stay as they are."""
 FEWEST = 4
 """Factors from which on an order is looked for; of fewer, rules have all."""
 NEIGHBOURS = 2
@@ -29,12 +28,13 @@ FEW = 8
 
 def reordered(ex: Extraction, rules: RuleSet, seconds: Callable[[Program, int], float]) -> Extraction | None:
     """The program with its long products in the order that takes the fewest multiplications; None if it is not faster by ``seconds``."""
-    if all(rule.name != RULE for rule in rules.rules):
+    if ORDER not in rules.passes:
         return None
     products = [p for p in _products(ex.program) if len(p.factors) >= FEWEST]
     if not products:
         return None
     program = _rebuilt(ex.program, {p.root: p for p in products})
+    program.passes |= {ORDER.name}
     before, after = (sum(seconds(p, t) for t in p.reachable()) for p in (ex.program, program))
     return original(program, rules) if after < before else None
 

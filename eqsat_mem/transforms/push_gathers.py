@@ -35,6 +35,7 @@ from eqsat_mem.ir import (
     mask_of,
     with_children,
 )
+from eqsat_mem.passes import LOOKUPS
 
 RULES = {"slice-pointwise": Map, "slice-fold": Fold, "slice-dot": Dot}
 """The rules that allow rows of a term to be computed from rows of its operands; without its rule, a term is computed whole."""
@@ -42,6 +43,8 @@ RULES = {"slice-pointwise": Map, "slice-fold": Fold, "slice-dot": Dot}
 
 def looked_up(program: Program, rules: RuleSet) -> Program | None:
     """The program with lookups in computed values, and slices of them, taken apart as far as rules allow, ``None`` if nothing is."""
+    if LOOKUPS not in rules.passes:
+        return None
     sliced = (Rename, Iota, *(RULES[rule.name] for rule in rules.rules if rule.name in RULES))
     changed = False
 
@@ -53,6 +56,7 @@ def looked_up(program: Program, rules: RuleSet) -> Program | None:
         return found
 
     new, _ = program.rewritten(rows)
+    new.passes |= {LOOKUPS.name}
     return new if changed else None
 
 

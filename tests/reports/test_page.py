@@ -21,7 +21,7 @@ from tests.cli.test_cli import KERNEL, error_of
 from tests.reports import test_explain
 
 VOID = {"meta", "br"}
-NAMES = ["bound", "chain", "scan"]
+NAMES = ["bound", "longer", "scan"]
 RULES = ("associativity", "distance", "simplify", "splitting")
 """A page explains its plan, which takes a search for each rule that matched."""
 
@@ -96,7 +96,7 @@ def extracted(plan):
     return {t for t in reachable if origin is None or t in origin[1]}
 
 
-@pytest.mark.parametrize("name", ["bound", "chain"])
+@pytest.mark.parametrize("name", ["bound", "longer"])
 def test_every_value_of_the_programs_has_a_class(name):
     plan = planned(name)
     original = jaxpr_html(plan.record.jaxpr, plan.record.arg_names, dict.fromkeys(variables(plan.record.jaxpr.jaxpr), 0))
@@ -130,7 +130,7 @@ def test_the_plan_chooses_one_way_for_each_of_its_values(name):
 
 
 def test_other_ways_are_there():
-    data = data_of("chain")
+    data = data_of("longer")
     most = max(data["classes"].values(), key=lambda found: len(found["nodes"]))
     assert len(most["nodes"]) > 2
     assert {"splits-dot"} <= most["facts"].keys()
