@@ -21,7 +21,6 @@ from eqsat_mem.schedule.cost_model import Device, Folds, term_seconds
 from eqsat_mem.schedule.remat import Moved, least_bytes
 from eqsat_mem.schedule.search import Schedule, Search, fastest
 from eqsat_mem.schedule.timing import Known
-from eqsat_mem.transforms.augment_dots import absorbed
 from eqsat_mem.transforms.contraction_order import reordered
 from eqsat_mem.transforms.plan_bodies import plan_bodies
 from eqsat_mem.transforms.push_gathers import looked_up
@@ -150,9 +149,8 @@ def _extracted(view: View, rules: RuleSet, device: Device) -> _Candidates:
     for ex, price in zip(found, (None, *MEMORY_PRICES)):
         tell(Extracted(ex, price))
     found += [new for ex in found if (new := reordered(ex, rules, seconds)) is not None]
-    every = [written, *(absorbed(ex, rules) for ex in found)]
-    tell(Stepped("pass", Counter(name for ex in every for name in ex.program.passes)))
-    return _Candidates(view, written, list({str(ex.program): ex for ex in reversed(every)}.values())[::-1])  # one per program text
+    tell(Stepped("pass", Counter(name for ex in found for name in ex.program.passes)))
+    return _Candidates(view, written, list({str(ex.program): ex for ex in reversed(found)}.values())[::-1])  # one per program text
 
 
 def _searched(searches: Sequence[Search], scheduler: Scheduler, known: _Candidates) -> Schedule:

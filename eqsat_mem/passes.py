@@ -88,14 +88,6 @@ ORDER = Pass(
     "intermediate results are smaller",
     "transforms/contraction_order.py",
 )
-SUMS = Pass(
-    "sums-in-contractions",
-    "sum_k a b + sum_k u + sum_k w = one contraction of [a, sum_k u, 1] with [b, 1, sum_k w]",
-    "reassociate",
-    "the sums are taken in another order",
-    "none; two additions for each element of the result less",
-    "transforms/augment_dots.py",
-)
 LOOKUPS = Pass(
     "rows-of-computed",
     "f(a)[p] = f(a[p]) for elementwise operations, folds and contractions, and slices likewise, as far as the rules slice-* allow it",
@@ -113,5 +105,5 @@ SCANS = Pass(
     "transforms/scan_rewrite.py",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ORDER, SUMS, LOOKUPS, SCANS)
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ORDER, LOOKUPS, SCANS)
 """All passes, in the order in which a program meets them."""

@@ -47,10 +47,6 @@ def chain(x, *factors):
     return x
 
 
-def distances(x, y, v):
-    return jnp.exp(-jnp.sum((x[:, None] - y[None]) ** 2, -1)) @ v
-
-
 def some_rows(x, i):
     k = jnp.exp(x @ x.T)
     return k[i] @ x, k[:, i].T @ x
@@ -67,7 +63,6 @@ PROGRAMS = {
     "diagonal-by-mask": (trace, [f32(700, 8)], 400 * KIB),
     "rows-by-mask": (labels, [f32(600, 4), f32(500, 4), np.arange(600, dtype=np.int32) % 500], 400 * KIB),
     "order-of-products": (chain, [f32(2, 300), *[f32(300, 301)[:, :300] for _ in range(11)], f32(300, 1)], 2**30),
-    "sums-in-contractions": (distances, [f32(1500, 20), f32(1400, 20), f32(1400, 2)], 2**20),
     "rows-of-computed": (some_rows, [f32(701, 3), PLACES], 300 * KIB),
     "slices-in-scans": (steps, [f32(400, 300), f32(300)], 4 * 2**20),
 }

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from eqsat_mem import ir
+from eqsat_mem.egraph.augmented_lowering import augmented_contractions
 from eqsat_mem.egraph.encode import Node, pointwise
 from eqsat_mem.egraph.engine import View
-from eqsat_mem.egraph.monoid_lowering import Allowed, taken_apart
+from eqsat_mem.egraph.lowering import Allowed, Lowering
+from eqsat_mem.egraph.monoid_lowering import monoid_folds
 from eqsat_mem.egraph.online_folds import Rescaled, rescaled_sums
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
@@ -126,16 +128,17 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
         return {t: mask for t, mask in found.items() if mask}
 
     def sliced(t: int, dots: bool) -> int:
-        return pointwise(program, t) if isinstance(program.terms[t], ir.Dot) is dots else 0
+        return pointwise(program, t) if isinstance(program.terms[t], ir.Dot | ir.DotPlus) is dots else 0
 
     allowed = Allowed(
         table("splits", lambda t: sliced(t, dots=False)) | table("splits-dot", lambda t: sliced(t, dots=True)),
         table("accumulates", lambda t: ir.folded(program.terms[t])),
         table("unrolls", lambda t: _elements(program.terms[t])),
     )
-    parts, allowed, ids = taken_apart(program, allowed)
+    lowered, allowed, ids = Lowering(program, allowed).run(monoid_folds(program) | augmented_contractions(program))
     rescales = {ids[t]: rescaled.renumbered(ids) for t, rescaled in rescaled_sums(view, program, class_of).items()}
-    return Extraction(parts, allowed.splits, allowed.accumulates, allowed.unrolls, rescales)
+    origin = None if lowered is program else (program, {new: t for t, new in ids.items()})
+    return Extraction(lowered, allowed.splits, allowed.accumulates, allowed.unrolls, rescales, origin)
 
 
 def _elements(term: ir.Term) -> int:
@@ -180,7 +183,9 @@ def priced(view: View, seconds: Seconds, memory_prices: Sequence[float]) -> list
         elements = _elements(term) if isinstance(term, ir.Fold | ir.Block) else 0
         unrolled = elements != 0 and not elements & ~view.facts["unrolls"].get(c, 0)
         written = (c, node) in original
-        held = isinstance(term, ir.Dot | ir.Block | ir.Rename)  # other values may be computed on the way; a rename reads one that is not
+        held = isinstance(
+            term, ir.Dot | ir.DotPlus | ir.Block | ir.Rename
+        )  # other values may be computed on the way; a rename reads one that is not
         work = seconds(scratch, t, unrolled) * (1.0 if written else TOLL)
         for at_price, price in zip(costs, memory_prices, strict=True):
             at_price.of[c][k] = work + (price * scratch.nbytes(t) if held else 0.0) + (1e-12 if written else 2e-12)

@@ -20,6 +20,7 @@ from eqsat_mem.ir.terms import (
     Call,
     Const,
     Dot,
+    DotPlus,
     Fold,
     Index,
     Input,
@@ -146,20 +147,26 @@ class Program:
             case Iota():
                 return 1 << term.index
             case Map():
-                out = 0
-                for a in term.args:
-                    out |= self.free[a]
-                return out
+                return self._read(term)
             case Fold():
                 return self.free[term.arg] & ~term.over
             case Dot():
                 return (self.free[term.lhs] | self.free[term.rhs]) & ~term.over
+            case DotPlus():
+                return self._read(term) & ~term.over
             case Rename():
                 to = dict(term.pairs)
                 return mask_of(to.get(i, i) for i in bits(self.free[term.arg]))
             case Block():
                 return axes_mask(term.call.out_axes[term.out])
         raise TypeError(f"not a term: {term!r}")
+
+    def _read(self, term: Term) -> int:
+        """The indices that operands of a term depend on."""
+        out = 0
+        for c in children(term):
+            out |= self.free[c]
+        return out
 
     def extent(self, mask: int) -> int:
         """The product of the extents of an index set."""
@@ -306,6 +313,8 @@ def describe(program: Program, t: int) -> str:
             return f"{term.monoid}[{names(program, term.over)}]({args}){tail}"
         case Dot():
             return f"dot[{names(program, term.over)}]({args}){tail}"
+        case DotPlus():
+            return f"dot_plus[{names(program, term.over)}]({args}){tail}"
         case Rename():
             pairs = ", ".join(f"{program.indices[s].name}->{program.indices[d].name}" for s, d in term.pairs)
             return f"rename[{pairs}]({args}){tail}"
@@ -337,6 +346,9 @@ def check(program: Program) -> None:
                 assert not stay & mask_of(targets), f"a renamed index meets another at {where}"
                 for s, d in term.pairs:
                     assert program.indices[s].extent == program.indices[d].extent, f"extents at {where}"
+            case DotPlus():
+                assert not program.free[term.left] & ~(program.free[term.lhs] | term.over), f"indices of the left sum at {where}"
+                assert not program.free[term.right] & ~(program.free[term.rhs] | term.over), f"indices of the right sum at {where}"
             case Block():
                 call = term.call
                 assert len(call.in_axes) == len(term.args), f"operands of {where}"

@@ -48,7 +48,8 @@ class NeededRule:
         rule: the rule or pass with its card.
         step: the step of saturation in which it first matched, counted over all rulesets; rules of one step act at once. Passes count as
             one step after that.
-        matches: how often it matched, the other needed rules being the only ones; of a pass, how many candidates it has changed.
+        matches: how often it matched, the other needed rules being the only ones, or all rules where it does not match among those;
+            of a pass, how many candidates it has changed.
         without: what the search finds without it, all other rules applied. Where that is as good as the plan, other rules stand in.
     """
 

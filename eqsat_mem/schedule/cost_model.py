@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 
 from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, machine_bits
-from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, bits, children, itemsize
+from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, bits, children, itemsize
 from eqsat_mem.ir.ops import block_weight, map_row
-from eqsat_mem.ir.precision import rounds
+from eqsat_mem.ir.precision import of_rules, rounds
 
 
 class Folds(StrEnum):
@@ -183,6 +183,8 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], device: Devic
             return out * count * width * weight / device.elements
         case Dot():
             return dot_s(program, term, extents, device)
+        case DotPlus():
+            return _dot_plus_s(program, term, extents, device)
         case Block():
             ins = [_shape(extents, axes) for axes in term.call.in_axes]
             outs = [_shape(extents, axes) for axes in term.call.out_axes]
@@ -217,6 +219,17 @@ def dot_s(program: Program, term: Dot, extents: Sequence[int], device: Device) -
     return min(products / (_contraction_rate(term, device) * max(fill * busy, 1e-3)) + packing, vector)
 
 
+def _dot_plus_s(program: Program, term: DotPlus, extents: Sequence[int], device: Device) -> float:
+    """An augmented contraction as extraction sees it: the contraction and the sums that are joined to its operands.
+
+    What the columns take that hold these sums is left out, for they save digits: where rules expand a distance, its sums are part of
+    the contraction also where adding them to its result would be as fast.
+    """
+    product = Dot(term.dtype, term.over, term.lhs, term.rhs, of_rules(term.dtype))
+    sums = sum(_product(extents, program.free[s]) for s in (term.left, term.right)) * itemsize(term.dtype) / 4
+    return dot_s(program, product, extents, device) + sums * device.reduce_weight / device.elements
+
+
 def _contraction_rate(term: Dot, device: Device) -> float:
     """Multiplications and additions per second of a contraction that fills the matrix unit."""
     width = itemsize(term.dtype)
@@ -238,21 +251,10 @@ def term_seconds(program: Program, t: int, unrolled: bool = False, device: Devic
     term = program.terms[t]
     if isinstance(term, (Input, Const, Iota, Literal, Rename)):
         return 0.0
-    if _adds_smaller(program, t):
-        return 0.0
     device = device or default_device()
     seconds = arithmetic_s(program, t, [i.extent for i in program.indices], device, CROWDED if unrolled else None)
-    touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, Block)) else 0
+    touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, DotPlus, Block)) else 0
     return seconds + touched / device.levels[1][1]
-
-
-def _adds_smaller(program: Program, t: int) -> bool:
-    """Is this the sum of a value with all indices of the result and one with fewer? What is added to a contraction becomes part of it."""
-    term = program.terms[t]
-    if not isinstance(term, Map) or term.op not in ("add", "sub"):
-        return False
-    free = [program.free[a] for a in term.args]
-    return program.free[t] in free and free[0] != free[1]
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 
 from eqsat_mem.egraph import language
 from eqsat_mem.egraph.rule_files import Rule
-from eqsat_mem.egraph.soundness.patterns import Tree, directions, is_constructor
+from eqsat_mem.egraph.soundness.patterns import Tree, directions, filled, is_constructor
 
 Equation = tuple[str, str]
 """Two sides as text, with variables numbered in the order in which they are met; the lesser text first."""
@@ -41,16 +41,8 @@ def equations(rule: Rule, own: language.Own = language.NOTHING) -> Iterator[Equa
             elif action[0] == "union":
                 pairs.append((action[1], action[2]))
         for left, right in pairs:
-            sides = [_filled(side, meaning) for side in (left, right)]
+            sides = [filled(side, meaning) for side in (left, right)]
             yield min(_numbered(sides), _numbered(sides[::-1]))
-
-
-def _filled(tree: Tree, meaning: dict[str, Tree]) -> Tree:
-    """A tree with variables replaced by what they mean, and theirs in turn."""
-    if isinstance(tree, str):
-        inner = {name: other for name, other in meaning.items() if name != tree}
-        return _filled(meaning[tree], inner) if tree in meaning else tree
-    return [tree[0], *(_filled(part, meaning) for part in tree[1:])]
 
 
 def _numbered(sides: Sequence[Tree]) -> Any:

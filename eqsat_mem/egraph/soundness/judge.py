@@ -246,7 +246,7 @@ class _Trial:
         free = [self.program.free[t] for t in (left, right)]
         sides = [_broadcast(self.program, values.of[t], have, free[0] | free[1]) for t, have in zip((left, right), free)]
         scale = np.maximum(values.scale[left], values.scale[right])
-        return first_difference(claim, sides[0], sides[1], scale, values.finite[right])
+        return first_difference(claim, sides[0], sides[1], scale, values.finite[left] & values.finite[right])
 
     def _pieces(self) -> Iterator[Difference | None]:
         """What splitting rules state, done: slices and chunks instead of the whole."""
