@@ -10,6 +10,7 @@ calls are read as their bodies: that is no pass.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 FILE = "passes"
@@ -107,3 +108,8 @@ SCANS = Pass(
 
 EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ORDER, LOOKUPS, SCANS)
 """All passes, in the order in which a program meets them."""
+
+
+def named(names: Collection[str]) -> tuple[Pass, ...]:
+    """The passes of these names."""
+    return tuple(known for known in EVERY if known.name in names)

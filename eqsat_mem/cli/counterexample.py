@@ -10,13 +10,13 @@ import jax
 import numpy as np
 
 from eqsat_mem import ir
+from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.soundness.judge import Difference
 from eqsat_mem.ir import Program, bits
 from eqsat_mem.ir.ops.elementwise import dtype_text
-from eqsat_mem.schedule.search import Schedule
-from eqsat_mem.schedule.split import region
+from eqsat_mem.schedule.search import unscheduled
 
 HEADER = """import jax
 import jax.numpy as jnp
@@ -59,7 +59,7 @@ def _function(program: Program, t: int, free: int, name: str, slots: dict[int, i
 
     one, _ = side.rewritten(read, into=Program(list(program.indices), given))
     ex = Extraction(one)
-    source = emit(Schedule(ex, region(ex), {}, 0, 0.0), name).source
+    source = emit(unscheduled(ex, backend_in_use()), name).source
     return source[source.index("def ") :].strip() + "\n"
 
 

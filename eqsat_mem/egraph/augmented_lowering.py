@@ -17,12 +17,16 @@ from eqsat_mem.ir.ops import longer, parts_of, with_sums_p
 from eqsat_mem.ir.precision import of_rules
 
 
-def augmented_contractions(program: Program) -> dict[int, Lower]:
-    """How each augmented contraction is written out as a contraction of operands with sums."""
-    return {t: partial(_contraction, term) for t, term in enumerate(program.terms) if isinstance(term, DotPlus)}
+def augmented_contractions(program: Program, rounds_operands: bool) -> dict[int, Lower]:
+    """How each augmented contraction is written out as a contraction of operands with sums.
+
+    Where a device ``rounds_operands``, it asks for full precision, or the sums would be rounded with its operands.
+    """
+    lower = partial(_contraction, rounds_operands)
+    return {t: partial(lower, term) for t, term in enumerate(program.terms) if isinstance(term, DotPlus)}
 
 
-def _contraction(term: DotPlus, into: Lowering, t: int, ids: Mapping[int, int]) -> int:
+def _contraction(rounds_operands: bool, term: DotPlus, into: Lowering, t: int, ids: Mapping[int, int]) -> int:
     """The contraction of operands with sums; each may be sliced where the whole may."""
     new, may = into.new, into.before.splits.get(t, 0)
     (k,) = bits(term.over)
@@ -30,7 +34,7 @@ def _contraction(term: DotPlus, into: Lowering, t: int, ids: Mapping[int, int]) 
     index = new.new_index(new.indices[k].name, longer(extent))
     sides = ((term.lhs, term.left, True), (term.rhs, term.right, False))
     lhs, rhs = (_with_sums(into, ids[x], ids[s], k, index, {"parts": parts_of(extent), "first": first}, may) for x, s, first in sides)
-    dot = into.sliced(Dot(term.dtype, 1 << index, lhs, rhs, of_rules(term.dtype)), may)
+    dot = into.sliced(Dot(term.dtype, 1 << index, lhs, rhs, of_rules(term.dtype, rounds_operands)), may)
     if t in into.old.source:
         new.source.setdefault(dot, into.old.source[t])
     return dot

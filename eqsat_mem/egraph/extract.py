@@ -135,7 +135,7 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
         table("accumulates", lambda t: ir.folded(program.terms[t])),
         table("unrolls", lambda t: _elements(program.terms[t])),
     )
-    lowered, allowed, ids = Lowering(program, allowed).run(monoid_folds(program) | augmented_contractions(program))
+    lowered, allowed, ids = Lowering(program, allowed).run(monoid_folds(program) | augmented_contractions(program, view.rounds_operands))
     rescales = {ids[t]: rescaled.renumbered(ids) for t, rescaled in rescaled_sums(view, program, class_of).items()}
     origin = None if lowered is program else (program, {new: t for t, new in ids.items()})
     return Extraction(lowered, allowed.splits, allowed.accumulates, allowed.unrolls, rescales, origin)

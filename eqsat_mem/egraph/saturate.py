@@ -36,10 +36,11 @@ class Limits:
     large_elements: int = 16_384
 
 
-def saturate(program: Program, rules: RuleSet, limits: Limits = Limits()) -> View:
+def saturate(program: Program, rules: RuleSet, limits: Limits = Limits(), rounds_operands: bool = False) -> View:
     """The e-graph of ``program`` under ``rules``: closed under them, or as far as the limits allow (``View.stopped`` says which).
 
-    Where egglog fails, the e-graph is built again with fewer iterations.
+    Where egglog fails, the e-graph is built again with fewer iterations. ``rounds_operands`` says whether the device rounds operands of
+    contractions, so that those which rules make need full precision.
 
     Raises:
         RuleError: if egglog refuses a rule, or fails without any iteration.
@@ -56,9 +57,9 @@ def saturate(program: Program, rules: RuleSet, limits: Limits = Limits()) -> Vie
     except EgglogPanic:
         if limits.max_iterations == 0:
             raise
-        return saturate(program, rules, replace(limits, max_iterations=min(iterations, limits.max_iterations - 1)))
+        return saturate(program, rules, replace(limits, max_iterations=min(iterations, limits.max_iterations - 1)), rounds_operands)
     view.matches, view.rows, view.iterations = dict(sorted(run.matches.items())), run.rows[-1], iterations
-    view.stopped = stopped or "saturated"
+    view.stopped, view.rounds_operands = stopped or "saturated", rounds_operands
     for name, spent in run.graph.seconds.items():
         if rule_of(name) in run.most_rows:
             view.seconds[rule_of(name)] = view.seconds.get(rule_of(name), 0.0) + spent

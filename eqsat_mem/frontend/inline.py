@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from eqsat_mem.frontend.decompose import plain_form
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
+from eqsat_mem.frontend.lowering import PLAIN, Lowering
 from eqsat_mem.ir import Source
 from eqsat_mem.ir.ops import IDENTITIES
 from eqsat_mem.passes import EVERY, Pass
@@ -40,9 +41,9 @@ _IMPURE = frozenset({"rng_uniform", "empty", "create_token"})
 """Primitives that may return something else each time, though they declare no effect."""
 
 
-def flatten(closed: ClosedJaxpr, passes: Collection[Pass] = EVERY) -> Flat:
-    """The flat form of a closed jaxpr, which ``passes`` may change."""
-    work = _Flattening(Flat(), frozenset(passes))
+def flatten(closed: ClosedJaxpr, lowering: Lowering = PLAIN, passes: Collection[Pass] = EVERY) -> Flat:
+    """The flat form of a closed jaxpr, as a backend prefers it; ``passes`` may change it."""
+    work = _Flattening(Flat(), lowering, frozenset(passes))
     jaxpr = closed.jaxpr
     work.flat.inputs = [work.value(v.aval) for v in jaxpr.invars]
     work.flat.outputs = work.inline(jaxpr, closed.consts, work.flat.inputs, None)
@@ -66,8 +67,8 @@ def _live(equations: list[Equation], outputs: Iterable[int]) -> list[Equation]:
 class _Flattening:
     """The state of one flattening: the numbers of literals and of pure equations seen so far."""
 
-    def __init__(self, flat: Flat, passes: frozenset[Pass]):
-        self.flat, self.passes = flat, passes
+    def __init__(self, flat: Flat, lowering: Lowering, passes: frozenset[Pass]):
+        self.flat, self.lowering, self.passes = flat, lowering, passes
         self.within: frozenset[str] = frozenset()
         self.known_literals: dict[Any, int] = {}
         self.known_consts: dict[int, int] = {}
@@ -103,7 +104,7 @@ class _Flattening:
             return ins
         if name == "convert_element_type" and (same := self.converted(ins[0], params["new_dtype"])) is not None:
             return [same]
-        plain = plain_form(self.flat, self.producer, name, params, ins, self.passes)
+        plain = plain_form(self.flat, self.producer, name, params, ins, self.lowering, self.passes)
         if plain is not None:
             return self.changed(plain, source)
         return self.emit(eqn, ins, source)
@@ -137,7 +138,7 @@ class _Flattening:
         branches = params["branches"]
         platforms = params.get("branches_platforms")
         if platforms is not None:
-            here = jax.default_backend()
+            here = self.lowering.branch
             mine = {here, "cuda", "rocm"} if here == "gpu" else {here}
             return next((b for b, names in zip(branches, platforms) if names is None or mine & set(names)), None)
         if index in self.flat.literals:

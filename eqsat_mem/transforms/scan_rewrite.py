@@ -27,6 +27,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.frontend.inline import lines_of
 from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.lowering import LOADED
 from eqsat_mem.ir import Fold, Iota, Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir.ops import MONOIDS, accumulator
@@ -49,7 +50,7 @@ def forms(ex: Extraction, rules: RuleSet) -> Iterator[Program]:
         if stages.decisions() in seen:
             continue
         seen.add(stages.decisions())
-        program = load(_traced(stages), [b.name for b in ex.program.inputs], rules.passes)
+        program = load(_traced(stages), [b.name for b in ex.program.inputs], LOADED, rules.passes)
         program.passes |= {*ex.program.passes, SCANS.name}
         program.outputs = [replace(o, weak_type=w.weak_type) for o, w in zip(program.outputs, ex.program.outputs, strict=True)]
         yield program

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +21,7 @@ from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import region, split
+from tests.oracles.targets import CPU
 
 RULES = load_rules()
 
@@ -125,7 +128,7 @@ def test_a_program_stays_where_sums_are_others_or_may_not_move_or_little_is_adde
 
 def test_a_product_that_is_there_anyway_is_not_computed_again():
     def ways(function):
-        return joined(extract(saturate(loaded(function, points(1300, 9), points(1500, 9)), RULES), term_seconds, 0.0))
+        return joined(extract(saturate(loaded(function, points(1300, 9), points(1500, 9)), RULES), partial(term_seconds, backend=CPU), 0.0))
 
     assert ways(negated)
     assert not ways(product_used_twice)
@@ -182,7 +185,7 @@ def test_one_result_of_a_selection_brings_the_other_along(result):
     (folded,) = {term.call.folds for term in ex.program.terms if isinstance(term, Block) and term.call.folds}
     tree = split(ex, region(ex), folded.bit_length() - 1)
     assert tree is not None
-    code = emit(Schedule(ex, tree, dict.fromkeys(loops(tree), 50), 0, 0.0))
+    code = emit(Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), 50), 0, 0.0))
     assert "merge_top_k" in code.source
     want = jax.lax.top_k(-expanded(jnp.asarray(x), jnp.asarray(y)), 3)[result]
     np.testing.assert_allclose(code.function(x, y)[0], want, rtol=1e-4)

@@ -43,7 +43,7 @@ def traced(options: argparse.Namespace, passes: Collection[Pass] = EVERY) -> Pro
     plain = function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
     check_call(options.function, plain, args, kwargs)
     leaves = jax.tree.leaves((args, kwargs))
-    return load(jax.make_jaxpr(plain)(*args, **kwargs), argument_names(plain, args, kwargs, leaves), passes)
+    return load(jax.make_jaxpr(plain)(*args, **kwargs), argument_names(plain, args, kwargs, leaves), passes=passes)
 
 
 def run(options: argparse.Namespace) -> int:
