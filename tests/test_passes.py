@@ -12,9 +12,14 @@ from jax import lax
 
 import eqsat_mem
 from eqsat_mem.__main__ import main
+from eqsat_mem.codegen.emit import emit
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.rule_files import SOUNDNESS, load_rules
 from eqsat_mem.errors import RuleError
+from eqsat_mem.frontend.load import load
 from eqsat_mem.passes import EVERY, FILE
+from eqsat_mem.schedule.search import unscheduled
+from tests.oracles.targets import CPU
 
 PACKAGE = Path(eqsat_mem.__file__).parent
 KIB = 2**10
@@ -142,6 +147,24 @@ def test_an_explanation_names_the_passes_that_a_plan_needs():
     assert not needed.without.reached
     assert needed.matches > 0
     assert "search-by-folds [bitwise]: argmin_k a" in str(why)
+
+
+def test_the_page_of_rules_lists_every_pass():
+    text = (PACKAGE.parent / "rules" / "README.md").read_text().partition("## What is not a rule")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    assert [(row[0].strip("| `"), row[1]) for row in rows] == [(known.name, known.sound) for known in EVERY]
+
+
+def test_bodies_without_a_plan_are_emitted_as_they_were_written():
+    """Options may not allow passes, and nothing tells the emitter which they allow."""
+
+    def function(x):
+        return lax.fori_loop(0, 3, lambda _, total: total + x[jnp.argmin(x * total)], 0.0)
+
+    x = f32(1000)
+    written = emit(unscheduled(Extraction(load(jax.make_jaxpr(function)(x), ["x"])), CPU))
+    assert "argmin" in written.source
+    np.testing.assert_allclose(written.function(x)[0], function(x), rtol=1e-6)
 
 
 def test_passes_are_listed_with_the_rules(capsys):

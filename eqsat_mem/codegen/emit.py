@@ -362,8 +362,8 @@ class _Writer(Expressions):
 
 
 def _unplanned(body: ClosedJaxpr, names: Sequence[str], backend: Backend) -> Schedule:
-    """A function as it is written."""
-    return unscheduled(Extraction(load(body, names, backend.lowering)), backend)
+    """A function as it is written: no pass changes it, since options may not allow that."""
+    return unscheduled(Extraction(load(body, names, backend.lowering, passes=())), backend)
 
 
 def _is_elementwise(program: Program) -> bool:

@@ -33,6 +33,8 @@ Choice = dict[int, Node]
 
 TOLL = 1.15
 """What a term must save to replace what was written, which is as accurate as its author expects."""
+HELD = ir.Dot | ir.DotPlus | ir.Block | ir.Rename
+"""Terms whose bytes have a price: other values may be computed on the way to a reader; a rename reads one that is not."""
 PASSES = 4
 """How often the search starts again with the classes in use as paid."""
 ROUNDS = 6
@@ -183,9 +185,7 @@ def priced(view: View, seconds: Seconds, memory_prices: Sequence[float]) -> list
         elements = _elements(term) if isinstance(term, ir.Fold | ir.Block) else 0
         unrolled = elements != 0 and not elements & ~view.facts["unrolls"].get(c, 0)
         written = (c, node) in original
-        held = isinstance(
-            term, ir.Dot | ir.DotPlus | ir.Block | ir.Rename
-        )  # other values may be computed on the way; a rename reads one that is not
+        held = isinstance(term, HELD)
         work = seconds(scratch, t, unrolled) * (1.0 if written else TOLL)
         for at_price, price in zip(costs, memory_prices, strict=True):
             at_price.of[c][k] = work + (price * scratch.nbytes(t) if held else 0.0) + (1e-12 if written else 2e-12)

@@ -312,8 +312,7 @@ class Draw:
         return new
 
     def _leaf(self, dtype: str, free: int | None = None) -> int:
-        if free is None:
-            free = mask_of(i for i in self.universe if self.rng.random() < self.density)
+        free = mask_of(i for i in self.universe if self.rng.random() < self.density) if free is None else free
         leaf = self.builder.leaf(free, dtype)
         if "summed" in self.shape.functions and dtype == "float64":
             leaf = self._mixed(free)
