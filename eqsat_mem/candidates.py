@@ -115,9 +115,8 @@ class Forms:
             return known
         rules, options = self.rules, self.options
         with self.clock("saturate"):
-            view = saturate(
-                program, rules, Limits(options.max_rows, options.max_iterations, options.max_seconds), self.backend.rounds_operands
-            )
+            limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=self.backend.unrolled_elements)
+            view = saturate(program, rules, limits, self.backend.rounds_operands)
         with self.clock("extract"):
             known = _extracted(view, rules, self.backend)
         if any(program is form for form in self.made):

@@ -146,7 +146,8 @@ class View:
 class EGraph:
     """One egglog e-graph that holds one program and the rules for it.
 
-    ``large_elements`` is the size of an index set above which it is `large`.
+    ``large_elements`` is the size of an index set above which it is `large`, ``unrolled_elements`` the size up to which folds over it may
+    be written out (`unrollable`).
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class EGraph:
         rules: Sequence[tuple[str, str]],
         maps: dict[str, int],
         large_elements: float,
+        unrolled_elements: float,
         own: language.Own = language.NOTHING,
     ) -> None:
         self._egg = bindings()
@@ -166,7 +168,7 @@ class EGraph:
         used = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in language.primitive_of()}
         for name, text in (*language.language(maps | used, own), *rules):
             self._run(text, name)
-        self._load(large_elements)
+        self._load(large_elements, unrolled_elements)
 
     def step(self, ruleset: str, times: int = 1) -> tuple[bool, dict[str, int]]:
         """Iterations of a ruleset until nothing changes: whether anything did, and the matches of each rule."""
@@ -259,10 +261,11 @@ class EGraph:
                 children += [number.setdefault(v, len(number)) for v in operands]
         return tuple(payload), tuple(children)
 
-    def _load(self, large_elements: float) -> None:
+    def _load(self, large_elements: float, unrolled_elements: float) -> None:
         """Each term and what is known of it, as syntax trees: text would take several times as long."""
         commands = [self._set("extent", [self._lit(bit)], self._lit(float(extent))) for bit, extent in self._encoder.extents()]
         commands.append(self._set("threshold", [], self._lit(float(large_elements))))
+        commands.append(self._set("unrollable", [], self._lit(float(unrolled_elements))))
         for t, term in self._encoded.items():
             read = self._call("Node", [self._lit(t)])
             commands.append(self._set("Node", [self._lit(t)], self._expression(term.node)))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,32 +102,35 @@ def load_rules(
         OptionError: for an operation whose name is taken.
     """
     own = own_constructors(operations)
-    rules: list[Rule] = []
-    taken = {*language.RULE_NAMES, *(known.name for known in EVERY)}
-    declarations: list[Form] = []
-    forms: list[Form] = []
-    for path in [*default_files(), *map(Path, paths)]:
-        found, declared, written = _read_file(path)
-        declarations += declared
-        forms += written
-        _refuse_duplicates(found, taken)
-        rules += found
-    arguments = _check(declarations, forms, own)
-    maps = language.elementwise_used(form.tree for form in forms)
-    meanings = tuple(_meaning(form, arguments, own) for form in declarations if _means(form))
-    every: list[Rule | Pass] = [*rules, *EVERY]
+    texts = tuple((path.name, _read(path)) for path in [*default_files(), *map(Path, paths)])
+    known = _checked(texts, tuple(own.items()))
+    every: list[Rule | Pass] = [*known.rules, *EVERY]
     kept = every if only is None else select(every, only)
     named = set(only or ())
     dropped = {card.name for card in select(every, without)}
     applied = [c for c in kept if c.name not in dropped and (c.sound in SOUNDNESS[accuracy] or c.name in named)]
-    return RuleSet(
-        tuple(rule for rule in applied if isinstance(rule, Rule)),
-        tuple((form.place, form.text) for form in declarations),
-        tuple(sorted(maps.items())),
-        meanings,
-        own,
-        tuple(passed for passed in applied if isinstance(passed, Pass)),
-    )
+    rules = tuple(rule for rule in applied if isinstance(rule, Rule))
+    return replace(known, rules=rules, own=own, passes=tuple(passed for passed in applied if isinstance(passed, Pass)))
+
+
+@lru_cache(maxsize=16)
+def _checked(texts: tuple[tuple[str, str], ...], own: tuple[tuple[str, Operation], ...]) -> RuleSet:
+    """All rules of some files, each given as its name and its text; kept, since every plan asks for rules of the same files."""
+    rules: list[Rule] = []
+    taken = {*language.RULE_NAMES, *(known.name for known in EVERY)}
+    declarations: list[Form] = []
+    forms: list[Form] = []
+    for name, text in texts:
+        found, declared, written = _parsed(name, text)
+        declarations += declared
+        forms += written
+        _refuse_duplicates(found, taken)
+        rules += found
+    operations = dict(own)
+    arguments = _check(declarations, forms, operations)
+    maps = language.elementwise_used(form.tree for form in forms)
+    meanings = tuple(_meaning(form, arguments, operations) for form in declarations if _means(form))
+    return RuleSet(tuple(rules), tuple((form.place, form.text) for form in declarations), tuple(sorted(maps.items())), meanings)
 
 
 def _check(declarations: Sequence[Form], forms: Sequence[Form], own: Mapping[str, Operation]) -> dict[str, int]:
@@ -176,14 +180,18 @@ def _refuse_duplicates(found: Sequence[Rule], taken: set[str]) -> None:
         taken.add(rule.name)
 
 
-def _read_file(path: Path) -> tuple[list[Rule], list[Form], list[Form]]:
+def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(f"the rule file {path} cannot be read: {error}") from error
+
+
+def _parsed(name: str, text: str) -> tuple[list[Rule], list[Form], list[Form]]:
+    """The rules of a file, its declarations, and all of its forms."""
     rules: list[Rule] = []
     declarations: list[Form] = []
-    forms = read_forms(text, path.name)
+    forms = read_forms(text, name)
     for form in forms:
         head = form.tree[0] if form.tree and isinstance(form.tree[0], str) else ""
         if head in RULE_COMMANDS:

@@ -23,6 +23,8 @@ from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import region, split
 from tests.oracles.targets import CPU
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 RULES = load_rules()
 
 
@@ -188,4 +190,4 @@ def test_one_result_of_a_selection_brings_the_other_along(result):
     code = emit(Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), 50), 0, 0.0))
     assert "merge_top_k" in code.source
     want = jax.lax.top_k(-expanded(jnp.asarray(x), jnp.asarray(y)), 3)[result]
-    np.testing.assert_allclose(code.function(x, y)[0], want, rtol=1e-4)
+    np.testing.assert_allclose(jax.jit(code.function)(x, y)[0], want, rtol=1e-4)

@@ -21,6 +21,7 @@ from eqsat_mem.egraph.engine import Classes, EGraph
 from eqsat_mem.egraph.language import Own
 from eqsat_mem.egraph.online_folds import chain, squares, with_higher_level
 from eqsat_mem.egraph.rule_files import Rule, RuleSet
+from eqsat_mem.egraph.saturate import Limits
 from eqsat_mem.egraph.soundness import patterns
 from eqsat_mem.egraph.soundness.compare import KINDS, first_difference
 from eqsat_mem.egraph.soundness.generators import Builder, Draw, IllFormed, arities, values_of
@@ -150,7 +151,7 @@ class _Trial:
             ("meaning", "(ruleset meaning)"),
             *rules.meanings,
         ]
-        graph = EGraph(self.program, texts, dict(rules.maps) | arities(), 0, rules.own)
+        graph = EGraph(self.program, texts, dict(rules.maps) | arities(), 0, Limits().unrolled_elements, rules.own)
         for node, key in self.nodes.items():
             graph.add(key, node)
         self.matches = 0
