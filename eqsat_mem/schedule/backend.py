@@ -295,7 +295,7 @@ class Backend:
             avals: the arguments; they have ``shape`` and ``dtype``.
             donate: positions of donated arguments.
             optimise: whether the program is going to be run. Otherwise machine code may be slower and sooner there; the program
-                holds the same (some hundred bytes more for a scatter on XLA:CPU).
+                holds the same.
             limit: bytes beyond which it does not matter how many they are.
 
         Raises:
