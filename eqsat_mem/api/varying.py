@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-from jax._src.config import _check_vma  # what shard_map(check_vma=False) sets; it has no public form
+from jax._src.config import _check_vma  # set by shard_map(check_vma=False); it has no public form
 from jax.core import ShapedArray
 
 

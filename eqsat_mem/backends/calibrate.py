@@ -43,7 +43,7 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
 
     Args:
         backend: the backend of the default device with its built-in profile.
-        report: called with the name of the field that is measured next.
+        report: called with the names of the fields that are measured next.
         shortest_s: the least duration of a measurement, in seconds.
 
     Returns:

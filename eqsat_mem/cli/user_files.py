@@ -1,4 +1,4 @@
-"""Loading of functions in files named on the command line, with errors that say what is wrong in the file."""
+"""Loading of functions in files named on the command line, with errors that describe the mistake in the file."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ Part = TypeVar("Part", Loop, Seq)
 
 
 class Trees:
-    """Hash-consing of trees: equal trees made later share the objects of the first, and thereby what is cached by these objects.
+    """Hash-consing of trees: equal trees made later share the objects of the first, and thereby all results cached for them.
 
     Equal parts of different loops are not shared, and neither are equal parts of one tree.
     """

@@ -42,7 +42,7 @@ class Device:
     fresh_rate: float
 
     def level(self, working_set: float) -> int:
-        """Return the number of the first level of memory that holds a working set of so many bytes, or of the last level."""
+        """Return the number of the first level of memory that holds a working set, given its bytes; the last level if none does."""
         return next((k for k, (capacity, _) in enumerate(self.levels) if working_set <= capacity), len(self.levels) - 1)
 
     def bandwidth(self, working_set: float) -> float:

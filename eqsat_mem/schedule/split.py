@@ -228,11 +228,11 @@ class Phases:
             self.levels[t] = frozenset(u for u in between if self.phase[u] > phase)
 
     def _level(self, level: int) -> tuple[list[int], list[int], set[int]]:
-        """Return what the computation of a level depends on.
+        """Find the dependencies of a level.
 
         Returns:
-            The phases of the folds from which it is computed, the phases at which its other operands are available, and the whole
-            terms between these and the level.
+            The phases of the folds from which the level is computed, the phases at which its other operands are available, and the whole
+            elementwise terms that compute the level from these.
         """
         folds, others, between, stack = [], [], set(), [level]
         while stack:

@@ -36,7 +36,7 @@ read it are in its fusion: the kernel library then copies an operand. Only folds
 pairwise differences, become slower. Sweep: benchmarks/calibration/long_folds.py."""
 
 
-# --- what the kernel library knows --------------------------------------------------------------------
+# --- operations of the kernel library -----------------------------------------------------------------
 
 
 def knows(term: Map) -> bool:
@@ -103,7 +103,7 @@ def _is_narrow(dtype: Any) -> bool:
     return str(dtype) in NARROW
 
 
-# --- rows streamed from kernel to kernel -------------------------------------------------------------
+# --- rows streamed from kernel to kernel --------------------------------------------------------------
 
 
 def streamed(ex: Extraction, fused: Fused, escapes: Collection[int]) -> frozenset[int]:
