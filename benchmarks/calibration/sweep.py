@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 from benchmarks.calibration.constants import value
+from benchmarks.measuring import grown, warm_up
 from benchmarks.racing import markdown
-from benchmarks.resident import grown, warm_up
 from eqsat_mem.backends.calibrate import REPEATS, SHORTEST_S, elementwise_rate, timed
 
 FEWEST_RUNS = 3

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from benchmarks.resident import grown, warm_up
+from benchmarks.measuring import grown, warm_up
 from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu.hidden_scratch import workspace_bytes
 from eqsat_mem.backends.xla import held_bytes
@@ -86,6 +86,7 @@ def calls():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_a_process_grows_by_what_is_counted(calls, name):
     of = calls[name]
