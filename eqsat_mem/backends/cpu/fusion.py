@@ -115,7 +115,7 @@ def streamed(ex: Extraction, fused: Fused, escapes: Collection[int]) -> frozense
     Args:
         ex: the program.
         fused: the kernels of a region.
-        escapes: the values of the region that are needed after it.
+        escapes: the values that are needed as arrays: after the region, in its loops and nested sequences, or under renamed indices.
     """
     readers: dict[int, list[int]] = {}
     for kernel, read in zip(fused.kept, fused.operands, strict=True):
