@@ -23,7 +23,7 @@ def format_bytes(size: int, round_up: bool = False) -> str:
 
     Args:
         size: the size in bytes.
-        round_up: round away from zero bytes, so that the text never says less than the size.
+        round_up: round up, so that the text never says less than the size.
 
     >>> format_bytes(900), format_bytes(64 * 2**20), format_bytes(60_397_977_600)
     ('900 B', '64 MiB', '56.25 GiB')
