@@ -13,16 +13,18 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.backends.xla import constrained, devices_here, donations, named_shardings, partition_specs, shown_mesh
-from eqsat_mem.candidates import Forms, Found
+from eqsat_mem.candidates import Forms, Found, rules_of
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import DeviceCompilerError, MemoryLimitError, OptionError
 from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
 from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
+from eqsat_mem.passes import Pass
 from eqsat_mem.reports.explain import Record, Scheduler
 from eqsat_mem.reports.outline import exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
 from eqsat_mem.reports.plan import Plan
@@ -123,9 +125,8 @@ class _Request:
         if not self.verifies:
             return None
         shardings = None if self.placement is None else named_shardings(self.placement, arguments or self.placement.arguments)
-        limit = self.held(self.limit)
         try:
-            check = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=limit, shardings=shardings)
+            check = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit), shardings=shardings)
         except DeviceCompilerError as reason:
             self.unchecked.append(str(reason))
             return None
@@ -158,26 +159,56 @@ def _without_collections() -> Iterator[None]:
 def _plan(request: _Request) -> Plan:
     clock = Clock()
     with clock("trace"):
-        loaded = load(request.jaxpr, request.arg_names, request.backend.lowering)
+        rules = rules_of(request.options, request.backend)
+        lowering = request.backend.lowering
+        loaded = load(request.jaxpr, request.arg_names, lowering, rules.passes)
         tell(Loaded(loaded))
-    forms = Forms(loaded, request.options, request.backend, _plan_body, clock, request.placement)
+    forms = Forms(loaded, rules, request.options, request.backend, _plan_body, clock, request.placement)
     found = forms.fastest(request.backend, request.limit)
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
-    again = partial(_again, request, loaded, chosen.backend, chosen.target)
+    programs = _Programs(request.jaxpr, request.arg_names, lowering, loaded)
+    again = partial(_again, request, programs, chosen.backend, chosen.target)
     record = Record(
         found.before, chosen.backend, chosen.target, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names
     )
     return _report(request, found, chosen, clock, record)
 
 
+@dataclass(frozen=True, eq=False)
+class _Programs:
+    """A traced function as a program: as it was loaded, and as it loads without some of the passes that have changed it then."""
+
+    jaxpr: ClosedJaxpr
+    arg_names: tuple[str, ...]
+    lowering: Lowering
+    loaded: Program
+    others: dict[frozenset[str], Program] = field(default_factory=dict)
+
+    def by(self, passes: Sequence[Pass]) -> Program:
+        """The program that only these passes may change."""
+        names = frozenset(known.name for known in passes)
+        if self.loaded.passes <= names:
+            return self.loaded
+        if names not in self.others:
+            self.others[names] = load(self.jaxpr, self.arg_names, self.lowering, passes)
+        return self.others[names]
+
+
 def _again(
-    request: _Request, loaded: Program, backend: Backend, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = fastest
+    request: _Request,
+    programs: _Programs,
+    backend: Backend,
+    limit: int,
+    without: frozenset[str] = frozenset(),
+    scheduler: Scheduler = fastest,
 ) -> Schedule:
-    """The best schedule that the same search finds without some rules; it stops for other reasons than the clock."""
+    """The best schedule that the same search finds without some rules and passes; it stops for other reasons than the clock."""
     left_out = (*request.options.without_rules, *sorted(without))
     patient = replace(request.options, max_seconds=PATIENCE_S, without_rules=left_out)
-    return Forms(loaded, patient, backend, _plan_body, Clock(), request.placement).fastest(backend, limit, scheduler).best
+    rules = rules_of(patient, backend)
+    forms = Forms(programs.by(rules.passes), rules, patient, backend, _plan_body, Clock(), request.placement)
+    return forms.fastest(backend, limit, scheduler).best
 
 
 def _plan_body(options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
@@ -320,26 +351,16 @@ def _too_large(request: _Request, forms: Forms, s: Schedule, smallest: int) -> M
     fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
     limit, smallest, fixed = map(request.held, (request.limit, smallest, fixed))
     known = peak_tensors(s), request.name, fixed, restrictions(s, request.options), request.shared_bytes
-    if request.placement is None:
-        return MemoryLimitError(limit, smallest, *known)
-    return MemoryLimitError(limit, smallest, *known, request.placement.devices.total, _with_more_devices(request, forms))
+    mesh = () if request.placement is None else (request.placement.devices.total, _with_more_devices(request, forms))
+    return MemoryLimitError(limit, smallest, *known, *mesh)
 
 
 def _with_more_devices(request: _Request, forms: Forms) -> str:
-    """What is predicted of the program on twice and four times as many devices along the longest mesh axis, up to where it fits."""
-    placement, found = request.placement, []
-    for times in (2, 4):
-        shapes = [aval.shape for aval in (*request.jaxpr.in_avals, *request.jaxpr.out_avals)]
-        larger = None if placement is None else placement.with_more(times, shapes)
-        if larger is None:
-            break
-        best = (
-            Forms(forms.loaded, request.options, request.backend, _plan_body, Clock(), larger).fastest(request.backend, request.limit).best
-        )
-        found.append(f"with {larger.devices} {format_bytes(request.held(best.peak_bytes), round_up=True)}")
-        if best.fits(request.limit):
-            return f"On more devices the smallest peak is predicted to be: {', '.join(found)}, which fits."
-    return f"On more devices the smallest peak is predicted to be: {', '.join(found)}." if found else ""
+    """What is predicted of the program on more devices, up to where it fits."""
+    tried = forms.on_more_devices(request.limit, [aval.shape for aval in (*request.jaxpr.in_avals, *request.jaxpr.out_avals)])
+    found = [f"with {devices} {format_bytes(request.held(best.peak_bytes), round_up=True)}" for devices, best in tried]
+    end = ", which fits" if tried and tried[-1][1].fits(request.limit) else ""
+    return f"On more devices the smallest peak is predicted to be: {', '.join(found)}{end}." if found else ""
 
 
 def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, record: Record) -> Plan:
