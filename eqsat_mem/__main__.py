@@ -124,11 +124,15 @@ def _add_function(command: argparse.ArgumentParser) -> None:
         "--limit", metavar="SIZE", help="such as 64MiB or \"1.5 GB\"; else the function's own, EQSAT_MEM_LIMIT, or the device's"
     )
     command.add_argument("--device", metavar="NAME", help=DEVICE_HELP)
+    command.add_argument(
+        "--mesh", metavar="AXIS=N[,AXIS=N]", help="plan for a mesh of devices, such as x=64, with the limit on each; they need not be here"
+    )
     rules.add_choice(command)
 
 
 def _planned(options: argparse.Namespace) -> Plan:
     """The plan of the function that the command line names."""
+    from eqsat_mem.api.meshes import mesh_of_text
     from eqsat_mem.api.optimize import Optimized, optimize
     from eqsat_mem.cli.user_files import call_arguments, check_call, load_function
 
@@ -137,6 +141,7 @@ def _planned(options: argparse.Namespace) -> Plan:
     plain = function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
     check_call(options.function, plain, args, kwargs)
     said = rules.chosen(options) | ({"device": options.device} if options.device else {})
+    said |= {"mesh": mesh_of_text(options.mesh)} if options.mesh else {}
     if plain is function or options.limit or said:
         function = optimize(plain, memory_limit=options.limit, **said)
     plan: Plan = function.plan(*args, **kwargs)  # type: ignore[attr-defined]

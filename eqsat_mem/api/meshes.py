@@ -211,6 +211,21 @@ def placement(
     return Placement(described(mesh), tuple(arguments), tuple(wanted), compiled_for(mesh), isinstance(mesh, AbstractMesh))
 
 
+def mesh_of_text(text: str) -> AbstractMesh:
+    """The mesh that the command line names: ``x=64``, or ``data=4,model=2``.
+
+    Raises:
+        OptionError: if the text is something else.
+    """
+    axes = [part.partition("=") for part in text.split(",")]
+    names = [name.strip() for name, _, _ in axes]
+    if not all(name.isidentifier() and size.strip().isdigit() and int(size) for name, (_, _, size) in zip(names, axes, strict=True)):
+        raise OptionError(f"a mesh is written x=8, or data=4,model=2: names of axes with numbers of devices, not {text!r}.")
+    if len(set(names)) < len(names):
+        raise OptionError(f"the axes of a mesh have different names, not {text!r}.")
+    return AbstractMesh(tuple(int(size) for _, _, size in axes), tuple(names))
+
+
 def described(mesh: AnyMesh) -> Devices:
     """A mesh as plans see it; an axis is far if its devices are not all in one process."""
     axes = tuple((name, size) for name, size in mesh.shape.items() if size > 1)

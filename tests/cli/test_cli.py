@@ -84,6 +84,21 @@ def test_a_plan_as_json(kernel, capsys):
     assert record["loops"]
 
 
+def test_a_plan_for_a_mesh_that_is_not_here(kernel, capsys):
+    command = ["plan", f"{kernel}:matvec", "--args", f"{kernel}:make_args", "--limit", "1MiB", "--mesh", "data=4,model=2", "--json"]
+    assert main(command) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["mesh"] == {"data": 4, "model": 2}
+    assert record["spread"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("8", "a mesh is written x=8"), ("x=0", "a mesh is written x=8"), ("x=2,x=4", "different names")]
+)
+def test_a_mesh_that_means_nothing(text, words, kernel, capsys):
+    assert words in error_of(capsys, "plan", f"{kernel}:matvec", "--args", f"{kernel}:make_args", "--mesh", text)
+
+
 def test_a_decorated_function_has_its_own_limit(tmp_path, capsys):
     path = tmp_path / "decorated.py"
     path.write_text("import eqsat_mem\n" + KERNEL.replace("def matvec", '@eqsat_mem.optimize(memory_limit="3MiB")\ndef matvec'))
