@@ -103,6 +103,8 @@ class Backend:
     """Whether sums that are added to a contraction are better part of it: additions to its result cost traffic of their own."""
     needless_rules: ClassVar[tuple[str, ...]] = ()
     """Rules whose facts do not help this compiler."""
+    adds_in_place: ClassVar[bool] = False
+    """Whether a contraction over chunks adds to the sum of those before as it is computed: then it has no result of its own."""
     rereads: ClassVar[frozenset[str]] = frozenset()
     """Block operations that read operands in several kernels, each of which computes virtual operands again."""
 
@@ -131,9 +133,12 @@ class Backend:
         term = ex.program.terms[t]
         return alone or (isinstance(term, Map) and self.is_cheap(ex.program, t))
 
-    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
-        """Whether a fold over so many elements, not unrolled, is computed inside the kernel ``end``, which alone needs it."""
-        return extent <= SMALL_FOLD
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
+        """Whether a fold over so many elements, not unrolled, is computed inside the fold or kernel ``reader``.
+
+        ``alone``: no other kernel needs it.
+        """
+        return alone and extent <= SMALL_FOLD
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         """Whether a block operation is computed inside elementwise kernels that read it, and inside folds."""

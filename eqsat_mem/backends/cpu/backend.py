@@ -123,7 +123,7 @@ class CpuBackend(Backend):
         term = ex.program.terms[t]
         return self.fuses_operands and alone and isinstance(term, Map) and fusion.computes_inside(ex.program, term, fold)
 
-    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """Folds go to the kernel library, whatever their length."""
         return False
 

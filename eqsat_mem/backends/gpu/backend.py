@@ -18,7 +18,7 @@ from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
 from eqsat_mem.backends.gpu.weights import weight
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
-from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Map, Program, Rename, Term, bits, is_leaf, itemsize
+from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Literal, Map, Program, Rename, Term, bits, is_leaf, itemsize
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import Shapes, operation_of
 from eqsat_mem.schedule.backend import Backend, Check, Kernel, extent_of
@@ -96,6 +96,7 @@ class GpuBackend(Backend):
     platform: ClassVar[str] = "gpu"
     asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
     needless_rules: ClassVar[tuple[str, ...]] = ("unroll-fold",)  # short folds are computed inside their readers
+    adds_in_place: ClassVar[bool] = True
 
     @classmethod
     def of(cls, target: Target) -> Self:
@@ -148,9 +149,16 @@ class GpuBackend(Backend):
         """Folds compute elementwise operands of any depth, each fold again."""
         return True
 
-    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
-        """A short fold is computed inside a longer one; a fold of any length inside the elementwise kernel that alone reads it."""
-        return extent < habits.INNER_FOLD // 2 if isinstance(end, Fold) else True
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
+        """A short fold is computed inside its reader, a longer one only if functions of that number alone follow.
+
+        Searches compute it inside up to a greater length. Every fold that reads a short one computes it again.
+        """
+        read_by = ex.program.terms[reader]
+        if isinstance(read_by, Block):
+            return alone and extent < habits.SEARCHED_FOLD
+        is_short = extent < habits.INNER_FOLD // 2
+        return (is_short and (alone or isinstance(read_by, Fold))) or (alone and _only_transforms(ex.program, reader, t))
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         return name in FUSED_BLOCKS
@@ -163,43 +171,44 @@ class GpuBackend(Backend):
 
     def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
         """Partial results and copied operands of folds, and what products by Triton or by a library take."""
-        term = ex.program.terms[t]
+        program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
-            return self._product_bytes(ex.program, term, extents)
+            return self._product_bytes(program, term, extents, size)
+        if isinstance(term, Block) and term.call.prim.name == "triangular_solve":
+            return 0 if _written_in_columns(program, term.args[1]) else size(term.args[1])
         if not isinstance(term, Fold) or ex.unrolls.get(t):
             return 0
-        extent, last = _folded(ex.program, t, extents)
-        parts = habits.fold_parts(extent, last)
-        partial = parts * size(t) if parts > 1 else 0
-        return partial + self._operand_bytes(ex, t, members, extents, size) + _turned_bytes(ex.program, members, size)
-
-    def _operand_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
-        """Bytes of the operand of a fold that has too few results for XLA to compute it inside."""
-        program, term = ex.program, ex.program.terms[t]
-        assert isinstance(term, Fold)
-        computed = [self.weights.of_map(m) for c in members if isinstance(m := program.terms[c], Map) and program.free[c] & term.over]
-        if term.arg not in members or not computed:
-            return 0
         extent, last = _folded(program, t, extents)
-        if habits.fold_parts(extent, last) > 1:
-            return 0
+        partial = _partial_bytes(extent, last, size(t))
         results = extent_of(extents, program.free[t])
-        heaviest = max(computed)
-        if last:
-            least = 0 if heaviest <= SIMPLE or extent < LONG_ROW else 41 if heaviest <= FUNCTION else 128
-        elif extent <= SHORT_ROW:
-            least = 16
-        else:
-            least = 1_345 if heaviest <= SIMPLE else 2_145 if heaviest <= FUNCTION else 4_161
-            least = least if extent > SHORT_ROW * 2 or heaviest > SIMPLE else 16
-        return size(term.arg) if 1 < results < least else 0
+        operand = 0
+        if term.arg in members and partial == 0:
+            computed = [self.weights.of_map(m) for c in members if isinstance(m := program.terms[c], Map) and program.free[c] & term.over]
+            operand = size(term.arg) if _is_written_out(extent, last, results, max(computed, default=0.0)) else 0
+        return partial + operand + _turned_bytes(program, members, size)
 
-    def _product_bytes(self, program: Program, term: Dot, extents: Sequence[int]) -> int:
+    def _product_bytes(self, program: Program, term: Dot, extents: Sequence[int], size: Callable[[int], int]) -> int:
         m, n, k, batch = sides(program, term, extents)
         width = itemsize(term.dtype)
         if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
-            return 0
-        return max(habits.product_scratch(batch, m, n, k, width, self.target), _library_bytes(program, extents))
+            return self._vector_bytes(program, term, extents)
+        made = _made_whole(program, term, extents)
+        parts = habits.product_parts(batch, m, n, k, width, self.target)
+        padded = habits.padded_contraction(k, parts, width)
+        partial = batch * parts * m * n * max(width, 4) if parts > 1 else 0
+        by_triton = _padding_bytes(program, term, size, padded / k, partial) if padded != k else partial
+        return made + max(by_triton, _library_bytes(program, extents))
+
+    def _vector_bytes(self, program: Program, term: Dot, extents: Sequence[int]) -> int:
+        """What a product with a vector takes as a fold of products."""
+        matrix = max((term.lhs, term.rhs), key=lambda c: program.free[c].bit_count())
+        order = _order(program, matrix)
+        last = bool(order) and bool(term.over >> order[-1] & 1)
+        extent = extent_of(extents, program.free[matrix] & term.over)
+        results = extent_of(extents, program.free[matrix] & ~term.over)
+        partial = _partial_bytes(extent, last, results * itemsize(term.dtype))
+        is_written = partial == 0 and _is_written_out(extent, last, results, 1.0)
+        return partial + (extent * results * itemsize(term.dtype) if is_written else 0)
 
     # time
 
@@ -294,6 +303,77 @@ def _folded(program: Program, t: int, extents: Sequence[int]) -> tuple[int, bool
     return extent_of(extents, over), over > program.free[t]
 
 
+def _partial_bytes(extent: int, last: bool, result: int) -> int:
+    """Bytes of the partial results of a fold of two passes."""
+    parts = habits.fold_parts(extent, last)
+    return parts * result if parts > 1 else 0
+
+
+def _is_written_out(extent: int, last: bool, results: int, heaviest: float) -> bool:
+    """Whether a fold of one pass has too few results for XLA to compute its operand inside; ``heaviest`` is the weight of the dearest
+    operation that makes the operand, zero where none does."""
+    if heaviest == 0:
+        return False
+    if last:
+        least = 0 if heaviest <= SIMPLE or extent < LONG_ROW else 41 if heaviest <= FUNCTION else 128
+    elif extent <= SHORT_ROW:
+        least = 16
+    else:
+        least = 1_345 if heaviest <= SIMPLE else 2_145 if heaviest <= FUNCTION else 4_161
+        least = least if extent > SHORT_ROW * 2 or heaviest > SIMPLE else 16
+    return 1 < results < least
+
+
+def _only_transforms(program: Program, reader: int, t: int) -> bool:
+    """Whether a kernel is elementwise functions of one value, with numbers in the source as their other operands."""
+    while reader != t:
+        term = program.terms[reader]
+        read = {a for a in term.args if not isinstance(program.terms[a], Literal)} if isinstance(term, Map) else set()
+        if len(read) != 1:
+            return False
+        reader = read.pop()
+    return True
+
+
+def _sources(program: Program, term: Dot) -> set[int]:
+    """The arrays that a product reads: one, where it multiplies a matrix by itself."""
+    return {program.source_of(c) for c in (term.lhs, term.rhs)}
+
+
+def _written_in_columns(program: Program, t: int) -> bool:
+    """Whether the kernel of a value can write it in the layout that its only reader wants."""
+    return isinstance(program.terms[t], Map | Dot) and _dies_with(program, t)
+
+
+def _dies_with(program: Program, t: int) -> bool:
+    """Whether a value is computed, and read by one term only."""
+    read = sum(t in program.operands(u) for u in range(len(program.terms)))
+    return read == 1 and not is_leaf(program.terms[t]) and all(o.term != t for o in program.outputs)
+
+
+def _padding_bytes(program: Program, term: Dot, size: Callable[[int], int], growth: float, partial: int) -> int:
+    """Bytes that a product takes whose operands are written out once more, longer, one after the other, and that leaves partial results.
+
+    What was made for the product is free once its copy is there; what is elementwise is made longer at once.
+    """
+    operands = sorted(_sources(program, term))
+    dying = [c for c in operands if _dies_with(program, c)]
+    made_longer = [c for c in dying if isinstance(program.terms[c], Map)]
+    counted = sum(map(size, dying))
+    held, most = counted - sum(map(size, made_longer)), 0
+    for c in [*(c for c in dying if c not in made_longer), *(c for c in operands if c not in dying), *made_longer]:
+        held += int(size(c) * growth)
+        most = max(most, held)
+        held -= size(c) if c in dying and c not in made_longer else 0
+    return max(most, held + partial) - counted
+
+
+def _made_whole(program: Program, term: Dot, extents: Sequence[int]) -> int:
+    """Bytes of operands that do not depend on all contracted indices, and are written out along them."""
+    missing = [c for c in (term.lhs, term.rhs) if term.over & ~program.free[c] and program.free[c]]
+    return sum(extent_of(extents, program.free[c] | term.over) * itemsize(term.dtype) for c in missing)
+
+
 def _turned_bytes(program: Program, members: Sequence[int], size: Callable[[int], int]) -> int:
     """Bytes of the smallest array that a fold reads in another order of axes than the others, of which XLA makes a copy."""
     read = {c for t in members for c in _operands(program, t) if c not in members and program.free[c].bit_count() > 1}
@@ -356,9 +436,14 @@ def _solver(routine: str, copies: float) -> Callable[[Shapes, Shapes, Params], f
     return elements
 
 
-def _triangular_solve(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """Matrix and right side in columns."""
-    return float(math.prod(ins[0]) + math.prod(ins[1]))
+def _first_operand(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """A copy of the matrix in columns."""
+    return float(math.prod(ins[0]))
+
+
+def _extremes(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """The extremes beside their positions."""
+    return float(math.prod(outs[0]))
 
 
 _GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
@@ -366,7 +451,9 @@ _GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
     "sort": _sort_workspace,
     "top_k": _top_k_workspace,
     "reduce": lambda ins, outs, params: float(sum(map(math.prod, outs[1:]))),
-    "triangular_solve": _triangular_solve,
+    "argmax": _extremes,
+    "argmin": _extremes,
+    "triangular_solve": _first_operand,
     "cholesky": _solver("potrf", 1.0),
     "lu": _solver("getrf", 1.0),
     "qr": _solver("geqrf", 1.0),

@@ -23,6 +23,8 @@ nothing of it is in memory."""
 INNER_FOLD = 16
 """A fold of fewer elements is computed inside the fold that reads it. (Where the outer one has up to 10^6 results,
 from about half as many on it is not.)"""
+SEARCHED_FOLD = 64
+"""A fold of fewer elements is computed inside a search (argmin and the like) that reads it."""
 TOP_K, TOP_K_ROW = 16, 1024
 """Up to so many of a row of at least so many numbers of 2 or 4 bytes are selected without scratch; else the row is
 sorted."""
