@@ -103,6 +103,8 @@ class Backend:
     """Whether sums that are added to a contraction are better part of it: additions to its result cost traffic of their own."""
     needless_rules: ClassVar[tuple[str, ...]] = ()
     """Rules whose facts do not help this compiler."""
+    repeats: ClassVar[int] = 1
+    """How many kernels at most compute a short fold that they all read, so that it is not materialised."""
     adds_in_place: ClassVar[bool] = False
     """Whether a contraction over chunks adds to the sum of those before as it is computed: then it has no result of its own."""
     rereads: ClassVar[frozenset[str]] = frozenset()
@@ -136,7 +138,7 @@ class Backend:
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """Whether a fold over so many elements, not unrolled, is computed inside the fold or kernel ``reader``.
 
-        ``alone``: no other kernel needs it.
+        ``alone``: no other needs it. Where several do, they are no more than :attr:`repeats`.
         """
         return alone and extent <= SMALL_FOLD
 
@@ -144,8 +146,9 @@ class Backend:
         """Whether a block operation is computed inside elementwise kernels that read it, and inside folds."""
         return name == "slice" and not into_folds
 
-    def takes_in(self, term: Term) -> bool:
+    def takes_in(self, program: Program, t: int) -> bool:
         """Whether an operation computes elementwise operands inside itself."""
+        term = program.terms[t]
         return isinstance(term, Map | Fold) or (isinstance(term, Block) and term.call.prim.name in self.fused_blocks)
 
     def is_cheap(self, program: Program, t: int) -> bool:
@@ -189,8 +192,8 @@ class Backend:
         """
         return 0
 
-    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
-        """Whether an elementwise result can be written into the buffer of ``t``, of its size, which dies there."""
+    def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
+        """Whether the elementwise result ``step`` can be written into the buffer of ``t``, of its size, which dies there."""
         return True
 
     # time

@@ -142,7 +142,7 @@ def _is_virtual(
         return not has_effects(term)
     if t in ex.exact and len(ends) > 1:  # two kernels may round it differently
         return False
-    if not all(backend.takes_in(program.terms[u]) for u in users):
+    if not all(backend.takes_in(program, u) for u in users):
         return False
     if isinstance(term, Map) and not backend.is_cheap(program, t) and ends & again:
         return False
@@ -156,7 +156,8 @@ def _is_virtual(
         case Fold():
             if ex.unrolls.get(t):
                 return alone
-            return all(backend.fuses_fold(ex, t, program.extent(term.over), reader, alone) for reader in first)
+            few = len(first) <= backend.repeats
+            return few and all(backend.fuses_fold(ex, t, program.extent(term.over), reader, alone) for reader in first)
         case Block():
             readers = [program.terms[e] for e in ends]
             into_folds = any(isinstance(e, Fold) for e in readers)

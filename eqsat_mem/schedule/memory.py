@@ -314,7 +314,7 @@ class Memory:
         """Bytes that an elementwise result does not need because an operand of its size dies here."""
         if not isinstance(step, int) or not isinstance(self.ex.program.terms[step], Map):
             return 0
-        return new[step] if any(live[t] == new[step] and self.backend.can_take_over(self.ex, t, extents) for t in dying) else 0
+        return new[step] if any(live[t] == new[step] and self.backend.can_take_over(self.ex, t, step, extents) for t in dying) else 0
 
     def _copied_reads(self, step: int, members: tuple[int, ...]) -> Iterable[int]:
         """The operands that a kernel reads from a copy if they are slices of a loop; widened ones are counted as such already."""

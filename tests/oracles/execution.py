@@ -339,7 +339,7 @@ def _compute(
     """One kernel: its result, slices of outer values that it needs as arrays of their own, and its scratch."""
     term, size = memory.ex.program.terms[step], memory.size(step, extents)
     taken = (
-        next((t for t in dying if alive[t] == size and memory.backend.can_take_over(memory.ex, t, extents)), None)
+        next((t for t in dying if alive[t] == size and memory.backend.can_take_over(memory.ex, t, step, extents)), None)
         if isinstance(term, Map)
         else None
     )

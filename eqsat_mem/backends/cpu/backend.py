@@ -160,7 +160,7 @@ class CpuBackend(Backend):
         parts = math.ceil(extent_of(extents, over) / max(1, FOLDED_AT_ONCE // max(length, 1)))
         return parts * size(t) if parts > 1 else 0
 
-    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
+    def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
         """Contractions are computed without axes of extent one: their buffers have another shape then."""
         return not (isinstance(ex.program.terms[t], Dot) and any(extents[i] == 1 for i in bits(ex.program.free[t])))
 

@@ -97,6 +97,7 @@ class GpuBackend(Backend):
     asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
     needless_rules: ClassVar[tuple[str, ...]] = ("unroll-fold",)  # short folds are computed inside their readers
     adds_in_place: ClassVar[bool] = True
+    repeats: ClassVar[int] = 2
 
     @classmethod
     def of(cls, target: Target) -> Self:
@@ -145,47 +146,79 @@ class GpuBackend(Backend):
 
     # fusion
 
+    def takes_in(self, program: Program, t: int) -> bool:
+        """Also a product with a vector that is a fold whatever the extents."""
+        term = program.terms[t]
+        if not isinstance(term, Dot):
+            return super().takes_in(program, t)
+        left, right = program.free[term.lhs], program.free[term.rhs]
+        return habits.vector_is_fold(habits.VECTOR_ELEMENTS, 0, itemsize(term.dtype)) and (left | right) in (left, right)
+
     def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
         """Folds compute elementwise operands of any depth, each fold again."""
         return True
 
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
-        """A short fold is computed inside its reader, a longer one only if functions of that number alone follow.
+        """A short fold is computed inside the folds and searches that read it, and what a kernel of its own makes of it alone in that.
 
-        Searches compute it inside up to a greater length. Every fold that reads a short one computes it again.
+        Elementwise kernels compute a short one as a loop, unless it is a power of two, which has a kernel of its own.
         """
         read_by = ex.program.terms[reader]
-        if isinstance(read_by, Block):
+        if isinstance(read_by, Fold):
+            return extent < habits.INNER_FOLD // 2
+        if not alone or isinstance(read_by, Block):
             return alone and extent < habits.SEARCHED_FOLD
-        is_short = extent < habits.INNER_FOLD // 2
-        return (is_short and (alone or isinstance(read_by, Fold))) or (alone and _only_transforms(ex.program, reader, t))
+        return habits.is_looped(extent) or _transformed(ex.program, reader) == t
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         return name in FUSED_BLOCKS
 
     # memory
 
-    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
-        """What reads a product by a library does not work in place."""
-        return not isinstance(ex.program.terms[t], Dot)
+    def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
+        """What reads a product by a library does not work in place, nor what is written longer for a product that reads it."""
+        program = ex.program
+        readers = program.readers(step)
+        reader = program.terms[readers[0]] if len(readers) == 1 else None
+        return not isinstance(program.terms[t], Dot) and not (isinstance(reader, Dot) and self._padding(program, reader, extents) > 1)
+
+    def _padding(self, program: Program, term: Dot, extents: Sequence[int]) -> float:
+        """How many times as long its operands are copied for a product."""
+        m, n, k, batch = sides(program, term, extents)
+        width = itemsize(term.dtype)
+        if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
+            return 1.0
+        return habits.padded_contraction(k, habits.product_parts(batch, m, n, k, width, self.target), width) / k
 
     def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
         """Partial results and copied operands of folds, and what products by Triton or by a library take."""
         program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
             return self._product_bytes(program, term, extents, size)
-        if isinstance(term, Block) and term.call.prim.name == "triangular_solve":
-            return 0 if _written_in_columns(program, term.args[1]) else size(term.args[1])
+        if isinstance(term, Block):
+            return self._copied_operand_bytes(program, term, size)
         if not isinstance(term, Fold) or ex.unrolls.get(t):
             return 0
         extent, last = _folded(program, t, extents)
         partial = _partial_bytes(extent, last, size(t))
         results = extent_of(extents, program.free[t])
         operand = 0
-        if term.arg in members and partial == 0:
+        if term.arg in members:
             computed = [self.weights.of_map(m) for c in members if isinstance(m := program.terms[c], Map) and program.free[c] & term.over]
             operand = size(term.arg) if _is_written_out(extent, last, results, max(computed, default=0.0)) else 0
         return partial + operand + _turned_bytes(program, members, size)
+
+    def _copied_operand_bytes(self, program: Program, term: Block, size: Callable[[int], int]) -> int:
+        """Bytes of an operand that an operation overwrites or wants in another layout, unless it is made for that."""
+        if term.call.prim.name == "triangular_solve":
+            operand = term.args[1]
+            is_made = isinstance(program.terms[operand], Map | Dot)
+        elif term.call.prim.name == "top_k" and self.weights.workspace(term.call, *_whole_shapes(program, term)):
+            operand = term.args[0]
+            is_made = isinstance(program.terms[operand], Map)
+        else:
+            return 0
+        return 0 if is_made and _dies_with(program, operand) else size(operand)
 
     def _product_bytes(self, program: Program, term: Dot, extents: Sequence[int], size: Callable[[int], int]) -> int:
         m, n, k, batch = sides(program, term, extents)
@@ -194,20 +227,20 @@ class GpuBackend(Backend):
             return self._vector_bytes(program, term, extents)
         made = _made_whole(program, term, extents)
         parts = habits.product_parts(batch, m, n, k, width, self.target)
-        padded = habits.padded_contraction(k, parts, width)
+        growth = self._padding(program, term, extents)
         partial = batch * parts * m * n * max(width, 4) if parts > 1 else 0
-        by_triton = _padding_bytes(program, term, size, padded / k, partial) if padded != k else partial
+        by_triton = _padding_bytes(program, term, size, growth, partial) if growth > 1 else partial
         return made + max(by_triton, _library_bytes(program, extents))
 
     def _vector_bytes(self, program: Program, term: Dot, extents: Sequence[int]) -> int:
         """What a product with a vector takes as a fold of products."""
         matrix = max((term.lhs, term.rhs), key=lambda c: program.free[c].bit_count())
         order = _order(program, matrix)
-        last = bool(order) and bool(term.over >> order[-1] & 1)
+        last = order is not None and bool(term.over >> order[-1] & 1)
         extent = extent_of(extents, program.free[matrix] & term.over)
         results = extent_of(extents, program.free[matrix] & ~term.over)
         partial = _partial_bytes(extent, last, results * itemsize(term.dtype))
-        is_written = partial == 0 and _is_written_out(extent, last, results, 1.0)
+        is_written = _is_written_out(extent, last, results, 1.0)
         return partial + (extent * results * itemsize(term.dtype) if is_written else 0)
 
     # time
@@ -310,11 +343,13 @@ def _partial_bytes(extent: int, last: bool, result: int) -> int:
 
 
 def _is_written_out(extent: int, last: bool, results: int, heaviest: float) -> bool:
-    """Whether a fold of one pass has too few results for XLA to compute its operand inside; ``heaviest`` is the weight of the dearest
-    operation that makes the operand, zero where none does."""
+    """Whether a fold has too few results for XLA to compute its operand inside; ``heaviest`` is the weight of the dearest operation
+    that makes the operand, zero where none does."""
     if heaviest == 0:
         return False
-    if last:
+    if habits.fold_parts(extent, last) > 1:
+        least = 0 if last else COLUMNS_AT_ONCE + 1
+    elif last:
         least = 0 if heaviest <= SIMPLE or extent < LONG_ROW else 41 if heaviest <= FUNCTION else 128
     elif extent <= SHORT_ROW:
         least = 16
@@ -324,15 +359,14 @@ def _is_written_out(extent: int, last: bool, results: int, heaviest: float) -> b
     return 1 < results < least
 
 
-def _only_transforms(program: Program, reader: int, t: int) -> bool:
-    """Whether a kernel is elementwise functions of one value, with numbers in the source as their other operands."""
-    while reader != t:
-        term = program.terms[reader]
-        read = {a for a in term.args if not isinstance(program.terms[a], Literal)} if isinstance(term, Map) else set()
+def _transformed(program: Program, t: int) -> int:
+    """The value of which a term is elementwise functions, with numbers in the source as their only other operands: it may be itself."""
+    while isinstance(term := program.terms[t], Map):
+        read = {a for a in term.args if not isinstance(program.terms[a], Literal)}
         if len(read) != 1:
-            return False
-        reader = read.pop()
-    return True
+            break
+        t = read.pop()
+    return t
 
 
 def _sources(program: Program, term: Dot) -> set[int]:
@@ -340,15 +374,21 @@ def _sources(program: Program, term: Dot) -> set[int]:
     return {program.source_of(c) for c in (term.lhs, term.rhs)}
 
 
-def _written_in_columns(program: Program, t: int) -> bool:
-    """Whether the kernel of a value can write it in the layout that its only reader wants."""
-    return isinstance(program.terms[t], Map | Dot) and _dies_with(program, t)
+def _whole_shapes(program: Program, term: Block) -> tuple[Shapes, Shapes]:
+    """The shapes of operands and results of an operation that is not in a loop."""
+    ins, outs = ([program.shape(axes) for axes in side] for side in (term.call.in_axes, term.call.out_axes))
+    return ins, outs
 
 
 def _dies_with(program: Program, t: int) -> bool:
     """Whether a value is computed, and read by one term only."""
-    read = sum(t in program.operands(u) for u in range(len(program.terms)))
-    return read == 1 and not is_leaf(program.terms[t]) and all(o.term != t for o in program.outputs)
+    return len(program.readers(t)) == 1 and not is_leaf(program.terms[t]) and all(o.term != t for o in program.outputs)
+
+
+def _is_made_longer(program: Program, t: int) -> bool:
+    """Whether a value is elementwise, and made by no kernel of a fold."""
+    first = program.terms[_transformed(program, t)]
+    return isinstance(program.terms[t], Map) and not (isinstance(first, Fold) and not habits.is_looped(program.extent(first.over)))
 
 
 def _padding_bytes(program: Program, term: Dot, size: Callable[[int], int], growth: float, partial: int) -> int:
@@ -358,7 +398,7 @@ def _padding_bytes(program: Program, term: Dot, size: Callable[[int], int], grow
     """
     operands = sorted(_sources(program, term))
     dying = [c for c in operands if _dies_with(program, c)]
-    made_longer = [c for c in dying if isinstance(program.terms[c], Map)]
+    made_longer = [c for c in dying if _is_made_longer(program, c)]
     counted = sum(map(size, dying))
     held, most = counted - sum(map(size, made_longer)), 0
     for c in [*(c for c in dying if c not in made_longer), *(c for c in operands if c not in dying), *made_longer]:
@@ -420,10 +460,16 @@ def _sort_workspace(ins: Shapes, outs: Shapes, params: Params) -> float:
     return 4.1 * sum(map(math.prod, ins))
 
 
-def _top_k_workspace(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """Nothing for few of a long row; else the operand and its positions, sorted."""
-    few = params["k"] <= habits.TOP_K and ins[0][-1] >= habits.TOP_K_ROW
-    return 0.0 if few else 2.0 * math.prod(ins[0])
+def _top_k_workspace(target: Target) -> Callable[[Shapes, Shapes, Params], float]:
+    """Nothing for few of a long row; else positions, sorted along with the operand, and the copies of CUB where it sorts."""
+
+    def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
+        if params["k"] <= habits.TOP_K and ins[0][-1] >= habits.TOP_K_ROW:
+            return 0.0
+        copies = 2 * workspaces.SCRATCH_SHARE if workspaces.is_sorted_by_cub(ins[0], target) else 0.0
+        return (1.0 + copies) * math.prod(ins[0])
+
+    return elements
 
 
 def _solver(routine: str, copies: float) -> Callable[[Shapes, Shapes, Params], float]:
@@ -449,7 +495,6 @@ def _extremes(ins: Shapes, outs: Shapes, params: Params) -> float:
 _GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
     **WORKSPACES,
     "sort": _sort_workspace,
-    "top_k": _top_k_workspace,
     "reduce": lambda ins, outs, params: float(sum(map(math.prod, outs[1:]))),
     "argmax": _extremes,
     "argmin": _extremes,
@@ -470,5 +515,6 @@ def _weights(target: Target) -> Weights:
     """The weights of a card, made once."""
     if target.name not in _KNOWN:
         blocks = {**BLOCKS, "sort": per_element(200.0), "top_k": per_element(20.0)}
-        _KNOWN[target.name] = GpuWeights(ELEMENTWISE, blocks, _GPU_WORKSPACES, target=target)
+        taken = {**_GPU_WORKSPACES, "top_k": _top_k_workspace(target)}
+        _KNOWN[target.name] = GpuWeights(ELEMENTWISE, blocks, taken, target=target)
     return _KNOWN[target.name]
