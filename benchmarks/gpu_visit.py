@@ -92,11 +92,11 @@ def probe(visit: Visit, results: Results) -> None:
 
 
 def calibrate(visit: Visit, results: Results) -> None:
+    import jax
+
     from eqsat_mem.backends.calibrate import SHORTEST_S, measure
     from eqsat_mem.backends.choose import built_in
     from eqsat_mem.backends.profiles import as_json
-
-    import jax
 
     backend = built_in(jax.default_backend())
     fields: list[list[Any]] = results.setdefault("begun_at", [])
@@ -132,7 +132,8 @@ def paper(visit: Visit, results: Results) -> None:
             command = [sys.executable, "-m", "paper_repro", f"--only={name}", *common, f"--timeout={PATIENCE_S[visit.scale]:g}"]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=max(visit.left_s, 1), check=False)
             before = len(rows.get(name, ()))
-            rows[name] = [row for path in sorted(folder.rglob(f"{name}.csv")) for row in csv.DictReader(path.open(encoding="utf-8"))]
+            texts = [path.read_text(encoding="utf-8") for path in sorted(folder.rglob(f"{name}.csv"))]
+            rows[name] = [row for text in texts for row in csv.DictReader(text.splitlines())]
             results.setdefault("errors", {})[name] = done.stderr[-2000:] if done.returncode else ""
             visit.keep("paper", results)
             if done.returncode or len(rows[name]) == before or visit.scale == "tiny":
@@ -146,9 +147,7 @@ def tiles(visit: Visit, results: Results) -> None:
     results |= {"status": "no tiles: plans are not emitted as kernels yet", "complete": True}
 
 
-STAGES: dict[str, Callable[[Visit, Results], None]] = {
-    stage.__name__: stage for stage in (probe, calibrate, programs, peaks, paper, tiles)
-}
+STAGES: dict[str, Callable[[Visit, Results], None]] = {stage.__name__: stage for stage in (probe, calibrate, programs, peaks, paper, tiles)}
 
 
 # --- programs, each in a process of its own -------------------------------------------------------------
@@ -216,7 +215,8 @@ def measured(stage: str, name: str, form: str, scale: str) -> Results:
     args = jax.block_until_ready(program.arguments())
     out = jax.block_until_ready(compiled(*args))
     if stage == "peaks":
-        return row | {"deviceless": _deviceless(function, program), "allocator": (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")}
+        allocator = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        return row | {"deviceless": _deviceless(function, program), "allocator": allocator}
     row["seconds"] = statistics.median(_timed(compiled, args) for _ in range(REPEATS))
     row["sums"] = [float(abs(leaf).sum()) for leaf in jax.tree.leaves(out)]
     return row | {"source": plan.source if form == "plan" else None}

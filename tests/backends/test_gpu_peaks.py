@@ -18,7 +18,7 @@ missing = pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is No
 QUICK = {
     "gauss_product",
     "nearest_euclidean",
-    "nugget_product",
+    "large_product",
     "set_distance",
     "cross_entropy",
     "five_products",
@@ -113,7 +113,9 @@ def test_stages_that_are_complete_are_left_alone(tmp_path, monkeypatch):
 
         return run
 
-    monkeypatch.setattr(gpu_visit, "STAGES", {"first": stage("first", True), "second": stage("second", False), "third": stage("third", True)})
+    monkeypatch.setattr(
+        gpu_visit, "STAGES", {"first": stage("first", True), "second": stage("second", False), "third": stage("third", True)}
+    )
     assert gpu_visit.main(["--results", str(tmp_path)]) == 1
     assert gpu_visit.main(["--results", str(tmp_path)]) == 1
     assert begun == ["first", "second", "third", "second", "third"]

@@ -18,7 +18,7 @@ from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
 from eqsat_mem.backends.gpu.weights import weight
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
-from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Literal, Map, Program, Rename, Term, bits, is_leaf, itemsize
+from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Literal, Map, Program, Rename, bits, is_leaf, itemsize
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import Shapes, operation_of
 from eqsat_mem.schedule.backend import Backend, Check, Kernel, extent_of
