@@ -7,25 +7,24 @@ data sheets and counts of machine instructions, which no clock has confirmed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import jax
 
-from eqsat_mem.backends.gpu import habits, workspaces
+from eqsat_mem.backends.gpu import habits, scratch, workspaces
+from eqsat_mem.backends.gpu.operations import LAUNCHES, weights_of
 from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
-from eqsat_mem.backends.gpu.weights import weight
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
-from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Literal, Map, Program, Rename, bits, is_leaf, itemsize
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, itemsize
 from eqsat_mem.ir.loop_tree import Loop
-from eqsat_mem.ir.ops import Shapes, operation_of
 from eqsat_mem.schedule.backend import Backend, Check, Kernel, extent_of
 from eqsat_mem.schedule.cost_model import sides
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.idioms import Idioms
-from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights, per_element
+from eqsat_mem.schedule.weights import Weights
 
 USUAL = "h100"
 """The card that a GPU in use is taken for if the table has none of its name and nothing was calibrated."""
@@ -34,35 +33,12 @@ KERNEL_S = 4e-6
 """Seconds to launch a kernel: guessed."""
 BLOCKS_PER_CORE = 8
 """Thread blocks for each multiprocessor that a kernel needs to run at its full rate: guessed."""
-THREADS, COLUMNS_AT_ONCE, TILE = 512, 64, 64
-"""Elements of an elementwise kernel, columns of a fold of columns, and rows and columns of a product, that one block computes."""
+THREADS, TILE = 512, 64
+"""Elements of an elementwise kernel, and rows and columns of a product, that one block computes."""
 FUSED_BLOCKS = frozenset({"slice", "dynamic_slice", "gather", "pad", "rev"})
 """Block operations that are computed inside the elementwise kernels and folds that read them."""
 BY_COLUMNS = frozenset({"triangular_solve", "cholesky", "lu", "qr", "householder_product", "eigh", "svd"})
 """Operations whose libraries store matrices by columns."""
-SHORT_ROW, LONG_ROW = 2**9, 2**12
-"""Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it."""
-SIMPLE, FUNCTION = 2.0, 16.0
-"""Weights up to which an operand counts as simple, or as one function, in that question."""
-
-
-@dataclass(frozen=True)
-class GpuWeights(Weights):
-    """Costs counted in machine instructions of a card, by the width of numbers."""
-
-    target: Target | None = None
-
-    def of_map(self, term: Map) -> float:
-        own = operation_of(dict(term.params)) if term.params else None
-        if own is None and term.op == "integer_pow":
-            return super().of_map(term) * (weight("mul", itemsize(term.dtype), self._card) or 1.0)
-        counted = None if own is not None else weight(term.op, itemsize(term.dtype), self._card)
-        return super().of_map(term) if counted is None else counted
-
-    @property
-    def _card(self) -> Target:
-        assert self.target is not None, "weights of a GPU name their card"
-        return self.target
 
 
 class GpuIdioms(Idioms):
@@ -77,7 +53,7 @@ class GpuIdioms(Idioms):
             t = waiting.pop()
             if t not in found:
                 found.add(t)
-                waiting += _operands(ex.program, t)
+                waiting += scratch.elementwise_operands(ex.program, t)
         return frozenset(found)
 
     def slice(self, array: str, start: str, size: str, axis: int, dtype: Any, turned: bool) -> str:
@@ -142,7 +118,7 @@ class GpuBackend(Backend):
 
     @property
     def weights(self) -> Weights:  # type: ignore[override]  # depends on the card
-        return _weights(self.target)
+        return weights_of(self.target)
 
     # fusion
 
@@ -168,7 +144,7 @@ class GpuBackend(Backend):
             return extent < habits.INNER_FOLD // 2
         if not alone or isinstance(read_by, Block):
             return alone and extent < habits.SEARCHED_FOLD
-        return habits.is_looped(extent) or _transformed(ex.program, reader) == t
+        return habits.is_looped(extent) or scratch.transformed(ex.program, reader) == t
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         return name in FUSED_BLOCKS
@@ -180,68 +156,20 @@ class GpuBackend(Backend):
         program = ex.program
         readers = program.readers(step)
         reader = program.terms[readers[0]] if len(readers) == 1 else None
-        return not isinstance(program.terms[t], Dot) and not (isinstance(reader, Dot) and self._padding(program, reader, extents) > 1)
-
-    def _padding(self, program: Program, term: Dot, extents: Sequence[int]) -> float:
-        """How many times as long its operands are copied for a product."""
-        m, n, k, batch = sides(program, term, extents)
-        width = itemsize(term.dtype)
-        if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
-            return 1.0
-        return habits.padded_contraction(k, habits.product_parts(batch, m, n, k, width, self.target), width) / k
+        return not isinstance(program.terms[t], Dot) and not (
+            isinstance(reader, Dot) and scratch.padding(program, reader, extents, self.target) > 1
+        )
 
     def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
         """Partial results and copied operands of folds, and what products by Triton or by a library take."""
         program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
-            return self._product_bytes(program, term, extents, size)
+            return scratch.product_bytes(program, term, extents, self.target, size)
         if isinstance(term, Block):
-            return self._copied_operand_bytes(program, term, size)
+            return scratch.copied_operand_bytes(program, term, self.weights, size)
         if not isinstance(term, Fold) or ex.unrolls.get(t):
             return 0
-        extent, last = _folded(program, t, extents)
-        partial = _partial_bytes(extent, last, size(t))
-        results = extent_of(extents, program.free[t])
-        operand = 0
-        if term.arg in members:
-            computed = [self.weights.of_map(m) for c in members if isinstance(m := program.terms[c], Map) and program.free[c] & term.over]
-            operand = size(term.arg) if _is_written_out(extent, last, results, max(computed, default=0.0)) else 0
-        return partial + operand + _turned_bytes(program, members, size)
-
-    def _copied_operand_bytes(self, program: Program, term: Block, size: Callable[[int], int]) -> int:
-        """Bytes of an operand that an operation overwrites or wants in another layout, unless it is made for that."""
-        if term.call.prim.name == "triangular_solve":
-            operand = term.args[1]
-            is_made = isinstance(program.terms[operand], Map | Dot)
-        elif term.call.prim.name == "top_k" and self.weights.workspace(term.call, *_whole_shapes(program, term)):
-            operand = term.args[0]
-            is_made = isinstance(program.terms[operand], Map)
-        else:
-            return 0
-        return 0 if is_made and _dies_with(program, operand) else size(operand)
-
-    def _product_bytes(self, program: Program, term: Dot, extents: Sequence[int], size: Callable[[int], int]) -> int:
-        m, n, k, batch = sides(program, term, extents)
-        width = itemsize(term.dtype)
-        if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
-            return self._vector_bytes(program, term, extents)
-        made = _made_whole(program, term, extents)
-        parts = habits.product_parts(batch, m, n, k, width, self.target)
-        growth = self._padding(program, term, extents)
-        partial = batch * parts * m * n * max(width, 4) if parts > 1 else 0
-        by_triton = _padding_bytes(program, term, size, growth, partial) if growth > 1 else partial
-        return made + max(by_triton, _library_bytes(program, extents))
-
-    def _vector_bytes(self, program: Program, term: Dot, extents: Sequence[int]) -> int:
-        """What a product with a vector takes as a fold of products."""
-        matrix = max((term.lhs, term.rhs), key=lambda c: program.free[c].bit_count())
-        order = _order(program, matrix)
-        last = order is not None and bool(term.over >> order[-1] & 1)
-        extent = extent_of(extents, program.free[matrix] & term.over)
-        results = extent_of(extents, program.free[matrix] & ~term.over)
-        partial = _partial_bytes(extent, last, results * itemsize(term.dtype))
-        is_written = _is_written_out(extent, last, results, 1.0)
-        return partial + (extent * results * itemsize(term.dtype) if is_written else 0)
+        return scratch.fold_bytes(program, t, members, extents, self.weights, size)
 
     # time
 
@@ -274,8 +202,8 @@ class GpuBackend(Backend):
         results = extent_of(kernel.extents, program.free[kernel.step])
         if not isinstance(term, Fold) or kernel.ex.unrolls.get(kernel.step):
             return max(results / THREADS, 1.0)
-        extent, last = _folded(program, kernel.step, kernel.extents)
-        own = results if last else max(results / COLUMNS_AT_ONCE, 1.0)
+        extent, last = scratch.folded(program, kernel.step, kernel.extents)
+        own = results if last else max(results / scratch.COLUMNS_AT_ONCE, 1.0)
         return float(own * habits.fold_parts(extent, last))
 
     def overhead_s(self, kernel: Kernel) -> float:
@@ -288,8 +216,8 @@ class GpuBackend(Backend):
             m, n, k, batch = sides(program, term, kernel.extents)
             return 1 if habits.product_parts(batch, m, n, k, itemsize(term.dtype), self.target) == 1 else 2
         if isinstance(term, Fold) and not kernel.ex.unrolls.get(kernel.step):
-            return 1 if habits.fold_parts(*_folded(program, kernel.step, kernel.extents)) == 1 else 2
-        return _LAUNCHES.get(term.call.prim.name, 1) if isinstance(term, Block) else 1
+            return 1 if habits.fold_parts(*scratch.folded(program, kernel.step, kernel.extents)) == 1 else 2
+        return LAUNCHES.get(term.call.prim.name, 1) if isinstance(term, Block) else 1
 
     def turn_s(self, ex: Extraction, loop: Loop) -> float:
         """A launch for the counter, for each sum that a fold is added to, and for each result that is copied to its place."""
@@ -323,198 +251,3 @@ class GpuBackend(Backend):
     def hidden_bytes(self, compiled: Any) -> int:
         """Scratch that libraries ask for at run time, from a table."""
         return workspaces.library_bytes(compiled.as_text(), self.target)
-
-
-# --- shapes of folds -----------------------------------------------------------------------------------
-
-
-def _folded(program: Program, t: int, extents: Sequence[int]) -> tuple[int, bool]:
-    """How many elements a fold combines to one, and whether they lie side by side: its indices are the last of its operand."""
-    term = program.terms[t]
-    assert isinstance(term, Fold)
-    over = program.free[term.arg] & term.over
-    return extent_of(extents, over), over > program.free[t]
-
-
-def _partial_bytes(extent: int, last: bool, result: int) -> int:
-    """Bytes of the partial results of a fold of two passes."""
-    parts = habits.fold_parts(extent, last)
-    return parts * result if parts > 1 else 0
-
-
-def _is_written_out(extent: int, last: bool, results: int, heaviest: float) -> bool:
-    """Whether a fold has too few results for XLA to compute its operand inside; ``heaviest`` is the weight of the dearest operation
-    that makes the operand, zero where none does."""
-    if heaviest == 0:
-        return False
-    if habits.fold_parts(extent, last) > 1:
-        least = 0 if last else COLUMNS_AT_ONCE + 1
-    elif last:
-        least = 0 if heaviest <= SIMPLE or extent < LONG_ROW else 41 if heaviest <= FUNCTION else 128
-    elif extent <= SHORT_ROW:
-        least = 16
-    else:
-        least = 1_345 if heaviest <= SIMPLE else 2_145 if heaviest <= FUNCTION else 4_161
-        least = least if extent > SHORT_ROW * 2 or heaviest > SIMPLE else 16
-    return 1 < results < least
-
-
-def _transformed(program: Program, t: int) -> int:
-    """The value of which a term is elementwise functions, with numbers in the source as their only other operands: it may be itself."""
-    while isinstance(term := program.terms[t], Map):
-        read = {a for a in term.args if not isinstance(program.terms[a], Literal)}
-        if len(read) != 1:
-            break
-        t = read.pop()
-    return t
-
-
-def _sources(program: Program, term: Dot) -> set[int]:
-    """The arrays that a product reads: one, where it multiplies a matrix by itself."""
-    return {program.source_of(c) for c in (term.lhs, term.rhs)}
-
-
-def _whole_shapes(program: Program, term: Block) -> tuple[Shapes, Shapes]:
-    """The shapes of operands and results of an operation that is not in a loop."""
-    ins, outs = ([program.shape(axes) for axes in side] for side in (term.call.in_axes, term.call.out_axes))
-    return ins, outs
-
-
-def _dies_with(program: Program, t: int) -> bool:
-    """Whether a value is computed, and read by one term only."""
-    return len(program.readers(t)) == 1 and not is_leaf(program.terms[t]) and all(o.term != t for o in program.outputs)
-
-
-def _is_made_longer(program: Program, t: int) -> bool:
-    """Whether a value is elementwise, and made by no kernel of a fold."""
-    first = program.terms[_transformed(program, t)]
-    return isinstance(program.terms[t], Map) and not (isinstance(first, Fold) and not habits.is_looped(program.extent(first.over)))
-
-
-def _padding_bytes(program: Program, term: Dot, size: Callable[[int], int], growth: float, partial: int) -> int:
-    """Bytes that a product takes whose operands are written out once more, longer, one after the other, and that leaves partial results.
-
-    What was made for the product is free once its copy is there; what is elementwise is made longer at once.
-    """
-    operands = sorted(_sources(program, term))
-    dying = [c for c in operands if _dies_with(program, c)]
-    made_longer = [c for c in dying if _is_made_longer(program, c)]
-    counted = sum(map(size, dying))
-    held, most = counted - sum(map(size, made_longer)), 0
-    for c in [*(c for c in dying if c not in made_longer), *(c for c in operands if c not in dying), *made_longer]:
-        held += int(size(c) * growth)
-        most = max(most, held)
-        held -= size(c) if c in dying and c not in made_longer else 0
-    return max(most, held + partial) - counted
-
-
-def _made_whole(program: Program, term: Dot, extents: Sequence[int]) -> int:
-    """Bytes of operands that do not depend on all contracted indices, and are written out along them."""
-    missing = [c for c in (term.lhs, term.rhs) if term.over & ~program.free[c] and program.free[c]]
-    return sum(extent_of(extents, program.free[c] | term.over) * itemsize(term.dtype) for c in missing)
-
-
-def _turned_bytes(program: Program, members: Sequence[int], size: Callable[[int], int]) -> int:
-    """Bytes of the smallest array that a fold reads in another order of axes than the others, of which XLA makes a copy."""
-    read = {c for t in members for c in _operands(program, t) if c not in members and program.free[c].bit_count() > 1}
-    orders = {c: order for c in read if (order := _order(program, c)) is not None}
-    turned = [c for c, order in orders.items() if order != tuple(sorted(order))]
-    straight = [c for c in orders if c not in turned]
-    return min(map(size, (*turned, *straight))) if turned and straight else 0
-
-
-def _operands(program: Program, t: int) -> Sequence[int]:
-    term = program.terms[t]
-    return term.args if isinstance(term, Map) else (term.arg,) if isinstance(term, Fold) else ()
-
-
-def _order(program: Program, t: int) -> tuple[int, ...] | None:
-    """The indices of an array in the order of its axes; None for what is no array."""
-    term = program.terms[t]
-    if isinstance(term, Rename):
-        names = dict(term.pairs)
-        own = _order(program, term.arg)
-        return None if own is None else tuple(names.get(i, i) for i in own)
-    if isinstance(term, Input | Const):
-        return tuple(i for axis in term.axes for i in axis)
-    return None if is_leaf(term) else tuple(bits(program.free[t]))
-
-
-def _library_bytes(program: Program, extents: Sequence[int]) -> int:
-    """Scratch of cuBLASLt: more for a product in a loop, which may read slices where they stand."""
-    inside = any(extent != index.extent for extent, index in zip(extents, program.indices))
-    versions = workspaces.CUBLASLT
-    version = next((v for v in versions if jax.__version__.startswith(f"{v}.")), max(versions, key=_numbers))
-    return versions[version] if inside else min(versions.values())
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
-
-
-# --- costs and workspaces of operations ----------------------------------------------------------------
-
-
-def _sort_workspace(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """Positions beside the sorted array, and CUB's copies."""
-    return 4.1 * sum(map(math.prod, ins))
-
-
-def _top_k_workspace(target: Target) -> Callable[[Shapes, Shapes, Params], float]:
-    """Nothing for few of a long row; else positions, sorted along with the operand, and the copies of CUB where it sorts."""
-
-    def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
-        if params["k"] <= habits.TOP_K and ins[0][-1] >= habits.TOP_K_ROW:
-            return 0.0
-        copies = 2 * workspaces.SCRATCH_SHARE if workspaces.is_sorted_by_cub(ins[0], target) else 0.0
-        return (1.0 + copies) * math.prod(ins[0])
-
-    return elements
-
-
-def _solver(routine: str, copies: float) -> Callable[[Shapes, Shapes, Params], float]:
-    """A copy of the matrix in columns, and the scratch of cuSOLVER's routine."""
-
-    def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
-        k, n = sorted(ins[0][-2:])
-        return copies * math.prod(ins[0]) + workspaces.SOLVERS[routine](k, n)
-
-    return elements
-
-
-def _first_operand(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """A copy of the matrix in columns."""
-    return float(math.prod(ins[0]))
-
-
-def _extremes(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """The extremes beside their positions."""
-    return float(math.prod(outs[0]))
-
-
-_GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
-    **WORKSPACES,
-    "sort": _sort_workspace,
-    "reduce": lambda ins, outs, params: float(sum(map(math.prod, outs[1:]))),
-    "argmax": _extremes,
-    "argmin": _extremes,
-    "triangular_solve": _first_operand,
-    "cholesky": _solver("potrf", 1.0),
-    "lu": _solver("getrf", 1.0),
-    "qr": _solver("geqrf", 1.0),
-    "eigh": _solver("syevd", 1.0),
-    "svd": _solver("gesvd", 1.0),
-}
-_LAUNCHES = {"triangular_solve": 4, "cholesky": 3, "lu": 3, "qr": 3, "eigh": 3, "sort": 2, "conv_general_dilated": 4, "fft": 2}
-"""Kernels of block operations that take more than one."""
-
-_KNOWN: dict[str, Weights] = {}
-
-
-def _weights(target: Target) -> Weights:
-    """The weights of a card, made once."""
-    if target.name not in _KNOWN:
-        blocks = {**BLOCKS, "sort": per_element(200.0), "top_k": per_element(20.0)}
-        taken = {**_GPU_WORKSPACES, "top_k": _top_k_workspace(target)}
-        _KNOWN[target.name] = GpuWeights(ELEMENTWISE, blocks, taken, target=target)
-    return _KNOWN[target.name]
