@@ -6,13 +6,24 @@ BIN := .venv/bin
 READY := .venv/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test compiler repro bench gpu lint format clean
+TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: demo test test-slow test-all compiler versions repro bench gpu lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m eqsat_mem demo $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(TESTS) -m "not slow" $(ARGS)
+
+test-slow: $(READY)
+	$(TESTS) -m slow $(ARGS)
+
+test-all: $(READY)
+	$(TESTS) $(ARGS)
+
+versions:
+	.ci/versions $(ARGS)
 
 # XLA's compiler for GPUs, for the tests that ask it: they are skipped where it cannot be installed.
 compiler: $(READY)
@@ -40,7 +51,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venvs build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

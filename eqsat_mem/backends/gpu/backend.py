@@ -20,10 +20,11 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, itemsize
 from eqsat_mem.ir.loop_tree import Loop
-from eqsat_mem.schedule.backend import Backend, Check, Kernel, extent_of
+from eqsat_mem.schedule.backend import Backend, Check, Hidden, Kernel, extent_of
 from eqsat_mem.schedule.cost_model import sides
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.weights import Weights
 
 USUAL = "h100"
@@ -70,8 +71,9 @@ class GpuBackend(Backend):
     target: Target
 
     platform: ClassVar[str] = "gpu"
+    tie: ClassVar[Tie] = BitTie()
     asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
-    needless_rules: ClassVar[tuple[str, ...]] = ("unroll-fold",)  # short folds are computed inside their readers
+    needless_rules: ClassVar[tuple[str, ...]] = (*Backend.needless_rules, "unroll-fold")  # short folds are computed inside their readers
     adds_in_place: ClassVar[bool] = True
     repeats: ClassVar[int] = 2
 
@@ -248,6 +250,6 @@ class GpuBackend(Backend):
                 break
         return Check(most)
 
-    def hidden_bytes(self, compiled: Any) -> int:
+    def hidden(self, compiled: Any) -> Hidden:
         """Scratch that libraries ask for at run time, from a table."""
-        return workspaces.library_bytes(compiled.as_text(), self.target)
+        return Hidden(workspaces.library_bytes(compiled.as_text(), self.target))

@@ -1,0 +1,79 @@
+"""Ties: how a rematerialised value is kept distinct from its first computation, with which compilers would merge it (CSE)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from jax.dtypes import extended, issubdtype
+from jax.extend.core import primitives
+
+from eqsat_mem.ir import Block, Call, Literal, Map, Program, Term, bits
+
+
+class Tie(Protocol):
+    """A way to keep a rematerialised value distinct from its first computation, with which compilers would merge it (CSE)."""
+
+    def can_tie(self, dtype: Any) -> bool:
+        """Whether values of a dtype can be tied."""
+
+    def token(self, program: Program, late: int, add: Callable[[Term], int]) -> int:
+        """Return a term that cannot be computed before ``late``.
+
+        Args:
+            program: the program.
+            late: the term to wait for.
+            add: appends a term to the program and returns its number.
+        """
+
+    def tied(self, program: Program, value: int, token: int, add: Callable[[Term], int]) -> int:
+        """Return a term equal to ``value`` that cannot be computed before ``token``.
+
+        Args:
+            program: the program.
+            value: the term to tie.
+            token: a result of :meth:`token`.
+            add: appends a term to the program and returns its number.
+        """
+
+
+class BitTie:
+    """Ties by bits: the operand of a rematerialised value is combined with a zero computed from a value that is available late.
+
+    Some compilers remove an ``optimization_barrier`` before common-subexpression elimination; they never remove operations on bits.
+    """
+
+    def can_tie(self, dtype: Any) -> bool:
+        return _word(dtype) is not None
+
+    def token(self, program: Program, late: int, add: Callable[[Term], int]) -> int:
+        """Return a zero computed from the first element of a value: the bits set in it, at most 64, divided by 128."""
+        dtype = program.terms[late].dtype
+        word = np.dtype(_word(dtype))
+        indices = list(bits(program.free[late]))
+        value = late
+        if indices:
+            params = {"start_indices": (0,) * len(indices), "limit_indices": (1,) * len(indices), "strides": None}
+            call = Call(primitives.slice_p, params, (tuple((i,) for i in indices),), (((),) * len(indices),), (dtype,))
+            value = add(Block(dtype, call, (late,), 0))
+        if word != dtype:
+            value = add(Map(word, "bitcast_convert_type", (value,), (("new_dtype", word),)))
+        value = add(Map(word, "population_count", (value,)))
+        return add(Map(word, "shift_right_logical", (value, program.add(Literal.of(7, word)))))
+
+    def tied(self, program: Program, value: int, token: int, add: Callable[[Term], int]) -> int:
+        dtype = program.terms[value].dtype
+        word = np.dtype(_word(dtype))
+        if program.terms[token].dtype != word:
+            token = add(Map(word, "convert_element_type", (token,), (("new_dtype", word),)))
+        bitwise = value if word == dtype else add(Map(word, "bitcast_convert_type", (value,), (("new_dtype", word),)))
+        bitwise = add(Map(word, "or", (bitwise, token)))
+        return bitwise if word == dtype else add(Map(dtype, "bitcast_convert_type", (bitwise,), (("new_dtype", dtype),)))
+
+
+def _word(dtype: Any) -> Any:
+    """Return the unsigned integer dtype with the width of a dtype; None if a bitcast between them is not defined."""
+    if issubdtype(dtype, extended) or issubdtype(dtype, np.complexfloating) or issubdtype(dtype, np.bool_):
+        return None
+    return {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}.get(np.dtype(dtype).itemsize)
