@@ -64,6 +64,10 @@ class Shardings:
             if self.given:
                 raise NotImplementedError(INSIDE)
             return None
+        if _in_types(leaves):
+            if self.given:
+                raise NotImplementedError(EXPLICIT)
+            return None
         if mesh is None or mesh.size == 1:
             if self.arguments is not None or self.results is not None:
                 _must_have(mesh)
@@ -77,6 +81,19 @@ INSIDE = (
     "an optimised function inside shard_map is planned for one shard, and cannot have a mesh of its own: drop mesh=, in_shardings= and "
     "out_shardings=, or the outer shard_map."
 )
+
+
+EXPLICIT = (
+    "an optimised function is planned for a mesh whose axes are of type Auto, and this one has shardings in types: make it with "
+    "jax.make_mesh(..., axis_types=(AxisType.Auto,) * n), or leave out mesh=, in_shardings= and out_shardings=."
+)
+
+
+def _in_types(leaves: Sequence[Any]) -> bool:
+    """Whether JAX traces with shardings as part of types: in the context of such a mesh, or of arrays that have them."""
+    around = jax.sharding.get_abstract_mesh()
+    meshes = [around, *(jax.typeof(leaf).sharding.mesh for leaf in leaves if isinstance(leaf, Tracer))]
+    return any(AxisType.Explicit in (mesh.axis_types or ()) for mesh in meshes)
 
 
 def _must_have(mesh: AnyMesh | None) -> None:
@@ -106,16 +123,9 @@ def _is_sharding(x: Any) -> bool:
 
 
 def sharding_of(leaf: Any) -> NamedSharding | None:
-    """How an array lies, as far as that is known while JAX traces; None for what lies on one device or nowhere."""
-    sharding = jax.typeof(leaf).sharding if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
-    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
-        return None
-    return None if isinstance(leaf, Tracer) and not _is_explicit(sharding.mesh) else sharding
-
-
-def _is_explicit(mesh: AnyMesh) -> bool:
-    """Whether shardings on a mesh are part of types."""
-    return bool(mesh.axis_types) and all(kind == AxisType.Explicit for kind in mesh.axis_types)
+    """How an array lies; None for what lies on one device or nowhere, as it seems to while JAX traces."""
+    sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
 
 
 def _mesh_of(shardings: Sequence[Any]) -> AnyMesh | None:

@@ -157,6 +157,19 @@ def test_inside_a_jit(mesh, args, want):
     np.testing.assert_allclose(jax.jit(lambda *a: 2 * f(*a))(*args), 2 * want, rtol=1e-4, atol=1e-4)
 
 
+def test_shardings_in_types(args, want):
+    explicit = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
+    placed = [jax.device_put(a, NamedSharding(explicit, S)) for a in args]
+    f = optimize(kernel_product, memory_limit="2MiB")
+    np.testing.assert_allclose(f(*placed), want, rtol=1e-4, atol=1e-4)
+    assert f.plan(*placed).spread
+    with jax.set_mesh(explicit):
+        np.testing.assert_allclose(f(*placed), want, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(jax.jit(lambda *a: 2 * f(*a))(*placed), 2 * want, rtol=1e-4, atol=1e-4)
+        with pytest.raises(NotImplementedError, match="axes are of type Auto"):
+            optimize(kernel_product, memory_limit="2MiB", in_shardings=S)(*args)
+
+
 def test_inside_shard_map_there_is_no_mesh(mesh, args):
     f = optimize(kernel_product, memory_limit="1MiB", mesh=mesh)
     with pytest.raises(NotImplementedError, match="drop mesh="):
