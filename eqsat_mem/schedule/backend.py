@@ -117,6 +117,8 @@ class Backend:
     """Whether operands of float32 contractions are rounded unless full precision is asked for."""
     runs_remainder_beside: ClassVar[bool] = False
     """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
+    loops_beside_outputs: ClassVar[bool] = False
+    """Whether bodies of loops take no memory of outputs that are not written yet."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
     """Block operations inside which XLA computes elementwise operands."""
     room_toll: ClassVar[float] = 0.02

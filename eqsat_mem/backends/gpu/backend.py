@@ -71,6 +71,7 @@ class GpuBackend(Backend):
     target: Target
 
     platform: ClassVar[str] = "gpu"
+    loops_beside_outputs: ClassVar[bool] = True
     tie: ClassVar[Tie] = BitTie()
     asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
     needless_rules: ClassVar[tuple[str, ...]] = (*Backend.needless_rules, "unroll-fold")  # short folds are computed inside their readers
