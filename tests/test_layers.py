@@ -17,7 +17,7 @@ ALLOWED = {
     "options": "errors units",
     "ir": "errors",
     "frontend": "ir",
-    "egraph": "errors events frontend ir",
+    "egraph": "errors events frontend ir units",
     "egraph.soundness": "egraph errors frontend ir",
     "transforms": "egraph frontend ir",
     "backends.cpu": "ir",

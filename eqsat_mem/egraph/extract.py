@@ -15,7 +15,7 @@ from functools import cached_property
 
 from eqsat_mem import ir
 from eqsat_mem.egraph.encode import Node, pointwise
-from eqsat_mem.egraph.engine import View
+from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.monoid_lowering import Allowed, taken_apart
 from eqsat_mem.egraph.online_folds import Rescaled, rescaled_sums
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules

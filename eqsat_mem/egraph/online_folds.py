@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from eqsat_mem import ir
-from eqsat_mem.egraph.engine import View
+from eqsat_mem.egraph.graph import View
 from eqsat_mem.ir import Program
 
 

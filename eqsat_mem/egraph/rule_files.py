@@ -71,7 +71,7 @@ class RuleSet:
     """The rules that apply, the declarations that they need, and the elementwise constructors that they name, with arities.
 
     ``meanings`` are what the declared relations say of values, as rules in the ruleset ``meaning``, by which facts are checked; ``own``
-    are the user's operations, by constructor.
+    are the user's operations, by constructor; ``given`` are the names of the rules that do not come with the package.
     """
 
     rules: tuple[Rule, ...]
@@ -79,6 +79,7 @@ class RuleSet:
     maps: tuple[tuple[str, int], ...]
     meanings: tuple[tuple[str, str], ...] = ()
     own: Mapping[str, Operation] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """What egglog is to run, piece by piece, each with the file and line for its messages."""
@@ -109,12 +110,15 @@ def load_rules(
     taken = set(language.RULE_NAMES)
     declarations: list[Form] = []
     forms: list[Form] = []
-    for path in [*default_files(), *map(Path, paths)]:
+    shipped = default_files()
+    given: set[str] = set()
+    for number, path in enumerate([*shipped, *map(Path, paths)]):
         found, declared, written = _read_file(path)
         declarations += declared
         forms += written
         _refuse_duplicates(found, taken)
         rules += found
+        given |= {rule.name for rule in found if number >= len(shipped)}
     arguments = _check(declarations, forms, own)
     maps = language.elementwise_used(form.tree for form in forms)
     meanings = tuple(_meaning(form, arguments, own) for form in declarations if _means(form))
@@ -122,7 +126,8 @@ def load_rules(
     named = set(only or ())
     dropped = {rule.name for rule in select(rules, without)}
     applied = [r for r in kept if r.name not in dropped and (r.sound in SOUNDNESS[accuracy] or r.name in named)]
-    return RuleSet(tuple(applied), tuple((form.place, form.text) for form in declarations), tuple(sorted(maps.items())), meanings, own)
+    texts = tuple((form.place, form.text) for form in declarations)
+    return RuleSet(tuple(applied), texts, tuple(sorted(maps.items())), meanings, own, frozenset(given & {r.name for r in applied}))
 
 
 def _check(declarations: Sequence[Form], forms: Sequence[Form], own: Mapping[str, Operation]) -> dict[str, int]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from eqsat_mem import ir
 from eqsat_mem.egraph.encode import Encoder, Node
-from eqsat_mem.egraph.engine import Classes, EGraph
+from eqsat_mem.egraph.graph import Classes, EGraph
 from eqsat_mem.egraph.language import Own
 from eqsat_mem.egraph.online_folds import chain, squares, with_higher_level
 from eqsat_mem.egraph.rule_files import Rule, RuleSet
