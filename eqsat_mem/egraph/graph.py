@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, reduce
@@ -28,7 +28,10 @@ class RuleOverrun(RuleError):
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of an e-graph as it stands, numbered from zero: their nodes, facts, levels and dtypes, and the class of each key."""
+    """The classes of an e-graph as it stands, numbered from zero.
+
+    Their nodes, facts, levels and dtypes, the class of each key, and the rows of relations that were asked for.
+    """
 
     nodes: list[list[Node]]
     class_of: dict[int, int]
@@ -38,6 +41,7 @@ class Classes:
     means: dict[int, frozenset[int]]
     places: dict[int, frozenset[int]]
     encoder: Encoder = field(repr=False)
+    told: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -173,17 +177,18 @@ class EGraph:
         with _explained("counting"):
             return self._session.rows()
 
-    def add(self, key: int, node: Node) -> None:
-        """A further node, whose operands are keys of terms or of nodes added before; its facts follow from theirs."""
-        self._session.load([("set", "Node", (key,), _expression(node))])
+    def add(self, nodes: Mapping[Node, int]) -> None:
+        """Further nodes and their keys; operands are keys of terms or of nodes before them. Their facts follow from those of operands."""
+        with _explained("loading"):
+            self._session.load([("set", "Node", (key,), _expression(node)) for node, key in nodes.items()])
 
     def close(self) -> None:
         """The e-graph is needed no longer."""
         self._session.close()
 
-    def classes(self) -> Classes:
-        """Every class with all its nodes, those too that stand for a value in rules only."""
-        read = {*language.FACTS, "dtype", language.LEVELS, language.MEANS, language.PLACES}
+    def classes(self, told: Collection[str] = ()) -> Classes:
+        """Every class with all its nodes, those too that stand for a value in rules only; and the rows of some relations."""
+        read = {*language.FACTS, "dtype", language.LEVELS, language.MEANS, language.PLACES, *told}
         with _explained("reading"):
             tables = self._session.tables("T", read)
         number: dict[int, int] = {}
@@ -207,6 +212,10 @@ class EGraph:
                     found.setdefault(number[inputs[0]], set()).add(number[inputs[1]])
             return {c: frozenset(others) for c, others in found.items()}
 
+        def rows_of(name: str) -> list[tuple[Any, ...]]:
+            sorts, _, rows = tables[name]
+            return [tuple(number.setdefault(v, len(number)) if s == "T" else v for s, v in zip(sorts, inputs)) for inputs, _ in rows]
+
         index_sets = self._encoder.indices_of
         return Classes(
             nodes=[nodes.get(c, []) for c in range(len(number))],
@@ -217,6 +226,7 @@ class EGraph:
             means=pairs(language.MEANS),
             places=pairs(language.PLACES),
             encoder=self._encoder,
+            told={name: rows_of(name) for name in told if name in tables},
         )
 
     def read(self) -> View:

@@ -25,6 +25,7 @@ from eqsat_mem.ir.ops import Monoid, Operation
 
 SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, "all": {"bitwise", "reassociate", "real", "guarded"}}
 """For each accuracy that a user may ask for, the soundness that a rule must have; `approx` rules apply where they are named."""
+SOUNDNESS["any"] = {*SOUNDNESS["all"], "approx"}
 
 RULE_COMMANDS = frozenset({"rule", "rewrite", "birewrite"})
 DECLARATIONS = frozenset({"relation", "function"})
@@ -45,6 +46,7 @@ class Rule:
         text: the egglog form.
         place: the file and line that it stands at.
         most_rows: how many rows of the e-graph one match of it can add.
+        unchecked: why it may stay unchecked, as its author wrote it; usually nothing.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Rule:
     text: str
     place: str
     most_rows: int = 0
+    unchecked: str = ""
 
     @property
     def file(self) -> str:
@@ -71,7 +74,8 @@ class RuleSet:
     """The rules that apply, the declarations that they need, and the elementwise constructors that they name, with arities.
 
     ``meanings`` are what the declared relations say of values, as rules in the ruleset ``meaning``, by which facts are checked; ``own``
-    are the user's operations, by constructor; ``given`` are the names of the rules that do not come with the package.
+    are the user's operations, by constructor; ``given`` are the names of the rules that do not come with the package; ``unchecked`` says of
+    declared relations why what is stated of them may stay unchecked.
     """
 
     rules: tuple[Rule, ...]
@@ -80,6 +84,12 @@ class RuleSet:
     meanings: tuple[tuple[str, str], ...] = ()
     own: Mapping[str, Operation] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
+    unchecked: tuple[tuple[str, str], ...] = ()
+
+    def meant(self) -> Iterator[tuple[str, tuple[str, str]]]:
+        """The declared relations that say what they mean, each with that as a rule, and its place."""
+        for place, text in self.meanings:
+            yield text.rpartition('"means-')[2].rstrip('")'), (place, text)
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """What egglog is to run, piece by piece, each with the file and line for its messages."""
@@ -121,13 +131,15 @@ def load_rules(
         given |= {rule.name for rule in found if number >= len(shipped)}
     arguments = _check(declarations, forms, own)
     maps = language.elementwise_used(form.tree for form in forms)
-    meanings = tuple(_meaning(form, arguments, own) for form in declarations if _means(form))
+    meanings = tuple(_meaning(form, arguments, own) for form in declarations if _said(form, "means"))
     kept = rules if only is None else select(rules, only)
     named = set(only or ())
     dropped = {rule.name for rule in select(rules, without)}
     applied = [r for r in kept if r.name not in dropped and (r.sound in SOUNDNESS[accuracy] or r.name in named)]
     texts = tuple((form.place, form.text) for form in declarations)
-    return RuleSet(tuple(applied), texts, tuple(sorted(maps.items())), meanings, own, frozenset(given & {r.name for r in applied}))
+    theirs = frozenset(given & {r.name for r in applied})
+    unchecked = tuple((str(form.tree[1]), _said(form, "unchecked")) for form in declarations if _said(form, "unchecked"))
+    return RuleSet(tuple(applied), texts, tuple(sorted(maps.items())), meanings, own, theirs, unchecked)
 
 
 def _check(declarations: Sequence[Form], forms: Sequence[Form], own: Mapping[str, Operation]) -> dict[str, int]:
@@ -199,17 +211,22 @@ def _read_file(path: Path) -> tuple[list[Rule], list[Form], list[Form]]:
     return rules, declarations, forms
 
 
-def _means(form: Form) -> str:
-    """What stands after `means:` above a declaration."""
-    _, _, meaning = " ".join(form.comments).partition("means:")
-    return meaning.strip()
+def _said(form: Form, key: str) -> str:
+    """What stands after `means:` or `unchecked:` above a declaration."""
+    fields: dict[str, str] = {}
+    current = ""
+    for line in form.comments:
+        head, colon, rest = line.partition(":")
+        current = head.strip() if colon and head.strip() in ("means", "unchecked") else current
+        fields[current] = f"{fields.get(current, '')} {rest if colon and head.strip() == current else line}".strip()
+    return fields.get(key, "")
 
 
 def _meaning(form: Form, declared: dict[str, int], own: Mapping[str, Operation]) -> tuple[str, str]:
     """`;; means: premises => action` above a relation, as a rule."""
-    premises, arrow, action = _means(form).partition("=>")
-    if not arrow:
-        raise RuleError(f"{form.place}: what a relation means is written ';; means: premises => action', as in a rule.")
+    premises, arrow, action = _said(form, "means").partition("=>")
+    if not arrow or not action.strip().startswith("(union"):
+        raise RuleError(f"{form.place}: what a relation means is written ';; means: premises => (union ...)', as in a rule.")
     text = f'(rule ({premises.strip()}) ({action.strip()}) :ruleset meaning :name "means-{form.tree[1]}")'
     (rule,) = read_forms(text, form.place)
     check_rule(replace(rule, place=form.place), declared, own)
@@ -227,9 +244,9 @@ def _rule(form: Form) -> Rule:
     if ruleset not in (*language.RULESETS, "analysis"):
         known = f"{', '.join(language.RULESETS)} or analysis"
         raise RuleError(f"{form.place}: rule {name!r} is in ruleset {ruleset or '(none)'!r}; it must be in {known}.")
-    equation, sound, why, memory = _card(form, name)
+    equation, sound, why, memory, unchecked = _card(form, name)
     made = form.tree[1:] if form.tree[0] == "birewrite" else form.tree[2]
-    return Rule(name, equation, sound, why, memory, ruleset, form.text, form.place, _rows(made))
+    return Rule(name, equation, sound, why, memory, ruleset, form.text, form.place, _rows(made), unchecked)
 
 
 def _rows(tree: Any) -> int:
@@ -240,13 +257,13 @@ def _rows(tree: Any) -> int:
     return own + sum(map(_rows, tree))
 
 
-def _card(form: Form, name: str) -> tuple[str, str, str, str]:
+def _card(form: Form, name: str) -> tuple[str, str, str, str, str]:
     fields: dict[str, str] = {}
     equation: list[str] = []
     key = ""
     for line in form.comments:
         head, colon, rest = line.partition(":")
-        if colon and head.strip() in ("sound", "memory"):
+        if colon and head.strip() in ("sound", "memory", "unchecked"):
             key = head.strip()
             fields[key] = rest.strip()
         elif key:
@@ -262,7 +279,7 @@ def _card(form: Form, name: str) -> tuple[str, str, str, str]:
             f"{form.place}: the card above rule {name!r} lacks {' and '.join(missing)}. A card is ';; equation', "
             f"';; sound: {'|'.join(sorted(known))} -- why' and ';; memory: ...', directly above the rule."
         )
-    return " ".join(equation), sound, why, fields["memory"]
+    return " ".join(equation), sound, why, fields["memory"], fields.get("unchecked", "")
 
 
 def _options(form: Form) -> dict[str, str]:

@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from eqsat_mem.egraph import language
@@ -36,12 +36,25 @@ class App:
 
 @dataclass
 class Shape:
-    """What variables stand for, as far as the premises say; ``roots`` are the terms that must be there."""
+    """What variables stand for, as far as the premises say; ``roots`` are the terms that must be there, ``guards`` all premises."""
 
     bound: dict[Variable, Any] = field(default_factory=dict)
     roots: list[Any] = field(default_factory=list)
     uses: int = 0
     functions: set[str] = field(default_factory=set)
+    guards: list[tuple[Tree, int]] = field(default_factory=list)
+
+    @cached_property
+    def definitions(self) -> list[tuple[Variable, Tree, int]]:
+        """The variables that premises equate with what can be computed: index sets, numbers and dtypes."""
+        equations = [(premise[1:], use) for premise, use in self.guards if premise[0] == "="]
+        return [
+            ((name, use), tree, use)
+            for sides, use in equations
+            for name in sides
+            for tree in sides
+            if isinstance(name, str) and not _is_literal(name) and isinstance(tree, list)
+        ]
 
     def resolve(self, term: Any) -> Any:
         """A term with its outermost variable replaced by what it stands for."""
@@ -112,6 +125,14 @@ def supports(rule: Rule, rules: RuleSet) -> list[Rule]:
             needed |= _asked(r)
 
 
+def names_indices(rule: Rule, own: language.Own) -> bool:
+    """Whether a rule is about more than elementwise operations: anything that folds, reads or asks for indices."""
+    heads = {head for premises, actions in directions(rule) for head in (*_heads(premises), *_heads(actions))}
+    plain = set(language.primitive_of()) | {"Lit", "Convert", "IntegerPow", "dtype", "union", "let", *language.FACTS_OF_NAMES}
+    plain |= {name for name, operation in own.items() if not operation.dimensions}
+    return bool(heads - plain - (language.PRIMITIVES - {"&", "|", "not-i64"}))
+
+
 def _stated_heads(rule: Rule) -> set[str]:
     return {str(fact[0]) for _, actions in directions(rule) for fact in stated(actions)}
 
@@ -139,6 +160,7 @@ def _assume(out: Shape, premises: Sequence[Tree], rules: RuleSet, rng: random.Ra
 def _premise(out: Shape, premise: Tree, use: int, rules: RuleSet, rng: random.Random, depth: int) -> bool:
     head, args = premise[0], premise[1:]
     out.functions |= set(_heads(premise))
+    out.guards.append((premise, use))
     if head == "=":
         sides = [_term(a, use, rules.own) for a in args]
         known = [s for s in sides if s is not None]
