@@ -17,7 +17,7 @@ import jax
 
 from benchmarks.programs import BENCHMARKS, Benchmark
 from benchmarks.racing import SHARE, Question, Row, main, markdown
-from eqsat_mem.backends.profiles import device_in_use
+from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.candidates import MEMORY_PRICES
 from eqsat_mem.codegen.emit import emit
@@ -27,8 +27,9 @@ from eqsat_mem.egraph.saturate import saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.options import device_capacity
+from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import ladder
-from eqsat_mem.schedule.cost_model import Device, term_seconds
+from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.search import Schedule, Search
 from eqsat_mem.schedule.split import region
 
@@ -54,21 +55,21 @@ SLOWEST = 20.0
 """A plan is not run if it is predicted to take so many times as long as the fastest."""
 
 
-def alternatives(b: Benchmark, device: Device, count: int) -> list[Schedule]:
+def alternatives(b: Benchmark, backend: Backend, count: int) -> list[Schedule]:
     """Different schedules of a program within four times its limit: of each extracted program in turn, over the range of their times."""
     jaxpr = jax.make_jaxpr(b.function)(*b.specs())
     view = saturate(load(jaxpr, [f"x{k}" for k in range(len(jaxpr.in_avals))]), load_rules())
-    seconds = partial(term_seconds, device=device)
+    seconds = partial(term_seconds, backend=backend)
     programs = {str(ex.program): ex for ex in (as_written(view), *(extract(view, seconds, price) for price in MEMORY_PRICES))}
-    lists = [_spread(_schedules(ex, 4 * b.limit_bytes, device), count) for ex in programs.values()]
+    lists = [_spread(_schedules(ex, 4 * b.limit_bytes, backend), count) for ex in programs.values()]
     mixed = [s for some in zip_longest(*lists) for s in some if s is not None]
     fastest = min(s.seconds for s in mixed)
     return [s for s in mixed if s.seconds <= SLOWEST * fastest][:count]
 
 
-def _schedules(ex: Extraction, limit: int, device: Device) -> list[Schedule]:
+def _schedules(ex: Extraction, limit: int, backend: Backend) -> list[Schedule]:
     """The straight program; trees of one split with every other chunk size, and of one more split with the chunks found for them."""
-    search = Search(ex, limit, device)
+    search = Search(ex, limit, backend)
     straight = search.start(region(ex))
     found = [straight]
     for new in search.expand(straight):
@@ -96,15 +97,15 @@ def _spread(found: Sequence[Schedule], count: int) -> list[Schedule]:
 def rows(scale: str) -> Iterator[Row]:
     from scipy.stats import spearmanr
 
-    device = device_in_use()
+    backend = backend_in_use()
     for b in BENCHMARKS:
         if b.name in PROGRAMS[scale]:
             with jax.enable_x64(b.x64):
-                times = list(_measured(b, alternatives(b, device, PLANS[scale])))
+                times = list(_measured(b, alternatives(b, backend, PLANS[scale])))
             predicted, measured = zip(*times)
             yield {
                 "case": b.name,
-                "profile": device.name,
+                "profile": backend.device.name,
                 "plans": len(times),
                 "predicted_s": predicted,
                 "measured_s": measured,

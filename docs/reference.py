@@ -28,7 +28,10 @@ PARTS = {
         "reports.timeline.Point",
     ],
     "Operations of your own": ["ir.ops.Operation", "ir.ops.Monoid"],
-    "Errors": [f"errors.{name}" for name in ("EqsatMemError", "OptionError", "RuleError", "UserFileError", "MemoryLimitError")],
+    "Errors": [
+        f"errors.{name}"
+        for name in ("EqsatMemError", "OptionError", "RuleError", "UserFileError", "DeviceCompilerError", "MemoryLimitError")
+    ],
     "Rules": ["egraph.rule_files.load_rules", "egraph.rule_files.Rule", "egraph.rule_files.RuleSet"],
     "Checking": ["testing.same_values", "backends.xla.compiled_peak", "ir.interpreter.evaluate"],
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqsat_mem import __version__
-from eqsat_mem.cli.commands import check_rules, rules, show
+from eqsat_mem.cli.commands import check_rules, devices, rules, show
 from eqsat_mem.errors import EqsatMemError, UserFileError
 from eqsat_mem.units import format_bytes
 
@@ -36,6 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("eqsat-mem: interrupted", file=sys.stderr)
         return 130
     return int(status() if callable(status) else status)  # a script runs here: what it raises is no error of ours
+
+
+DEVICE_HELP = (
+    "plan for this device, one that eqsat-mem devices lists or the file of a profile (default: EQSAT_MEM_DEVICE, or the one in use)"
+)
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -73,6 +78,7 @@ def command_line() -> argparse.ArgumentParser:
         metavar="SIZE",
         help='what each compiled function may hold, such as 64MiB or "1.5 GB" (default: EQSAT_MEM_LIMIT, or the device\'s capacity)',
     )
+    run.add_argument("--device", metavar="NAME", help=DEVICE_HELP + "; functions planned for one that is not here run as written")
     run.add_argument("--report", metavar="FILE", help="write the report as JSON, too")
     run.add_argument("--strict", action="store_true", help="a function that cannot be planned is an error; else it runs as written")
     run.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
@@ -99,7 +105,7 @@ def command_line() -> argparse.ArgumentParser:
     demo.add_argument("--points", type=_count, default=122_880, metavar="N", help="points on both sides (default: %(default)s)")
     demo.add_argument("--limit", default="64MiB", metavar="SIZE", help="the memory limit (default: %(default)s)")
     demo.set_defaults(command=_demo)
-    for command in (check_rules, rules, show):
+    for command in (check_rules, devices, rules, show):
         command.add(commands)
     return parser
 
@@ -117,6 +123,7 @@ def _add_function(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--limit", metavar="SIZE", help="such as 64MiB or \"1.5 GB\"; else the function's own, EQSAT_MEM_LIMIT, or the device's"
     )
+    command.add_argument("--device", metavar="NAME", help=DEVICE_HELP)
     rules.add_choice(command)
 
 
@@ -129,7 +136,7 @@ def _planned(options: argparse.Namespace) -> Plan:
     args, kwargs = call_arguments(options.args)
     plain = function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
     check_call(options.function, plain, args, kwargs)
-    said = rules.chosen(options)
+    said = rules.chosen(options) | ({"device": options.device} if options.device else {})
     if plain is function or options.limit or said:
         function = optimize(plain, memory_limit=options.limit, **said)
     plan: Plan = function.plan(*args, **kwargs)  # type: ignore[attr-defined]
@@ -164,7 +171,14 @@ def _report(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> Callable[[], int]:
     from eqsat_mem.cli.run import prepare
 
-    script = prepare(options.target, is_module=options.is_module, limit=options.memory_limit, report=options.report, strict=options.strict)
+    script = prepare(
+        options.target,
+        is_module=options.is_module,
+        limit=options.memory_limit,
+        report=options.report,
+        strict=options.strict,
+        device=options.device,
+    )
 
     def run() -> int:
         script(options.arguments)
@@ -177,18 +191,18 @@ def _calibrate(options: argparse.Namespace) -> int:
     import jax
 
     from eqsat_mem.backends import calibrate, profiles
-    from eqsat_mem.schedule.cost_model import device_for
+    from eqsat_mem.backends.choose import backend_in_use, built_in
 
-    built_in = device_for(jax.default_backend())
+    usual = built_in(jax.default_backend())
     if options.reset:
         gone = profiles.forget()
         print("there is no profile for this device" if gone is None else f"removed {gone}")
         return 0
     if not options.show:
-        measured = calibrate.measure(lambda field: print(f"measuring {field}", file=sys.stderr))
+        measured = calibrate.measure(usual, lambda field: print(f"measuring {field}", file=sys.stderr))
         print(f"kept in {profiles.keep(measured)}", file=sys.stderr)
-    used = profiles.device_in_use()
-    print(f"{used.name}{' (built-in)' if used == built_in else ''}\n{calibrate.compared(built_in, used)}")
+    used = backend_in_use()
+    print(f"{used.device.name}{' (built-in)' if used == usual else ''}\n{calibrate.compared(usual.device, used.device)}")
     return 0
 
 

@@ -16,7 +16,8 @@ from eqsat_mem.events import Clock, Extracted, Searched, tell
 from eqsat_mem.ir import Program
 from eqsat_mem.options import Options
 from eqsat_mem.reports.explain import Scheduler
-from eqsat_mem.schedule.cost_model import Device, Folds, term_seconds
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.remat import Moved, least_bytes
 from eqsat_mem.schedule.search import Schedule, Search, fastest
 from eqsat_mem.schedule.timing import Known
@@ -31,8 +32,8 @@ MEMORY_PRICES = (0.0, 1e-10, 1e-8)
 HARDLY = 0.02
 """The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
 
-Planner = Callable[[Options, Device, ClosedJaxpr, int], tuple[Schedule | None, int, int]]
-"""Plans the body of a loop or branch for a device under a limit in bytes: see :data:`eqsat_mem.transforms.plan_bodies.Planner`."""
+Planner = Callable[[Options, Backend, ClosedJaxpr, int], tuple[Schedule | None, int, int]]
+"""Plans the body of a loop or branch for a backend under a limit in bytes: see :data:`eqsat_mem.transforms.plan_bodies.Planner`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ class Forms:
 
     loaded: Program
     options: Options
-    device: Device
+    backend: Backend
     planner: Planner
     clock: Clock
 
@@ -62,11 +63,11 @@ class Forms:
         self.others: Iterator[Program] | None = None
         self.candidates: dict[int, _Candidates] = {}
 
-    def fastest(self, device: Device, limit: int, scheduler: Scheduler = fastest) -> Found:
+    def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> Found:
         """The fastest schedule of the first form that fits (else the smallest of all); what was written is the first form."""
         found: list[Found] = []
         for form in self._forms():
-            found.append(self._fastest(form, device, limit, scheduler))
+            found.append(self._fastest(form, backend, limit, scheduler))
             if found[-1].best.fits(limit):
                 break
         return replace(min(found, key=lambda f: order(f.best, limit)), before=found[0].before)
@@ -87,13 +88,13 @@ class Forms:
             yield apart
             yield from forms(original(apart, rules))
 
-    def _fastest(self, form: Program, device: Device, limit: int, scheduler: Scheduler) -> Found:
+    def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> Found:
         with self.clock("bodies"):
-            program, saved = plan_bodies(form, limit, partial(self.planner, self.options, device))
+            program, saved = plan_bodies(form, limit, partial(self.planner, self.options, backend))
         known = self._candidates(program)
         with self.clock("schedule"):
             knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
-            every = (Search(ex, limit, device, *knobs, known.of(ex, device)) for ex in known.every)
+            every = (Search(ex, limit, backend, *knobs, known.of(ex, backend)) for ex in known.every)
             searches = sorted(every, key=lambda search: search.straight.seconds)
             best = _searched(searches, scheduler, known)
             tell(Searched(best, known.view))
@@ -110,9 +111,9 @@ class Forms:
 
         def extracted(rules: RuleSet) -> _Candidates:
             with self.clock("saturate"):
-                view = saturate(program, rules, limits)
+                view = saturate(program, rules, limits, self.backend.rounds_operands)
             with self.clock("extract"):
-                return _extracted(view, rules, self.device)
+                return _extracted(view, rules, self.backend)
 
         known = attributed(rules, extracted)
         if any(program is form for form in self.made):
@@ -121,7 +122,8 @@ class Forms:
 
     def _rules(self) -> RuleSet:
         options = self.options
-        return load_rules(options.rules, options.accuracy, options.only_rules, options.without_rules, options.operations)
+        without = (*options.without_rules, *self.backend.needless_rules)
+        return load_rules(options.rules, options.accuracy, options.only_rules, without, options.operations)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,42 +133,47 @@ class _Candidates:
     view: View
     written: Extraction
     every: Sequence[Extraction]
-    moved: dict[tuple[int, Folds], Moved] = field(default_factory=dict)
-    known: dict[tuple[int, Folds], Known] = field(default_factory=dict)
+    moved: dict[tuple[int, Backend], Moved] = field(default_factory=dict)
+    known: dict[tuple[int, Backend], Known] = field(default_factory=dict)
 
-    def of(self, ex: Extraction, device: Device) -> Known:
-        """What searches for other limits have found out about one of the programs."""
-        return self.known.setdefault((id(ex), device.folds), Known.nothing(ex, device))
+    def of(self, ex: Extraction, backend: Backend) -> Known:
+        """Figures that searches for other limits have computed of one of the programs."""
+        key = id(ex), backend
+        if key not in self.known:
+            self.known[key] = Known.nothing(ex, backend)
+        return self.known[key]
 
-    def rematerialised(self, s: Schedule, limit: int, device: Device) -> Schedule:
-        """A schedule with values computed again; what is known of one without loops is kept, which no limit changes."""
+    def rematerialised(self, s: Schedule, limit: int) -> Schedule:
+        """A schedule with values rematerialised; moves of one without loops are kept, since no limit changes them."""
         if s.chunks:
-            return Moved(s, device).within(limit)
-        return self.moved.setdefault((id(s.ex), device.folds), Moved(s, device)).within(limit)
+            return Moved(s).within(limit)
+        return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).within(limit)
 
 
-def _extracted(view: View, rules: RuleSet, device: Device) -> _Candidates:
-    seconds = partial(term_seconds, device=device)
+def _extracted(view: View, rules: RuleSet, backend: Backend) -> _Candidates:
+    seconds = partial(term_seconds, backend=backend)
     written = as_written(view)
     found = [written, *extractions(view, seconds, MEMORY_PRICES)]
     for ex, price in zip(found, (None, *MEMORY_PRICES)):
         tell(Extracted(ex, price))
     found += [new for ex in found if (new := reordered(ex, rules, seconds)) is not None]
-    every = [written, *(absorbed(ex, rules) for ex in found)]
+    if backend.augments_dots:
+        found = [absorbed(ex, rules, backend.rounds_operands) for ex in found]
+    every = [written, *found]
     return _Candidates(view, written, list({str(ex.program): ex for ex in reversed(every)}.values())[::-1])  # one per program text
 
 
 def _searched(searches: Sequence[Search], scheduler: Scheduler, known: _Candidates) -> Schedule:
     """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are."""
-    limit, device = searches[0].limit, searches[0].device
+    limit, backend = searches[0].limit, searches[0].backend
     best = _best(searches, scheduler)
     if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
         closest = next(search for search in searches if search.ex is best.ex)
         best = min(best, _best([closest.within(0)], scheduler), key=lambda s: s.peak_bytes)
-    for s in [best, *(search.straight for search in searches)]:
+    for s in [best, *(search.straight for search in searches)] if backend.tie is not None else ():
         useful = limit if best.fits(limit) else best.peak_bytes - 1
-        if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and least_bytes(s, device) <= useful:
-            best = min(best, known.rematerialised(s, limit, device), key=partial(order, limit=limit))
+        if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and least_bytes(s) <= useful:
+            best = min(best, known.rematerialised(s, limit), key=partial(order, limit=limit))
     return best
 
 

@@ -38,6 +38,14 @@ class PlanningError(EqsatMemError):
         return f"{self.function} could not be planned: {self.reason}\nWithout --strict it runs as written."
 
 
+class DeviceCompilerError(EqsatMemError):
+    """The compiler for a device that is not there is missing, or cannot compile for it."""
+
+
+class DeviceError(EqsatMemError, RuntimeError):
+    """A plan that was made for one device is run on another."""
+
+
 class MemoryLimitError(EqsatMemError):
     """No plan holds as little as the limit.
 

@@ -20,6 +20,7 @@ Accuracy = Literal["bitwise", "reassociate", "all"]
 """Which rules may apply: those that keep every bit, those that also re-associate sums, or all of them."""
 
 LIMIT_VARIABLE = "EQSAT_MEM_LIMIT"
+DEVICE_VARIABLE = "EQSAT_MEM_DEVICE"
 LARGEST_BYTES = 2**63 - 1
 
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)", re.ASCII)
@@ -47,6 +48,8 @@ class Options:
         max_iterations: iterations after which saturation stops.
         max_seconds: seconds after which saturation stops; its plans then depend on how busy the machine was.
         verify: whether the plan is compiled and its peak compared with the limit.
+        device: the device to plan for: a name that ``eqsat-mem devices`` lists, ``"cpu"``, or the file of a profile; None is
+            ``EQSAT_MEM_DEVICE``, or the device in use.
 
     Raises:
         OptionError: naming the option that has a wrong value, and the values it may have.
@@ -64,6 +67,7 @@ class Options:
     max_iterations: int = 30
     max_seconds: float = 60.0
     verify: bool = True
+    device: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("memory_limit", "tensor_size_threshold", "tensor_split_size"):
@@ -81,6 +85,10 @@ class Options:
             raise OptionError(f'accuracy must be "bitwise", "reassociate" or "all", not {self.accuracy!r}.')
         if not isinstance(self.verify, bool):
             raise OptionError(f"verify must be True or False, not {self.verify!r}.")
+        if self.device is not None:
+            if not isinstance(self.device, (str, os.PathLike)):
+                raise OptionError(f"device must be the name of a device or the file of a profile, not {self.device!r}.")
+            object.__setattr__(self, "device", str(os.fspath(self.device)))
 
 
 def parse_bytes(value: Any, argument: str = "memory_limit") -> int:
@@ -105,8 +113,17 @@ def parse_bytes(value: Any, argument: str = "memory_limit") -> int:
     return size
 
 
-def resolve_limit(options: Options) -> int:
-    """The bytes that a program may hold: the option, else ``EQSAT_MEM_LIMIT``, else the default device's capacity.
+def resolve_device(options: Options) -> str | None:
+    """The device to plan for: the option, else ``EQSAT_MEM_DEVICE``; None is the device in use."""
+    return options.device or os.environ.get(DEVICE_VARIABLE, "").strip() or None
+
+
+def resolve_limit(options: Options, capacity: int | None = None) -> int:
+    """The bytes that a program may hold: the option, else ``EQSAT_MEM_LIMIT``, else the capacity of the device.
+
+    Args:
+        options: the options of a plan.
+        capacity: bytes of the device that the plan is made for; None is the device in use.
 
     Raises:
         OptionError: if the variable holds no size, or the device does not tell its capacity.
@@ -116,7 +133,7 @@ def resolve_limit(options: Options) -> int:
     from_environment = os.environ.get(LIMIT_VARIABLE, "").strip()
     if from_environment:
         return parse_bytes(from_environment, LIMIT_VARIABLE)
-    return device_capacity()
+    return device_capacity() if capacity is None else capacity
 
 
 def device_capacity() -> int:

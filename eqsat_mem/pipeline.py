@@ -5,35 +5,32 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from eqsat_mem.backends.profiles import device_in_use
-from eqsat_mem.backends.xla import compiled_peak, donations
+from eqsat_mem.backends.choose import backend_for
+from eqsat_mem.backends.xla import donations
 from eqsat_mem.candidates import Forms, Found
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.errors import MemoryLimitError
+from eqsat_mem.errors import DeviceCompilerError, MemoryLimitError, OptionError
 from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
-from eqsat_mem.options import Options, resolve_limit
+from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
 from eqsat_mem.reports.explain import Record, Scheduler
 from eqsat_mem.reports.outline import loop_summaries, output_bytes, peak_tensors, restrictions
 from eqsat_mem.reports.plan import Plan
-from eqsat_mem.schedule.cost_model import Device, Folds
-from eqsat_mem.schedule.search import Schedule, fastest
-from eqsat_mem.schedule.split import region
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.search import Schedule, fastest, unscheduled
 from eqsat_mem.transforms.plan_bodies import has_plans
 
 GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
-NEARLY = 4.0
-"""A program as written may fit though up to so many times the limit is predicted: XLA may fuse what the model holds. XLA is asked."""
 CLOSE = 1.25
 """A plan may fit though up to so many times the limit is predicted."""
 PATIENCE_S = 3600.0
@@ -47,19 +44,22 @@ def plan(
     options: Options,
     arg_names: Sequence[str],
     name: str = "program",
-    device: Device | None = None,
+    backend: Backend | None = None,
     donated: Sequence[int] = (),
 ) -> Plan:
-    """The fastest program found that computes ``jaxpr`` within the limit, on the device in use unless another is given.
+    """The fastest program found that computes ``jaxpr`` within the limit, on the device in use unless another backend is given.
 
     Outputs may take the memory of the ``donated`` arguments of their shape and dtype.
 
     Raises:
         MemoryLimitError: if no plan fits; it names the tensors of the smallest plan found.
     """
-    limit = resolve_limit(options)
+    backend = backend or backend_for(resolve_device(options))
+    limit = resolve_limit(options, backend.capacity_bytes)
+    _refuse_more_than_there_is(limit, backend)
     taken, shared_bytes = donations(jaxpr, donated)
-    request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, device or device_in_use(), taken, shared_bytes)
+    backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
+    request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes)
     tell(Began(name, limit))
     made = None
     try:
@@ -70,9 +70,18 @@ def plan(
     return made
 
 
+def _refuse_more_than_there_is(limit: int, backend: Backend) -> None:
+    memory = backend.memory_bytes
+    if memory is not None and limit > memory:
+        raise OptionError(
+            f"memory_limit = {format_bytes(limit)} is more than {backend.device.name} has, {format_bytes(memory)}: lower the limit, "
+            "leave it out for all that a program may hold there, or name a larger device."
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class _Request:
-    """What is to be planned: a traced function, and the limit in bytes and the device that its options and the machine come to.
+    """What is to be planned: a traced function, and the limit in bytes and the backend that its options and the machine come to.
 
     Within a request, bytes are counted as if no output took the memory of an argument: the limit, predictions and what XLA holds alike.
     What leaves it (:meth:`held`) is less by ``shared_bytes``.
@@ -83,19 +92,35 @@ class _Request:
     name: str
     options: Options
     limit: int
-    device: Device
+    backend: Backend
     taken: tuple[int, ...]
     shared_bytes: int
+    unchecked: list[str] = field(default_factory=list)
+    """Why nothing can be compiled for the target here, once that has turned out."""
 
     def held(self, counted: int) -> int:
         """What is held at once, of bytes counted within the request."""
         return counted - self.shared_bytes
 
-    def compiled(self, function: Callable[..., Any], predicted: int) -> int:
-        """What XLA counts for a function of the program's arguments, which is told beside its prediction."""
-        held = compiled_peak(function, self.jaxpr.in_avals, donate=self.taken, optimise=False)[0]
+    def compiled(self, function: Callable[..., Any], predicted: int) -> int | None:
+        """Bytes that the compiler counts for a function of the program's arguments, which are told beside their prediction.
+
+        None where nothing is compiled: it is not asked for, or there is no compiler for the target here.
+        """
+        if not self.verifies:
+            return None
+        try:
+            held = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit)).held_bytes
+        except DeviceCompilerError as reason:
+            self.unchecked.append(str(reason))
+            return None
         tell(Compiled(held, self.held(predicted), self.held(self.limit)))
         return held + self.shared_bytes
+
+    @property
+    def verifies(self) -> bool:
+        """Whether programs are compiled and compared with the limit."""
+        return self.options.verify and not self.unchecked
 
     @property
     def asks_for_loops(self) -> bool:
@@ -118,32 +143,32 @@ def _without_collections() -> Iterator[None]:
 def _plan(request: _Request) -> Plan:
     clock = Clock()
     with clock("trace"):
-        loaded = load(request.jaxpr, request.arg_names)
+        loaded = load(request.jaxpr, request.arg_names, request.backend.lowering)
         tell(Loaded(loaded))
-    forms = Forms(loaded, request.options, request.device, _plan_body, clock)
-    found = forms.fastest(request.device, request.limit)
+    forms = Forms(loaded, request.options, request.backend, _plan_body, clock)
+    found = forms.fastest(request.backend, request.limit)
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
-    again = partial(_again, loaded, request.options, chosen.device, chosen.target)
+    again = partial(_again, loaded, request.options, chosen.backend, chosen.target)
     record = Record(
-        found.before, chosen.device, chosen.target, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names
+        found.before, chosen.backend, chosen.target, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names
     )
     return _report(request, found, chosen, clock, record)
 
 
 def _again(
-    loaded: Program, options: Options, device: Device, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = fastest
+    loaded: Program, options: Options, backend: Backend, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = fastest
 ) -> Schedule:
     """The best schedule that the same search finds without some rules; it stops for other reasons than the clock."""
     patient = replace(options, max_seconds=PATIENCE_S, without_rules=(*options.without_rules, *sorted(without)))
-    return Forms(loaded, patient, device, _plan_body, Clock()).fastest(device, limit, scheduler).best
+    return Forms(loaded, patient, backend, _plan_body, Clock()).fastest(backend, limit, scheduler).best
 
 
-def _plan_body(options: Options, device: Device, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
+def _plan_body(options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
     """The body of a loop or branch planned under ``limit``: its schedule, and what it holds besides arguments, planned and as written."""
     names = [f"x{k}" for k in range(len(body.in_avals))]
     try:
-        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body", device)
+        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body", backend)
     except MemoryLimitError as error:
         held = max(error.smallest_bytes - aval_bytes(body.in_avals), 0)
         return None, held, held
@@ -156,12 +181,12 @@ def _plan_body(options: Options, device: Device, body: ClosedJaxpr, limit: int) 
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """A schedule as code, what XLA holds for it (None: not compiled), and the device and limit that it was searched for."""
+    """A schedule as code, the bytes that XLA holds for it (None: not compiled), and the backend and limit that it was searched for."""
 
     schedule: Schedule
     code: Emitted
     compiled_bytes: int | None
-    device: Device
+    backend: Backend
     target: int
     unchanged: bool = False
 
@@ -171,17 +196,17 @@ def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
     limit, best, before = request.limit, found.best, found.before
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
     if best.fits(limit):
-        fits_nearly = before.fits(int(limit * NEARLY) if request.options.verify else limit)
+        fits_nearly = before.fits(limit * request.backend.asked_up_to if request.verifies else limit)
         may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
     else:  # whatever is predicted of the program as written: XLA is asked before there is an error
-        may_stay = request.options.verify or before.fits(limit)
+        may_stay = request.verifies or before.fits(limit)
     kept = _keep(request, forms.loaded, before) if may_stay else None
     if kept is not None:
         return kept
     try:
         planned = _emit_within(request, forms, best)
     except MemoryLimitError:  # as predicted, something would have fitted
-        kept = _keep(request, forms.loaded, before) if request.options.verify and not may_stay else None
+        kept = _keep(request, forms.loaded, before) if request.verifies and not may_stay else None
         if kept is None:
             raise
         return kept
@@ -192,47 +217,46 @@ def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
 
 def _keep(request: _Request, loaded: Program, before: Schedule) -> _Chosen | None:
     """The program as it was, if it holds no more than the limit once compiled; its source is the same written out."""
-    verify, jaxpr, limit = request.options.verify, request.jaxpr, request.limit
-    if not verify and has_plans(before.ex.program):
-        return None  # it was predicted to fit with the plans of its loops' bodies
-    function = jaxpr_as_fun(jaxpr)
-    held = request.compiled(function, before.peak_bytes) if verify else None
+    function, limit = jaxpr_as_fun(request.jaxpr), request.limit
+    held = request.compiled(function, before.peak_bytes)
+    if held is None and (has_plans(before.ex.program) or not before.fits(limit)):
+        return None  # nothing but the prediction tells, which counts plans of its loops' bodies
     if held is not None and held > limit:
         return None
     ex = Extraction(loaded)
-    code = emit(Schedule(ex, region(ex), {}, 0, 0.0), request.name)
+    code = emit(unscheduled(ex, request.backend), request.name)
     source = f"# {request.name} runs as it was written; this is the same, written out.\n{code.source}"
     emitted = Emitted(source, lambda *args: tuple(function(*args)), code.namespace, code.names)
-    return _Chosen(before, emitted, held, request.device, limit, unchanged=True)
+    return _Chosen(before, emitted, held, request.backend, limit, unchanged=True)
 
 
 def _as_held(chosen: _Chosen) -> float:
     """The predicted seconds of a plan, with those that new memory takes if XLA holds so much more than was predicted that it is new."""
     s = chosen.schedule
     fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
-    predicted, held = (chosen.device.fresh_s(total - fixed) for total in (s.peak_bytes, chosen.compiled_bytes or s.peak_bytes))
+    predicted, held = (chosen.backend.device.fresh_s(total - fixed) for total in (s.peak_bytes, chosen.compiled_bytes or s.peak_bytes))
     return s.seconds + max(held - predicted, 0.0)
 
 
 def _emit_within(request: _Request, forms: Forms, best: Schedule) -> _Chosen:
     """What holds no more than the limit once compiled.
 
-    Where no prediction is low enough, XLA holds what was to be computed on the way to folds: the search begins again without that.
+    Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant.
     """
     try:
-        return _verified(request, forms, request.device, best)
+        return _verified(request, forms, request.backend, best)
     except MemoryLimitError as error:
-        if request.device.folds is not Folds.LIBRARY or not best.fits(request.limit):
+        cautious = request.backend.cautious()
+        if cautious is None or not best.fits(request.limit):
             raise
         first = error
-    arrays = replace(request.device, folds=Folds.ARRAYS)
     try:
-        return _verified(request, forms, arrays, forms.fastest(arrays, request.limit).best)
+        return _verified(request, forms, cautious, forms.fastest(cautious, request.limit).best)
     except MemoryLimitError as second:
         raise min(first, second, key=lambda error: error.smallest_bytes) from None
 
 
-def _verified(request: _Request, forms: Forms, device: Device, best: Schedule) -> _Chosen:
+def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule) -> _Chosen:
     """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
 
     Where nothing fits the next target, it was too low a guess: the one after is halfway back to the last program that was compiled.
@@ -243,22 +267,20 @@ def _verified(request: _Request, forms: Forms, device: Device, best: Schedule) -
     for _ in range(RETRIES):
         if best.fits(target):
             code = emit(best, request.name)
-            if not request.options.verify:
-                return _Chosen(best, code, None, device, target)
             held = request.compiled(code.function, best.peak_bytes)
-            if held <= limit:
-                return _Chosen(best, code, held, device, target)
+            if held is None or held <= limit:
+                return _Chosen(best, code, held, backend, target)
             smallest = min(smallest or held, held)
             if target > limit:
                 break
             target, above = _tighter(best, held, limit), best.peak_bytes
-        elif smallest is None and request.options.verify and best.fits(int(CLOSE * limit)):
+        elif smallest is None and request.verifies and best.fits(int(CLOSE * limit)):
             target = best.peak_bytes
         elif best.peak_bytes < above:
             target = (best.peak_bytes + above) // 2
         else:
             break
-        best = forms.fastest(device, target).best
+        best = forms.fastest(backend, target).best
     raise _too_large(request, best, smallest or best.peak_bytes)
 
 
@@ -297,5 +319,8 @@ def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, reco
         peak_tensors=peak_tensors(s),
         program=program,
         schedule=s,
+        device=chosen.backend.device.name,
+        doubts=tuple(request.unchecked) if chosen.compiled_bytes is None else chosen.backend.doubts(),
+        compiler_options={} if chosen.unchanged else dict(chosen.backend.compiler_options),
         record=record,
     )

@@ -14,6 +14,7 @@ from tests.oracles.differential import case, check_plan, compare, extractions, p
 from tests.oracles.execution import brute_force_peak, execute
 from tests.oracles.fuzz import failure
 from tests.oracles.programs import sample
+from tests.oracles.targets import CPU
 
 BLOCKS, SEEDS = 12, 5
 
@@ -64,6 +65,6 @@ def test_loop_trees_mean_the_program_and_hold_what_is_predicted(seed):
     known = case(sample(seed))
     rng = random.Random(seed)
     for _, ex in extractions(load(known.jaxpr, known.names), seed):
-        made, memory = random_schedule(ex, rng), Memory(ex)
+        made, memory = random_schedule(ex, rng), Memory(ex, CPU)
         compare(known, execute(made, known.args), "the loop tree itself")
         assert memory.peak(made.seq, memory.full_extents(), made.chunks).nbytes == brute_force_peak(made)

@@ -15,9 +15,11 @@ from jax import lax
 
 import eqsat_mem
 from eqsat_mem import MemoryLimitError, events, pipeline
+from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.candidates import MEMORY_PRICES
-from eqsat_mem.schedule.cost_model import cpu
+from eqsat_mem.schedule.backend import Check
 from eqsat_mem.transforms import plan_bodies
+from tests.oracles.targets import CPU
 from tests.schedule.test_search import kernel_vector
 from tests.schedule.test_split import bound, softmax
 
@@ -183,6 +185,11 @@ def test_what_the_error_advises_is_enough():
     assert optimize(fun, memory_limit=int(1.05 * caught.value.smallest_bytes)).plan(*args).loops
 
 
+def compiled(monkeypatch, held):
+    """Have ``held(function, avals)`` say what compiled programs hold."""
+    monkeypatch.setattr(CpuBackend, "check", lambda self, function, avals, *args, **options: Check(held(function, avals)))
+
+
 def test_xla_is_asked_where_the_smallest_plan_is_predicted_to_hold_a_little_more(monkeypatch):
     args = arguments([(1200, 3), (1200, 3), (1200, 2)])
     with pytest.raises(MemoryLimitError) as caught:
@@ -191,15 +198,15 @@ def test_xla_is_asked_where_the_smallest_plan_is_predicted_to_hold_a_little_more
     with pytest.raises(MemoryLimitError):
         optimize(kernel_vector, memory_limit=limit, verify=False).plan(*args)
 
-    def says(held, function, avals, **_):
+    def says(held, function, avals):
         is_whole = plan_bodies.largest_value(jax.make_jaxpr(function)(*avals)) > 2**20
-        return 2 * limit if is_whole else held, None
+        return 2 * limit if is_whole else held
 
-    monkeypatch.setattr(pipeline, "compiled_peak", partial(says, limit))
+    compiled(monkeypatch, partial(says, limit))
     plan = optimize(kernel_vector, memory_limit=limit).plan(*args)
     assert plan.compiled_peak_bytes == limit < plan.peak_bytes
     np.testing.assert_allclose(plan.function(*args)[0], kernel_vector(*args), rtol=1e-4, atol=1e-4)
-    monkeypatch.setattr(pipeline, "compiled_peak", partial(says, limit + 1))
+    compiled(monkeypatch, partial(says, limit + 1))
     with pytest.raises(MemoryLimitError) as refused:
         optimize(lambda *a: kernel_vector(*a), memory_limit=limit).plan(*args)
     assert refused.value.smallest_bytes == limit + 1
@@ -231,8 +238,8 @@ def test_bodies_of_control_flow_are_planned(fun):
 
 def test_an_xla_that_folds_arrays_gets_smaller_chunks(monkeypatch):
     """Versions of XLA differ in what they compute on the way to a fold; here is one that computes nothing on the way."""
-    monkeypatch.setattr(pipeline, "compiled_peak", lambda fun, avals, **_: (held_unfused(fun, avals), None))
-    monkeypatch.setattr(pipeline, "device_in_use", cpu)
+    compiled(monkeypatch, held_unfused)
+    monkeypatch.setattr(pipeline, "backend_for", lambda device: CPU)
     fun = lambda x, y: jnp.max(jnp.exp(-jnp.abs(x[:, None] - y)), 1)  # noqa: E731
     args = arguments([(3000,), (2000,)])
     plan = optimize(fun, memory_limit=MIB // 4).plan(*args)
@@ -246,8 +253,8 @@ def test_an_xla_that_folds_arrays_gets_smaller_chunks(monkeypatch):
 def test_a_program_is_extracted_once_whatever_limits_it_is_searched_for(monkeypatch):
     """XLA holds more than was predicted, so the limit is tightened, and then again without what XLA computes on the way to folds."""
     heard = []
-    monkeypatch.setattr(pipeline, "compiled_peak", lambda fun, avals, **_: (2 * MIB, None))
-    monkeypatch.setattr(pipeline, "device_in_use", cpu)
+    compiled(monkeypatch, lambda function, avals: 2 * MIB)
+    monkeypatch.setattr(pipeline, "backend_for", lambda device: CPU)
     with events.listening(heard.append), pytest.raises(MemoryLimitError):
         optimize(kernel_vector, memory_limit=MIB).plan(*arguments([(1200, 3), (1200, 3), (1200, 2)]))
     count = Counter(type(event) for event in heard)
@@ -310,7 +317,7 @@ def test_distances_to_as_many_other_points_and_to_itself_share_what_xla_writes_o
 @pytest.mark.parametrize(("held", "stays"), [(MIB, False), (200 * MIB, True)])
 def test_a_plan_that_holds_new_memory_after_all_is_judged_again(monkeypatch, held, stays):
     limit, fixed = 2**30, 3000 * 4 * 3
-    monkeypatch.setattr(pipeline, "compiled_peak", lambda *args, **options: (fixed + held, 0))
+    compiled(monkeypatch, lambda function, avals: fixed + held)
     x = jax.ShapeDtypeStruct((3000,), jnp.float32)
     plan = optimize(lambda x, y, v: jnp.exp(jnp.abs(x[:, None] - y[None])) @ v, memory_limit=limit).plan(x, x, x)
     assert plan.unchanged is stays

@@ -4,6 +4,7 @@ import gc
 import itertools
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -21,10 +22,13 @@ from eqsat_mem.ir.loop_tree import regions
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import _again, plan
 from eqsat_mem.schedule.chunk_sizes import FEW_LOOPS, tied
-from eqsat_mem.schedule.cost_model import cpu, term_seconds
+from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import LARGE_PROGRAM, MOST_STEPS, Search, fastest
 from eqsat_mem.schedule.split import MOST_AGAIN, Phases, region, split
+from tests.oracles.targets import CPU
+
+SECONDS = partial(term_seconds, backend=CPU)
 
 
 def loaded(made):
@@ -40,7 +44,7 @@ def test_the_e_graph_of_a_deep_network_grows_with_its_depth():
 
 def test_a_search_looks_at_so_many_steps_and_no_more():
     ex = as_written(saturate(loaded(transformer(20)), load_rules()))
-    search = Search(ex, 20 * 2**20, cpu())
+    search = Search(ex, 20 * 2**20, CPU)
     fastest(search)
     largest = len(region(ex).steps) * 40  # a tree with its loops' bodies: what the last evaluation may look at
     assert search.timing.walked < MOST_STEPS + largest
@@ -48,9 +52,9 @@ def test_a_search_looks_at_so_many_steps_and_no_more():
 
 def test_large_programs_get_the_splits_of_those_that_compute_the_same():
     view = saturate(loaded(training_step(8)), load_rules())
-    one, other = as_written(view), extract(view, term_seconds, 0.0)
+    one, other = as_written(view), extract(view, SECONDS, 0.0)
     assert str(one.program) != str(other.program)
-    searches = [Search(ex, 20 * 2**20, cpu()) for ex in (one, other, other)]
+    searches = [Search(ex, 20 * 2**20, CPU) for ex in (one, other, other)]
     assert len(searches[1].straight.seq.steps) > LARGE_PROGRAM
     rival = fastest(searches[0])
     guided, alone = fastest(searches[1], rival), fastest(searches[2])
@@ -61,7 +65,7 @@ def test_large_programs_get_the_splits_of_those_that_compute_the_same():
 
 def test_alike_loops_get_their_chunks_together():
     ex = as_written(saturate(loaded(training_step(20)), load_rules()))
-    search = Search(ex, 60 * 2**20, cpu())
+    search = Search(ex, 60 * 2**20, CPU)
     tree = max(search.expand(search.start(region(ex))), key=lambda s: len(s.chunks))
     assert len(tree.chunks) > FEW_LOOPS
     groups = tied(list(tree.chunks), tree.chunks)
@@ -93,7 +97,7 @@ def test_the_least_memory_is_looked_for_in_one_program_only():
         limits.append(search.limit)
         return fastest(search, rival)
 
-    smallest = _again(loaded(training_step(2)), Options(memory_limit=1), cpu(), 1, scheduler=scheduler)
+    smallest = _again(loaded(training_step(2)), Options(memory_limit=1), CPU, 1, scheduler=scheduler)
     assert smallest.peak_bytes > 1
     assert limits.count(1) > 1
     assert limits.count(0) == 1
@@ -128,9 +132,9 @@ class Counting(Memory):
 
 def test_what_is_held_around_loops_is_worked_out_once_for_all_their_chunks():
     ex = as_written(saturate(loaded(transformer(2)), load_rules()))
-    search = Search(ex, 20 * 2**20, cpu())
+    search = Search(ex, 20 * 2**20, CPU)
     tree = max(search.expand(search.start(region(ex))), key=lambda s: len(s.chunks))
-    memory, walks = Counting(ex), []
+    memory, walks = Counting(ex, CPU), []
     for chunk in (64, 32, 16):
         memory.total(tree.seq, {**tree.chunks, next(iter(tree.chunks)): chunk})
         walks.append(memory.walks)
@@ -142,7 +146,7 @@ def test_regions_that_pass_nothing_on_are_gone_through_once_whether_or_not_strea
     walks = {}
     for name, made in {"streams": transformer(2), "does not": elementwise(20)}.items():
         ex = as_written(saturate(loaded(made), load_rules()))
-        memory, seq = Counting(ex), region(ex)
+        memory, seq = Counting(ex, CPU), region(ex)
         memory.total(seq, {})
         memory.streaming.total(seq, {})
         walks[name] = memory.walks, memory.streaming.walks
@@ -154,11 +158,11 @@ def test_nodes_are_timed_once_for_all_prices_of_memory():
 
     def seconds(program, t, unrolled):
         timed.append(t)
-        return term_seconds(program, t, unrolled)
+        return SECONDS(program, t, unrolled)
 
     every = priced(view, seconds, (0.0, 1e-9))
     assert 0 < len(timed) <= sum(map(len, view.nodes))
-    assert [costs.of for costs in every] == [node_costs(view, term_seconds, price).of for price in (0.0, 1e-9)]
+    assert [costs.of for costs in every] == [node_costs(view, SECONDS, price).of for price in (0.0, 1e-9)]
     assert every[0].of != every[1].of
 
 
@@ -172,7 +176,7 @@ def test_names_are_fresh_however_many_there_are():
 
 def test_loops_that_would_all_start_from_the_arguments_keep_what_several_of_them_need():
     ex = as_written(saturate(loaded(transformer(16)), load_rules()))
-    seq, search = region(ex), Search(ex, 20 * 2**20, cpu())
+    seq, search = region(ex), Search(ex, 20 * 2**20, CPU)
     along = next(i for i in search.candidates(seq, search.full) if Phases(ex, seq, i).computed() > MOST_AGAIN * len(seq.steps))
     assert split(ex, seq, along) is None
     cuts = list(search.cut(seq, search.full, along, frozenset()))

@@ -13,8 +13,7 @@ from jax._src.core import trace_state_clean  # whether JAX traces anything now; 
 from jax._src.traceback_util import register_exclusion
 
 from eqsat_mem.api.primitive import planned_p
-from eqsat_mem.backends.cpu.vector_width import compiler_options
-from eqsat_mem.backends.profiles import device_in_use
+from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.reports.plan import Plan
 
 MOST_SIGNATURES = 1024
@@ -71,7 +70,7 @@ class JitByPlan:
     def _options(self) -> bool:
         """Whether there are compiler options for plans on this machine, asked once; those of the user's come first."""
         if self._tuned is None:
-            options = {} if self._jit_options.get("compiler_options") else compiler_options(device_in_use().vector_bits)
+            options = {} if self._jit_options.get("compiler_options") else dict(backend_in_use().compiler_options)
             self._tuned = jit(self._fun, **{**self._jit_options, "compiler_options": options}) if options else self.plain
         return self._tuned is not self.plain
 

@@ -20,6 +20,7 @@ from jax.interpreters import partial_eval as pe
 
 from eqsat_mem import pipeline
 from eqsat_mem.api.varying import plain_aval, without_varying_types
+from eqsat_mem.errors import DeviceError
 from eqsat_mem.frontend.effects import refuse_collectives, without_resultless_effects
 from eqsat_mem.options import Options
 from eqsat_mem.reports.plan import Plan
@@ -78,6 +79,7 @@ class Function:
     def evaluate(self, *args: Any) -> list[Any]:
         """The planned program on flat arguments; JAX can trace it."""
         plan = self.plan()
+        refuse_elsewhere(plan)
         with self.settings.active():
             return list(plan.function(*args))
 
@@ -92,6 +94,15 @@ class Function:
     def trace(self, suffix: str, fun: Callable[..., Any], avals: Sequence[Any], arg_names: Sequence[str]) -> Function:
         """Another function of flat arguments, to be planned under the options of this one."""
         return Function(f"{self.name}_{suffix}", jax.make_jaxpr(fun)(*map(plain_aval, avals)), self.options, arg_names, self.settings)
+
+
+def refuse_elsewhere(plan: Plan) -> None:
+    """Raise ``DeviceError`` if a plan was made for a device that is not the one in use."""
+    if plan.schedule is not None and not plan.schedule.backend.is_here:
+        raise DeviceError(
+            f"this plan of {plan.name} is for {plan.device}, and the device in use is {jax.local_devices()[0].device_kind}: run it there, "
+            "or leave out device= (and unset EQSAT_MEM_DEVICE) to plan for this one. plan.source is the program for that device."
+        )
 
 
 class Settings:

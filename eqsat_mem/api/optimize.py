@@ -21,10 +21,11 @@ from eqsat_mem.api.compiled import JitByPlan, plans_in
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.primitive import bind
 from eqsat_mem.api.varying import plain_aval, vary_alike, without_varying_types
+from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.egraph.rule_checks import own_constructors
 from eqsat_mem.frontend.effects import REFERENCES, refuse_collectives, refuse_references
 from eqsat_mem.ir.ops import Monoid, Operation
-from eqsat_mem.options import Accuracy, Options, resolve_limit
+from eqsat_mem.options import Accuracy, Options, resolve_device, resolve_limit
 from eqsat_mem.reports.plan import Plan
 
 SMALL_CONSTANT_BYTES = 4096
@@ -46,6 +47,7 @@ def optimize(
     max_iterations: int = 30,
     max_seconds: float = 60.0,
     verify: bool = True,
+    device: str | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
@@ -72,6 +74,9 @@ def optimize(
         max_iterations: iterations after which saturation stops.
         max_seconds: seconds after which saturation stops; its plans then depend on how busy the machine was.
         verify: compile the plan and compare what it holds with the limit.
+        device: the device to plan for: a name that ``eqsat-mem devices`` lists (``"h100"``), or the file of a profile. None is
+            ``EQSAT_MEM_DEVICE``, or else the device in use. A plan for a device that is not here can be looked at and exported; it does
+            not run.
         static_argnums: as for ``jax.jit``.
         static_argnames: as for ``jax.jit``.
         donate_argnums: as for ``jax.jit``.
@@ -83,6 +88,7 @@ def optimize(
     Raises:
         OptionError: if an option has a wrong value.
         MemoryLimitError: from a call, if no plan fits.
+        DeviceError: from a call, if the plan is for a device that is not the one in use.
 
     >>> import jax.numpy as jnp
     >>> @optimize(memory_limit="64MiB")
@@ -104,7 +110,9 @@ def optimize(
         max_iterations=max_iterations,
         max_seconds=max_seconds,
         verify=verify,
+        device=device,
     )
+    backend_for(resolve_device(options))  # tells now if there is none
     own_constructors(options.operations)  # tells now what is wrong with them
     jit_options = {
         "static_argnums": static_argnums,
@@ -127,7 +135,7 @@ class Optimized:
         self._fun = fun
         self._options = options
         self._jit_options = jit_options
-        self._jitted: dict[int, JitByPlan] = {}
+        self._jitted: dict[tuple[int, str | None], JitByPlan] = {}
         self._lock = threading.Lock()
         if options.memory_limit is not None:
             self._under_limit()  # so that jax.jit checks its arguments now
@@ -178,12 +186,14 @@ class Optimized:
 
     def _under_limit(self) -> JitByPlan:
         """The ``jax.jit`` function for the limit that holds now; its caches are those of plans too."""
-        limit = resolve_limit(self._options)
+        device = resolve_device(self._options)
+        limit = resolve_limit(self._options, None if device is None else backend_for(device).capacity_bytes)
+        key = limit, device
         with self._lock:
-            if limit not in self._jitted:
-                options = replace(self._options, memory_limit=limit)
-                self._jitted[limit] = JitByPlan(_binding(self._fun, options), self._jit_options)
-            return self._jitted[limit]
+            if key not in self._jitted:
+                options = replace(self._options, memory_limit=limit, device=device)
+                self._jitted[key] = JitByPlan(_binding(self._fun, options), self._jit_options)
+            return self._jitted[key]
 
 
 def _binding(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:

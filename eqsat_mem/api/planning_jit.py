@@ -31,9 +31,10 @@ from eqsat_mem.api.function import Function
 from eqsat_mem.api.optimize import argument_names, hoist_constants
 from eqsat_mem.api.primitive import bind
 from eqsat_mem.api.run_report import Entry, Ledger, say
+from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.errors import EqsatMemError, PlanningError
 from eqsat_mem.ir.jaxprs import total_bytes
-from eqsat_mem.options import Options, format_bytes, resolve_limit
+from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
 
 register_exclusion(__file__)
 
@@ -232,7 +233,8 @@ def _function(fun: Any, args: Any, kwargs: Any, traced: Any, inputs: list[Any]) 
     donated = [len(captured) + k for k in traced.donate_argnums]
     name = getattr(fun, "__name__", "")
     names = [f"captured_{k}" for k in range(len(captured))] + argument_names(fun, args, kwargs, inputs)
-    options = Options(memory_limit=resolve_limit(Options()))
+    device = resolve_device(Options())
+    options = Options(memory_limit=resolve_limit(Options(), backend_for(device).capacity_bytes), device=device)
     return Function(name if name.isidentifier() else "program", jaxpr, options, names, donated=donated), captured
 
 
@@ -247,10 +249,11 @@ def _plan(function: Function, known: dict[str, Any]) -> Entry:
     if ROOM * most <= limit:
         return Entry(**known, outcome="fitting", reason=f"all that it ever makes takes {format_bytes(most)}", limit_bytes=limit)
     plan = function.plan()
+    is_here = plan.schedule.backend.is_here
     return Entry(
         **known,
-        outcome="fitting" if plan.unchanged else "planned",
-        reason="it holds less than the limit as written" if plan.unchanged else "",
+        outcome="fitting" if plan.unchanged else "planned" if is_here else "left alone",
+        reason="it holds less than the limit as written" if plan.unchanged else "" if is_here else f"its plan is for {plan.device}",
         limit_bytes=limit,
         original_peak_bytes=plan.original_peak_bytes,
         peak_bytes=plan.peak_bytes if plan.compiled_peak_bytes is None else plan.compiled_peak_bytes,

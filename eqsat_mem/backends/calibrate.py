@@ -1,4 +1,4 @@
-"""``eqsat-mem calibrate``: what this device does per second, measured by small programs that each show one field of ``costs.Device``."""
+"""``eqsat-mem calibrate``: the figures of this device, measured by small programs that each show one field of its profile."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from eqsat_mem.backends.cpu.profile import CpuDevice
 from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, WIDE_BITS, compiler_options
 from eqsat_mem.ir.precision import FULL
-from eqsat_mem.schedule.cost_model import SHORT, Device, device_for
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.cost_model import SHORT
+from eqsat_mem.schedule.device import Device
 
 SHORTEST_S = 5e-3
 """A measurement is enlarged until it takes so long."""
@@ -28,13 +31,13 @@ CLEARLY = 1.1
 """How many times as fast wider vectors have to be."""
 
 
-def measure(report: Callable[[str], None] = lambda field: None, shortest_s: float = SHORTEST_S) -> Device:
-    """The profile of the default device. ``report`` is told which field is measured next; all take some seconds together.
+def measure(backend: Backend, report: Callable[[str], None] = lambda field: None, shortest_s: float = SHORTEST_S) -> Device:
+    """The profile of the default device, for which ``backend`` has the built-in one.
 
-    Numbers are float32 but for ``narrow_flops``, whose are bfloat16. ``matrix_cores`` and ``folds`` are those of the built-in profile, as
-    are the capacities of caches and the size of an allocation that is new memory.
+    ``report`` is told which field is measured next; all take some seconds together. Numbers are float32 but for ``narrow_flops``, whose
+    are bfloat16. ``matrix_cores``, the capacities of caches and the size of an allocation that is new memory stay built-in.
     """
-    device = device_for(jax.default_backend())
+    device = backend.device
     report("flops")
     device = replace(device, name=f"{device.name}, measured", flops=_flops(jnp.float32, shortest_s))
     report("narrow_flops")
@@ -50,8 +53,10 @@ def measure(report: Callable[[str], None] = lambda field: None, shortest_s: floa
     device = replace(device, iteration_s=iteration_s, kernel_s=kernel_s)
     report("reduce_weight, short_reduce_weight")
     device = replace(device, reduce_weight=_fold(device, 1024, shortest_s), short_reduce_weight=_fold(device, SHORT // 4, shortest_s))
-    report("vector_bits")
-    return replace(device, vector_bits=_vector_bits(shortest_s))
+    if isinstance(device, CpuDevice):
+        report("vector_bits")
+        device = replace(device, vector_bits=_vector_bits(shortest_s))
+    return device
 
 
 def _flops(dtype: Any, shortest_s: float) -> float:
@@ -193,5 +198,6 @@ def compared(built_in: Device, measured: Device) -> str:
         lines.append(f"{title:24}{getattr(built_in, name) * 1e6:14.2f}{getattr(measured, name) * 1e6:14.2f}")
     for name, title in (("reduce_weight", "a sum, additions"), ("short_reduce_weight", "a short sum, additions")):
         lines.append(f"{title:24}{getattr(built_in, name):14.1f}{getattr(measured, name):14.1f}")
-    lines.append(f"{'vectors, bits':24}{built_in.vector_bits:14}{measured.vector_bits:14}")
+    if isinstance(built_in, CpuDevice) and isinstance(measured, CpuDevice):
+        lines.append(f"{'vectors, bits':24}{built_in.vector_bits:14}{measured.vector_bits:14}")
     return "\n".join(lines)

@@ -13,24 +13,16 @@ import re
 import sys
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 
 from eqsat_mem.errors import OptionError
-from eqsat_mem.schedule.cost_model import Device, Folds, device_for
+from eqsat_mem.schedule.device import Device
 
+D = TypeVar("D", bound=Device)
 VARIABLE = "EQSAT_MEM_PROFILES"
 """The folder of profiles in place of the user's cache folder; ``none`` is no folder, so that built-in profiles count."""
-
-
-def device_in_use() -> Device:
-    """The profile that plans are made with: the one kept for this device, or the built-in one.
-
-    Raises:
-        OptionError: if the file of the profile cannot be read as one.
-    """
-    path = profile_path()
-    return (kept(path) if path is not None and path.exists() else None) or device_for(jax.default_backend())
 
 
 def profile_path() -> Path | None:
@@ -54,7 +46,7 @@ def folder() -> Path | None:
 
 
 def keep(device: Device) -> Path:
-    """Write a profile for the default device, where :func:`device_in_use` finds it.
+    """Write a profile for the default device, where :func:`eqsat_mem.backends.choose.backend_in_use` finds it.
 
     Raises:
         OptionError: if profiles are switched off.
@@ -68,19 +60,25 @@ def keep(device: Device) -> Path:
     return path
 
 
-def kept(path: Path) -> Device | None:
-    """The profile in a file; None if it has other fields than profiles have now, as those of other versions may."""
+def kept(path: Path, kind: type[D]) -> D | None:
+    """The profile in a file; None if it has other fields than profiles have now, as those of other versions may.
+
+    Raises:
+        OptionError: if the file holds no profile.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise ValueError("it is no JSON object")
-        if set(values) != {f.name for f in fields(Device)}:
+        if set(values) != {f.name for f in fields(kind)}:
             return None
         levels = tuple((math.inf if size is None else float(size), float(rate)) for size, rate in values["levels"])
-        numbers = [n for name, n in values.items() if name not in ("name", "levels", "folds")]
+        numbers = [n for name, n in values.items() if name not in ("name", "levels", "tile_level")]
         if not levels or not all(n > 0 for n in (*numbers, *(rate for _, rate in levels))):
             raise ValueError("a rate is not above zero")
-        return Device(**values | {"levels": levels, "folds": Folds(values["folds"])})
+        if values["tile_level"] not in range(len(levels)):
+            raise ValueError("tile_level is no level")
+        return kind(**values | {"levels": levels})
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise OptionError(
             f"the device profile {path} cannot be read ({error}): run eqsat-mem calibrate, or eqsat-mem calibrate --reset."

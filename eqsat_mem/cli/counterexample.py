@@ -8,13 +8,13 @@ import jax
 import numpy as np
 
 from eqsat_mem import ir
+from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.soundness.judge import Difference
 from eqsat_mem.ir import Program, bits, children
 from eqsat_mem.ir.ops.elementwise import dtype_text
-from eqsat_mem.schedule.search import Schedule
-from eqsat_mem.schedule.split import region
+from eqsat_mem.schedule.search import unscheduled
 
 HEADER = """import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def _function(program: Program, t: int, free: int, name: str, slots: dict[int, i
         ids[k] = one.add(ir.with_children(term, tuple(ids[c] for c in children(term))))
     one.outputs = [ir.Output(ids[t], tuple((i,) for i in bits(free)))]
     ex = Extraction(one)
-    source = emit(Schedule(ex, region(ex), {}, 0, 0.0), name).source
+    source = emit(unscheduled(ex, backend_in_use()), name).source
     return source[source.index("def ") :].strip() + "\n"
 
 

@@ -17,10 +17,12 @@ from typing import Any
 from eqsat_mem.api.run_report import Ledger, say
 from eqsat_mem.cli import run_script as scripts
 from eqsat_mem.errors import OptionError
-from eqsat_mem.options import LIMIT_VARIABLE, parse_bytes
+from eqsat_mem.options import DEVICE_VARIABLE, LIMIT_VARIABLE, parse_bytes
 
 
-def prepare(target: str, *, is_module: bool, limit: str | None, report: str | None, strict: bool) -> Callable[[Sequence[str]], None]:
+def prepare(
+    target: str, *, is_module: bool, limit: str | None, report: str | None, strict: bool, device: str | None = None
+) -> Callable[[Sequence[str]], None]:
     """What runs a script or module as ``__main__`` with its arguments, ``jax.jit`` being one that plans; reports at exit.
 
     JAX is not imported here, because scripts set environment variables before they import it.
@@ -34,6 +36,8 @@ def prepare(target: str, *, is_module: bool, limit: str | None, report: str | No
         os.environ[LIMIT_VARIABLE] = limit
     elif os.environ.get(LIMIT_VARIABLE, "").strip():
         parse_bytes(os.environ[LIMIT_VARIABLE], LIMIT_VARIABLE)
+    if device is not None:
+        os.environ[DEVICE_VARIABLE] = device
     file = None if report is None else _writable(report)
     ledger = Ledger()
     after_import("jax", lambda module: _install(ledger, strict))  # before a module's parent packages are imported, which may need JAX

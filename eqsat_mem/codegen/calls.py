@@ -70,11 +70,11 @@ class Calls(Reader):
     def call_text(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool) -> str:
         """Source of a call: readable where there is such and it holds for every chunk, else a named function.
 
-        ``in_order``: see :class:`eqsat_mem.ir.ops.BlockOp`.
+        ``in_order``: see :class:`eqsat_mem.schedule.idioms.BlockSource`.
         """
         text = self.readable(call, args, scope, in_order)
         if text is not None:
-            self.carry_helpers(block_op(call.prim.name).helpers, text)
+            self.carry_helpers((*self.idioms.block(call.prim.name).helpers, *block_op(call.prim.name).helpers), text)
             return text
         return f"{self.opaque(call)}({', '.join(args)})"
 
@@ -99,9 +99,11 @@ class Calls(Reader):
         """The operation table's source, extents of chunks by their names; ``None`` if it depends on them in another way."""
         full = [i.extent for i in self.program_ir.indices]
         looped = [i for i in range(len(full)) if self.looped(i, scope)]
+        idiom = self.idioms.block(call.prim.name)
+        write = idiom.in_order if in_order and idiom.in_order is not None else idiom.text
 
         def text(extents: Sequence[int]) -> str | None:
-            return block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes], in_order)
+            return block_text(call, args, [shape_of(extents, axes) for axes in call.in_axes], write)
 
         if not looped:
             return text(full)

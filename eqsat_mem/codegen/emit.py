@@ -26,16 +26,13 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Axes, Block, Call, Dot, Fold, Input, Literal, Map, Program, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, regions
 from eqsat_mem.ir.ops import MONOIDS, Operation, accumulator, block_op, picks
-from eqsat_mem.schedule.fusion import ends
+from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import Schedule
-from eqsat_mem.schedule.split import least_chunk, region, selection_of
+from eqsat_mem.schedule.search import Schedule, unscheduled
+from eqsat_mem.schedule.split import least_chunk, selection_of
 
-Layout = tuple[int, ...]
 DEEP = 100
 """Kernels of more terms than this are written term by term, since Python's stack is not deep."""
-INLINE = 60
-"""Expressions that are used once and are shorter than this stand inside their user."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,9 @@ class _Writer(Expressions):
     """Sequences and loops."""
 
     def __init__(self, schedule: Schedule, name: str, module: Module, arguments: Sequence[str] | None = None):
-        super().__init__(schedule.ex, name, module, arguments)
+        super().__init__(schedule.ex, schedule.backend.idioms, name, module, arguments)
         self.schedule = schedule
-        self.memory = Memory(schedule.ex)
+        self.memory = Memory(schedule.ex, schedule.backend)
         self.holds: dict[str, int] = {}
 
     # the whole program
@@ -105,7 +102,7 @@ class _Writer(Expressions):
             if given:
                 lines.append(f"{', '.join(given)}{',' if len(given) == 1 else ''} = {taken[-1]}")
             arguments += given
-        writer = _Writer(body.schedule or _unplanned(body.jaxpr, arguments), name, self.module, arguments)
+        writer = _Writer(body.schedule or _unplanned(body.jaxpr, arguments, self.schedule.backend), name, self.module, arguments)
         inner = Scope(indent=scope.indent + "    ")
         for line in lines:
             writer.line(inner, line)
@@ -120,7 +117,7 @@ class _Writer(Expressions):
             jaxpr = jax.make_jaxpr(own.evaluate)(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in zip(shapes, dtypes)))
             name = identifier(own.name, self.taken)
             arguments = [identifier(label, self.taken) for label in own.parameters]
-            writer = _Writer(_unplanned(jaxpr, arguments), name, self.module, arguments)
+            writer = _Writer(_unplanned(jaxpr, arguments, self.schedule.backend), name, self.module, arguments)
             inner = Scope()
             writer.line(inner, f"return {writer.statements(inner)[0]}")
             self.module.small += [f"def {name}({', '.join(arguments)}):", *inner.lines]
@@ -132,7 +129,7 @@ class _Writer(Expressions):
         return self.in_axes(self.read(t, scope), axes, scope).text
 
     def sequence(self, seq: Seq, scope: Scope, rescaled: Collection[int] = ()) -> None:
-        """The lines of a region; what is ``rescaled`` is multiplied where a loop combines it, which the library would do in its fold."""
+        """The lines of a region; values that are ``rescaled`` are multiplied where a loop combines them."""
         fused = self.memory.fused(seq)
         terms = [s for s in seq.steps if isinstance(s, int)]
         users = Counter(self.program_ir.source_of(c) for s in terms for c in children(self.program_ir.terms[s]))
@@ -142,8 +139,7 @@ class _Writer(Expressions):
             users,
             seq.outs,
             kept,
-            ends(self.ex, seq, fused)
-            | {t for t in rescaled if isinstance(self.program_ir.terms[t], Fold) and not self.ex.rescales[t].extreme},
+            self.idioms.fenced(self.ex, seq, fused, rescaled),
         )
         place = {step: k for k, step in enumerate(seq.steps)}
         for step, members in sorted(zip(fused.kept, fused.members), key=lambda kernel: place[kernel[0]]):
@@ -365,10 +361,9 @@ class _Writer(Expressions):
         return f"jnp.full({tuple_text(extents)}, {number(identity.value)}, {dtype})"
 
 
-def _unplanned(body: ClosedJaxpr, names: Sequence[str]) -> Schedule:
+def _unplanned(body: ClosedJaxpr, names: Sequence[str], backend: Backend) -> Schedule:
     """A function as it is written."""
-    ex = Extraction(load(body, names))
-    return Schedule(ex, region(ex), {}, 0, 0.0)
+    return unscheduled(Extraction(load(body, names, backend.lowering)), backend)
 
 
 def _is_elementwise(program: Program) -> bool:

@@ -46,7 +46,7 @@ class Expressions(Calls):
             return self.pinned(self.value(t, scope, region), fixed)
         text, layout = self.compute(t, scope, region, fixed)
         if t in self.ex.exact or t in region.ends:
-            text = self.rounded_once(text, term.dtype)
+            text = self.idioms.fence(text, term.dtype)
         on_the_way = t not in region.outs and t not in region.kept and not isinstance(term, Block)
         inline = on_the_way and region.users[t] == 1 and len(text) < INLINE
         if text.isidentifier():
@@ -58,11 +58,6 @@ class Expressions(Calls):
             value = self.assign(text, layout, scope, self.word(t))
         scope.values[key] = value
         return value
-
-    def rounded_once(self, text: str, dtype: Any) -> str:
-        """An identity that XLA:CPU's kernel library does not know: its fusion ends here, and all who read the value get the same bits."""
-        bits_of = jnp.finfo(dtype)
-        return f"lax.reduce_precision({text}, {bits_of.nexp}, {bits_of.nmant})"
 
     def compute(self, t: int, scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
         term = self.program_ir.terms[t]
@@ -141,10 +136,11 @@ class Expressions(Calls):
         else:
             value = self.value(term.arg, scope, region, fixed)
             layout = tuple(i for i in value.layout if i not in present)
-            alone = [i for i in layout if self.single(i, scope)] if term.monoid == "add" and present else []
+            sums = self.idioms.sums_lone_axes and term.monoid == "add" and present
+            alone = [i for i in layout if self.single(i, scope)] if sums else []
             axes = tuple(sorted(value.layout.index(i) for i in (*present, *alone)))
             text = monoid.reduce_text.format(value.text, axes) if present else value.text
-            if alone:  # XLA:CPU holds five times what it adds up along some of its axes if others have extent one
+            if alone:
                 text = f"lax.expand_dims({text}, {tuple(layout.index(i) for i in alone)})"
         for i in absent:
             text = self.repeated(monoid, text, self.extent(i, scope))
@@ -178,7 +174,7 @@ class Expressions(Calls):
         if (*batch, *own[0], *own[1]) != layout:
             left, right, own = right, left, own[::-1]
         contracted = [i for i in bits(term.over) if i in left.layout and i in right.layout]
-        if self.is_written_anew(left.layout, own, contracted, scope):
+        if contracted and own[1] and self.swaps(left.layout, own, contracted, scope):
             left, right, layout = right, left, (*batch, *own[1], *own[0])
         absent = [i for i in bits(term.over) if i not in left.layout and i not in right.layout]
         spec = '"{},{}->{}"'.format(*self.spell(left.layout, right.layout, layout))
@@ -190,13 +186,10 @@ class Expressions(Calls):
             text = f"{text} * {self.extent(i, scope)}"
         return text, layout
 
-    def is_written_anew(self, left: Layout, own: Sequence[Sequence[int]], contracted: Sequence[int], scope: Scope) -> bool:
-        """Does XLA:CPU write the left operand of a contraction anew, with the contracted axis last, although it is the largest array?
-
-        As the right operand it is read as it stands. The result then has its axes the other way round, which is the smaller thing to turn.
-        """
+    def swaps(self, left: Layout, own: Sequence[Sequence[int]], contracted: Sequence[int], scope: Scope) -> bool:
+        """Whether the backend reads the operands of a contraction better the other way round."""
         rows, columns, depth = (self.positions(indices, scope) for indices in (*own, contracted))
-        return bool(contracted and own[1]) and left[-1] not in contracted and columns < rows and columns <= depth
+        return self.idioms.swaps_operands(left[-1] in contracted, rows, columns, depth)
 
     def block(self, t: int, term: Block, scope: Scope, region: Region) -> tuple[str, Layout]:
         """One output of a call; the call itself is made once per scope."""

@@ -12,16 +12,15 @@ from eqsat_mem.codegen.source import Fixed, Layout, Module, Scope, Value, array_
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Axes, Block, Const, Fold, Input, Iota, Literal, Map, Rename, Term, bits
 from eqsat_mem.ir.ops import operation_of
-
-INLINE = 60
-"""Expressions that are used once and are shorter than this stand inside their user."""
+from eqsat_mem.schedule.idioms import Idioms
 
 
 class Reader:
     """Names, layouts and reads: what expressions are made of."""
 
-    def __init__(self, ex: Extraction, name: str, module: Module, arguments: Sequence[str] | None = None):
+    def __init__(self, ex: Extraction, idioms: Idioms, name: str, module: Module, arguments: Sequence[str] | None = None):
         self.ex = ex
+        self.idioms, self.turned = idioms, idioms.turned(ex)
         self.program_ir = ex.program
         self.name = name
         self.module = module
@@ -135,10 +134,8 @@ class Reader:
         if loop.index is None or loop.index not in value.layout:
             return value
         axis, index = value.layout.index(loop.index), self.indices[loop.index]
-        where = f"{value.text}, start_{index}"
-        if str(self.program_ir.terms[t].dtype) == "bfloat16":  # XLA:CPU would widen the whole array ahead of the loop
-            where = f"*lax.optimization_barrier(({where}))"
-        text = f"lax.dynamic_slice_in_dim({where}, size_{index}, {axis})"
+        turned = t in self.turned or list(value.layout) != sorted(value.layout)
+        text = self.idioms.slice(value.text, f"start_{index}", f"size_{index}", axis, self.program_ir.terms[t].dtype, turned)
         return self.read_once(text, value.layout, into, value.text)
 
     def argument(self, t: int, scope: Scope) -> Value:

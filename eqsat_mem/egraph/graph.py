@@ -62,6 +62,7 @@ class View:
         rows: the size of the e-graph, which is what its time and memory grow with.
         iterations: how often the rules that explore were applied.
         stopped: why saturation ended.
+        rounds_operands: whether the device rounds operands of contractions that do not ask for full precision.
     """
 
     program: Program
@@ -79,6 +80,7 @@ class View:
     rows: int = 0
     iterations: int = 0
     stopped: str = ""
+    rounds_operands: bool = False
 
     @cached_property
     def parents(self) -> list[list[tuple[int, int]]]:
@@ -101,7 +103,7 @@ class View:
 
     def precision(self, c: int) -> Any:
         """That of the contractions of a class: as written, the strictest where there are several, or that of contractions by rules."""
-        return self.precisions[c] if c in self.precisions else of_rules(self.dtypes[c])
+        return self.precisions[c] if c in self.precisions else of_rules(self.dtypes[c], self.rounds_operands)
 
     @cached_property
     def precisions(self) -> dict[int, Any]:
@@ -125,7 +127,7 @@ class View:
             if choice[c].constructor == "Dot":
                 found[c] = self.precision(c)
                 made = c not in self.precisions and c not in roots
-                if made and all(r in found and rounds(self.dtypes[c], found[r]) for r in readers[c]):
+                if made and self.rounds_operands and all(r in found and rounds(self.dtypes[c], found[r]) for r in readers[c]):
                     found[c] = reduce(stricter, [found[r] for r in readers[c]])
             for a in choice[c].children:
                 readers[a].append(c)

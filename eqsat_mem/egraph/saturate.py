@@ -57,10 +57,11 @@ class Limits:
     large_elements: int = 16_384
 
 
-def saturate(program: Program, rules: RuleSet, limits: Limits = Limits()) -> View:
+def saturate(program: Program, rules: RuleSet, limits: Limits = Limits(), rounds_operands: bool = False) -> View:
     """The e-graph of ``program`` under ``rules``: closed under them, or as far as the limits allow (``View.stopped`` says which).
 
-    Where egglog fails on shipped rules, the e-graph is built again with fewer iterations.
+    Where egglog fails on shipped rules, the e-graph is built again with fewer iterations. ``rounds_operands`` says whether the device
+    rounds operands of contractions, so that those which rules make need full precision.
 
     Raises:
         RuleError: if egglog refuses a rule, or fails without any iteration; if a rule that does not come with the package takes more
@@ -79,7 +80,8 @@ def saturate(program: Program, rules: RuleSet, limits: Limits = Limits()) -> Vie
         if not isinstance(error, EgglogPanic) or limits.max_iterations == 0:
             raise
         done = 0 if run is None else run.iterations
-        return saturate(program, rules, replace(limits, max_iterations=min(done, limits.max_iterations - 1)))
+        return saturate(program, rules, replace(limits, max_iterations=min(done, limits.max_iterations - 1)), rounds_operands)
+    view.rounds_operands = rounds_operands
     tell(Saturated(view))
     return view
 

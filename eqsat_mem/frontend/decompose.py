@@ -14,19 +14,23 @@ from jax.extend.core import jaxpr_as_fun, primitives
 
 from eqsat_mem.frontend import diagonal_gathers, row_gathers
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
+from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.frontend.row_gathers import Plain
-from eqsat_mem.ir.ops.ordering import SHORT_SEARCH
 
 
-def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Plain | None:
+def plain_form(
+    flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int], lowering: Lowering
+) -> Plain | None:
     """A jaxpr of elementwise operations and folds that means the same as this equation, and the values it is of; ``None`` if none is."""
-    same = _of_same_operands(flat, producer, name, params, ins)
+    same = _of_same_operands(flat, producer, name, params, ins, lowering)
     return (same, ins) if same is not None else row_gathers.plain_form(flat, producer, name, params, ins)
 
 
-def _of_same_operands(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Any:
+def _of_same_operands(
+    flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int], lowering: Lowering
+) -> Any:
     if name in _SEARCHES:
-        return _search(flat, name, params, ins[0])
+        return (_search_pairs if lowering.pairs else _search)(flat, name, params, ins[0], lowering.short_search)
     if name == "convert_element_type" and _drops_imaginary_part(flat.dtypes[ins[0]], params["new_dtype"]):
         return _traced(flat, lambda x: lax.real(x).astype(params["new_dtype"]), ins)
     if name == "while" and params["cond_jaxpr"].out_avals[0].shape:
@@ -131,20 +135,47 @@ def _bits(shape: tuple[int, ...], bit_width: int, key: Any) -> Any:
     return lax.convert_element_type(high ^ low, f"uint{bit_width}")
 
 
+def _search_pairs(flat: Flat, name: str, params: dict[str, Any], operand: int, short: int) -> Any:
+    """``argmin x`` as a fold of pairs, which JAX itself lowers it to: of equal values the first place, and what is not a number leads."""
+    shape, dtype = flat.shapes[operand], flat.dtypes[operand]
+    ordered = not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and jax.numpy.issubdtype(dtype, np.number)
+    if not ordered or jax.numpy.issubdtype(dtype, np.complexfloating) or len(params["axes"]) != 1 or shape[params["axes"][0]] <= short:
+        return None
+    (axis,) = params["axes"]
+    leads = lax.lt if name == "argmin" else lax.gt
+    floating = jax.numpy.issubdtype(dtype, np.floating)
+    worst = np.inf if floating else np.iinfo(dtype).max
+    if name == "argmax":
+        worst = -np.inf if floating else np.iinfo(dtype).min
+
+    def combine(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
+        (x, i), (y, j) = one, other
+        picks = leads(x, y) | lax.ne(x, x)
+        first = picks | (lax.eq(x, y) & lax.lt(i, j))
+        return lax.select(picks, x, y), lax.select(first, i, j)
+
+    def first(x: Any) -> Any:
+        places = lax.broadcasted_iota(params["index_dtype"], shape, axis)
+        start = np.asarray(worst, dtype), np.asarray(0, params["index_dtype"])
+        return lax.reduce((x, places), start, combine, (axis,))[1]
+
+    return jax.make_jaxpr(first)(jax.ShapeDtypeStruct(shape, dtype))
+
+
 LARGEST = 1 << 24
 """The positions that float32 holds exactly."""
 _SEARCHES: dict[str, Callable[..., Any]] = {"argmin": lax.reduce_min, "argmax": lax.reduce_max}
 
 
-def _search(flat: Flat, name: str, params: dict[str, Any], operand: int) -> Any:
+def _search(flat: Flat, name: str, params: dict[str, Any], operand: int, short: int) -> Any:
     """``argmin x`` is the first position where ``x`` is not a number or, if there is none, is its own minimum.
 
-    Positions of what is not a number count from the end, below zero: XLA:CPU's minimum may pass over what is not a number.
+    Positions of what is not a number count from the end, below zero: a compiler's minimum may pass over what is not a number.
     """
     shape, dtype = flat.shapes[operand], flat.dtypes[operand]
     kind = np.dtype(dtype).kind if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else ""
     ordered = kind != "" and (kind in "iu" or jax.numpy.issubdtype(dtype, np.floating))
-    if not ordered or len(params["axes"]) != 1 or not SHORT_SEARCH < shape[params["axes"][0]] < 2**31:
+    if not ordered or len(params["axes"]) != 1 or not short < shape[params["axes"][0]] < 2**31:
         return None
     (axis,) = params["axes"]
     counts = np.float32 if shape[axis] <= LARGEST else np.int32  # exact; folds of floating-point numbers are faster

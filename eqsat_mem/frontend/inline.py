@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from eqsat_mem.frontend.decompose import plain_form
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
+from eqsat_mem.frontend.lowering import PLAIN, Lowering
 from eqsat_mem.ir import Source
 from eqsat_mem.ir.ops import IDENTITIES
 
@@ -39,9 +40,9 @@ _IMPURE = frozenset({"rng_uniform", "empty", "create_token"})
 """Primitives that may return something else each time, though they declare no effect."""
 
 
-def flatten(closed: ClosedJaxpr) -> Flat:
-    """The flat form of a closed jaxpr."""
-    work = _Flattening(Flat())
+def flatten(closed: ClosedJaxpr, lowering: Lowering = PLAIN) -> Flat:
+    """The flat form of a closed jaxpr, as a backend prefers it."""
+    work = _Flattening(Flat(), lowering)
     jaxpr = closed.jaxpr
     work.flat.inputs = [work.value(v.aval) for v in jaxpr.invars]
     work.flat.outputs = work.inline(jaxpr, closed.consts, work.flat.inputs, None)
@@ -65,8 +66,8 @@ def _live(equations: list[Equation], outputs: Iterable[int]) -> list[Equation]:
 class _Flattening:
     """The state of one flattening: the numbers of literals and of pure equations seen so far."""
 
-    def __init__(self, flat: Flat):
-        self.flat = flat
+    def __init__(self, flat: Flat, lowering: Lowering):
+        self.flat, self.lowering = flat, lowering
         self.known_literals: dict[Any, int] = {}
         self.known_consts: dict[int, int] = {}
         self.known_equations: dict[Any, tuple[int, ...]] = {}
@@ -101,7 +102,7 @@ class _Flattening:
             return ins
         if name == "convert_element_type" and (same := self.converted(ins[0], params["new_dtype"])) is not None:
             return [same]
-        plain = plain_form(self.flat, self.producer, name, params, ins)
+        plain = plain_form(self.flat, self.producer, name, params, ins, self.lowering)
         if plain is not None:
             form, operands = plain
             return self.inline(form.jaxpr, form.consts, operands, source)
@@ -127,7 +128,7 @@ class _Flattening:
         branches = params["branches"]
         platforms = params.get("branches_platforms")
         if platforms is not None:
-            here = jax.default_backend()
+            here = self.lowering.branch
             mine = {here, "cuda", "rocm"} if here == "gpu" else {here}
             return next((b for b, names in zip(branches, platforms) if names is None or mine & set(names)), None)
         if index in self.flat.literals:

@@ -1,14 +1,13 @@
 """How precisely contractions are computed: as their author asked, and in full where rules make one of something else.
 
 XLA rounds the operands of float32 contractions to 10 bits on GPUs, and to 7 on TPUs, unless it is told otherwise; sums of products that are
-written elementwise it computes in float32 everywhere. On CPUs both are the same.
+written elementwise it computes in float32 everywhere. On CPUs both are the same, so whether operands are rounded is asked of the backend.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
 from jax import lax
 
 FULL = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
@@ -27,18 +26,16 @@ def stricter(one: Any, other: Any) -> Any:
 
 
 def rounds(dtype: Any, precision: Any) -> bool:
-    """Whether the default device rounds the operands of a contraction of this dtype and precision."""
-    return str(dtype) in ROUNDED and is_graded(precision) and _strictness(precision) < _strictness(FULL) and platform_rounds()
+    """Whether a device that rounds operands does so for a contraction of this dtype and precision."""
+    return str(dtype) in ROUNDED and is_graded(precision) and _strictness(precision) < _strictness(FULL)
 
 
-def platform_rounds() -> bool:
-    """Whether the default device rounds operands at all."""
-    return jax.default_backend() != "cpu"
+def of_rules(dtype: Any, rounds_operands: bool) -> Any:
+    """The precision of a contraction that rules make of elementwise products and sums, which are never rounded.
 
-
-def of_rules(dtype: Any) -> Any:
-    """The precision of a contraction of this dtype that rules make of elementwise products and sums: nothing that these have is lost."""
-    return FULL if rounds(dtype, None) else None
+    ``rounds_operands`` says whether the device rounds operands unless it is told otherwise.
+    """
+    return FULL if rounds_operands and rounds(dtype, None) else None
 
 
 def _grades(precision: Any) -> tuple[Any, ...]:

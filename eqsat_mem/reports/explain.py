@@ -26,7 +26,7 @@ from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.progress import on_terminal
 from eqsat_mem.reports.runners_up import Search, rivals
 from eqsat_mem.reports.timeline import Point, timeline
-from eqsat_mem.schedule.cost_model import Device
+from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, fastest
 from eqsat_mem.schedule.search import Search as TreeSearch
@@ -43,7 +43,7 @@ class Record:
 
     Attributes:
         before: the program as written, scheduled without loops.
-        device: whose times were predicted.
+        backend: the target that the plan was made for.
         limit_bytes: the limit that the plan was searched for.
         again: the search, to be run with names of rules to leave out and a scheduler; it gives its best schedule.
         options: the options of the plan.
@@ -55,7 +55,7 @@ class Record:
     """
 
     before: Schedule
-    device: Device
+    backend: Backend
     limit_bytes: int
     again: Callable[..., Schedule]
     options: Options
@@ -75,7 +75,7 @@ class Record:
 
     def timelines(self, plan: Plan) -> tuple[list[Point], list[Point]]:
         """Memory over the points of the program as written, and over those of ``plan``."""
-        return timeline(self.before, self.device), timeline(plan.schedule, self.device)
+        return timeline(self.before), timeline(plan.schedule)
 
     def show(self, plan: Plan, path: str | PathLike[str] | None) -> Any:
         """A picture of both timelines: see :meth:`Plan.show`."""
@@ -104,7 +104,7 @@ def _explain(plan: Plan, record: Record) -> Explanation:
         repeated=plan.unchanged or searches.found(frozenset()).reached,
         rules=needed,
         spare_rules=[name for name in sorted(fired) if name not in names],
-        loops=_effects(s, record.device),
+        loops=_effects(s),
         rivals=rivals(searches.seen, s, record.limit_bytes),
         peak_before=held_at_peak(record.before),
         peak_after=held_at_peak(s),
@@ -207,9 +207,9 @@ def _needed(searches: _Searches, fired: Sequence[str]) -> list[NeededRule]:
 # --- loops --------------------------------------------------------------------------------------------
 
 
-def _effects(s: Schedule, device: Device) -> list[LoopEffect]:
-    memory = Memory(s.ex, device.folds)
-    timing = Timing(memory, device)
+def _effects(s: Schedule) -> list[LoopEffect]:
+    memory = Memory(s.ex, s.backend)
+    timing = Timing(memory)
     effects = []
     for loop, summary in zip(loops(s.seq), loop_summaries(s), strict=True):
         once = {**s.chunks, loop: summary.extent}
@@ -231,7 +231,7 @@ def _effects(s: Schedule, device: Device) -> list[LoopEffect]:
 
 def held_at_peak(s: Schedule) -> list[Held]:
     """What a schedule holds at its peak, largest first: every argument, and the values that are live there."""
-    program, memory = s.ex.program, Memory(s.ex)
+    program, memory = s.ex.program, Memory(s.ex, s.backend)
     arguments = (
         Held(what=f"argument {b.name} {list(b.shape)}", nbytes=nbytes, whole_bytes=nbytes, place="", line="")
         for b, nbytes in zip(program.inputs, program.input_bytes(), strict=True)

@@ -54,7 +54,7 @@ def _loop_summaries(s: Schedule, seq: Seq, depth: int) -> Iterator[LoopSummary]:
 
 def peak_tensors(s: Schedule) -> list[Tensor]:
     """What is held at the peak, largest first: arguments, and values with the user's lines."""
-    program, memory = s.ex.program, Memory(s.ex)
+    program, memory = s.ex.program, Memory(s.ex, s.backend)
     held: list[Tensor] = [(f"argument {b.name} {list(b.shape)}", nbytes, None) for b, nbytes in zip(program.inputs, program.input_bytes())]
     for t, nbytes in memory.live(s.seq, memory.full_extents(), s.chunks):
         source = program.source.get(t)
@@ -64,7 +64,7 @@ def peak_tensors(s: Schedule) -> list[Tensor]:
 
 def restrictions(s: Schedule, options: Options) -> tuple[str, ...]:
     """The options that may be why tensors of a schedule are whole, each with what to change."""
-    program, memory, threshold = s.ex.program, Memory(s.ex), options.tensor_size_threshold
+    program, memory, threshold = s.ex.program, Memory(s.ex, s.backend), options.tensor_size_threshold
     found = []
     if options.accuracy == "bitwise" and any(_rounds_by_shape(program.terms[t]) for t in program.reachable()):
         advice = '"reassociate" allows chunks of them'
@@ -80,7 +80,7 @@ def restrictions(s: Schedule, options: Options) -> tuple[str, ...]:
 
 
 def _rounds_by_shape(term: Term) -> bool:
-    """Does a result depend on the order in which elements are added or multiplied?"""
+    """Whether a result depends on the order in which elements are added or multiplied."""
     summed = isinstance(term, Dot) or (isinstance(term, Fold) and term.monoid in ("add", "mul"))
     return summed and np.dtype(term.dtype).kind not in "biu"
 

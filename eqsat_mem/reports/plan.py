@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from typing import Any
 
-from eqsat_mem.backends.cpu.vector_width import compiler_options
-from eqsat_mem.backends.profiles import device_in_use
 from eqsat_mem.errors import Tensor, tensor_lines
 from eqsat_mem.units import format_bytes
 
@@ -74,6 +72,10 @@ class Plan:
         loops: the loops of the plan in the order of the program, outer ones before those inside.
         rules_fired: the names of the rules that matched something in the program.
         peak_tensors: ``(description, bytes, source)`` of what is held at the plan's peak.
+        device: the device that the plan is for.
+        compiler_options: the options that XLA compiles the plan with when the function is called on its own, to be passed to a ``jax.jit``
+            around a caller of it; empty for a program that is left as it was, and where XLA's own choices are the best that is known.
+        doubts: sentences on what the check of the compiled peak could not see; usually none.
         program, schedule: the chosen terms and their loop tree, for those who want to look further.
         record: what :meth:`explain` and :meth:`show` work from, or None for a plan put together by hand.
     """
@@ -94,9 +96,12 @@ class Plan:
     loops: Sequence[LoopSummary] = ()
     rules_fired: Sequence[str] = ()
     peak_tensors: Sequence[Tensor] = ()
+    device: str = ""
     namespace: Mapping[str, Any] = field(default_factory=dict, repr=False)
     program: Any = field(default=None, repr=False)
     schedule: Any = field(default=None, repr=False)
+    compiler_options: Mapping[str, str] = field(default_factory=dict)
+    doubts: Sequence[str] = ()
     record: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -108,14 +113,6 @@ class Plan:
 
     def __deepcopy__(self, memo: Any) -> Plan:
         return self  # nobody changes it
-
-    @property
-    def compiler_options(self) -> dict[str, str]:
-        """What this machine's XLA compiles the plan with when the function is called on its own, for ``jax.jit`` around a caller of it.
-
-        Empty for a program that is left as it was, and where XLA's own choices are the best that is known.
-        """
-        return {} if self.unchanged else compiler_options(device_in_use().vector_bits)
 
     @property
     def stands_alone(self) -> bool:
@@ -174,7 +171,7 @@ def _from_source(kept: dict[str, Any]) -> Plan:
 
 def table(plan: Plan) -> str:
     """The plan as text for a terminal: what it holds and takes before and after, its loops, its rules."""
-    sections = [[_headline(plan)], _aligned(figures(plan)), _loops(plan), _peak(plan), _rules(plan), _planning(plan)]
+    sections = [[_headline(plan)], _aligned(figures(plan)), _loops(plan), _peak(plan), _rules(plan), _planning(plan), plan.doubts]
     return "\n".join(line for section in sections for line in section)
 
 
@@ -261,6 +258,6 @@ def to_json(plan: Plan) -> str:
     }
     record["seconds"] = dict(plan.seconds)
     record["loops"] = [asdict(loop) for loop in plan.loops]
-    record["rules_fired"] = list(plan.rules_fired)
+    record["rules_fired"], record["doubts"] = list(plan.rules_fired), list(plan.doubts)
     record["peak_tensors"] = [dict(zip(("description", "bytes", "source"), tensor, strict=True)) for tensor in plan.peak_tensors]
     return json.dumps(record, indent=2)

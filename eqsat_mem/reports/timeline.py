@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.reports.outline import describe
-from eqsat_mem.schedule.cost_model import Device
 from eqsat_mem.schedule.memory import Extents, Memory, within
 from eqsat_mem.schedule.search import Schedule
 
@@ -42,13 +41,13 @@ class _Outside:
     loops: tuple[str, ...] = ()
 
 
-def timeline(s: Schedule, device: Device) -> list[Point]:
+def timeline(s: Schedule) -> list[Point]:
     """The points of a schedule in the order of the program; the largest is its predicted peak.
 
     A loop's results are there, whole, from its first step on. What a program holds as written inside the body of a ``scan`` that is planned
     is not known step by step, and stands at the largest point.
     """
-    memory = Memory(s.ex, device.folds)
+    memory = Memory(s.ex, s.backend)
     extents = memory.full_extents()
     fixed = memory.total(s.seq, s.chunks) - memory.peak(s.seq, extents, s.chunks).nbytes
     points = [Point("arguments", "", fixed), *_points(s, memory, s.seq, extents, _Outside(fixed))]

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Call, Const, Dot, Fold, Input, Map, Program, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
+from eqsat_mem.ir import Block, Call, Const, Dot, Input, Map, Program, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, regions
-from eqsat_mem.ir.ops import block_op
-from eqsat_mem.schedule.cost_model import Folds
-from eqsat_mem.schedule.fusion import Copy, Fused, fuse, is_narrow
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.fusion import Copy, Fused, fuse
 from eqsat_mem.schedule.strided_reads import Columns
-
-FOLDED_AT_ONCE = 32_768
-"""Elements of an operand that the kernel library folds to one partial result (measured: growth of resident memory)."""
 
 
 class Extents(tuple[int, ...]):
@@ -98,11 +94,11 @@ class Memory:
     """Peaks of regions of one program, each computed once per combination of extents."""
 
     ex: Extraction
-    folds: Folds = Folds.LIBRARY
+    backend: Backend
     streams: bool = False
-    """Whether values that the kernel library passes on row by row count as not held. It does so for large ones only: others must count."""
+    """Whether values that a library passes on row by row count as not held. It does so for large ones only: others must count."""
     as_run: bool = True
-    """Whether kernels run in XLA:CPU's order rather than that of their region."""
+    """Whether kernels run in the backend's order rather than that of their region."""
     _fused: dict[Seq, Fused] = field(default_factory=dict)
     _fused_alike: dict[tuple[tuple[Step, ...], frozenset[int]], Fused] = field(default_factory=dict)
     _inner: dict[Seq, tuple[Loop, ...]] = field(default_factory=dict)
@@ -116,14 +112,8 @@ class Memory:
         self._full = Extents(i.extent for i in program.indices)
         self._layouts = [tuple(bits(free)) for free in program.free]
         contracted = {c for term in program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
-        self._widths = [self._width(t, t in contracted) for t in range(len(program.terms))]
+        self._widths = [self.backend.width(self.ex, t, t in contracted) for t in range(len(program.terms))]
         self._columns = Columns(self.ex, self.fused)
-
-    def _width(self, t: int, contracted: bool) -> int:
-        """Bytes of an element. XLA:CPU computes bfloat16 in float32, contracts all narrow numbers in it, and keeps what it computes so."""
-        term = self.ex.program.terms[t]
-        narrow = self.folds.by_library and is_narrow(self.ex.program, t) and not is_leaf(term)
-        return 4 if narrow and (isinstance(term, Dot) or contracted or str(term.dtype) == "bfloat16") else itemsize(term.dtype)
 
     def stored(self, t: int, extents: Extents) -> int:
         """Bytes of a value that loops stack, or that is returned: in its own dtype."""
@@ -158,7 +148,7 @@ class Memory:
         if known is None:
             alike = seq.steps, seq.outs
             if alike not in self._fused_alike:
-                self._fused_alike[alike] = fuse(self.ex, seq, self.folds, self.as_run)
+                self._fused_alike[alike] = fuse(self.ex, seq, self.backend, self.as_run)
             known = self._fused[seq] = self._fused_alike[alike]
         return known
 
@@ -255,10 +245,10 @@ class Memory:
             scratch, new = written, dict[int, int]()
             if isinstance(step, int):
                 if isinstance(term := program.terms[step], Block) and not self.ex.unrolls.get(step):
-                    scratch += block_scratch(term.call, term.args, program, extents)
+                    scratch += block_scratch(term.call, term.args, program, extents, self.backend)
                 new[step], more = self.result(step, seq, extents)
                 scratch += more + self._slices(seq, self._copied_reads(step, fused.members[position]), extents, live)
-                scratch += self._partial_folds(step, extents)
+                scratch += self.backend.scratch_bytes(self.ex, step, fused.members[position], extents, partial(self.size, extents=extents))
             elif isinstance(step, Loop):
                 new = {t: self.size(t, extents) for t in step.folds} | {t: self.stored(t, extents) for t in step.stacks}
                 self._sliced_along[step.body] = step.index
@@ -278,8 +268,8 @@ class Memory:
         return Footprint(fused.kept, tuple(around), tuple(lives))
 
     def beside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> int:
-        """What a remainder holds beside the only whole chunk: there is no loop then, and XLA:CPU runs both at once."""
-        if isinstance(step, Seq) or not self.folds.by_library:
+        """What a remainder holds beside the only whole chunk: there is no loop then, and the backend may run both at once."""
+        if isinstance(step, Seq) or not self.backend.runs_remainder_beside:
             return 0
         whole, rest = divmod(extents[step.index], chunks[step])
         return self.peak(step.body, extents.with_extent(step.index, rest), chunks).nbytes if whole == 1 and rest else 0
@@ -317,36 +307,14 @@ class Memory:
         """Bytes that an elementwise result does not need because an operand of its size dies here."""
         if not isinstance(step, int) or not isinstance(self.ex.program.terms[step], Map):
             return 0
-        return new[step] if any(live[t] == new[step] and not self.is_stripped(t, extents) for t in dying) else 0
-
-    def is_stripped(self, t: int, extents: Extents) -> bool:
-        """Is a value an array of fewer axes than others of its indices? XLA contracts without axes of extent one."""
-        return self.folds.by_library and isinstance(self.ex.program.terms[t], Dot) and any(extents[i] == 1 for i in self._layouts[t])
+        return new[step] if any(live[t] == new[step] and self.backend.can_take_over(self.ex, t, extents) for t in dying) else 0
 
     def _copied_reads(self, step: int, members: tuple[int, ...]) -> Iterable[int]:
-        """What a contraction, a block operation or a fold by the kernel library reads: not in place, if these are slices."""
-        program, term = self.ex.program, self.ex.program.terms[step]
-        if not isinstance(term, (Dot, Block)) and not self._by_library(step):
+        """The operands that a kernel reads from a copy if they are slices of a loop; widened ones are counted as such already."""
+        if not self.backend.copies_slices(self.ex, step):
             return ()
-        narrow = isinstance(term, Dot)  # what is widened for a contraction is no copy besides
-        return {c for t in members for c in children(program.terms[t]) if c not in members and not (narrow and is_narrow(program, c))}
-
-    def _by_library(self, step: int) -> bool:
-        """Is a term folded by XLA:CPU's kernel library?"""
-        return self.folds.by_library and isinstance(self.ex.program.terms[step], Fold) and not self.ex.unrolls.get(step)
-
-    def _partial_folds(self, step: int, extents: Extents) -> int:
-        """Bytes of partial results where the library folds the leading axes: one row of results for every few rows of the operand."""
-        program, term = self.ex.program, self.ex.program.terms[step]
-        if not isinstance(term, Fold) or not self._by_library(step):
-            return 0
-        over = program.free[term.arg] & term.over
-        if not over or program.free[step] & ((over & -over) - 1):  # rows that stay are dealt out: each is folded at once
-            return 0
-        length = math.prod(extents[i] for i in self._layouts[step])
-        rows = math.prod(extents[i] for i in bits(over))
-        parts = math.ceil(rows / max(1, FOLDED_AT_ONCE // max(length, 1)))
-        return parts * length * self._widths[step] if parts > 1 else 0
+        terms, term = self.ex.program.terms, self.ex.program.terms[step]
+        return {c for t in members for c in children(terms[t]) if c not in members and not self.backend.widens(self.ex, c, term)}
 
     def _slices(self, seq: Seq, read: Iterable[int], extents: Extents, live: dict[int, int]) -> int:
         """Copies of slices of outer values: by the loop around ``seq``, since what further loops have sliced is there as it is read."""
@@ -357,10 +325,10 @@ class Memory:
         return sum(self.size(c, extents) for c in outer if along in self._layouts[c])
 
 
-def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: Extents) -> int:
+def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: Sequence[int], backend: Backend) -> int:
     """Bytes that a block operation holds beside its operands and results."""
     ins, outs = ([tuple(math.prod(extents[i] for i in axis) for axis in axes) for axes in side] for side in (call.in_axes, call.out_axes))
-    elements = block_op(call.prim.name).scratch(ins, outs, call.params)
+    elements = backend.weights.workspace(call, ins, outs)
     return call.scratch_bytes + (int(elements) * itemsize(program.terms[args[0]].dtype) if args else 0)
 
 

@@ -5,28 +5,26 @@ such a value die after its uses before the peak and computes it again, with thos
 its next use. Moves are made in order of bytes saved at the peak per second of work added, one after the other, until the schedule
 fits; what was computed again is never moved once more.
 
-A compiler would merge the second computation with the first, or run it as early as it can. XLA:CPU drops ``optimization_barrier`` before
-it does either, so each move puts a number into its computation that is zero whatever the program computes, that the compiler cannot
-know to be zero, and that is made from a value which is late: see :meth:`_Rebuilt.token`.
+A compiler would merge the second computation with the first, or run it as early as it can. The backend's *tie* keeps them apart: it
+makes an operand of the second computation depend on a value that exists only late (:class:`eqsat_mem.schedule.idioms.Tie`). Where a
+backend knows no such tie, nothing is rematerialised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
-
-import numpy as np
-from jax.dtypes import extended, issubdtype
-from jax.extend.core import primitives
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.online_folds import Rescaled
-from eqsat_mem.ir import Block, Call, Dot, Input, Literal, Map, Program, Rename, argument_bytes, bits, children, is_leaf, with_children
+from eqsat_mem.ir import Block, Call, Dot, Input, Program, Rename, argument_bytes, children, is_leaf, with_children
 from eqsat_mem.ir.jaxprs import IMPURE, inner_jaxprs, repeatable
 from eqsat_mem.ir.loop_tree import Loop, Path, Seq, at, enclosing, made
-from eqsat_mem.schedule.cost_model import Device, arithmetic_s, spread_weight
+from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.fusion import Fused
+from eqsat_mem.schedule.idioms import Tie
 from eqsat_mem.schedule.memory import Extents, Memory, within
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import has_effects
@@ -47,9 +45,9 @@ SMALL = 1 / 16
 class Moved:
     """A schedule and what moves make of it, one after the other: the same for every limit, and made when a limit asks for it."""
 
-    def __init__(self, s: Schedule, device: Device):
+    def __init__(self, s: Schedule):
         self.made = [s]
-        self.further = _further(s, device)
+        self.further = _further(s)
 
     def within(self, limit: int) -> Schedule:
         """The first that fits ``limit`` bytes; the smallest if none does."""
@@ -58,23 +56,23 @@ class Moved:
         return found or min(self.made, key=lambda s: s.peak_bytes)
 
 
-def _further(s: Schedule, device: Device) -> Iterator[Schedule]:
+def _further(s: Schedule) -> Iterator[Schedule]:
     """A schedule after one move, after two, and so on."""
     moved: frozenset[int] = frozenset()
     for _ in range(min(MOST_MOVES, MOST_REBUILT // max(len(s.ex.program.terms), 1))):
-        memory = _written(s, device)
+        memory = _written(s)
         waiting = memory.total(s.seq, s.chunks)
-        tried = filter(None, (_apply(s, memory, move, moved, device) for move in _moves(s, memory, moved, device)[:TRIED]))
-        following = next((new for new in tried if _written(new[0], device).total(new[0].seq, new[0].chunks) <= waiting), None)
+        tried = filter(None, (_apply(s, memory, move, moved) for move in _moves(s, memory, moved)[:TRIED]))
+        following = next((new for new in tried if _written(new[0]).total(new[0].seq, new[0].chunks) <= waiting), None)
         if following is None:
             break
         s, moved = following
         yield s
 
 
-def least_bytes(s: Schedule, device: Device) -> int:
+def least_bytes(s: Schedule) -> int:
     """What no moves get below: a contraction or a block outside of loops has its operands and its result there at once."""
-    memory, terms, most = _written(s, device), s.ex.program.terms, 0
+    memory, terms, most = _written(s), s.ex.program.terms, 0
     fused, extents = memory.fused(s.seq), memory.full_extents()
     for step, read in zip(fused.kept, fused.operands, strict=True):
         if isinstance(step, int) and isinstance(terms[step], Dot | Block):
@@ -82,9 +80,15 @@ def least_bytes(s: Schedule, device: Device) -> int:
     return argument_bytes(s.ex.program) + most
 
 
-def _written(s: Schedule, device: Device) -> Memory:
-    """What is held if kernels run as they are written, of which moves change one at a time; what comes of that is judged as it runs."""
-    return Memory(s.ex, device.folds, as_run=False)
+def tie_of(s: Schedule) -> Tie:
+    """How a schedule's backend keeps recomputed values apart; it must have such a way."""
+    assert s.backend.tie is not None, "a backend without a tie cannot rematerialise"
+    return s.backend.tie
+
+
+def _written(s: Schedule) -> Memory:
+    """Memory with kernels in program order, which moves change one at a time. Results are judged in the order of execution."""
+    return Memory(s.ex, s.backend, as_run=False)
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class Move:
     work_s: float
 
 
-def _moves(s: Schedule, memory: Memory, moved: frozenset[int], device: Device) -> list[Move]:
+def _moves(s: Schedule, memory: Memory, moved: frozenset[int]) -> list[Move]:
     """The moves that save bytes at the peak, those that save most per second first."""
     peak = memory.peak(s.seq, memory.full_extents(), s.chunks)
     found: list[Move] = []
@@ -115,7 +119,7 @@ def _moves(s: Schedule, memory: Memory, moved: frozenset[int], device: Device) -
             for loop in enclosing(s.seq, path):
                 extents = within(extents, loop, s.chunks)
             position = memory.peak(seq, extents, s.chunks).position
-            found += _Waiting(s, memory, device, path, seq, extents, position).moves(moved)
+            found += _Waiting(s, memory, path, seq, extents, position).moves(moved)
     return sorted(found, key=lambda move: (-move.saved / move.work_s, move.path, move.chain))
 
 
@@ -132,7 +136,6 @@ class _Waiting:
 
     s: Schedule
     memory: Memory
-    device: Device
     path: Path
     seq: Seq
     extents: Extents
@@ -198,20 +201,21 @@ class _Waiting:
         read = [t for t in fused.operands[use] if self.position <= place.get(t, -1) < use]
         others = [t for t, q in place.items() if self.position <= q < use]
         for values in (read, others):
-            able = [t for t in values if _word(self.s.ex.program.terms[t].dtype) is not None]
+            able = [t for t in values if tie_of(self.s).can_tie(self.s.ex.program.terms[t].dtype)]
             if able:
                 return max(able, key=lambda t: (place[t], -self.size(t), -t))
         return None
 
     def work_s(self, fused: Fused, chain: Sequence[int]) -> float:
-        program, slowest = self.s.ex.program, self.device.levels[-1][1]
+        program, backend = self.s.ex.program, self.s.backend
+        slowest = backend.device.levels[-1][1]
         seconds = 0.0
         for q in chain:
             members = fused.members[q]
-            spread = dict.fromkeys(fused.spread, spread_weight(program, members))
-            arithmetic = (arithmetic_s(program, t, self.extents, self.device, spread.get(t)) for t in members)
+            spread = dict.fromkeys(fused.spread, spread_weight(program, members, backend))
+            arithmetic = (arithmetic_s(program, t, self.extents, backend, spread.get(t)) for t in members)
             moved = sum(self.size(t) for t in (*fused.operands[q], fused.kept[q]) if isinstance(t, int))
-            seconds += max(sum(arithmetic), moved / slowest) + self.device.kernel_s
+            seconds += max(sum(arithmetic), moved / slowest) + backend.device.kernel_s
         return seconds
 
 
@@ -219,31 +223,25 @@ def _pure(call: Call) -> bool:
     return call.prim.name not in IMPURE and all(map(repeatable, inner_jaxprs(call.params)))
 
 
-def _word(dtype: Any) -> Any:
-    """The unsigned integers that have the bits of a dtype, None where a conversion of bits is not defined."""
-    if issubdtype(dtype, extended) or issubdtype(dtype, np.complexfloating) or issubdtype(dtype, np.bool_):
-        return None
-    return {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}.get(np.dtype(dtype).itemsize)
-
-
 # --- the schedule after a move -----------------------------------------------------------------------
 
 
-def _apply(s: Schedule, before: Memory, move: Move, moved: frozenset[int], device: Device) -> tuple[Schedule, frozenset[int]] | None:
+def _apply(s: Schedule, before: Memory, move: Move, moved: frozenset[int]) -> tuple[Schedule, frozenset[int]] | None:
     """The schedule after a move, and its terms that are computed again; None if a sum that a loop rescales would lose its level."""
     new = _Rebuilt(s, before, move, moved)
     if not new.rescaled <= new.ex.rescales.keys():
         return None
-    memory = Memory(new.ex, device.folds)
+    memory = Memory(new.ex, s.backend)
     total = memory.total(new.seq, new.chunks)
-    return Schedule(new.ex, new.seq, new.chunks, total, Timing(memory, device).total(new.seq, new.chunks)), frozenset(new.moved)
+    seconds = Timing(memory).total(new.seq, new.chunks)
+    return Schedule(new.ex, s.backend, new.seq, new.chunks, total, seconds), frozenset(new.moved)
 
 
 class _Rebuilt:
     """A schedule written anew, kernel by kernel, with a move."""
 
     def __init__(self, s: Schedule, memory: Memory, move: Move, moved: frozenset[int]):
-        self.s, self.memory, self.move, self.old, self.was_moved = s, memory, move, s.ex.program, moved
+        self.s, self.memory, self.move, self.old, self.was_moved, self.tie = s, memory, move, s.ex.program, moved, tie_of(s)
         self.program: Program = s.ex.program.empty_like()
         self.origin: dict[int, int] = {}
         self.moved: set[int] = set()
@@ -338,7 +336,8 @@ class _Rebuilt:
 
     def again(self, fused: Fused, values: dict[int, int], steps: dict[Any, None]) -> None:
         """The chain of the move, from operands of which one per kernel is tied to what is late."""
-        token = self.token(values[self.move.late], steps)
+        add = partial(self.step, steps=steps)
+        token = self.tie.token(self.program, values[self.move.late], add)
         fresh: set[int] = set()
         for q in self.move.chain:
             own = dict(values)
@@ -346,40 +345,14 @@ class _Rebuilt:
                 able = [t for t in fused.operands[q] if self.can_be_tied(t)]
                 if able:
                     t = min(able, key=lambda t: (self.old.nbytes(t), t))
-                    own[t] = self.tied(self.read(t, values), token, steps)
+                    own[t] = self.tie.tied(self.program, self.read(t, values), token, add)
             kept = fused.members[q][-1]
             values[kept] = self.kernel(fused.members[q], own, steps, again=True)
             fresh.add(kept)
 
     def can_be_tied(self, t: int) -> bool:
         term = self.old.terms[t]
-        return _word(term.dtype) is not None and (isinstance(term, Input) or not is_leaf(term))
-
-    def token(self, late: int, steps: dict[Any, None]) -> int:
-        """Zero, made from the first element of a value: no number has 128 bits that are set."""
-        program = self.program
-        dtype = program.terms[late].dtype
-        word = np.dtype(_word(dtype))
-        indices = list(bits(program.free[late]))
-        value = late
-        if indices:
-            params = {"start_indices": (0,) * len(indices), "limit_indices": (1,) * len(indices), "strides": None}
-            call = Call(primitives.slice_p, params, (tuple((i,) for i in indices),), (((),) * len(indices),), (dtype,))
-            value = self.step(Block(dtype, call, (late,), 0), steps)
-        if word != dtype:
-            value = self.step(Map(word, "bitcast_convert_type", (value,), (("new_dtype", word),)), steps)
-        value = self.step(Map(word, "population_count", (value,)), steps)
-        return self.step(Map(word, "shift_right_logical", (value, program.add(Literal.of(7, word)))), steps)
-
-    def tied(self, t: int, token: int, steps: dict[Any, None]) -> int:
-        """A value that is not there before the token is."""
-        dtype = self.program.terms[t].dtype
-        word = np.dtype(_word(dtype))
-        if self.program.terms[token].dtype != word:
-            token = self.step(Map(word, "convert_element_type", (token,), (("new_dtype", word),)), steps)
-        value = t if word == dtype else self.step(Map(word, "bitcast_convert_type", (t,), (("new_dtype", word),)), steps)
-        value = self.step(Map(word, "or", (value, token)), steps)
-        return value if word == dtype else self.step(Map(dtype, "bitcast_convert_type", (value,), (("new_dtype", dtype),)), steps)
+        return self.tie.can_tie(term.dtype) and (isinstance(term, Input) or not is_leaf(term))
 
     def step(self, term: Any, steps: dict[Any, None]) -> int:
         new = self.program.add(term)

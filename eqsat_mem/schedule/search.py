@@ -18,8 +18,9 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
 from eqsat_mem.ir import Block, Dot, Map, argument_bytes, bits, children, folded
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops, regions, with_region
+from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder, same_loop, tied
-from eqsat_mem.schedule.cost_model import SPREAD, Device, arithmetic_s
+from eqsat_mem.schedule.cost_model import SPREAD, arithmetic_s
 from eqsat_mem.schedule.memory import Extents, Peak, within
 from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region, split
 from eqsat_mem.schedule.timing import Known, Timing
@@ -30,8 +31,6 @@ BEAM = 4
 """How many trees are kept for another split."""
 SMALL_SHARE = 1 / 32
 """The share of the room beside arguments up to which a value is computed whole rather than in a loop."""
-ROOM_TOLL = 0.1
-"""The share that filling the limit must save: what is predicted to be as fast in less leaves room for what is not predicted."""
 LARGE_PROGRAM = 200
 """Terms from which on only one tree is kept, and split further up."""
 TILED = 2
@@ -55,20 +54,21 @@ class Schedule:
     """A loop tree with its chunk sizes, predicted peak in bytes and predicted seconds; ``splits`` made it from the straight program."""
 
     ex: Extraction
+    backend: Backend
     seq: Seq
     chunks: Chunks
     peak_bytes: int
     seconds: float
     splits: tuple[Split, ...] = ()
 
-    def fits(self, limit: int) -> bool:
+    def fits(self, limit: float) -> bool:
         return self.peak_bytes <= limit
 
 
 def schedule(
     ex: Extraction,
     limit: int,
-    device: Device,
+    backend: Backend,
     tensor_size_threshold: int | None = None,
     tensor_split_size: int | None = None,
 ) -> Schedule:
@@ -79,7 +79,7 @@ def schedule(
     ``tensor_size_threshold`` restricts splitting to regions with a value of more bytes than that, and ``tensor_split_size`` bounds the
     bytes of each value inside a loop (the paper's two knobs).
     """
-    search = Search(ex, limit, device, tensor_size_threshold, tensor_split_size)
+    search = Search(ex, limit, backend, tensor_size_threshold, tensor_split_size)
     best = fastest(search)
     if not best.fits(limit):
         best = min(best, fastest(search.within(0)), key=lambda s: s.peak_bytes)  # it does not stop at what almost fits
@@ -123,9 +123,14 @@ def _distinct(found: Iterable[tuple[Schedule, Schedule]]) -> list[tuple[Schedule
     return list(kept.values())
 
 
-def straight(ex: Extraction, device: Device, emitted: bool = True) -> Schedule:
+def unscheduled(ex: Extraction, backend: Backend) -> Schedule:
+    """A program as its author wrote it, to be emitted: nothing is predicted."""
+    return Schedule(ex, backend, region(ex), {}, 0, 0.0)
+
+
+def straight(ex: Extraction, backend: Backend, emitted: bool = True) -> Schedule:
     """A program without loops, run as emitted source or as its author wrote it."""
-    search = Search(ex, 0, device)
+    search = Search(ex, 0, backend)
     return search.straight if emitted else search.unmodified()
 
 
@@ -135,14 +140,14 @@ class Search:
 
     ex: Extraction
     limit: int
-    device: Device
+    backend: Backend
     threshold: int | None = None
     split_size: int | None = None
     others: Known | None = None
-    """What other searches have found out about the same program on the same device, for whatever limits."""
+    """Figures that other searches of the same program on the same backend have computed, for any limits."""
 
     def __post_init__(self) -> None:
-        self.known = self.others or Known.nothing(self.ex, self.device)
+        self.known = self.others or Known.nothing(self.ex, self.backend)
         self.timing, self.memory = self.known.timing, self.known.timing.memory
         self.full = self.memory.full_extents()
 
@@ -163,7 +168,7 @@ class Search:
     def rank(self, s: Schedule) -> tuple[bool, float, float, float]:
         """What fits comes first, the fastest of it; of what does not, the smallest. Knobs of sizes come before time."""
         if s.fits(self.limit):
-            room = ROOM_TOLL * (s.peak_bytes / self.limit) ** 2
+            room = self.backend.room_toll * (s.peak_bytes / self.limit) ** 2
             return False, self.excess(s), s.seconds * (1 + room) + self.timing.tolls(s.seq, self.full, s.chunks), s.peak_bytes
         return True, s.peak_bytes, self.excess(s), s.seconds
 
@@ -185,7 +190,7 @@ class Search:
 
     def unmodified(self) -> Schedule:
         """The program run as it is written, not as emitted source."""
-        return replace(self.straight, seconds=Timing(self.memory, self.device, emitted=False).total(self.straight.seq, {}))
+        return replace(self.straight, seconds=Timing(self.memory, emitted=False).total(self.straight.seq, {}))
 
     # chunk sizes
 
@@ -254,7 +259,7 @@ class Search:
         return replace(self.evaluate(s.seq, {**s.chunks, **chunks}), splits=s.splits)
 
     def evaluate(self, seq: Seq, chunks: Chunks) -> Schedule:
-        return Schedule(self.ex, seq, chunks, self.memory.total(seq, chunks), self.timing.total(seq, chunks))
+        return Schedule(self.ex, self.backend, seq, chunks, self.memory.total(seq, chunks), self.timing.total(seq, chunks))
 
     def largest(self, seq: Seq, extents: Extents) -> int:
         return max((self.memory.size(t, extents) for t in seq.steps if isinstance(t, int)), default=0)
@@ -273,7 +278,7 @@ class Search:
 
     def small(self, seq: Seq, extents: Extents) -> frozenset[int]:
         """Values, leaves included, that hardly count: a share of what may be held beside the arguments, and of the cache."""
-        most = min(self.device.levels[0][0], max(self.limit - argument_bytes(self.ex.program), 0) * SMALL_SHARE)
+        most = min(self.backend.device.levels[0][0], max(self.limit - argument_bytes(self.ex.program), 0) * SMALL_SHARE)
         seen = {v for t in seq.steps if isinstance(t, int) for v in (t, *self.ex.program.operands(t))}
         return frozenset(t for t in seen if self.memory.size(t, extents) <= most)
 
@@ -324,7 +329,7 @@ class Search:
             wanted = (path == peak_path and too_large) or (self.threshold is not None and extents == self.full)
             if wanted:
                 spots.append((float("inf"), path, seq, extents))
-            elif spare > WORTHWHILE * s.seconds and self.timing.touched(seq, extents, s.chunks) > self.device.levels[0][0]:
+            elif spare > WORTHWHILE * s.seconds and self.timing.touched(seq, extents, s.chunks) > self.backend.device.levels[0][0]:
                 spots.append((spare, path, seq, extents))
             elif narrow > WORTHWHILE * s.seconds:
                 spots.append((narrow, path, seq, extents))
@@ -371,7 +376,7 @@ class Search:
         return self.known.cuts[key]
 
     def _cut(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Iterator[Seq]:
-        slowest = self.device.levels[-1][1]
+        slowest = self.backend.device.levels[-1][1]
         phases = Phases(self.ex, seq, i, Choices(small=small))
         shared = phases.shared_slices()
         dear = [t for t in shared if self.recompute_s(t, extents) > 3 * self.memory.size(t, extents) / slowest]
@@ -387,4 +392,4 @@ class Search:
     def recompute_s(self, t: int, extents: Extents) -> float:
         term = self.ex.program.terms[t]
         dear = isinstance(term, (Dot, Block)) or bool(folded(term))
-        return arithmetic_s(self.ex.program, t, extents, self.device, SPREAD if self.ex.unrolls.get(t) else None) if dear else 0.0
+        return arithmetic_s(self.ex.program, t, extents, self.backend, SPREAD if self.ex.unrolls.get(t) else None) if dear else 0.0

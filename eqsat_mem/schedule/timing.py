@@ -9,26 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Map, Program, Term, argument_bytes, bits, output_sizes
+from eqsat_mem.ir import Block, Map, Program, Term, argument_bytes, output_sizes
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Trees, made
-from eqsat_mem.ir.ops import block_op
-from eqsat_mem.schedule.cost_model import Device, arithmetic_s, spread_weight
-from eqsat_mem.schedule.fusion import Fused, stalls
+from eqsat_mem.schedule.backend import Backend, Kernel, moves
+from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
+from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.memory import Extents, Memory, within
 
-STRIDED = 1.5
-"""How much longer unrolled folds take outside of loops, where XLA fuses the taking apart of their arguments into them."""
-NOT_UNROLLED = 5.0
-"""How much longer they take in a program as written, which XLA does not unroll."""
-
-COLUMNS = 75.0
-"""What an element of a matrix costs besides, in additions, that XLA lays out by columns for a library, and by rows again."""
-STALL = 9
-"""How many times longer a fold takes that stalls: see ``fusion.LONG``."""
-SCRATCH = 2
-"""How many times its size a contraction may take in the kernel library, which allocates room anew in every turn of a loop."""
-DEALT, DEAL_S = 2**16, 2e-5
-"""A contraction with more results than this is dealt to all cores by the kernel library, which takes so many seconds."""
 LOOP_TOLL = 0.03
 """The share of its time that a loop must save: what is predicted to be as fast with fewer loops is the plan."""
 FOLD_TOLL = 0.02
@@ -40,9 +28,8 @@ class Timing:
     """Seconds of regions of one program, each computed once per combination of extents."""
 
     memory: Memory
-    device: Device
     emitted: bool = True
-    """Whether the program runs as emitted source, which keeps some folds apart that XLA would run with their readers."""
+    """Whether the program runs as emitted source, whose idioms a program as its author wrote it lacks."""
     walked: int = 0
     """Steps of regions looked at so far: the work done, in a unit that no other process changes."""
     _seconds: dict[Any, float] = field(default_factory=dict)
@@ -54,6 +41,14 @@ class Timing:
     _inside: dict[Seq, frozenset[int]] = field(default_factory=dict)
     _passing: dict[Seq, frozenset[int]] = field(default_factory=dict)
     _stacked: dict[Seq, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def backend(self) -> Backend:
+        return self.memory.backend
+
+    @property
+    def device(self) -> Device:
+        return self.memory.backend.device
 
     def total(self, seq: Seq, chunks: Chunks) -> float:
         """Seconds of the whole program."""
@@ -119,8 +114,9 @@ class Timing:
 
     def _each(self, seq: Seq, extents: Extents, level: int) -> Iterator[float | Loop | Seq]:
         program, fused = self.memory.ex.program, self.memory.fused(seq)
-        whole, bandwidth = extents == self.memory.full_extents(), self.device.levels[level][1]
+        outside, bandwidth = extents == self.memory.full_extents(), self.device.levels[level][1]
         calls, inside, passed = set[tuple[int, tuple[int, ...]]](), self.inside(seq), self._passed(seq)
+        stacked = self._stacked.get(seq, ())
         for step, operands, members in zip(fused.kept, fused.operands, fused.members):
             if not isinstance(step, int):
                 yield step
@@ -131,37 +127,14 @@ class Timing:
                 if call in calls:
                     continue
                 calls.add(call)
-            work = self._work(members, fused, extents)
-            if not self.emitted:
-                late = (t for t in operands if stalls(self.memory.ex, t, extents, (term,)))
-                work += STALL * sum(self._arithmetic(t, extents, None) for t in late) + self._laying_out(step, extents)
-            if whole and fused.unrolled.intersection(members):
-                work *= STRIDED if self.emitted else NOT_UNROLLED
-            if self._runs_alone(step, seq):
-                work *= self.device.matrix_cores
-            made = 0 if step in passed else self.memory.size(step, extents)
-            most = self.memory.size(step, extents) if moves(term) else math.inf
-            moved = made / bandwidth + sum(self._reading(t, t in inside, extents, level, most) for t in operands - passed)
-            yield max(work, moved) + self.device.kernel_s + (self._dealing(step, extents) if isinstance(term, Dot) else 0.0)
-            if isinstance(term, Dot) and not whole and self.device.folds.by_library:
-                yield self.device.fresh_s(SCRATCH * self.memory.size(step, extents))
-
-    def _dealing(self, dot: int, extents: Extents) -> float:
-        """Seconds to deal a contraction to the cores."""
-        results = math.prod(extents[i] for i in bits(self.memory.ex.program.free[dot]))
-        return DEAL_S if results > DEALT and self.device.folds.by_library and self.device.matrix_cores > 1 else 0.0
-
-    def _laying_out(self, step: int, extents: Extents) -> float:
-        """Seconds to write a matrix by columns, and its result by rows, for an operation whose library stores columns."""
-        term = self.memory.ex.program.terms[step]
-        if not isinstance(term, Block) or not block_op(term.call.prim.name).columns or () in term.call.out_axes[0]:
-            return 0.0
-        return COLUMNS * self.memory.size(step, extents) / 4 / self.device.elements
-
-    def _runs_alone(self, step: int, seq: Seq) -> bool:
-        """Is an elementwise result computed where its loop stacks it? XLA:CPU has one core do that."""
-        elementwise = isinstance(self.memory.ex.program.terms[step], Map) or bool(self.memory.ex.unrolls.get(step))
-        return self.device.folds.by_library and elementwise and step in self._stacked.get(seq, ())
+            nbytes = self.memory.size(step, extents)
+            unrolled = not fused.unrolled.isdisjoint(members)
+            kernel = Kernel(self.memory.ex, step, operands, extents, nbytes, outside, self.emitted, unrolled, step in stacked)
+            work = self.backend.arithmetic_s(kernel, self._work(members, fused, extents), lambda t: self._arithmetic(t, extents, None))
+            most = nbytes if moves(term) else math.inf
+            read = sum(self._reading(t, t in inside, extents, level, most) for t in operands - passed)
+            written = 0 if step in passed else nbytes / bandwidth
+            yield max(work, written + read) + self.backend.overhead_s(kernel)
 
     def _reading(self, t: int, inside: bool, extents: Extents, level: int, most: float) -> float:
         """Seconds to read a value, or ``most`` bytes of it: a slice of something outside comes from where the whole of it fits."""
@@ -185,14 +158,14 @@ class Timing:
         """Seconds of arithmetic of one kernel."""
         if fused.spread.isdisjoint(members):
             return sum(self._arithmetic(t, extents, None) for t in members)
-        weight = spread_weight(self.memory.ex.program, members)
+        weight = spread_weight(self.memory.ex.program, members, self.backend)
         return sum(self._arithmetic(t, extents, weight if t in fused.spread else None) for t in members)
 
     def _arithmetic(self, t: int, extents: Extents, spread: float | None) -> float:
         key = t, extents, spread
         known = self._terms.get(key)
         if known is None:
-            known = self._terms[key] = arithmetic_s(self.memory.ex.program, t, extents, self.device, spread)
+            known = self._terms[key] = arithmetic_s(self.memory.ex.program, t, extents, self.backend, spread)
         return known
 
     def _loop(self, loop: Loop, extents: Extents, chunks: Chunks) -> float:
@@ -206,7 +179,8 @@ class Timing:
         count, rest = divmod(extents[loop.index], min(chunks[loop], extents[loop.index]))
         inside = within(extents, loop, chunks)
         self._stacked[loop.body] = loop.stacks
-        seconds = count * (self.seconds(loop.body, inside, chunks) + self.device.iteration_s + self._results(loop, inside, extents))
+        turn_s = self.backend.turn_s(self.memory.ex, loop)
+        seconds = count * (self.seconds(loop.body, inside, chunks) + turn_s + self._results(loop, inside, extents))
         if rest:
             last = inside.with_extent(loop.index, rest)
             seconds += self.seconds(loop.body, last, chunks) + self._results(loop, last, extents)
@@ -265,11 +239,6 @@ def passed(program: Program, fused: Fused, outs: Collection[int]) -> frozenset[i
     return frozenset(t for t in made if inside(t, readers[t]))
 
 
-def moves(term: Term | None) -> bool:
-    """Does an operation only move elements?"""
-    return isinstance(term, Block) and block_op(term.call.prim.name).moves
-
-
 @dataclass(frozen=True, eq=False)
 class Known:
     """What is known of a program on a device, whatever the limit: figures of the parts of trees, and these parts split along an index."""
@@ -279,5 +248,5 @@ class Known:
     cuts: dict[Any, tuple[Seq, ...]] = field(default_factory=dict)
 
     @classmethod
-    def nothing(cls, ex: Extraction, device: Device) -> Known:
-        return cls(Timing(Memory(ex, device.folds), device))
+    def nothing(cls, ex: Extraction, backend: Backend) -> Known:
+        return cls(Timing(Memory(ex, backend)))

@@ -29,12 +29,12 @@ MOST_PARTS = 3
 """Parts of a contraction that are each followed by their sums; of fewer than eight elements there is one."""
 
 
-def absorbed(ex: Extraction, rules: RuleSet) -> Extraction:
+def absorbed(ex: Extraction, rules: RuleSet, rounds_operands: bool) -> Extraction:
     """The program with the sums that are added to its contractions as part of those, where rules allow it."""
     if all(rule.name != RULE for rule in rules.rules):
         return ex
-    found = _totals(ex.program)
-    return _Rewriting(ex).run(found) if found else ex
+    found = _totals(ex.program, rounds_operands)
+    return _Rewriting(ex, rounds_operands).run(found) if found else ex
 
 
 # --- what is found ------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ class _Total:
     right: _Sum
 
 
-def _totals(program: Program) -> dict[int, _Total]:
+def _totals(program: Program, rounds_operands: bool) -> dict[int, _Total]:
     """Where three sums over one index are added up, by the term that has their total."""
     reachable = program.reachable()
     uses = Counter(program.roots())
@@ -70,20 +70,21 @@ def _totals(program: Program) -> dict[int, _Total]:
     for t in reachable:
         term = program.terms[t]
         if isinstance(term, Map) and term.op in ("add", "sub") and term.dtype in (np.float32, np.float64):
-            total = _total(program, t, uses) if program.extent(program.free[t]) >= LARGE else None
+            total = _total(program, t, uses, rounds_operands) if program.extent(program.free[t]) >= LARGE else None
             if total is not None:
                 found[t] = total
     return found
 
 
-def _total(program: Program, t: int, uses: Counter[int]) -> _Total | None:
+def _total(program: Program, t: int, uses: Counter[int], rounds_operands: bool) -> _Total | None:
     free = program.free[t]
     sums = _summands(program, t, 1.0, t, uses)
     products = [s for s in sums if program.free[s.term] == free and len(s.factors) == 2 and all(free & ~program.free[f] for f in s.factors)]
     if len(sums) != 3 or len(products) != 1 or len({s.over for s in sums}) != 1 or sums[0].over.bit_count() != 1:
         return None
     (product,) = products
-    if rounds(program.terms[product.term].dtype, _precision(program.terms[product.term])):
+    dtype = program.terms[product.term].dtype
+    if rounds_operands and rounds(dtype, _precision(program.terms[product.term], rounds_operands)):
         return None  # the sums would be rounded with its operands
     one, other = (s for s in sums if s is not product)
     whole = [program.free[f] for f in product.factors]
@@ -135,9 +136,9 @@ def _under(program: Program, s: _Sum) -> int:
     return mask_of(to.get(i, i) for f in s.factors for i in bits(program.free[f]))
 
 
-def _precision(term: Term) -> Any:
+def _precision(term: Term, rounds_operands: bool) -> Any:
     """That of the contraction which computes a sum of products."""
-    return term.precision if isinstance(term, Dot) else of_rules(term.dtype)
+    return term.precision if isinstance(term, Dot) else of_rules(term.dtype, rounds_operands)
 
 
 # --- the program with them ----------------------------------------------------------------------------
@@ -146,8 +147,8 @@ def _precision(term: Term) -> Any:
 class _Rewriting:
     """The new program, the number in it of each old term, and what may be done with new ones."""
 
-    def __init__(self, ex: Extraction) -> None:
-        self.ex, self.old = ex, ex.program
+    def __init__(self, ex: Extraction, rounds_operands: bool) -> None:
+        self.ex, self.old, self.rounds_operands = ex, ex.program, rounds_operands
         self.new = ex.program.empty_like()
         self.ids: dict[int, int] = {}
         self.splits: dict[int, int] = {}
@@ -180,7 +181,7 @@ class _Rewriting:
         first = self.times(first, total.product.factor, allowed)
         left = self.with_sums(first, total.left, {"parts": parts, "first": True}, longer, allowed)
         right = self.with_sums(second, total.right, {"parts": parts, "first": False}, longer, allowed)
-        return new.add(Dot(like.dtype, 1 << longer, left, right, _precision(like)), self.old.source.get(t))
+        return new.add(Dot(like.dtype, 1 << longer, left, right, _precision(like, self.rounds_operands)), self.old.source.get(t))
 
     def with_sums(self, x: int, summed: _Sum, params: dict[str, Any], longer: int, allowed: int) -> int:
         """An operand of the contraction, with a sum, over an index that is ``longer``."""

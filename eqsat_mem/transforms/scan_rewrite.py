@@ -26,6 +26,7 @@ from jax.interpreters import partial_eval as pe
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.inline import lines_of
 from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.lowering import LOADED
 from eqsat_mem.ir import Fold, Iota, Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir.ops import MONOIDS, accumulator
@@ -45,7 +46,7 @@ def forms(ex: Extraction) -> Iterator[Program]:
         if stages.decisions() in seen:
             continue
         seen.add(stages.decisions())
-        program = load(_traced(stages), [b.name for b in ex.program.inputs])
+        program = load(_traced(stages), [b.name for b in ex.program.inputs], LOADED)
         program.outputs = [replace(o, weak_type=w.weak_type) for o, w in zip(program.outputs, ex.program.outputs, strict=True)]
         yield program
 

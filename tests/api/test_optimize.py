@@ -29,6 +29,7 @@ class PlanAsTraced:
     limit_bytes: int
     record: None = None
     unchanged: bool = False
+    schedule: None = None
 
     def function(self, *args):
         return jaxpr_as_fun(self.jaxpr)(*args)

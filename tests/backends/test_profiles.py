@@ -11,7 +11,8 @@ import pytest
 import eqsat_mem
 from eqsat_mem.__main__ import main
 from eqsat_mem.backends import calibrate, profiles
-from eqsat_mem.schedule.cost_model import cpu
+from eqsat_mem.backends.choose import backend_in_use
+from tests.oracles.targets import CPU
 
 
 @pytest.fixture
@@ -35,16 +36,16 @@ def test_profiles_are_kept_where_the_platform_keeps_caches(monkeypatch, tmp_path
 
 
 def test_what_is_kept_is_used_until_it_is_forgotten(home):
-    built_in = profiles.device_in_use()
-    assert built_in == cpu()
+    built_in = backend_in_use().device
+    assert built_in == CPU.device
     mine = replace(built_in, name="mine", flops=1.0e12, levels=((2.0**20, 3e10), (math.inf, 1e9)))
     path = profiles.keep(mine)
     assert path.parent == home
     assert jax.__version__ in path.name
-    assert profiles.device_in_use() == mine
+    assert backend_in_use().device == mine
     assert profiles.forget() == path
     assert profiles.forget() is None
-    assert profiles.device_in_use() == built_in
+    assert backend_in_use().device == built_in
 
 
 def test_plans_are_made_with_the_profile(home):
@@ -53,7 +54,7 @@ def test_plans_are_made_with_the_profile(home):
 
     x = jax.ShapeDtypeStruct((600, 600), jnp.float32)
     before = eqsat_mem.optimize(f, verify=False).plan(x)
-    profiles.keep(replace(cpu(), flops=cpu().flops / 1e3, elements=cpu().elements / 1e3))
+    profiles.keep(replace(CPU.device, flops=CPU.device.flops / 1e3, elements=CPU.device.elements / 1e3))
     after = eqsat_mem.optimize(f, verify=False).plan(x)
     assert after.original_predicted_s > 10 * before.original_predicted_s
 
@@ -61,44 +62,44 @@ def test_plans_are_made_with_the_profile(home):
 def test_without_a_folder_the_built_in_profile_counts(monkeypatch):
     monkeypatch.setenv("EQSAT_MEM_PROFILES", "none")
     assert profiles.profile_path() is None
-    assert profiles.device_in_use() == cpu()
+    assert backend_in_use().device == CPU.device
     with pytest.raises(eqsat_mem.OptionError, match="EQSAT_MEM_PROFILES=none keeps no profiles: unset it, or name a folder"):
-        profiles.keep(cpu())
+        profiles.keep(CPU.device)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null"])
 def test_a_damaged_profile_is_an_error_that_says_what_to_do(home, text):
-    path = profiles.keep(cpu())
+    path = profiles.keep(CPU.device)
     path.write_text(text)
     with pytest.raises(eqsat_mem.OptionError, match=r"cannot be read .*: run eqsat-mem calibrate, or eqsat-mem calibrate --reset"):
-        profiles.device_in_use()
+        backend_in_use()
 
 
 def test_rates_of_a_profile_are_above_zero(home):
-    profiles.keep(replace(cpu(), kernel_s=0.0))
+    profiles.keep(replace(CPU.device, kernel_s=0.0))
     with pytest.raises(eqsat_mem.OptionError, match="a rate is not above zero"):
-        profiles.device_in_use()
+        backend_in_use()
 
 
 def test_a_profile_with_other_fields_is_that_of_another_version(home):
-    path = profiles.keep(cpu())
+    path = profiles.keep(CPU.device)
     path.write_text(path.read_text().replace('"flops"', '"flips"'))
-    assert profiles.device_in_use() == cpu()
+    assert backend_in_use().device == CPU.device
 
 
 def test_every_rate_is_measured():
     told = []
-    device = calibrate.measure(told.append, shortest_s=1e-5)
+    device = calibrate.measure(CPU, told.append, shortest_s=1e-5)
     named = {name.strip() for text in told for name in text.split(",")}
-    assert named == {f.name for f in fields(device)} - {"name", "matrix_cores", "reused_bytes", "folds"}
-    assert [size for size, _ in device.levels] == [size for size, _ in cpu().levels]
+    assert named == {f.name for f in fields(device)} - {"name", "matrix_cores", "reused_bytes", "tile_level"}
+    assert [size for size, _ in device.levels] == [size for size, _ in CPU.device.levels]
     rates = [rate for _, rate in device.levels]
     assert rates == sorted(rates, reverse=True)
     assert all(getattr(device, name) > 0 for name in named - {"levels"})
 
 
 def test_the_command_shows_and_resets(home, capsys, monkeypatch):
-    monkeypatch.setattr(calibrate, "measure", lambda report: replace(cpu(), name="measured here", flops=1e9))
+    monkeypatch.setattr(calibrate, "measure", lambda backend, report: replace(CPU.device, name="measured here", flops=1e9))
     assert main(["calibrate", "--show"]) == 0
     assert "(built-in)" in capsys.readouterr().out
     assert main(["calibrate"]) == 0

@@ -12,9 +12,8 @@ import pytest
 from eqsat_mem import optimize
 from eqsat_mem.api import compiled
 from eqsat_mem.api.compiled import JitByPlan
-from eqsat_mem.backends.cpu import vector_width
-from eqsat_mem.reports import plan
-from eqsat_mem.schedule import cost_model
+from eqsat_mem.backends.cpu import profile, vector_width
+from eqsat_mem.backends.cpu.backend import CpuBackend
 
 WIDE = {vector_width.OPTION: "512"}
 POINTS = np.random.default_rng(0).standard_normal((1500, 3)).astype(np.float32)
@@ -27,8 +26,7 @@ def energies(x, scale=1.0):
 @pytest.fixture
 def wide(monkeypatch):
     """A machine of wide vectors, whatever this one is; the list of what ``jax.jit`` compiled with options."""
-    for module in (compiled, plan):
-        monkeypatch.setattr(module, "compiler_options", lambda bits: WIDE)
+    monkeypatch.setattr(CpuBackend, "compiler_options", WIDE)
     made = []
     monkeypatch.setattr(compiled, "jit", lambda fun, **options: made.append(options.get("compiler_options")) or jax.jit(fun, **options))
     return made
@@ -42,7 +40,7 @@ def test_the_width_is_read_from_the_flags_of_the_processor(flags, bits, tmp_path
     if flags is not None:
         described.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
     monkeypatch.setattr(vector_width, "CPUINFO", described)
-    assert vector_width.machine_bits() == cost_model.cpu().vector_bits == bits
+    assert vector_width.machine_bits() == profile.built_in().vector_bits == bits
 
 
 def test_options_are_only_those_that_this_jaxlib_knows(monkeypatch):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqsat_mem.backends import xla
+from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.backends.cpu.hidden_scratch import LONE_AXIS, PACKED, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
 from eqsat_mem.backends.xla import compiled_peak, donations
 from eqsat_mem.testing import same_values
@@ -66,7 +66,7 @@ def test_scatters_hold_hardly_more_as_loops():
 
 @cpu_only
 def test_a_jaxlib_without_these_options_compiles_in_full(monkeypatch):
-    monkeypatch.setattr(xla, "UNOPTIMISED", {"xla_there_is_no_such_option": "0"})
+    monkeypatch.setattr(CpuBackend, "check_options", {"xla_there_is_no_such_option": "0"})
     assert compiled_peak(lambda x: jnp.sort(x) + 1, shapes((1000,)), optimise=False)[0] >= 8000
 
 

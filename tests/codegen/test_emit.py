@@ -20,9 +20,9 @@ from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block
 from eqsat_mem.ir.loop_tree import loops, with_region
-from eqsat_mem.schedule.cost_model import cpu
 from eqsat_mem.schedule.search import Schedule, straight
 from eqsat_mem.schedule.split import Choices, region, split
+from tests.oracles.targets import CPU
 from tests.schedule.test_search import kernel_vector
 from tests.schedule.test_split import index_of, softmax, traced
 
@@ -34,7 +34,7 @@ def split_along(ex: Extraction, extent: int, chunk: int) -> Schedule:
     """The program in loops over the first index of an extent."""
     tree = split(ex, region(ex), index_of(ex.program, extent))
     assert tree is not None
-    return Schedule(ex, tree, dict.fromkeys(loops(tree), chunk), 0, 0.0)
+    return Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), chunk), 0, 0.0)
 
 
 def alone(source: str) -> Any:
@@ -60,7 +60,7 @@ PLANS = {
 )
 def test_the_larger_operand_of_a_contraction_is_not_the_one_that_is_turned(shapes, operands):
     program = load(jax.make_jaxpr(lambda x, y: x.T @ y)(*(jnp.zeros(shape) for shape in shapes)), ["x", "y"])
-    source = emit(straight(original(program), cpu())).source
+    source = emit(straight(original(program), CPU)).source
     x, y = (RNG.standard_normal(shape).astype(np.float32) for shape in shapes)
     np.testing.assert_allclose(alone(source)(x, y)[0], x.T @ y, rtol=1e-5, atol=1e-5)
     assert re.findall(r'einsum\(".*?", (.*?)\)', source) == [operands]
@@ -99,7 +99,7 @@ def test_plans_read_as_they_did(name, request):
 def test_source_stands_alone(name):
     made = PLANS[name]()
     args = [RNG.standard_normal(b.shape).astype(np.float32) for b in made.ex.program.inputs]
-    want = emit(straight(made.ex, cpu())).function(*args)[0]
+    want = emit(straight(made.ex, CPU)).function(*args)[0]
     np.testing.assert_allclose(alone(emit(made).source)(*args)[0], want, rtol=1e-4, atol=1e-5)
 
 
@@ -107,7 +107,7 @@ def test_arguments_may_have_the_names_of_keywords_modules_and_other_values():
     words = ["lambda", "jnp", "program", "a b", "1st", "exp", "lax"]
     args = [jax.ShapeDtypeStruct((3,), np.float32)] * len(words)
     program = load(jax.make_jaxpr(lambda *xs: sum(jnp.exp(x) for x in xs))(*args), words)
-    code = emit(straight(original(program), cpu()))
+    code = emit(straight(original(program), CPU))
     names = [argument.arg for node in ast.parse(code.source).body if isinstance(node, ast.FunctionDef) for argument in node.args.args]
     assert len(set(names)) == len(words)
     values = [RNG.standard_normal(3).astype(np.float32) for _ in words]
@@ -117,7 +117,7 @@ def test_arguments_may_have_the_names_of_keywords_modules_and_other_values():
 def check(fun: Any, *args: Any, extent: int | None = None, chunk: int = 2) -> str:
     """The source of a function's plan, which computes what the function computes, also under strict promotion of dtypes."""
     ex = original(load(jax.make_jaxpr(fun)(*args), "abcdefgh"[: len(args)]))
-    code = emit(straight(ex, cpu()) if extent is None else split_along(ex, extent, chunk))
+    code = emit(straight(ex, CPU) if extent is None else split_along(ex, extent, chunk))
     with jax.numpy_dtype_promotion("strict"):
         got = code.function(*args)
     want = jax.tree.leaves(fun(*args))
@@ -236,7 +236,7 @@ def test_programs_may_have_more_indices_than_there_are_letters():
 
     ex = original(load(jax.make_jaxpr(chain)(*matrices), [f"factor_{k}" for k in range(len(matrices))]))
     assert len(ex.program.indices) > 52
-    product, diagonal = emit(straight(ex, cpu())).function(*matrices)
+    product, diagonal = emit(straight(ex, CPU)).function(*matrices)
     np.testing.assert_allclose(product, functools.reduce(np.matmul, matrices), rtol=1e-4)
     np.testing.assert_allclose(diagonal, np.sum(matrices[-2] ** 2, 1), rtol=1e-4)
 
@@ -265,7 +265,7 @@ def test_results_of_a_selection_are_small_together():
     small = places.union(t for t in ex.program.reachable() if not isinstance(ex.program.terms[t], Block))
     tree = split(ex, region(ex), index_of(ex.program, 61), Choices(small=frozenset(small)))
     assert tree is not None
-    code = emit(Schedule(ex, tree, dict.fromkeys(loops(tree), 16), 0, 0.0))
+    code = emit(Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), 16), 0, 0.0))
     for got, want in zip(code.function(rows), lax.top_k(rows, 3), strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -281,7 +281,7 @@ def test_one_result_of_a_selection_in_nested_loops_needs_the_other(result):
     inner = split(ex, outer.body, index_of(ex.program, 61))
     assert inner is not None
     tree = with_region(tree, (tree.steps.index(outer),), inner)
-    code = emit(Schedule(ex, tree, {loop: 16 if loop.folds else 2 for loop in loops(tree)}, 0, 0.0))
+    code = emit(Schedule(ex, CPU, tree, {loop: 16 if loop.folds else 2 for loop in loops(tree)}, 0, 0.0))
     assert "merge_top_k" in code.source
     np.testing.assert_array_equal(code.function(rows)[0], lax.top_k(rows, 3)[result])
 
@@ -298,7 +298,7 @@ def test_searches_of_few_elements_are_written_out_with_the_sums_that_they_search
 
     args = [jnp.asarray(a, np.float32) for a in (RNG.integers(-5, 6, (3000, 5)), RNG.integers(-5, 6, (6, 5)), np.arange(5))]
     ex = traced(nearest, *(a.shape for a in args))
-    code = emit(Schedule(ex, region(ex), {}, 0, 0.0), "program")
+    code = emit(Schedule(ex, CPU, region(ex), {}, 0, 0.0), "program")
     assert code.source.count("= first_place(") == 1
     for found, wanted in zip(alone(code.source)(*args), nearest(*args), strict=True):
         assert np.array_equal(found, wanted)

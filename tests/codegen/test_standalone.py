@@ -18,6 +18,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import region
+from tests.oracles.targets import CPU
 
 RNG = np.random.default_rng(0)
 
@@ -36,7 +37,7 @@ def written(function: Callable[..., Any], *args: Any) -> Emitted:
     flat, tree = jax.tree.flatten(args)
     jaxpr = jax.make_jaxpr(lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves))))(*flat)
     ex = Extraction(load(jaxpr, [f"arg{k}" for k in range(len(flat))]))
-    return emit(Schedule(ex, region(ex), {}, 0, 0.0))
+    return emit(Schedule(ex, CPU, region(ex), {}, 0, 0.0))
 
 
 def alone(code: Any, name: str = "program") -> Callable[..., Any]:

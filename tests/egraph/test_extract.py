@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,9 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.schedule.cost_model import term_seconds
 from tests.oracles.extraction import cheapest, cost_of
+from tests.oracles.targets import CPU
+
+SECONDS = partial(term_seconds, backend=CPU)
 
 RULES = load_rules()
 SEARCHED = ("kernel_vector", "by_norm", "scaled", "chain", "chain_with_transposes", "chain_with_batch", "sums", "quotients", "noise_plus")
@@ -35,7 +39,7 @@ def test_the_search_reaches_95_percent_of_the_optimum(kind, price):
     compared = 0
     for name in SEARCHED:
         view, rng = view_of(name), random.Random(1)
-        costs = node_costs(view, term_seconds if kind == "seconds" else lambda program, t, unrolled, rng=rng: rng.random(), price)
+        costs = node_costs(view, SECONDS if kind == "seconds" else lambda program, t, unrolled, rng=rng: rng.random(), price)
         best = cheapest(view, costs)
         if best is not None:
             compared += 1
@@ -69,7 +73,7 @@ def test_a_product_used_twice_is_computed_once():
 
     args = [np.ones(s, np.float32) for s in [(300, 300), (300, 300), (300, 200), (300, 200)]]
     view = saturate(load(jax.make_jaxpr(f)(*args), "abvw"), RULES)
-    program = extract(view, term_seconds, 0.0).program
+    program = extract(view, SECONDS, 0.0).program
     assert sum(isinstance(program.terms[t], ir.Dot) for t in program.reachable()) == 3
 
 
@@ -80,7 +84,7 @@ def test_outputs_effects_and_lines_stay():
 
     x = np.ones(3, np.float32)
     program = load(jax.make_jaxpr(f)(x), ["x"])
-    taken = extract(saturate(program, RULES, SMALL), term_seconds, 0.0).program
+    taken = extract(saturate(program, RULES, SMALL), SECONDS, 0.0).program
     assert len(taken.effects) == len(program.effects) == 1
     assert [o.axes for o in taken.outputs] == [o.axes for o in program.outputs]
     assert taken.inputs == program.inputs
@@ -97,7 +101,7 @@ def test_renames_that_swap_names_go_through_a_spare_index():
     a = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
     program = load(jax.make_jaxpr(f)(a), "a")
     view = saturate(program, RULES, SMALL)
-    got = evaluate(extract(view, term_seconds, 1e-6).program, [a])
+    got = evaluate(extract(view, SECONDS, 1e-6).program, [a])
     np.testing.assert_allclose(got[0], f(a), rtol=1e-5)
 
 
@@ -107,7 +111,7 @@ def test_numbers_that_egglog_would_confuse_stay_apart():
 
     x = np.float32(1.5)
     program = load(jax.make_jaxpr(f)(x), "x")
-    taken = extract(saturate(program, RULES, SMALL), term_seconds, 0.0).program
+    taken = extract(saturate(program, RULES, SMALL), SECONDS, 0.0).program
     for got, want in zip(evaluate(taken, [x]), f(jnp.asarray(x)), strict=True):
         np.testing.assert_array_equal(got, want)
         np.testing.assert_array_equal(np.signbit(got), np.signbit(want))
@@ -119,7 +123,7 @@ def test_low_precision_is_kept():
 
     x, y = (jnp.ones((n, 3), jnp.bfloat16) for n in (4, 5))
     program = load(jax.make_jaxpr(f)(x, y), "xy")
-    taken = extract(saturate(program, RULES, SMALL), term_seconds, 0.0).program
+    taken = extract(saturate(program, RULES, SMALL), SECONDS, 0.0).program
     for got, want in zip(evaluate(taken, [x, y]), f(x, y), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))

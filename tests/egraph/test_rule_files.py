@@ -16,8 +16,9 @@ from eqsat_mem.egraph.rule_files import default_files, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import loops
-from eqsat_mem.schedule.cost_model import cpu, term_seconds
+from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.search import Schedule, schedule
+from tests.oracles.targets import CPU
 
 FILES = [path.stem for path in default_files()]
 
@@ -27,9 +28,9 @@ def planned(fun: Callable[..., Any], shapes: list[tuple[int, ...]], limit: int, 
     rules = load_rules(only=[name for name in FILES if name != without])
     args = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
     view = saturate(load(jax.make_jaxpr(fun)(*args), "abcdefgh"[: len(args)]), rules, Limits(max_seconds=60.0))
-    candidates = [extract(view, partial(term_seconds, device=cpu()), price) for price in (0.0, 1e-10, 1e-8)]
+    candidates = [extract(view, partial(term_seconds, backend=CPU), price) for price in (0.0, 1e-10, 1e-8)]
     return min(
-        (schedule(ex, limit, cpu()) for ex in candidates), key=lambda s: (not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes)
+        (schedule(ex, limit, CPU) for ex in candidates), key=lambda s: (not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes)
     )
 
 

@@ -20,6 +20,7 @@ from eqsat_mem.ir.loop_tree import Loop, loops, with_region
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import region, split
 from tests.oracles.execution import execute
+from tests.oracles.targets import CPU
 from tests.schedule.test_split import index_of
 
 ROWS, KEYS, COLUMNS = 6, 11, 3
@@ -130,7 +131,7 @@ def test_streamed_programs_mean_what_was_written(name, chunk):
     fun, v = PROGRAMS[name], values()
     ex = streamed(fun, [scores(), v])
     tree = split(ex, region(ex), index_of(ex.program, KEYS))
-    made = Schedule(ex, tree, dict.fromkeys(loops(tree), chunk), 0, 0.0)
+    made = Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), chunk), 0, 0.0)
     emitted = emit(made).function
     for kind, s in specials().items():
         want = jax.tree.leaves(jax.jit(fun)(s, v))
@@ -154,7 +155,7 @@ def test_rows_in_chunks_inside_of_keys_in_chunks():
     inner = split(ex, tree.steps[place].body, index_of(ex.program, ROWS))
     tree = with_region(tree, (place,), inner)
     keys, rows = loops(tree)
-    made = Schedule(ex, tree, {keys: 4, rows: 2}, 0, 0.0)
+    made = Schedule(ex, CPU, tree, {keys: 4, rows: 2}, 0, 0.0)
     want = by_hand(s, v)
     for got in (emit(made).function(s, v)[0], execute(made, [s, v])[0]):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
@@ -181,7 +182,7 @@ def both_in_chunks(fun: Callable[..., Any], s: np.ndarray, across: int, inside: 
     outer, inner = loops(tree)
     assert outer.rescaled
     assert outer.rescaled == inner.rescaled
-    return Schedule(ex, tree, {outer: across, inner: inside}, 0, 0.0)
+    return Schedule(ex, CPU, tree, {outer: across, inner: inside}, 0, 0.0)
 
 
 @pytest.mark.parametrize("chunks", [(4, 2), (1, 1), (10, 3)])
@@ -199,7 +200,7 @@ def test_a_variance_in_chunks_rounds_by_the_mean_in_standard_deviations(offset):
     s = (offset + np.random.default_rng(6).standard_normal((4, 997))).astype(np.float32)
     ex = streamed(lambda s: jnp.var(s, axis=1), [s])
     tree = split(ex, region(ex), index_of(ex.program, 997))
-    (got,) = emit(Schedule(ex, tree, dict.fromkeys(loops(tree), 8), 0, 0.0)).function(s)
+    (got,) = emit(Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), 8), 0, 0.0)).function(s)
     np.testing.assert_allclose(got, np.var(s.astype(np.float64), axis=1), rtol=4 * np.finfo(np.float32).eps * (1 + offset))
 
 
@@ -208,7 +209,7 @@ def test_means_whose_squares_overflow_do_not():
     s = np.full((2, KEYS), 2.0**70, np.float32)
     ex = streamed(lambda s: jnp.var(s, axis=1), [s])
     tree = split(ex, region(ex), index_of(ex.program, KEYS))
-    (got,) = emit(Schedule(ex, tree, dict.fromkeys(loops(tree), 4), 0, 0.0)).function(s)
+    (got,) = emit(Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), 4), 0, 0.0)).function(s)
     assert np.all(got <= (4 * np.finfo(np.float32).eps * 2.0**70) ** 2)
 
 
@@ -223,7 +224,7 @@ def test_narrow_numbers_are_accumulated_in_float32():
     s, v = (jnp.asarray(a, jnp.bfloat16) for a in (scores(), values()))
     ex = streamed(by_hand, [s, v])
     tree = split(ex, region(ex), index_of(ex.program, KEYS))
-    made = Schedule(ex, tree, dict.fromkeys(loops(tree), 2), 0, 0.0)
+    made = Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), 2), 0, 0.0)
     (got,) = emit(made).function(s, v)
     assert got.dtype == jnp.bfloat16
     np.testing.assert_allclose(got.astype(np.float32), by_hand(*(a.astype(jnp.float32) for a in (s, v))), atol=0.05)
@@ -312,7 +313,7 @@ def test_streamed_places_are_those_of_the_original(name, chunk):
     fun = PLACES[name]
     ex = streamed(fun, [scores(keys=PLACED)])
     tree = split(ex, region(ex), index_of(ex.program, PLACED))
-    made = Schedule(ex, tree, dict.fromkeys(loops(tree), chunk), 0, 0.0)
+    made = Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), chunk), 0, 0.0)
     emitted, original = jax.jit(emit(made).function), jax.jit(fun)
     for kind, s in {**specials(PLACED), "ties": np.round(scores(keys=PLACED) / 3)}.items():
         if "gradient" in name and not np.isfinite(s).all():

@@ -10,14 +10,18 @@ import pytest
 import eqsat_mem
 from eqsat_mem import Operation, OptionError, RuleError
 from eqsat_mem.__main__ import main
+from eqsat_mem.backends.cpu.fusion import knows
 from eqsat_mem.cli.counterexample import counterexample
 from eqsat_mem.egraph.printer import in_rule_language
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.egraph.soundness.judge import judge
 from eqsat_mem.frontend.load import load
+from eqsat_mem.ir import Map
 from eqsat_mem.ir.interpreter import evaluate
+from eqsat_mem.schedule.backend import Backend
 from tests.oracles.extraction import chaos
+from tests.oracles.targets import CPU
 
 CARD = ";; a\n;; sound: {} -- why\n;; memory: none\n"
 
@@ -90,14 +94,23 @@ def test_numbers_take_the_dtype_of_arrays():
 
 
 def test_costs_are_counted_or_given():
-    assert SOFT.row.weight == 1 + 21 + 63
-    assert SOFT.row.library
-    assert not HALVED.row.library
-    assert HALVED.row.weight == 20
-    assert DISTANCE.additions([(7,), (7,)]) == 21
-    assert not SOFT.row.cheap
-    assert CLOSE.row.cheap is False
-    assert Operation("twice", lambda x: x + x).row.cheap
+    assert CPU.weights.of_map(of_two(SOFT)) == 1 + 21 + 63
+    assert Backend.weights.of_map(of_two(SOFT)) == 1 + 10 + 10
+    assert CPU.weights.of_map(of_two(HALVED)) == Backend.weights.of_map(of_two(HALVED)) == 20
+    assert CPU.weights.of_operation(DISTANCE, [(7,), (7,)]) == 21
+    assert not CPU.weights.is_cheap(of_two(SOFT))
+    assert not CPU.weights.is_cheap(of_two(CLOSE))
+    assert CPU.weights.is_cheap(of_two(Operation("twice", lambda x: x + x)))
+
+
+def test_the_kernel_library_knows_operations_by_what_they_are_made_of():
+    assert knows(of_two(SOFT))
+    assert not knows(of_two(HALVED))
+
+
+def of_two(operation):
+    """The term of an elementwise operation on two values."""
+    return Map(np.dtype(np.float32), operation.name, (0, 1), (("operation", operation),))
 
 
 # --- planned ------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from eqsat_mem.backends.xla import held_bytes
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block
 from eqsat_mem.schedule.memory import block_scratch
+from tests.oracles.targets import CPU
 
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != "cpu" or not hasattr(os, "sched_setaffinity"), reason="other devices and systems have other libraries"
@@ -99,7 +100,7 @@ def test_what_the_planner_predicts_of_a_call_is_what_is_counted():
     program = load(jax.make_jaxpr(eigenvectors)(matrix), ["a"])
     call = next(term.call for term in program.terms if isinstance(term, Block))
     text = jax.jit(eigenvectors).lower(matrix).compile().as_text()
-    predicted = block_scratch(call, [0], program, [index.extent for index in program.indices])
+    predicted = block_scratch(call, [0], program, [index.extent for index in program.indices], CPU)
     assert predicted == workspace_bytes(text) == 2 * 64 * 64 * 4
 
 

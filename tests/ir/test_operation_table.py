@@ -13,8 +13,10 @@ import pytest
 from jax import lax
 from jax.extend.core import primitives
 
+from eqsat_mem.backends.cpu.top_k import top_k_by_blocks
 from eqsat_mem.ir import Call, ops
-from eqsat_mem.ir.ops.top_k import top_k_by_blocks
+from eqsat_mem.schedule.backend import Backend
+from tests.oracles.targets import CPU
 
 RNG = np.random.default_rng(0)
 FLOATS = np.array([0.25, -0.5, 0.75, 1.5, -2.5, 3.0, -0.0, np.inf, -np.inf, np.nan, 100.0, 1e-20], np.float32)
@@ -363,7 +365,8 @@ def test_source_and_cost_of_a_block(name: str, function: Callable[..., Any], arg
     eqn = find(jax.make_jaxpr(function)(*args).jaxpr, name)
     call, operands = call_of(eqn), [operand(v.aval) for v in eqn.invars]
     shapes = [a.shape for a in operands]
-    assert ops.block_weight(call, shapes, [v.aval.shape for v in eqn.outvars]) >= 0
+    for backend in (Backend, CPU):
+        assert backend.weights.of_block(call, shapes, [v.aval.shape for v in eqn.outvars]) >= 0
     source = ops.block_text(call, [f"args[{k}]" for k in range(len(operands))], shapes)
     if name in WITH_BODIES:
         assert source is None, "functions of the program: see test_standalone.py"
@@ -414,7 +417,7 @@ def test_a_triangular_solve_of_rows_is_the_same_solve(left_side: bool, transpose
     a = np.tril(rng.standard_normal((5, 5)) + 1j * rng.standard_normal((5, 5))).astype(np.complex64) + 4 * np.eye(5, dtype=np.complex64)
     b = rng.standard_normal((5, 5)).astype(np.complex64)
     params = {"left_side": left_side, "lower": True, "transpose_a": transpose_a, "conjugate_a": conjugate_a, "unit_diagonal": False}
-    write = ops.BLOCKS["triangular_solve"].text_in_order
+    write = CPU.idioms.block("triangular_solve").in_order
     assert write is not None
     source = write(params, ["a", "b"], [(5, 5), (5, 5)])
     got = eval(source, {"jnp": jnp, "lax": lax, "a": a, "b": b})

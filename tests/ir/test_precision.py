@@ -9,21 +9,23 @@ import pytest
 from jax import lax
 
 import eqsat_mem
+from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.egraph.extract import extract, original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot, precision
 from eqsat_mem.ir.interpreter import Machine, evaluate
-from eqsat_mem.schedule.cost_model import dot_s, gpu, term_seconds
+from eqsat_mem.schedule.cost_model import dot_s, term_seconds
 from eqsat_mem.transforms.augment_dots import absorbed
 from tests.oracles.extraction import chaos
+from tests.oracles.targets import CPU, GPU
 
 RULES = load_rules()
 SMALL = Limits(large_elements=0)
 """Every value counts as large: rules apply everywhere."""
 ROUNDED_BITS = 10
-SECONDS = partial(term_seconds, device=gpu())
+SECONDS = partial(term_seconds, backend=GPU)
 
 
 class Rounding(Machine):
@@ -33,11 +35,6 @@ class Rounding(Machine):
         if precision.rounds(term.dtype, term.precision):
             lhs, rhs = (lax.reduce_precision(operand, 8, ROUNDED_BITS) for operand in (lhs, rhs))
         return super().dot(term, lhs, rhs, contract, batch)
-
-
-@pytest.fixture(autouse=True)
-def a_device_that_rounds(monkeypatch):
-    monkeypatch.setattr(precision, "platform_rounds", lambda: True)
 
 
 def normal(*shapes):
@@ -61,7 +58,7 @@ def in_float64(f, args):
 
 def view_of(f, args, limits=SMALL):
     names = [f"a{k}" for k in range(len(args))]
-    return saturate(load(jax.make_jaxpr(f)(*args), names), RULES, limits)
+    return saturate(load(jax.make_jaxpr(f)(*args), names), RULES, limits, rounds_operands=True)
 
 
 PROGRAMS = {
@@ -85,7 +82,7 @@ def test_no_program_that_rules_make_rounds_more_than_what_was_written(name):
 
 def test_rounded_distances_would_be_seen(monkeypatch):
     f, args, most = PROGRAMS["distances"]
-    monkeypatch.setattr("eqsat_mem.egraph.graph.of_rules", lambda dtype: None)
+    monkeypatch.setattr("eqsat_mem.egraph.graph.of_rules", lambda dtype, rounds_operands: None)
     view, want = view_of(f, args), in_float64(f, args)
     assert max(error(chaos(view, seed).program, args, want) for seed in range(15)) > 30 * most
 
@@ -139,13 +136,14 @@ def test_sums_are_not_absorbed_by_a_contraction_that_rounds():
     def absorbs(given):
         program = load(jax.make_jaxpr(partial(expanded, given=given))(*normal((300, 8), (200, 8))), "xy")
         written = original(program)
-        return absorbed(written, RULES) is not written
+        return absorbed(written, RULES, rounds_operands=True) is not written
 
     assert absorbs("highest")
     assert not absorbs(None)
 
 
-def test_a_plan_asks_for_full_precision_where_rules_made_the_contraction():
+def test_a_plan_asks_for_full_precision_where_rules_made_the_contraction(monkeypatch):
+    monkeypatch.setattr(CpuBackend, "rounds_operands", True)
     x, y, v = normal((4096, 64), (4096, 64), (4096, 1))
     kernel = eqsat_mem.optimize(lambda x, y, v: jnp.exp(-distances(x, y) / 64) @ v, memory_limit="8MiB")
     lines = [line for line in kernel.plan(x, y, v).source.splitlines() if "jnp.einsum" in line]
@@ -160,13 +158,14 @@ def test_full_precision_is_costed():
     def seconds(given):
         program = load(jax.make_jaxpr(lambda x, y: jnp.matmul(x, y, precision=given))(x, y), "xy")
         (dot,) = (term for term in program.terms if isinstance(term, Dot))
-        return dot_s(program, dot, [index.extent for index in program.indices], gpu())
+        return dot_s(program, dot, [index.extent for index in program.indices], GPU)
 
     assert seconds("highest") > 5 * seconds(None)
 
 
-def test_nothing_is_rounded_on_a_cpu(monkeypatch):
-    monkeypatch.undo()
-    assert jax.default_backend() != "cpu" or not precision.rounds(jnp.float32, None)
+def test_nothing_is_rounded_on_a_cpu():
+    assert GPU.rounds_operands
+    assert not CPU.rounds_operands
+    assert precision.of_rules("float32", CPU.rounds_operands) is None
     assert not precision.rounds(jnp.float64, None)
-    assert precision.of_rules("float64") is None
+    assert precision.of_rules("float64", rounds_operands=True) is None

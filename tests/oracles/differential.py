@@ -19,7 +19,7 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Map, Program
 from eqsat_mem.ir.jaxprs import nested_jaxprs
 from eqsat_mem.ir.loop_tree import Loop, Seq, enclosing, loops, regions, with_region
-from eqsat_mem.schedule.cost_model import cpu, term_seconds
+from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.remat import Moved
 from eqsat_mem.schedule.search import Schedule, schedule, straight
@@ -30,9 +30,8 @@ from eqsat_mem.transforms.scan_rewrite import forms
 from tests.oracles import stepwise
 from tests.oracles.extraction import chaos
 from tests.oracles.programs import Sample
+from tests.oracles.targets import TINY
 
-TINY = replace(cpu(), name="tiny", levels=((256, 1e12), (1024, 1e10), (float("inf"), 1e8)), kernel_s=1e-9, iteration_s=1e-9)
-"""A device whose caches hold a few numbers, so that small programs are worth splitting."""
 TOLERANCES = {"float64": 1e-6, "complex128": 1e-6, "float32": 2e-3, "complex64": 2e-3, "bfloat16": 0.1, "float16": 0.05}
 """Largest difference, relative to the largest value of an array. Sums are re-associated and distances expanded."""
 RULES = load_rules()
@@ -67,7 +66,7 @@ def extractions(program: Program, seed: int, rules: RuleSet = RULES) -> Iterator
     large = (0, 8, 64)[seed % 3]
     view = saturate(program, rules, Limits(max_rows=3_000, max_iterations=4, max_seconds=60.0, large_elements=large))
     yield "as written", as_written(view)
-    seconds = partial(term_seconds, device=TINY)
+    seconds = partial(term_seconds, backend=TINY)
     yield "fastest", extract(view, seconds, 0.0)
     yield "smallest", extract(view, seconds, 1e-3)
     yield "random", chaos(view, seed)
@@ -112,8 +111,8 @@ def _chunk(extent: int, rng: random.Random) -> int:
 
 def random_schedule(ex: Extraction, rng: random.Random) -> Schedule:
     seq, chunks = random_tree(ex, rng)
-    memory = Memory(ex, TINY.folds)
-    return Schedule(ex, seq, chunks, memory.total(seq, chunks), Timing(memory, TINY).total(seq, chunks))
+    memory = Memory(ex, TINY)
+    return Schedule(ex, TINY, seq, chunks, memory.total(seq, chunks), Timing(memory).total(seq, chunks))
 
 
 def planned_bodies(program: Program, seed: int) -> Program:
@@ -146,7 +145,7 @@ def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, S
             tree = random_schedule(ex, rng)
             yield f"{word}, random tree {k}", tree
             if rng.random() < 0.3:
-                yield f"{word}, random tree {k}, values computed again", Moved(tree, TINY).within(int(0.5 * tree.peak_bytes))
+                yield f"{word}, random tree {k}, values computed again", Moved(tree).within(int(0.5 * tree.peak_bytes))
         if (thorough and word != "random") or word == "smallest":
             yield from ladder(word, ex)
 
@@ -159,7 +158,7 @@ def few_plans(case: Case, seed: int) -> Iterator[tuple[str, Schedule]]:
     chosen = staged[rng.randrange(len(staged))]
     tree = random_schedule(written if chosen is written.program else original(chosen, RULES), rng)
     yield "as written, random tree", tree
-    recomputed = Moved(tree, TINY).within(int(rng.choice([0.3, 0.6, 0.9]) * tree.peak_bytes))
+    recomputed = Moved(tree).within(int(rng.choice([0.3, 0.6, 0.9]) * tree.peak_bytes))
     if recomputed is not tree:
         yield "as written, random tree, values computed again", recomputed
 

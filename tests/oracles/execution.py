@@ -266,7 +266,7 @@ class Heap:
 def brute_force_peak(made_by: Schedule) -> int:
     """The most bytes that values of the loop tree take together, by running every turn of every loop with reference counts."""
     heap = Heap()
-    _hold(made_by, Memory(made_by.ex), made_by.seq, Extents(i.extent for i in made_by.ex.program.indices), heap)
+    _hold(made_by, Memory(made_by.ex, made_by.backend), made_by.seq, Extents(i.extent for i in made_by.ex.program.indices), heap)
     return heap.high
 
 
@@ -338,7 +338,11 @@ def _compute(
 ) -> None:
     """One kernel: its result, slices of outer values that it needs as arrays of their own, and its scratch."""
     term, size = memory.ex.program.terms[step], memory.size(step, extents)
-    taken = next((t for t in dying if alive[t] == size and not memory.is_stripped(t, extents)), None) if isinstance(term, Map) else None
+    taken = (
+        next((t for t in dying if alive[t] == size and memory.backend.can_take_over(memory.ex, t, extents)), None)
+        if isinstance(term, Map)
+        else None
+    )
     if taken is not None:
         heap.release(alive.pop(taken))
     scratch = term.call.scratch_bytes if isinstance(term, Block) else 0

@@ -13,8 +13,8 @@ import eqsat_mem
 from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.reports.picture import loop_spans
 from eqsat_mem.reports.timeline import Point, timeline
-from eqsat_mem.schedule.cost_model import cpu
 from eqsat_mem.schedule.search import schedule, straight
+from tests.oracles.targets import CPU
 from tests.reports.test_explain import planned
 from tests.schedule import test_search as test_schedule
 
@@ -24,8 +24,8 @@ LIMITS = (10**9, 30_000, 1)
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("name", test_schedule.PROGRAMS)
 def test_the_largest_point_is_the_peak(name, limit):
-    s = schedule(test_schedule.program(name), limit, cpu())
-    points = timeline(s, cpu())
+    s = schedule(test_schedule.program(name), limit, CPU)
+    points = timeline(s)
     assert max(point.nbytes for point in points) == s.peak_bytes
     assert points[0].nbytes <= s.peak_bytes
 
@@ -33,19 +33,19 @@ def test_the_largest_point_is_the_peak(name, limit):
 @pytest.mark.parametrize("name", test_schedule.PROGRAMS)
 def test_what_is_held_is_at_most_what_is_counted(name):
     ex = test_schedule.program(name)
-    for s in (straight(ex, cpu()), schedule(ex, 1, cpu())):
-        points = timeline(s, cpu())
+    for s in (straight(ex, CPU), schedule(ex, 1, CPU)):
+        points = timeline(s)
         for point in points[1:]:
             assert 0 < max(nbytes for _, nbytes in point.held) <= point.nbytes
             assert set(point.terms) <= {t for t, _ in point.held}
 
 
 def test_every_loop_is_on_the_line():
-    s = schedule(test_schedule.program("kernel gradient"), 1, cpu())
-    inside = {point.loops for point in timeline(s, cpu())}
+    s = schedule(test_schedule.program("kernel gradient"), 1, CPU)
+    inside = {point.loops for point in timeline(s)}
     names = [s.ex.program.indices[loop.index].name for loop in loops(s.seq)]
     assert {name for path in inside for name in path} == set(names)
-    assert timeline(s, cpu())[0].loops == ()
+    assert timeline(s)[0].loops == ()
 
 
 def test_points_have_the_users_lines():

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from eqsat_mem.backends.cpu.fusion import ends
 from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.ir import Map
 from eqsat_mem.ir.loop_tree import loops, regions, with_region
-from eqsat_mem.schedule.cost_model import cpu
-from eqsat_mem.schedule.fusion import ends
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, straight
 from eqsat_mem.schedule.split import Choices, region, split
+from tests.oracles.targets import CPU
 from tests.schedule.test_split import traced
 
 N = 512
@@ -93,7 +93,7 @@ def held(made: Schedule) -> int:
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_predictions_are_what_xla_holds(name):
     fun, shapes = MECHANISMS[name]
-    made = straight(traced(fun, *shapes), cpu())
+    made = straight(traced(fun, *shapes), CPU)
     assert 0.97 * held(made) <= made.peak_bytes <= 1.03 * held(made)
 
 
@@ -107,14 +107,14 @@ def test_what_a_piece_computes_is_held_for_that_piece_only(chunk):
     path, body = next((path, seq) for path, seq in regions(outer) if sine in seq.steps)
     tree = with_region(outer, path, split(ex, body, column))
     chunks = {loop: 16 if loop.index == row else chunk for loop in loops(tree)}
-    made = Schedule(ex, tree, chunks, Memory(ex).total(tree, chunks), 0.0)
+    made = Schedule(ex, CPU, tree, chunks, Memory(ex, CPU).total(tree, chunks), 0.0)
     assert 0.97 * held(made) <= made.peak_bytes <= 1.03 * held(made)
 
 
 def test_fusions_end_at_folds_that_are_read_elementwise():
     """A fold that a loop hands on, or a contraction reads, is an array anyway."""
     ex = traced(lambda x, y: (jnp.max(x, 1) - jnp.sum(y, 1), jnp.sum(x, 0) @ y), (8, 8), (8, 8))
-    assert len(ends(ex, region(ex), Memory(ex).fused(region(ex)))) == 2
+    assert len(ends(ex, region(ex), Memory(ex, CPU).fused(region(ex)))) == 2
 
 
 def element_of_a_product(x, y, v):
@@ -126,5 +126,5 @@ def element_of_a_product(x, y, v):
 
 def test_slices_are_computed_inside_elementwise_operations_that_read_them():
     ex = traced(element_of_a_product, SQUARE, SQUARE, ROW)
-    kept = Memory(ex).fused(region(ex)).kept
+    kept = Memory(ex, CPU).fused(region(ex)).kept
     assert [ex.program.nbytes(t) for t in kept] == [MATRIX, MATRIX, MATRIX, MATRIX, 4 * N]

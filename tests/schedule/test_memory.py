@@ -18,12 +18,12 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import argument_bytes
 from eqsat_mem.ir.loop_tree import Seq, loops
-from eqsat_mem.schedule.cost_model import cpu
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, schedule, straight
 from eqsat_mem.schedule.split import region
 from tests.oracles.differential import random_tree
 from tests.oracles.execution import brute_force_peak
+from tests.oracles.targets import CPU
 from tests.schedule.test_split import traced
 
 N = 2000
@@ -31,7 +31,7 @@ KIB = 1024
 
 
 def total(fun: Callable[..., Any], *shapes: tuple[int, ...]) -> int:
-    return straight(traced(fun, *shapes), cpu()).peak_bytes
+    return straight(traced(fun, *shapes), CPU).peak_bytes
 
 
 # --- by hand ----------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_closed_over_arrays_count_as_arguments():
 
 def test_a_loop_holds_its_results_and_one_chunk():
     ex = traced(lambda a, b: jnp.exp(a @ b.T) @ b, (128, 2), (64, 2))
-    found = schedule(ex, 1, cpu())
+    found = schedule(ex, 1, CPU)
     chunk = next(iter(found.chunks.values()))
     assert chunk == 1
     assert found.peak_bytes < argument_bytes(ex.program) + 128 * 2 * 4 + 2 * 64 * 4 + 256
@@ -83,7 +83,7 @@ def test_a_loop_holds_its_results_and_one_chunk():
 
 def test_the_peak_names_what_is_live_at_it():
     ex = traced(lambda a: jnp.sum(jnp.exp(a @ a.T), 0), (64, 2))
-    memory = Memory(ex)
+    memory = Memory(ex, CPU)
     peak, live = (find(region(ex), memory.full_extents(), {}) for find in (memory.peak, memory.live))
     assert 64 * 64 * 4 in dict(live).values()
     assert sum(dict(live).values()) == peak.nbytes
@@ -101,15 +101,15 @@ def test_peaks_are_those_of_the_running_program(seed):
     ex = traced(softmax_gradient, (11, 3), (7, 3), (7, 2))
     rng = random.Random(seed)
     seq, chunks = random_tree(ex, rng)
-    memory = Memory(ex)
-    assert memory.peak(seq, memory.full_extents(), chunks).nbytes == brute_force_peak(Schedule(ex, seq, chunks, 0, 0.0))
+    memory = Memory(ex, CPU)
+    assert memory.peak(seq, memory.full_extents(), chunks).nbytes == brute_force_peak(Schedule(ex, CPU, seq, chunks, 0, 0.0))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_larger_chunks_hold_no_less_but_for_buffers_that_happen_to_fit(seed):
     ex = traced(softmax_gradient, (11, 3), (7, 3), (7, 2))
     seq, chunks = random_tree(ex, random.Random(seed))
-    memory = Memory(ex)
+    memory = Memory(ex, CPU)
     for loop in loops(seq):
         extent = ex.program.indices[loop.index].extent
         peaks = [memory.total(seq, {**chunks, loop: chunk}) for chunk in range(1, extent)]
@@ -137,7 +137,7 @@ XLA: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 
 
 def compare_with_xla(ex: Extraction, limit: int | None, most: float = 1.15) -> None:
-    made = straight(ex, cpu()) if limit is None else schedule(ex, limit, cpu())
+    made = straight(ex, CPU) if limit is None else schedule(ex, limit, CPU)
     avals = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in ex.program.inputs]
     held, _ = compiled_peak(emit(made).function, avals)
     assert 0.95 * held <= made.peak_bytes <= most * held
@@ -172,6 +172,6 @@ def test_what_loops_read_position_by_position_is_held_so(name):
 def test_a_stretch_holds_what_its_steps_hold():
     """What its own loops read position by position is taken apart inside of it."""
     ex = traced(APART["values that are read whole as well"], *POINTS)
-    made = schedule(ex, argument_bytes(ex.program) + 500 * KIB, cpu())
+    made = schedule(ex, argument_bytes(ex.program) + 500 * KIB, CPU)
     around = Seq((made.seq,), made.seq.outs, made.seq.reads)
-    assert Memory(ex).total(around, made.chunks) == made.peak_bytes
+    assert Memory(ex, CPU).total(around, made.chunks) == made.peak_bytes

@@ -11,6 +11,7 @@ from jax import lax
 import eqsat_mem
 from benchmarks.planning import training_step
 from eqsat_mem import candidates, pipeline
+from eqsat_mem.backends.cpu.idioms import BitTie
 from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import original
@@ -19,12 +20,11 @@ from eqsat_mem.ir import Map
 from eqsat_mem.ir.loop_tree import loops, regions
 from eqsat_mem.options import Options
 from eqsat_mem.schedule import remat
-from eqsat_mem.schedule.cost_model import cpu
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import schedule, straight
 from tests.oracles.execution import brute_force_peak, execute
+from tests.oracles.targets import CPU
 
-DEVICE = cpu()
 ROWS, WIDTH, LAYERS = 500, 32, 10
 
 
@@ -55,7 +55,7 @@ def case(function):
         return jax.tree.leaves(jax.value_and_grad(lambda *v: function(v[:-1], v[-1]), tuple(range(len(values))))(*values))
 
     jaxpr = jax.make_jaxpr(flat)(*args)
-    return flat, args, straight(original(load(jaxpr, [f"x{k}" for k in range(len(args))])), DEVICE)
+    return flat, args, straight(original(load(jaxpr, [f"x{k}" for k in range(len(args))])), CPU)
 
 
 def held(function, args):
@@ -70,7 +70,7 @@ def same(got, want):
 @pytest.mark.parametrize("function", [normalised, spectral])
 def test_compiled_programs_hold_less(function):
     flat, args, written = case(function)
-    made = remat.Moved(written, DEVICE).within(int(0.6 * written.peak_bytes))
+    made = remat.Moved(written).within(int(0.6 * written.peak_bytes))
     assert made.fits(int(0.6 * written.peak_bytes))
     assert list(loops(made.seq)) == []
     assert made.seconds < 1.6 * written.seconds
@@ -82,8 +82,8 @@ def test_compiled_programs_hold_less(function):
 def test_a_barrier_would_not_be_enough(monkeypatch):
     """What keeps XLA:CPU from merging is the number that it does not know: without it, the program holds what the written one does."""
     flat, args, written = case(normalised)
-    monkeypatch.setattr(remat._Rebuilt, "tied", lambda self, t, token, steps: t)
-    made = remat.Moved(written, DEVICE).within(int(0.6 * written.peak_bytes))
+    monkeypatch.setattr(BitTie, "tied", lambda self, program, value, token, add: value)
+    made = remat.Moved(written).within(int(0.6 * written.peak_bytes))
     assert held(emit(made).function, args) > 0.95 * held(flat, args)
     barred = jax.grad(jax.checkpoint(lambda *v: normalised(v[:-1], v[-1])))
     assert held(barred, args) > 0.95 * held(jax.grad(lambda *v: normalised(v[:-1], v[-1])), args)
@@ -91,15 +91,15 @@ def test_a_barrier_would_not_be_enough(monkeypatch):
 
 def test_peaks_are_those_of_the_live_set_and_values_those_of_the_program():
     flat, args, written = case(normalised)
-    made = remat.Moved(written, DEVICE).within(int(0.5 * written.peak_bytes))
-    memory = Memory(made.ex)
+    made = remat.Moved(written).within(int(0.5 * written.peak_bytes))
+    memory = Memory(made.ex, CPU)
     assert memory.peak(made.seq, memory.full_extents(), made.chunks).nbytes == brute_force_peak(made)
     same(execute(made, args), flat(*args))
 
 
 def test_tighter_limits_take_more_moves_and_more_time():
     _, _, written = case(normalised)
-    made = [remat.Moved(written, DEVICE).within(int(share * written.peak_bytes)) for share in (1.0, 0.8, 0.6, 0.45)]
+    made = [remat.Moved(written).within(int(share * written.peak_bytes)) for share in (1.0, 0.8, 0.6, 0.45)]
     assert made[0] is written
     peaks, seconds, terms = ([f(s) for s in made] for f in (lambda s: s.peak_bytes, lambda s: s.seconds, lambda s: len(s.ex.program.terms)))
     assert peaks == sorted(peaks, reverse=True)
@@ -109,14 +109,14 @@ def test_tighter_limits_take_more_moves_and_more_time():
 
 def test_a_limit_that_cannot_be_met_ends_with_the_smallest_peak_found():
     _, _, written = case(normalised)
-    made = remat.Moved(written, DEVICE).within(1)
+    made = remat.Moved(written).within(1)
     assert 1 < made.peak_bytes < 0.5 * written.peak_bytes
 
 
 @pytest.mark.parametrize("function", [normalised, spectral])
 def test_no_moves_get_below_what_one_kernel_holds(function):
     _, args, written = case(function)
-    least, smallest = remat.least_bytes(written, DEVICE), remat.Moved(written, DEVICE).within(0).peak_bytes
+    least, smallest = remat.least_bytes(written), remat.Moved(written).within(0).peak_bytes
     assert sum(a.nbytes for a in args) + args[-1].nbytes < least <= smallest < written.peak_bytes
 
 
@@ -125,7 +125,7 @@ def test_moves_that_cannot_help_are_not_tried(monkeypatch):
     function, args = training_step(4)
     jaxpr = jax.make_jaxpr(function)(*args)
     tried = []
-    monkeypatch.setattr(candidates, "Moved", lambda s, device: tried.append(s) or remat.Moved(s, device))
+    monkeypatch.setattr(candidates, "Moved", lambda s: tried.append(s) or remat.Moved(s))
     with pytest.raises(eqsat_mem.MemoryLimitError) as error:
         pipeline.plan(jaxpr, Options(memory_limit=1000, verify=False), [f"x{k}" for k in range(len(jaxpr.in_avals))])
     assert all(list(loops(s.seq)) for s in tried)
@@ -144,8 +144,8 @@ def test_effects_happen_once():
         return jnp.sum(z) + y
 
     x = numbers(1000)
-    written = straight(original(load(jax.make_jaxpr(noisy)(x), ["x"])), DEVICE)
-    made = remat.Moved(written, DEVICE).within(int(0.6 * written.peak_bytes))
+    written = straight(original(load(jax.make_jaxpr(noisy)(x), ["x"])), CPU)
+    made = remat.Moved(written).within(int(0.6 * written.peak_bytes))
     jax.block_until_ready(jax.jit(emit(made).function)(x))
     jax.effects_barrier()
     assert calls == [1]
@@ -164,10 +164,10 @@ def test_inside_a_loop():
 
     args = [np.float32(0.9), numbers(64, 2000)]
     ex = original(load(jax.make_jaxpr(batch)(*args), ["w", "xs"]))
-    looped = schedule(ex, 2**20, DEVICE)
+    looped = schedule(ex, 2**20, CPU)
     assert list(loops(looped.seq))
     fixed = sum(a.nbytes for a in args)
-    made = remat.Moved(looped, DEVICE).within(fixed + int(0.7 * (looped.peak_bytes - fixed)))
+    made = remat.Moved(looped).within(fixed + int(0.7 * (looped.peak_bytes - fixed)))
     assert made.peak_bytes - fixed < 0.75 * (looped.peak_bytes - fixed)
     assert any(isinstance(term, Map) and term.op == "population_count" for term in made.ex.program.terms)
     same(jax.jit(emit(made).function)(*args), [batch(*args)])
@@ -178,7 +178,7 @@ def test_moves_are_made_once_whatever_limits_are_asked_for(monkeypatch):
     applied = []
     apply = remat._apply
     monkeypatch.setattr(remat, "_apply", lambda *args: applied.append(args) or apply(*args))
-    moved = remat.Moved(written, DEVICE)
+    moved = remat.Moved(written)
     smallest = moved.within(1)
     needed = len(applied)
     made = {share: moved.within(int(share * written.peak_bytes)) for share in (1.0, 0.8, 0.6)}
@@ -194,7 +194,7 @@ def test_moves_of_large_programs_write_so_many_terms_and_no_more(monkeypatch):
     apply = remat._apply
     monkeypatch.setattr(remat, "_apply", lambda *args: applied.append(args) or apply(*args))
     monkeypatch.setattr(remat, "MOST_REBUILT", 3 * len(written.ex.program.terms))
-    remat.Moved(written, DEVICE).within(1)
+    remat.Moved(written).within(1)
     assert 0 < len(applied) <= 3 * remat.TRIED
 
 
@@ -215,8 +215,8 @@ def test_values_that_are_compared_with_what_was_selected_from_them_are_left_alon
         return jnp.sum(z) + jnp.where(first, y, 0.0)
 
     x = numbers(4000)
-    written = straight(original(load(jax.make_jaxpr(selected)(x), ["x"])), DEVICE)
-    made = remat.Moved(written, DEVICE).within(1)
+    written = straight(original(load(jax.make_jaxpr(selected)(x), ["x"])), CPU)
+    made = remat.Moved(written).within(1)
     assert len(made.ex.exact) == len(written.ex.exact)
 
 
@@ -230,10 +230,10 @@ def test_no_move_ties_what_a_rescaled_sum_exponentiates():
 
     x, y = numbers(64, 8), numbers(2048, 8, seed=1)
     s = eqsat_mem.optimize(attention, memory_limit=200_000).plan(x, y).schedule
-    memory = Memory(s.ex, DEVICE.folds, as_run=False)
+    memory = Memory(s.ex, CPU, as_run=False)
     path, body = next((path, seq) for path, seq in regions(s.seq) if path and any(t in s.ex.rescales for t in seq.outs))
     kept = memory.fused(body).kept
     moves = [remat.Move(path, (q,), use, kept[0], 1, 1.0) for use in range(1, len(kept)) for q in range(use)]
-    results = [remat._apply(s, memory, move, frozenset(), DEVICE) for move in moves]
+    results = [remat._apply(s, memory, move, frozenset()) for move in moves]
     assert None in results
     assert all(set(loop.rescaled) <= new.ex.rescales.keys() for new, _ in filter(None, results) for loop in loops(new.seq))

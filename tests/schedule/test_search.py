@@ -13,11 +13,10 @@ from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir.loop_tree import enclosing, loops, regions
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder
-from eqsat_mem.schedule.cost_model import cpu
 from eqsat_mem.schedule.memory import Memory, within
 from eqsat_mem.schedule.search import BEHIND, Search, fastest, schedule, straight
 from eqsat_mem.schedule.timing import Known
-from tests.oracles.differential import TINY
+from tests.oracles.targets import CPU, TINY
 from tests.schedule.test_split import bound, softmax, traced
 
 
@@ -46,7 +45,7 @@ def test_schedules_are_the_same_every_time(name):
     assert emit(schedule(program(name), middle, TINY)).source == emit(schedule(program(name), middle, TINY)).source
 
 
-@pytest.mark.parametrize("device", [TINY, cpu()], ids=["tiny", "cpu"])
+@pytest.mark.parametrize("device", [TINY, CPU], ids=["tiny", "cpu"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_looser_limits_are_kept_where_tighter_ones_are_and_never_slow_a_plan_down(name, device):
     ex = program(name)
@@ -64,7 +63,7 @@ def test_some_schedule_is_much_smaller_than_the_program(name):
 
 
 def test_a_program_whose_values_stay_in_cache_is_not_split():
-    assert not list(loops(schedule(program("kernel times vector"), 2**40, cpu()).seq))
+    assert not list(loops(schedule(program("kernel times vector"), 2**40, CPU).seq))
 
 
 class Watched(Search):
@@ -131,7 +130,7 @@ def test_only_regions_with_a_value_above_the_threshold_are_split():
 
 def test_slices_that_are_held_are_no_larger_than_the_split_size():
     ex = program("kernel times vector")
-    made, memory = schedule(ex, 2**40, TINY, tensor_split_size=2048), Memory(ex, TINY.folds)
+    made, memory = schedule(ex, 2**40, TINY, tensor_split_size=2048), Memory(ex, TINY)
     assert list(loops(made.seq))
     for path, seq in regions(made.seq):
         extents = memory.full_extents()

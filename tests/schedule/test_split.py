@@ -21,6 +21,7 @@ from eqsat_mem.ir.loop_tree import Loop, Seq, Trees, at, enclosing, loops, made,
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import Choices, Kind, kind_of, region, shared_slices, split
 from tests.oracles.execution import execute
+from tests.oracles.targets import CPU
 
 
 def traced(fun: Callable[..., Any], *shapes: tuple[int, ...]) -> Extraction:
@@ -143,7 +144,7 @@ def test_a_transposed_read_needs_the_other_order_whole():
     args = [np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)]
     want = np.exp(args[0] @ args[0].T)
     tree = split(ex, region(ex), 0) or region(ex)
-    made_by = Schedule(ex, tree, dict.fromkeys(loops(tree), 3), 0, 0.0)
+    made_by = Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), 3), 0, 0.0)
     for got in (execute(made_by, args)[0], emit(made_by).function(*args)[0]):
         np.testing.assert_allclose(got, want + want.T, rtol=1e-5)
 
@@ -164,7 +165,7 @@ def test_effects_keep_their_order_and_happen_once():
     a = np.ones((7, 3), np.float32)
     ex = traced(f, (7, 3))
     tree = split(ex, region(ex), index_of(ex.program, 7))
-    emit(Schedule(ex, tree, dict.fromkeys(loops(tree), 2), 0, 0.0)).function(a)
+    emit(Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), 2), 0, 0.0)).function(a)
     jax.effects_barrier()
     np.testing.assert_allclose(seen, [7 * np.sin(1), 7 * np.cos(1) * 7 * np.sin(1)], rtol=1e-5)
 

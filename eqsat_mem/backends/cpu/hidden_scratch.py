@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from functools import cache
 
-from eqsat_mem.ir.ops import lapack
+import jax
+import jax.numpy as jnp
+from jaxlib import version
+
+from eqsat_mem.backends.cpu import lapack
 
 # XLA:CPU hands contractions, with the elementwise operations and reductions around them, to a kernel library as fusions of
 # the kind below. The library allocates room for contractions whose result is used inside the fusion; XLA does not count it.
@@ -72,6 +77,34 @@ def hidden_scratch_bytes(compiled_text: str) -> int:
     fused = {*re.findall(r"calls=%?([\w.\-]+)", compiled_text)}
     packed = (nbytes for name, body in bodies.items() if name not in fused for nbytes in _packed(body))
     return max((*(sum(_scratch(bodies[name], sums)) for name in called), *packed), default=0)
+
+
+SEEN_IN = frozenset({"0.10.0", "0.10.1", "0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0"})
+"""Versions of jaxlib whose compiled text is known to be read."""
+
+
+def is_seen() -> bool:
+    """Whether scratch is recognised in what the installed jaxlib compiles: asked once, of versions that are not known."""
+    return version.__version__ in SEEN_IN or canary()
+
+
+@cache
+def canary() -> bool:
+    """Whether the scratch of a program that is known to take some is recognised, or reported by XLA itself.
+
+    A batched contraction whose exponentials are summed at once is whole in the kernel library (see the table above). If XLA renames the
+    library's fusions, the estimate is 0 although XLA reports less than the contraction.
+    """
+    batch, rows, depth = 2, 256, 8
+    shape = jax.ShapeDtypeStruct((batch, rows, depth), jnp.float32)
+
+    def summed(q: jax.Array, k: jax.Array) -> jax.Array:
+        return jnp.exp(jnp.einsum("bqd,bkd->bqk", q, k)).sum(-1)
+
+    compiled = jax.jit(summed).lower(shape, shape).compile()
+    whole = 4 * batch * rows * rows
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    return (memory is not None and memory.temp_size_in_bytes >= whole) or (text is not None and hidden_scratch_bytes(text) >= whole)
 
 
 def workspace_bytes(compiled_text: str) -> int:

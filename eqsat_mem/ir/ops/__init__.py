@@ -1,4 +1,4 @@
-"""The table of operations: one row each, with meaning, roles of axes, cost and JAX source.
+"""The table of operations: one row each, with meaning, roles of axes and JAX source.
 
 ``MAPS`` are elementwise, ``MONOIDS`` fold indices, ``BLOCKS`` bind some axes; any other primitive is opaque.
 """
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from eqsat_mem.ir import Axis, Call, Map, Params, mask_of
 from eqsat_mem.ir.ops.augmented_dot import SUMMING, with_sums_p
-from eqsat_mem.ir.ops.blocks import BlockOp, Group, Place, Selection, Shapes
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Place, Selection, Shapes, Text
 from eqsat_mem.ir.ops.control import CONTROL, OPAQUE, held_inside
 from eqsat_mem.ir.ops.custom.monoid import Monoid
 from eqsat_mem.ir.ops.custom.operation import USER, Operation, call_on, named_axes, operation_of
@@ -28,7 +28,7 @@ from eqsat_mem.ir.ops.source_text import is_key, param_text, primitive_text
 
 __all__ = [
     "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",
-    "Operation", "Place", "Selection", "accumulator", "bind_call", "block_op", "block_text", "block_weight", "call_groups", "call_on",
+    "Operation", "Place", "Selection", "Shapes", "Text", "accumulator", "bind_call", "block_op", "block_text", "call_groups", "call_on",
     "call_params", "foldable", "held_inside", "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text",
     "named_axes", "of_one_rank", "operation_of", "param_text", "picks", "primitive_text", "result_axes", "searched", "with_sums_p",
 ]  # fmt: skip
@@ -110,14 +110,11 @@ def call_groups(call: Call) -> list[Group]:
     return [tuple(group) for group in places.values()]
 
 
-def block_text(call: Call, args: Sequence[str], in_shapes: Shapes, in_order: bool = False) -> str | None:
-    """JAX source of ``call`` on these operands, a tuple if it has several results; ``None`` where there is none."""
-    row, params = block_op(call.prim.name), call_params(call, in_shapes)
-    write = row.text_in_order if in_order and row.text_in_order is not None else row.text
-    text = write(params, args, in_shapes)
+def block_text(call: Call, args: Sequence[str], in_shapes: Shapes, write: Text | None = None) -> str | None:
+    """JAX source of ``call`` on these operands, a tuple if it has several results; ``None`` where there is none.
+
+    ``write`` replaces the table's source.
+    """
+    params = call_params(call, in_shapes)
+    text = (write or block_op(call.prim.name).text)(params, args, in_shapes)
     return primitive_text(call.prim, params, args) if text is None else text
-
-
-def block_weight(call: Call, in_shapes: Shapes, out_shapes: Shapes) -> float:
-    """The cost of ``call`` in additions."""
-    return block_op(call.prim.name).weight(in_shapes, out_shapes, call.params)

@@ -6,7 +6,6 @@ where one pointwise index stands: slice all of them alike, and the sliced operat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +17,7 @@ Shapes = Sequence[Shape]
 Params = Mapping[str, Any]
 Pointwise = Callable[[Shapes, Shapes, Params], list[Group]]
 Resize = Callable[[Params, Shapes, Sequence[Group]], dict[str, Any]]
-Weight = Callable[[Shapes, Shapes, Params], float]
 Text = Callable[[Params, Sequence[str], Shapes], str | None]
-
-
-def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """Every element read or written once."""
-    return float(sum(map(math.prod, ins)) + sum(map(math.prod, outs)))
 
 
 def unchanged(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict[str, Any]:
@@ -40,11 +33,6 @@ def nothing(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
 def no_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
     """The primitive has no readable source."""
     return None
-
-
-def no_scratch(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """Nothing is held but operands and results."""
-    return 0.0
 
 
 @dataclass(frozen=True)
@@ -64,38 +52,33 @@ class Selection:
 
 @dataclass(frozen=True)
 class BlockOp:
-    """A primitive that binds some axes.
+    """A primitive that binds some axes: its meaning; costs and habits of compilers are the backends'.
 
-    ``pointwise(in_shapes, out_shapes, params)`` lists its groups. ``resize(params, in_shapes, groups)`` is the parameters of the
-    same call where ``groups`` have the extents of ``in_shapes``. ``weight(in_shapes, out_shapes, params)`` is its cost
-    in additions. ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several), which may call functions of
-    ``helpers``; ``text_in_order`` replaces it where operands have the axes of the call in its order already, none of extent one.
-    ``scratch(in_shapes, out_shapes, params)`` is what it holds besides, in elements of its first operand. An operation that
-    ``rereads`` its operands uses them in several kernels, each of which XLA may have compute them again; one that ``fuses`` has XLA
-    compute elementwise operands on the way. One that ``moves`` elements only is itself computed on the way to elementwise operations and to
-    others that do. One with a ``selection`` folds an axis, as monoids do. ``shared`` lists the groups of bound
-    axes that are one index, as ``pointwise`` does those of others. One with a ``monoid`` combines by it what its first operand
-    has somewhere with the elements that it writes there; the ``shared`` axes, whose elements meet, are folded if that operand is a number
-    that does not count, were it combined once more. ``written_out(params, elements)`` is source of the result of an
-    operation that binds one axis of its only operand, from the slices of the operand along it.
-    The library of one with ``columns`` stores matrices by columns, for which ``text_in_order`` allows and a program as written does not.
+    Attributes:
+        name: the primitive's name.
+        pointwise: ``pointwise(in_shapes, out_shapes, params)`` lists its groups.
+        resize: ``resize(params, in_shapes, groups)`` is the parameters of the same call where ``groups`` have the extents of
+            ``in_shapes``.
+        text: ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several results), or None.
+        helpers: functions that ``text``, ``written_out`` or the selection's text may call.
+        moves: whether it only moves elements.
+        selection: how it folds an axis, as monoids do.
+        shared: lists the groups of bound axes that are one index, as ``pointwise`` does those of others.
+        written_out: ``written_out(params, elements)`` is source of the result of an operation that binds one axis of its only
+            operand, from the slices of the operand along it.
+        monoid: the monoid by which it combines elements of its first operand with those that it writes there; the ``shared``
+            axes, whose elements meet, are folded if that operand is a number that does not count, were it combined once more.
     """
 
     name: str
     pointwise: Pointwise = nothing
     resize: Resize = unchanged
-    weight: Weight = elements
     text: Text = no_text
-    text_in_order: Text | None = None
     helpers: tuple[Callable[..., Any], ...] = ()
-    rereads: bool = False
-    fuses: bool = False
     moves: bool = False
-    scratch: Weight = no_scratch
     selection: Selection | None = None
     shared: Pointwise = nothing
     written_out: Callable[[Params, Sequence[str]], str] | None = None
-    columns: bool = False
     monoid: str | None = None
 
 

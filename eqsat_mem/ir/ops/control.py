@@ -9,26 +9,7 @@ from jax.extend.core import Literal
 
 from eqsat_mem.ir import itemsize
 from eqsat_mem.ir.jaxprs import inner_jaxprs
-from eqsat_mem.ir.ops.blocks import BlockOp, Params, Shapes, elements, nothing, unchanged
-
-UNKNOWN_TRIPS = 10
-"""Assumed iterations of a loop whose number is known only when it runs."""
-
-
-def body_weight(jaxpr: Any) -> float:
-    """The cost of one run of a jaxpr in additions."""
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    return sum(map(_equation_weight, inner.eqns), 0.0)
-
-
-def _equation_weight(eqn: Any) -> float:
-    shapes = [getattr(v.aval, "shape", ()) for v in eqn.invars]
-    size = float(sum(math.prod(v.aval.shape) for v in eqn.outvars if hasattr(v.aval, "shape")))
-    if eqn.primitive.name == "dot_general":
-        contracted = eqn.params["dimension_numbers"][0][0]
-        return 2.0 * size * math.prod(shapes[0][int(a)] for a in contracted)
-    trips = eqn.params.get("length", 1)
-    return size + trips * sum(map(body_weight, inner_jaxprs(eqn.params)), 0.0)
+from eqsat_mem.ir.ops.blocks import BlockOp, Params
 
 
 def held_inside(params: Params) -> int:
@@ -51,20 +32,9 @@ def _held(jaxpr: Any) -> int:
     return most
 
 
-def _times(trips: float) -> Any:
-    def weight(ins: Shapes, outs: Shapes, params: Params) -> float:
-        return elements(ins, outs, params) + params.get("length", trips) * sum(map(body_weight, inner_jaxprs(params)), 0.0)
-
-    return weight
-
-
-CONTROL = [
-    BlockOp("scan", nothing, unchanged, _times(1)),
-    BlockOp("while", nothing, unchanged, _times(UNKNOWN_TRIPS)),
-    BlockOp("cond", nothing, unchanged, _times(1)),
-]
+CONTROL = [BlockOp("scan"), BlockOp("while"), BlockOp("cond")]
 
 LOOPS = frozenset(row.name for row in CONTROL)
 
-OPAQUE = BlockOp("opaque", nothing, unchanged, _times(1))
-"""What holds for a primitive without a row: every axis is bound, and its cost is what it reads, writes and contains."""
+OPAQUE = BlockOp("opaque")
+"""The row of a primitive that has none: every axis is bound."""

@@ -1,4 +1,4 @@
-"""Elementwise operations: meaning, cost, JAX source, and name in rule files, one row each."""
+"""Elementwise operations: meaning, JAX source, and name in rule files, one row each."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ Text = str | Callable[[Sequence[str], Mapping[str, Any], Any], str | None] | Non
 
 @dataclass(frozen=True)
 class MapOp:
-    """An elementwise primitive.
+    """An elementwise primitive: its meaning; costs and habits of compilers are the backends'.
 
-    ``weight`` is the cost of one element in additions (measured with XLA:CPU, which computes some functions one element at a time).
-    ``cheap`` operations are repeated by XLA in each consumer
-    instead of kept. ``text`` is a template over operands ``{0}``, ``{1}`` and parameters, or a function of
-    ``(args, params, dtype)``; ``None`` where the primitive has no readable source. ``defaults`` are the parameters
-    that a term need not mention. ``library`` operations are part of XLA:CPU's kernel library, which computes them inside a fold.
+    Attributes:
+        name: the primitive's name.
+        text: a template over operands ``{0}``, ``{1}`` and parameters, or a function of ``(args, params, dtype)``; None where the
+            primitive has no readable source.
+        prim: JAX's primitive.
+        constructor: its name in rule files.
+        defaults: the parameters that a term need not mention.
+        arity: how many operands it has.
     """
 
     name: str
-    weight: float
-    cheap: bool
     text: Text
     prim: Any
     constructor: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    library: bool = False
     arity: int = 1
 
     def bind(self, *args: Any, **params: Any) -> Any:
@@ -168,14 +168,11 @@ def camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def _row(name: str, weight: float, text: Text = "lax", cheap: bool | None = None, constructor: str | None = None, **defaults: Any) -> MapOp:
+def _row(name: str, text: Text = "lax", constructor: str | None = None, **defaults: Any) -> MapOp:
     arity = 2 if name in _BINARY else 3 if name in _TERNARY else 1
     if text == "lax":
         text = f"lax.{name}(" + ", ".join(f"{{{k}}}" for k in range(arity)) + ")"
-    cheap = weight <= 1.5 if cheap is None else cheap
-    return MapOp(
-        name, weight, cheap, text, getattr(primitives, f"{name}_p"), constructor or camel(name), defaults, name in _IN_LIBRARY, arity
-    )
+    return MapOp(name, text, getattr(primitives, f"{name}_p"), constructor or camel(name), defaults, arity)
 
 
 _MEANINGLESS = frozenset({"sharding", "out_sharding", "weak_type"})
@@ -183,95 +180,93 @@ _BINARY = frozenset({"add", "sub", "mul", "div", "max", "min", "eq", "ne", "lt",
                      "pow", "rem", "atan2", "nextafter", "igamma", "igammac", "igamma_grad_a", "shift_left", "shift_right_logical",
                      "shift_right_arithmetic", "complex", "zeta"})  # fmt: skip
 _TERNARY = frozenset({"select_n", "clamp", "regularized_incomplete_beta"})
-_LIBRARY = {"accuracy": None}
-_IN_LIBRARY = frozenset({"neg", "abs", "sign", "square", "floor", "ceil", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log1p",
-                         "logistic", "tanh", "erf", "integer_pow", "add", "sub", "mul", "div", "max", "min", "pow"})  # fmt: skip
+_ACCURATE = {"accuracy": None}
 
 _ROWS = [
     # arithmetic
-    _row("add", 1, _infix("+", "add")),
-    _row("sub", 1, _infix("-", "sub")),
-    _row("mul", 1, _infix("*", "mul"), out_dtype=None),
-    _row("div", 7.5, _infix("/", "div", np.inexact)),
-    _row("rem", 600),
-    _row("neg", 1, "-{0}"),
-    _row("abs", 1, "jnp.abs({0})"),
-    _row("sign", 1.5),
-    _row("square", 1, "jnp.square({0})"),
-    _row("integer_pow", 2, "{0} ** {y}", cheap=True),
-    _row("max", 1, "jnp.maximum({0}, {1})"),
-    _row("min", 1, "jnp.minimum({0}, {1})"),
-    _row("clamp", 1.5, "jnp.minimum(jnp.maximum({1}, {0}), {2})"),
-    _row("floor", 1, "jnp.floor({0})"),
-    _row("ceil", 1, "jnp.ceil({0})"),
-    _row("round", 1.5, _round),
-    _row("nextafter", 4),
+    _row("add", _infix("+", "add")),
+    _row("sub", _infix("-", "sub")),
+    _row("mul", _infix("*", "mul"), out_dtype=None),
+    _row("div", _infix("/", "div", np.inexact)),
+    _row("rem"),
+    _row("neg", "-{0}"),
+    _row("abs", "jnp.abs({0})"),
+    _row("sign"),
+    _row("square", "jnp.square({0})"),
+    _row("integer_pow", "{0} ** {y}"),
+    _row("max", "jnp.maximum({0}, {1})"),
+    _row("min", "jnp.minimum({0}, {1})"),
+    _row("clamp", "jnp.minimum(jnp.maximum({1}, {0}), {2})"),
+    _row("floor", "jnp.floor({0})"),
+    _row("ceil", "jnp.ceil({0})"),
+    _row("round", _round),
+    _row("nextafter"),
     # comparison and choice
-    _row("eq", 1, "{0} == {1}"),
-    _row("ne", 1, "{0} != {1}"),
-    _row("lt", 1, "{0} < {1}"),
-    _row("le", 1, "{0} <= {1}"),
-    _row("gt", 1, "{0} > {1}"),
-    _row("ge", 1, "{0} >= {1}"),
-    _row("is_finite", 1),
-    _row("select_n", 1, _select, constructor="Select"),
+    _row("eq", "{0} == {1}"),
+    _row("ne", "{0} != {1}"),
+    _row("lt", "{0} < {1}"),
+    _row("le", "{0} <= {1}"),
+    _row("gt", "{0} > {1}"),
+    _row("ge", "{0} >= {1}"),
+    _row("is_finite"),
+    _row("select_n", _select, constructor="Select"),
     # bits
-    _row("and", 1, "{0} & {1}"),
-    _row("or", 1, "{0} | {1}"),
-    _row("xor", 1, "{0} ^ {1}"),
-    _row("not", 1, "~{0}"),
-    _row("shift_left", 1),
-    _row("shift_right_logical", 1),
-    _row("shift_right_arithmetic", 1),
-    _row("population_count", 2, cheap=True),
-    _row("clz", 2),
+    _row("and", "{0} & {1}"),
+    _row("or", "{0} | {1}"),
+    _row("xor", "{0} ^ {1}"),
+    _row("not", "~{0}"),
+    _row("shift_left"),
+    _row("shift_right_logical"),
+    _row("shift_right_arithmetic"),
+    _row("population_count"),
+    _row("clz"),
     # types
-    _row("convert_element_type", 1, _convert, constructor="Convert", weak_type=False, sharding=None),
-    _row("bitcast_convert_type", 1, _bitcast, constructor="Bitcast"),
-    _row("reduce_precision", 1, "lax.reduce_precision({0}, {exponent_bits}, {mantissa_bits})"),
-    _row("real", 0.5),
-    _row("imag", 0.5),
-    _row("conj", 0.5, _conj),
-    _row("complex", 1),
+    _row("convert_element_type", _convert, constructor="Convert", weak_type=False, sharding=None),
+    _row("bitcast_convert_type", _bitcast, constructor="Bitcast"),
+    _row("reduce_precision", "lax.reduce_precision({0}, {exponent_bits}, {mantissa_bits})"),
+    _row("real"),
+    _row("imag"),
+    _row("conj", _conj),
+    _row("complex"),
     # powers, exponentials, logarithms
-    _row("pow", 195),
-    _row("sqrt", 12, "jnp.sqrt({0})", **_LIBRARY),
-    _row("rsqrt", 15, **_LIBRARY),
-    _row("cbrt", 525, **_LIBRARY),
-    _row("exp", 21, "jnp.exp({0})", **_LIBRARY),
-    _row("exp2", 21, **_LIBRARY),
-    _row("expm1", 37.5, "jnp.expm1({0})", **_LIBRARY),
-    _row("log", 33, "jnp.log({0})", **_LIBRARY),
-    _row("log1p", 63, "jnp.log1p({0})", **_LIBRARY),
-    _row("logistic", 30, **_LIBRARY),
+    _row("pow"),
+    _row("sqrt", "jnp.sqrt({0})", **_ACCURATE),
+    _row("rsqrt", **_ACCURATE),
+    _row("cbrt", **_ACCURATE),
+    _row("exp", "jnp.exp({0})", **_ACCURATE),
+    _row("exp2", **_ACCURATE),
+    _row("expm1", "jnp.expm1({0})", **_ACCURATE),
+    _row("log", "jnp.log({0})", **_ACCURATE),
+    _row("log1p", "jnp.log1p({0})", **_ACCURATE),
+    _row("logistic", **_ACCURATE),
     # trigonometry
-    _row("sin", 600, "jnp.sin({0})", **_LIBRARY),
-    _row("cos", 300, "jnp.cos({0})", **_LIBRARY),
-    _row("tan", 375, "jnp.tan({0})", **_LIBRARY),
-    _row("asin", 450),
-    _row("acos", 750),
-    _row("atan", 420),
-    _row("atan2", 675),
-    _row("sinh", 67.5),
-    _row("cosh", 30),
-    _row("tanh", 24, "jnp.tanh({0})", **_LIBRARY),
-    _row("asinh", 90),
-    _row("acosh", 90),
-    _row("atanh", 90),
+    _row("sin", "jnp.sin({0})", **_ACCURATE),
+    _row("cos", "jnp.cos({0})", **_ACCURATE),
+    _row("tan", "jnp.tan({0})", **_ACCURATE),
+    _row("asin"),
+    _row("acos"),
+    _row("atan"),
+    _row("atan2"),
+    _row("sinh"),
+    _row("cosh"),
+    _row("tanh", "jnp.tanh({0})", **_ACCURATE),
+    _row("asinh"),
+    _row("acosh"),
+    _row("atanh"),
     # special functions
-    _row("erf", 22.5),
-    _row("erfc", 42),
-    _row("erf_inv", 120),
-    _row("lgamma", 390),
-    _row("digamma", 390),
-    _row("polygamma", 300, _polygamma),
-    _row("zeta", 225),
-    _row("igamma", 450),
-    _row("igammac", 450),
-    _row("igamma_grad_a", 600),
-    _row("regularized_incomplete_beta", 450, "lax.betainc({0}, {1}, {2})", constructor="BetaInc"),
-    _row("bessel_i0e", 45, None),
-    _row("bessel_i1e", 45),
+    _row("erf"),
+    _row("erfc"),
+    _row("erf_inv"),
+    _row("lgamma"),
+    _row("digamma"),
+    _row("polygamma", _polygamma),
+    _row("zeta"),
+    _row("igamma"),
+    _row("igammac"),
+    _row("igamma_grad_a"),
+    _row("regularized_incomplete_beta", "lax.betainc({0}, {1}, {2})", constructor="BetaInc"),
+    _row("bessel_i0e", None),
+    _row("bessel_i1e"),
 ]
 
 MAPS: dict[str, MapOp] = {row.name: row for row in _ROWS}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, extents, replaced, unchanged
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, extents, replaced
 from eqsat_mem.ir.ops.elementwise import value_text
 
 
@@ -59,18 +58,6 @@ def _meeting(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return [(("in", 1, axis), ("in", 2, place)) for axis, place in enumerate(batch_places) if axis not in batching]
 
 
-READ_AT, WRITTEN_AT = 40.0, 100.0
-"""What a window costs, in additions, for being read or written where its index says. Calibrated on windows of 1 to 64 elements."""
-
-
-def _gather_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
-    return 8.0 * math.prod(outs[0]) + READ_AT * math.prod(ins[1][:-1])
-
-
-def _scatter_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
-    return 2.0 * math.prod(outs[0]) + 5.0 * math.prod(ins[2]) + WRITTEN_AT * math.prod(ins[1][:-1])
-
-
 def _dims(*groups: Sequence[Any]) -> set[int]:
     return {int(d) for group in groups for d in group}
 
@@ -103,8 +90,8 @@ def _numbers_text(cls: str, numbers: Any) -> str:
     return f"lax.{cls}(" + ", ".join(f"{k}={v}" for k, v in fields.items()) + ")"
 
 
-GATHERS = [BlockOp("gather", _gather, _resize_gather, _gather_weight, _gather_text, moves=True)] + [
-    BlockOp(name, _scatter, unchanged, _scatter_weight, _scatter_text(name.replace("-", "_")), shared=_meeting, monoid=monoid)
+GATHERS = [BlockOp("gather", _gather, _resize_gather, _gather_text, moves=True)] + [
+    BlockOp(name, _scatter, text=_scatter_text(name.replace("-", "_")), shared=_meeting, monoid=monoid)
     for name, monoid in {
         "scatter": None,
         "scatter-add": "add",

@@ -19,7 +19,7 @@ class MonoidOp:
     ``identity(dtype)`` is a numpy scalar. ``reduce_text`` is source for operand ``{0}`` and axes ``{1}``, bitwise
     equal to the primitive; ``combine_text`` is source for two partial results. ``combine`` and ``reduce`` are the same on
     arrays. ``repeat(x, n)`` is ``x`` combined with itself ``n >= 1`` times: a fold over an index of extent ``n`` that ``x``
-    does not depend on, and ``repeat_text`` its source. XLA:CPU folds ``library`` monoids of f32 and f64 with its kernel library.
+    does not depend on, and ``repeat_text`` its source.
     """
 
     name: str
@@ -31,7 +31,6 @@ class MonoidOp:
     repeat: Callable[[Any, int], Any]
     repeat_text: str = "{0}"
     idempotent: bool = False
-    library: bool = False
 
 
 def _number(value: int) -> Callable[[Any], Any]:
@@ -77,8 +76,7 @@ def _row(name: str, identity: Callable[[Any], Any], primitive: str, combine_text
          repeat: Callable[[Any, int], Any]) -> MonoidOp:  # fmt: skip
     reduce = getattr(lax, primitive)
     return MonoidOp(name, identity, f"lax.{primitive}({{0}}, {{1}})", combine_text, combine,
-                  lambda x, axes: reduce(x, tuple(axes)), repeat, _REPEATS.get(repeat, "{0}"), repeat is _same,
-                  name in ("add", "max", "min"))  # fmt: skip
+                  lambda x, axes: reduce(x, tuple(axes)), repeat, _REPEATS.get(repeat, "{0}"), repeat is _same)  # fmt: skip
 
 
 _REPEATS: dict[Callable[..., Any], str] = {

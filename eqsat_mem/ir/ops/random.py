@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,10 +24,6 @@ def _alike(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     rank = len(outs[0])
     operands = [k for k, shape in enumerate(ins) if len(shape) == rank]
     return all_but([a for a in range(rank) if any(ins[k][a] != outs[0][a] for k in operands)], rank, operands, range(len(outs)))
-
-
-def _bits_weight(ins: Shapes, outs: Shapes, params: Params) -> float:
-    return 60.0 * sum(map(math.prod, outs))
 
 
 def _one_key(function: str, *params: str) -> Text:
@@ -65,13 +60,13 @@ def _known(impl: Any) -> bool:
 
 
 RANDOMS = [
-    BlockOp("random_bits", _keys, weight=_bits_weight, text=_bits_text),
-    BlockOp("random_split", _keys, weight=_bits_weight, text=_one_key("split", "shape")),
+    BlockOp("random_bits", _keys, text=_bits_text),
+    BlockOp("random_split", _keys, text=_one_key("split", "shape")),
     BlockOp("random_seed", _keys, text=_seed_text),
     BlockOp("random_wrap", _keys, text=_wrap_text),
     BlockOp("random_unwrap", _keys, text=lambda p, a, s: f"jax.random.key_data({a[0]})"),
     BlockOp("random_clone", _alike, text=lambda p, a, s: f"jax.random.clone({a[0]})"),
-    BlockOp("random_fold_in", _alike, weight=_bits_weight, text=_one_key("fold_in")),
-    BlockOp("random_gamma", _key_each, weight=lambda i, o, p: 500.0 * math.prod(o[0])),
-    BlockOp("threefry2x32", _alike, weight=_bits_weight, scratch=lambda i, o, p: math.prod(o[0])),
+    BlockOp("random_fold_in", _alike, text=_one_key("fold_in")),
+    BlockOp("random_gamma", _key_each),
+    BlockOp("threefry2x32", _alike),
 ]

@@ -6,13 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, all_but, elements, extents, replaced, unchanged
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, all_but, extents, replaced
 from eqsat_mem.ir.ops.elementwise import dtype_text
-
-
-def written(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """What a slice costs: it reads as much as it writes."""
-    return 2.0 * sum(map(math.prod, outs))
 
 
 def _slice(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
@@ -108,10 +103,6 @@ def _bitcast(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return all_but([], min(len(ins[0]), len(outs[0])))
 
 
-def _free(ins: Shapes, outs: Shapes, params: Params) -> float:
-    return 0.0
-
-
 def _tuple(items: Sequence[str]) -> str:
     return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
 
@@ -121,24 +112,20 @@ def _ints(values: Sequence[Any]) -> str:
 
 
 SHAPING = [
-    BlockOp("slice", _slice, _resize_slice, written, _slice_text, moves=True),
-    BlockOp("dynamic_slice", _dynamic_slice, _resize_dynamic_slice, written, _dynamic_slice_text, moves=True),
-    BlockOp("dynamic_update_slice", _dynamic_update_slice, unchanged, written, _dynamic_update_slice_text),
-    BlockOp("pad", _pad, unchanged, written, _pad_text, moves=True),
-    BlockOp(
-        "concatenate", _concatenate, unchanged, written, lambda p, a, s: f"lax.concatenate([{', '.join(a)}], {p['dimension']})", moves=True
-    ),
-    BlockOp("split", _split, unchanged, written, lambda p, a, s: f"lax.split({a[0]}, {_ints(p['sizes'])}, {p['axis']})"),
-    BlockOp("stack", _stack, unchanged, written, lambda p, a, s: f"jnp.stack([{', '.join(a)}], {p['axis']})"),
-    BlockOp("unstack", _unstack, unchanged, written, lambda p, a, s: f"jnp.unstack({a[0]}, axis={p['axis']})"),
-    BlockOp("rev", _rev, unchanged, written, lambda p, a, s: f"lax.rev({a[0]}, {_ints(p['dimensions'])})", moves=True),
-    BlockOp("reshape", _reshape, _resize_reshape, _free, lambda p, a, s: f"lax.reshape({a[0]}, {_ints(p['new_sizes'])})"),
+    BlockOp("slice", _slice, _resize_slice, _slice_text, moves=True),
+    BlockOp("dynamic_slice", _dynamic_slice, _resize_dynamic_slice, _dynamic_slice_text, moves=True),
+    BlockOp("dynamic_update_slice", _dynamic_update_slice, text=_dynamic_update_slice_text),
+    BlockOp("pad", _pad, text=_pad_text, moves=True),
+    BlockOp("concatenate", _concatenate, text=lambda p, a, s: f"lax.concatenate([{', '.join(a)}], {p['dimension']})", moves=True),
+    BlockOp("split", _split, text=lambda p, a, s: f"lax.split({a[0]}, {_ints(p['sizes'])}, {p['axis']})"),
+    BlockOp("stack", _stack, text=lambda p, a, s: f"jnp.stack([{', '.join(a)}], {p['axis']})"),
+    BlockOp("unstack", _unstack, text=lambda p, a, s: f"jnp.unstack({a[0]}, axis={p['axis']})"),
+    BlockOp("rev", _rev, text=lambda p, a, s: f"lax.rev({a[0]}, {_ints(p['dimensions'])})", moves=True),
+    BlockOp("reshape", _reshape, _resize_reshape, lambda p, a, s: f"lax.reshape({a[0]}, {_ints(p['new_sizes'])})"),
     BlockOp(
         "bitcast_convert_type",
         _bitcast,
-        unchanged,
-        elements,
-        lambda p, a, s: f"lax.bitcast_convert_type({a[0]}, {dtype_text(p['new_dtype'])})",
+        text=lambda p, a, s: f"lax.bitcast_convert_type({a[0]}, {dtype_text(p['new_dtype'])})",
     ),
-    BlockOp("optimization_barrier", _everywhere, unchanged, _free, lambda p, a, s: f"lax.optimization_barrier({_tuple(a)})"),
+    BlockOp("optimization_barrier", _everywhere, text=lambda p, a, s: f"lax.optimization_barrier({_tuple(a)})"),
 ]

@@ -14,7 +14,8 @@ from eqsat_mem.egraph.extract import Extraction, node_costs
 from eqsat_mem.egraph.graph import View
 from eqsat_mem.ir import Program, describe, names
 from eqsat_mem.reports.plan import time_text
-from eqsat_mem.schedule.cost_model import Device, term_seconds
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.units import format_bytes
 
 MOST_NODES = 40
@@ -22,7 +23,7 @@ MOST_NODES = 40
 
 
 def class_data(
-    view: View, device: Device, chosen: Mapping[int, Node], wanted: Iterable[int], called: Mapping[int, str], shift: int = 0
+    view: View, backend: Backend, chosen: Mapping[int, Node], wanted: Iterable[int], called: Mapping[int, str], shift: int = 0
 ) -> dict[str, Any]:
     """The classes that the values ``wanted`` are in, and those that their nodes lead to, by number as text.
 
@@ -30,7 +31,7 @@ def class_data(
     ``called`` has names for classes. ``shift`` is added to all numbers of classes on the page, also in ``called``.
     """
     texts, program, known = _texts(view, shift)
-    costs = node_costs(view, partial(term_seconds, device=device), 0.0).of
+    costs = node_costs(view, partial(term_seconds, backend=backend), 0.0).of
     written = {(view.class_of[t], node) for t, node in view.original.items()}
     data: dict[str, Any] = {}
     stack = list(wanted)

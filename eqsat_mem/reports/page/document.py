@@ -96,7 +96,7 @@ class _Values:
         view = seen.searched[0].view
         winner = next((found.view for found in seen.searched if found.schedule is best), view)
         shift = 0 if winner is view else len(view.nodes)
-        loaded, variables = load_with_variables(record.jaxpr, record.arg_names)
+        loaded, variables = load_with_variables(record.jaxpr, record.arg_names, record.backend.lowering)
         same = dict(zip(loaded.reachable(), view.program.reachable()))  # bodies were planned in between, which keeps the order
         self.of_loaded = {t: view.class_of[u] for t, u in same.items()}
         self.of_variables = {variable: self.of_loaded[t] for variable, t in variables.items() if t in self.of_loaded}
@@ -108,8 +108,8 @@ class _Values:
         called = {c: name for name, c in reversed(self.of_names.items())}
         written = plan_classes(view, Extraction(view.program))[1] if plan.unchanged else {}
         first = [*self.of_variables.values(), *self.of_before.values()]
-        self.classes = class_data(view, record.device, written if shift or plan.unchanged else chosen, first, called)
-        self.classes |= class_data(winner, record.device, chosen, of_best.values(), called, shift)
+        self.classes = class_data(view, record.backend, written if shift or plan.unchanged else chosen, first, called)
+        self.classes |= class_data(winner, record.backend, chosen, of_best.values(), called, shift)
 
     def _of_names(self, plan: Plan, record: Record) -> dict[str, int]:
         """The classes of the emitted source's variables."""

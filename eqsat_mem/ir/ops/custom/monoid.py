@@ -23,8 +23,6 @@ from eqsat_mem.ir.ops.custom.operation import Operation, positional
 from eqsat_mem.ir.ops.monoids import MONOIDS, REDUCTIONS
 
 State = tuple[Any, ...]
-STEP, COMBINED = 20.0, 4.0
-"""What XLA:CPU takes to combine one more element, in additions (measured), and how much longer than an elementwise operation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +89,9 @@ class Monoid:
         if not operands:
             raise OptionError(f"monoid {self.name!r}: lift must name its parameters, one per operand.")
         signature = ",".join(["(k)"] * operands) + "->()"
-        return Operation(self.name, self.whole, signature, self._additions, self.dtype, monoid=self)
+        each = self.cost
+        cost = None if each is None else lambda n: n * float(each)
+        return Operation(self.name, self.whole, signature, cost, self.dtype, monoid=self)
 
     @cached_property
     def checked(self) -> Monoid:
@@ -180,14 +180,6 @@ class Monoid:
             states = tuple(jnp.concatenate([p, s[2 * half :]]) for p, s in zip(paired, states))
             n -= half
         return tuple(s[0] for s in states)
-
-    def _additions(self, n: int) -> float:
-        if self.cost is not None:
-            return n * float(self.cost)
-        scalars = ((),) * len(self.operation.operands)
-        lift = Operation(self.name, lambda *x: reduce(jnp.add, self.lift_scalars(*x)), ",".join(["()"] * len(scalars)) + "->()")
-        combine = Operation(self.name, lambda *x: reduce(jnp.add, self.combine_scalars(*[self.lift_scalars(*x)] * 2)), lift.signature)
-        return n * (STEP + lift.additions(scalars) + COMBINED * combine.additions(scalars))
 
     # what a monoid must be
 

@@ -20,7 +20,6 @@ import numpy as np
 from eqsat_mem.errors import OptionError, RuleError
 from eqsat_mem.ir import Axis, Call, axes_mask, bits, mask_of
 from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Place, Shapes
-from eqsat_mem.ir.ops.custom.cost import in_library, largest_value, work
 from eqsat_mem.ir.ops.custom.primitive import Mapped, bind, least, operation_p
 from eqsat_mem.ir.ops.elementwise import MapOp, camel
 
@@ -192,21 +191,10 @@ class Operation:
         """The same in a form that JAX can differentiate."""
         return self.evaluate(*arrays) if self.monoid is None else self.monoid.derivable(*arrays)
 
-    def additions(self, shapes: Shapes) -> float:
-        """The cost of one call of ``fun`` on operands of these shapes."""
-        if callable(self.cost):
-            extents = {name: n for names, shape in zip(self.operands, shapes) for name, n in zip(names, shape)}
-            return float(self.cost(*(extents[name] for name in self.dimensions)))
-        if self.cost is not None:
-            return float(self.cost)
-        return work(self, tuple(map(tuple, shapes)))
-
     @cached_property
     def row(self) -> MapOp:
         """The row of an elementwise operation."""
-        scalars = ((),) * len(self.operands)
-        weight = self.additions(scalars)
-        return _UserMap(self.name, weight, weight <= 1.5, None, operation_p, self.constructor, {}, in_library(self), len(scalars))
+        return _UserMap(self.name, None, operation_p, self.constructor, {}, len(self.operands))
 
 
 @dataclass(frozen=True)
@@ -241,31 +229,7 @@ def _named(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return [tuple(group) for group in places.values()]
 
 
-def _weight(ins: Shapes, outs: Shapes, params: Params) -> float:
-    operation: Operation = params["operation"]
-    return operation.additions(named_shapes(operation, ins)) * calls_of(params["mapped"], outs)
-
-
-def _scratch(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """The largest value inside, of all calls at once, where it is larger than what goes in and comes out."""
-    operation: Operation = params["operation"]
-    shapes = named_shapes(operation, ins)
-    own = max(map(math.prod, (*shapes, outs[0][len(params["mapped"]) :])))
-    largest = largest_value(operation, shapes)
-    return float(largest * calls_of(params["mapped"], outs)) if largest > own else 0.0
-
-
-def named_shapes(operation: Operation, ins: Shapes) -> tuple[tuple[int, ...], ...]:
-    """The extents of the named axes of each operand."""
-    return tuple(tuple(shape[len(shape) - len(names) :]) for shape, names in zip(ins, operation.operands))
-
-
-def calls_of(mapped: Mapped, outs: Shapes) -> int:
-    """How often the function is called: once per element of the batch."""
-    return math.prod(outs[0][: len(mapped)])
-
-
-USER = [BlockOp("operation", _pointwise, weight=_weight, scratch=_scratch, shared=_named)]
+USER = [BlockOp("operation", _pointwise, shared=_named)]
 
 
 # --- calls as terms -----------------------------------------------------------------------------------

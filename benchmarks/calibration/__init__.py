@@ -1,0 +1,1 @@
+"""Scripts that make the tables of figures in the source."""

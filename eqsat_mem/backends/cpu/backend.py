@@ -1,0 +1,232 @@
+"""XLA:CPU as a backend: its kernel library, its order of kernels, what it allocates, and what takes it long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from eqsat_mem.backends.cpu import fusion
+from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, is_seen, workspace_bytes
+from eqsat_mem.backends.cpu.idioms import BitTie, CpuIdioms
+from eqsat_mem.backends.cpu.profile import CpuDevice, built_in
+from eqsat_mem.backends.cpu.vector_width import compiler_options
+from eqsat_mem.backends.cpu.weights import SHORT_SEARCH, WEIGHTS
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.frontend.lowering import Lowering
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
+from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
+from eqsat_mem.schedule.fusion import Fused
+from eqsat_mem.schedule.idioms import Idioms, Tie
+from eqsat_mem.schedule.weights import Weights
+
+# --- memory
+
+FOLDED_AT_ONCE = 32_768
+"""Elements of an operand that the kernel library folds to one partial result: benchmarks/calibration/partial_folds.py."""
+
+# --- time
+
+LONG_ROW, PER_LONG_ROW = 2**16, 250.0
+"""Where rows of a fold's result have more bytes than this, the kernel library takes so many additions for each element that it folds.
+Other folds are as fast as those along rows: 48 rows of 16,384 or 32,772 float32 numbers are added in 0.3 or 8 ms.
+Sweep: benchmarks/calibration/long_rows.py."""
+CORE_ROWS, CORE_COLUMNS = 64, 512
+"""Rows of a contraction's result that occupy one core; fewer where they are longer than so many columns:
+benchmarks/calibration/small_contractions.py."""
+THIN_ROWS, THIN_COLUMNS, THIN_DEPTH = 2, 12, 8
+"""Extents of a contraction that run at half the full rate: benchmarks/calibration/small_contractions.py."""
+STRIDED = 1.5
+"""How much longer unrolled folds take outside of loops, where XLA:CPU fuses the strided reads of their operands into them.
+Measured: benchmarks/calibration/unrolled_folds.py."""
+NOT_UNROLLED = 5.0
+"""How much longer the same folds take in a program as written, which XLA:CPU does not unroll: benchmarks/calibration/unrolled_folds.py."""
+BY_COLUMNS = 75.0
+"""Additions per element of a matrix that XLA:CPU writes by columns for a library, and by rows again:
+benchmarks/calibration/linear_algebra.py."""
+STALL = 9
+"""How many times longer a fold takes that stalls (see :data:`eqsat_mem.backends.cpu.fusion.LONG`): benchmarks/calibration/long_folds.py."""
+SCRATCH = 2
+"""How many times its result a contraction may allocate in the kernel library, anew in every turn of a loop:
+benchmarks/calibration/contraction_scratch.py."""
+DEALT, DEAL_S = 2**16, 2e-5
+"""A contraction with more results than this is distributed to all cores by the kernel library, which takes so many seconds:
+benchmarks/calibration/small_contractions.py."""
+
+DOUBT = 2
+"""How often the estimated scratch of kernel libraries counts: chains of contractions took twice the estimate."""
+UNOPTIMISED: Mapping[str, str | bool] = {
+    "xla_backend_optimization_level": "0",
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": "1",
+}
+"""Options of a compilation that is only asked how much memory the program holds: XLA:CPU assigns buffers before it generates machine
+code, and takes the shortest way there. Without its fusion emitters a scatter becomes a loop, whose counters are some hundred bytes."""
+
+
+BLIND = (
+    "What this version of jaxlib hands to its kernel library is not recognised, so memory that the library takes for itself is not in "
+    "the compiled peak: leave room below the limit, or use a version of jaxlib that the README names."
+)
+
+_USUAL, _BITWISE = CpuIdioms(), CpuIdioms(keeps_bits=True)
+
+
+@dataclass(frozen=True)
+class CpuBackend(Backend):
+    """XLA:CPU.
+
+    Attributes:
+        device: the figures of the processor.
+        fuses_operands: False for versions of XLA:CPU that materialise the operands of folds.
+        keeps_bits: whether source may only be written so that every bit stays.
+    """
+
+    device: CpuDevice
+    fuses_operands: bool = True
+    keeps_bits: bool = False
+
+    platform: ClassVar[str] = "cpu"
+    weights: ClassVar[Weights] = WEIGHTS
+    tie: ClassVar[Tie] = BitTie()
+    runs_remainder_beside: ClassVar[bool] = True
+    room_toll: ClassVar[float] = 0.1  # libraries take memory that is not predicted
+    augments_dots: ClassVar[bool] = True
+    needless_rules: ClassVar[tuple[str, ...]] = ("dot-with-vector",)  # the library contracts faster than it folds
+    rereads: ClassVar[frozenset[str]] = frozenset({"top_k"})  # by blocks: their maxima, then the blocks that are chosen
+
+    @classmethod
+    def built_in(cls) -> Self:
+        """The backend with this machine's built-in profile."""
+        return cls(built_in())
+
+    @property
+    def lowering(self) -> Lowering:
+        return Lowering(self.platform, SHORT_SEARCH)
+
+    @property
+    def idioms(self) -> Idioms:
+        return _BITWISE if self.keeps_bits else _USUAL
+
+    def keeping_bits(self) -> Self:
+        return replace(self, keeps_bits=True)
+
+    def cautious(self) -> Self | None:
+        """With operands of folds materialised, as jaxlib 0.10.0 does more often than 0.10.2."""
+        return replace(self, fuses_operands=False) if self.fuses_operands else None
+
+    # fusion
+
+    def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
+        """The kernel library computes the operations that it knows; operands of others are materialised."""
+        term = ex.program.terms[t]
+        return self.fuses_operands and alone and isinstance(term, Map) and fusion.computes_inside(ex.program, term, fold)
+
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
+        """Folds go to the kernel library, whatever their length."""
+        return False
+
+    def recomputes(self, program: Program, step: int, members: Sequence[int]) -> bool:
+        """Elementwise kernels compute cheap operands again."""
+        return isinstance(program.terms[step], Map) and all(self.is_cheap(program, u) for u in members)
+
+    def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
+        return fusion.as_run(ex, replace(fused, streamed=fusion.streamed(ex, fused, escapes)))
+
+    # memory
+
+    def width(self, ex: Extraction, t: int, contracted: bool) -> int:
+        """XLA:CPU computes bfloat16 in float32, contracts all narrow numbers in it, and materialises the results so."""
+        term = ex.program.terms[t]
+        narrow = fusion.is_narrow(ex.program, t) and not is_leaf(term)
+        return 4 if narrow and (isinstance(term, Dot) or contracted or str(term.dtype) == "bfloat16") else itemsize(term.dtype)
+
+    def copies_slices(self, ex: Extraction, t: int) -> bool:
+        return super().copies_slices(ex, t) or self._folds(ex, t)
+
+    def widens(self, ex: Extraction, t: int, reader: Term) -> bool:
+        return isinstance(reader, Dot) and fusion.is_narrow(ex.program, t)
+
+    def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
+        """A fold of leading axes leaves one row of results for every few rows of the operand."""
+        program, term = ex.program, ex.program.terms[t]
+        if not isinstance(term, Fold) or not self._folds(ex, t):
+            return 0
+        over = program.free[term.arg] & term.over
+        if not over or program.free[t] & ((over & -over) - 1):  # rows that stay are distributed: each is folded at once
+            return 0
+        length = extent_of(extents, program.free[t])
+        parts = math.ceil(extent_of(extents, over) / max(1, FOLDED_AT_ONCE // max(length, 1)))
+        return parts * size(t) if parts > 1 else 0
+
+    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
+        """Contractions are computed without axes of extent one: their buffers have another shape then."""
+        return not (isinstance(ex.program.terms[t], Dot) and any(extents[i] == 1 for i in bits(ex.program.free[t])))
+
+    def _folds(self, ex: Extraction, t: int) -> bool:
+        """Whether a term is a fold, not unrolled."""
+        return isinstance(ex.program.terms[t], Fold) and not ex.unrolls.get(t)
+
+    # time
+
+    def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int, short: int) -> float:
+        term = program.terms[t]
+        assert isinstance(term, Fold)
+        row = extent_of(extents, program.free[t] & -1 << term.over.bit_length()) * itemsize(term.dtype)
+        return PER_LONG_ROW if row > LONG_ROW else super().fold_weight(program, t, extents, count, short)
+
+    def contraction_s(self, term: Dot, batch: int, m: int, n: int, k: int) -> float:
+        """Less than the full rate where a side is thin, or where there are too few rows for all cores.
+
+        The library copies the right operand into an order of its own first, for however few rows.
+        """
+        cores = self.device.matrix_cores
+        fill = m / (m + THIN_ROWS) * n / (n + THIN_COLUMNS) * k / (k + THIN_DEPTH)
+        busy = min(cores, max(1.0, m / CORE_ROWS * max(1.0, n / CORE_COLUMNS))) / cores
+        packing = batch * k * n * itemsize(term.dtype) / self.device.levels[-1][1]
+        return 2.0 * batch * m * n * k / (self.contraction_rate(term) * max(fill * busy, 1e-3)) + packing
+
+    def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
+        if not kernel.emitted:
+            slow = (t for t in kernel.operands if fusion.stalls(kernel.ex, t, kernel.extents, (kernel.term,)))
+            seconds += STALL * sum(map(of_term, slow)) + self._by_columns_s(kernel)
+        if kernel.outside and kernel.unrolled:
+            seconds *= STRIDED if kernel.emitted else NOT_UNROLLED
+        elementwise = isinstance(kernel.term, Map) or bool(kernel.ex.unrolls.get(kernel.step))
+        if kernel.stacked and elementwise:  # computed where the loop stacks it, by one core
+            seconds *= self.device.matrix_cores
+        return seconds
+
+    def overhead_s(self, kernel: Kernel) -> float:
+        seconds = super().overhead_s(kernel)
+        if isinstance(kernel.term, Dot):
+            results = extent_of(kernel.extents, kernel.ex.program.free[kernel.step])
+            seconds += DEAL_S if results > DEALT and self.device.matrix_cores > 1 else 0.0
+            seconds += 0.0 if kernel.outside else self.device.fresh_s(SCRATCH * kernel.nbytes)
+        return seconds
+
+    def _by_columns_s(self, kernel: Kernel) -> float:
+        """Seconds to write a matrix by columns, and its result by rows, for a triangular solve as its author wrote it."""
+        term = kernel.term
+        if not isinstance(term, Block) or term.call.prim.name != "triangular_solve" or () in term.call.out_axes[0]:
+            return 0.0
+        return BY_COLUMNS * kernel.nbytes / 4 / self.device.elements
+
+    # the compiler
+
+    @property
+    def check_options(self) -> Mapping[str, str | bool]:
+        return UNOPTIMISED
+
+    @property
+    def compiler_options(self) -> Mapping[str, str]:
+        return compiler_options(self.device.vector_bits)
+
+    def hidden_bytes(self, compiled: Any) -> int:
+        """The scratch of kernel libraries, and LAPACK's."""
+        text = compiled.as_text()
+        return int(max(DOUBT * hidden_scratch_bytes(text), workspace_bytes(text)))
+
+    def doubts(self) -> tuple[str, ...]:
+        return () if is_seen() else (BLIND,)

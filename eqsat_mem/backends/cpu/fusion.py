@@ -1,0 +1,269 @@
+"""How XLA:CPU groups operations into kernels, and in which order these run.
+
+XLA:CPU hands folds and contractions, with the elementwise operations around them, to a kernel library (YNNPACK). The library
+folds and contracts float32 and float64; it computes the operations that it knows inside a fold and materialises the operands
+of all others. Facts were found by reading optimised HLO and by watching resident memory, with jaxlib 0.10 on x86.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.ir import Dot, Fold, Map, Program, Term, bits, children
+from eqsat_mem.ir.jaxprs import inner_jaxprs
+from eqsat_mem.ir.loop_tree import Loop, Seq, made
+from eqsat_mem.ir.ops import MAPS, Operation, operation_of
+from eqsat_mem.schedule.fusion import Copy, Fused
+from eqsat_mem.schedule.split import has_effects
+from eqsat_mem.schedule.weights import traced
+
+WIDE = ("float32", "float64")
+"""The dtypes that the kernel library folds and computes with."""
+NARROW = ("bfloat16", "float16")
+"""Floating-point dtypes that are widened for contractions."""
+FOLDED = frozenset({"add", "max", "min"})
+"""The monoids by which the kernel library folds."""
+KNOWN = frozenset({"neg", "abs", "sign", "square", "floor", "ceil", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log1p",
+                   "logistic", "tanh", "erf", "integer_pow", "add", "sub", "mul", "div", "max", "min", "pow"})  # fmt: skip
+"""The elementwise operations that the kernel library computes inside a fold."""
+LONG = 2**15
+"""Elements of a fold's result along some index, above which the fold takes ten times as long where the elementwise operations
+that read it run in its fusion: the kernel library then copies an operand. Only folds of values that no array holds, such as all
+differences, are slowed down. Sweep: benchmarks/calibration/long_folds.py."""
+
+
+# --- what the kernel library knows --------------------------------------------------------------------
+
+
+def knows(term: Map) -> bool:
+    """Whether the kernel library computes an elementwise operation, in its dtype."""
+    return is_wide(term.dtype) and _is_known(term)
+
+
+def _is_known(term: Map) -> bool:
+    own = operation_of(dict(term.params)) if term.params else None
+    return term.op in KNOWN if own is None else _knows_function(own)
+
+
+@cache
+def _knows_function(operation: Operation) -> bool:
+    """Whether the kernel library knows everything that an elementwise operation of the user's is made of."""
+    return _knows_jaxpr(traced(operation, ((),) * len(operation.operands)))
+
+
+def _knows_jaxpr(jaxpr: Any) -> bool:
+    for eqn in jaxpr.eqns:
+        inside = list(inner_jaxprs(eqn.params))
+        if not (all(map(_knows_jaxpr, inside)) if inside else eqn.primitive.name in MAPS and eqn.primitive.name in KNOWN):
+            return False
+    return True
+
+
+def computes_inside(program: Program, term: Map, fold: Fold) -> bool:
+    """Whether the kernel library computes an elementwise operation inside a fold."""
+    if fold.monoid not in FOLDED or widens(fold):
+        return False
+    if term.op == "convert_element_type":
+        wider, narrow = term, program.terms[term.args[0]]
+        computed_wide = isinstance(narrow, Map) and not _is_known(narrow)
+        return str(wider.dtype) == "float32" and str(narrow.dtype) == "bfloat16" and not computed_wide
+    return knows(term) or (str(term.dtype) == "bfloat16" and _is_known(term))
+
+
+def is_narrow(program: Program, t: int) -> bool:
+    """Whether a value is made of floating-point numbers that XLA:CPU contracts in float32."""
+    return _is_narrow(program.terms[t].dtype)
+
+
+def widens(term: Term) -> bool:
+    """Whether an operation reads narrow floating-point numbers from a copy in float32."""
+    return isinstance(term, Dot) or (isinstance(term, Fold) and term.monoid == "add" and str(term.dtype) == "bfloat16")
+
+
+def folds_in_library(ex: Extraction, step: int | Loop | Seq) -> bool:
+    """Whether a step is a fold that XLA:CPU leaves to its kernel library."""
+    if not isinstance(step, int) or ex.unrolls.get(step):
+        return False
+    term = ex.program.terms[step]
+    return isinstance(term, Fold) and term.monoid in FOLDED and is_wide(term.dtype)
+
+
+@cache
+def is_wide(dtype: Any) -> bool:
+    """Whether the kernel library computes with a dtype."""
+    return str(dtype) in WIDE
+
+
+@cache
+def _is_narrow(dtype: Any) -> bool:
+    return str(dtype) in NARROW
+
+
+# --- rows that pass from kernel to kernel -------------------------------------------------------------
+
+
+def streamed(ex: Extraction, fused: Fused, escapes: Collection[int]) -> frozenset[int]:
+    """Values that are folded along their rows and read again beside the result, as in a softmax or a variance, by the library alone.
+
+    The library runs such kernels together, as one with a single result, row by row. It does not do so by columns.
+    """
+    readers: dict[int, list[int]] = {}
+    for kernel, read in zip(fused.kept, fused.operands, strict=True):
+        for t in read:
+            readers.setdefault(t, []).append(kernel if isinstance(kernel, int) else -1)
+    terms = ex.program.terms
+    members = {kernel: own for kernel, own in zip(fused.kept, fused.members, strict=True) if isinstance(kernel, int)}
+    known = {u for u, own in members.items() if all(knows(term) for m in own if isinstance(term := terms[m], Map))}
+    found: set[int] = set()
+    for t in reversed(members):
+        users = readers.get(t, [])
+        if not users or t in escapes or t in ex.exact or not all(u in known and _runs_rows(ex, u, t) for u in users):
+            continue
+        folded_in = any(isinstance(ex.program.terms[u], Fold) for u in users)
+        inside = all(u not in escapes and set(readers.get(u, ())) <= set(users) for u in users[:-1])
+        term = ex.program.terms[t]
+        comes_back = isinstance(term, Map) and knows(term) and folded_in and inside
+        goes_on = isinstance(term, Dot) and not _is_batched(ex, term) and len(users) == 1 and (folded_in or users[0] in found)
+        if comes_back or goes_on:
+            found.add(t)
+    return frozenset(found)
+
+
+def _runs_rows(ex: Extraction, kernel: int, t: int) -> bool:
+    """Whether the library, knowing all operations of a kernel, runs it, and along the rows of value ``t`` if it is a fold."""
+    program, root = ex.program, ex.program.terms[kernel]
+    row = program.free[t].bit_length() - 1
+    along = isinstance(root, Fold) and row >= 0 and root.over >> row & 1 and not ex.unrolls.get(kernel)
+    return bool(isinstance(root, Map) or along)
+
+
+def _is_batched(ex: Extraction, term: Dot) -> bool:
+    return bool(ex.program.free[term.lhs] & ex.program.free[term.rhs] & ~term.over)
+
+
+# --- the order of kernels, and copies -----------------------------------------------------------------
+
+
+def as_run(ex: Extraction, kernels: Fused) -> Fused:
+    """The kernels as XLA:CPU runs them: each as soon as its operands exist, first ready, first run."""
+    steps, count = kernels.kept, len(kernels.kept)
+    maker = {t: k for k, step in enumerate(steps) for t in made(step)}
+    waits = [{maker[t] for t in operands if t in maker} for operands in kernels.operands]
+    effects = [k for k, step in enumerate(steps) if isinstance(step, int) and has_effects(ex.program.terms[step])]
+    for before, after in itertools.pairwise(effects):
+        waits[after].add(before)
+    copies = list(_copies(ex, kernels))
+    for copy, (c, _, folds) in enumerate(copies, count):
+        waits.append({maker[c]} if c in maker else set())
+        for fold in folds:
+            waits[fold].add(copy)
+    order = _breadth_first(waits, first=range(count, len(waits)))
+    place = {k: n for n, k in enumerate(k for k in order if k < count)}
+    run_before = dict(zip(order, itertools.accumulate((k < count for k in order), initial=0)))
+    return Fused(
+        tuple(steps[k] for k in place),
+        tuple(kernels.operands[k] for k in place),
+        tuple(kernels.members[k] for k in place),
+        kernels.unrolled,
+        kernels.spread,
+        kernels.streamed,
+        tuple(Copy(c, over, run_before[k], max(place[k] for k in folds)) for k, (c, over, folds) in enumerate(copies, count)),
+    )
+
+
+def _breadth_first(waits: Sequence[set[int]], first: range) -> list[int]:
+    """Nodes in the order in which they become ready; of those that wait for nothing, ``first`` come first."""
+    users: list[list[int]] = [[] for _ in waits]
+    for k, needed in enumerate(waits):
+        for before in needed:
+            users[before].append(k)
+    missing = [len(needed) for needed in waits]
+    order = [k for k in (*first, *range(first.start)) if not missing[k]]
+    for before in order:  # grows meanwhile
+        for k in users[before]:
+            missing[k] -= 1
+            if not missing[k]:
+                order.append(k)
+    return order
+
+
+def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int]]]:
+    """What XLA:CPU writes out beside the program's own values, with the indices of its shape and the kernels (positions) that need it so.
+
+    Narrow floating-point numbers are widened for contractions and sums. Numbers and small arrays that several operations read at the
+    same larger shape, one of them in a fold by the kernel library, are written out once for all, since the library could write them out
+    inside its fusion only if nothing else needed them. Shapes of other indices with the same extents are one shape: distances of ``x`` to
+    as many ``y``, and to ``x`` itself.
+    """
+    program = ex.program
+    readers: dict[tuple[int, tuple[int, ...]], set[int]] = {}
+    shape: dict[tuple[int, tuple[int, ...]], int] = {}
+    for t in sorted({t for group in kernels.members for t in group}):
+        if isinstance(program.terms[t], Map):
+            for c in program.operands(t):
+                if program.free[c] != program.free[t]:
+                    key = c, tuple(sorted(program.indices[i].extent for i in bits(program.free[t] & ~program.free[c])))
+                    readers.setdefault(key, set()).add(t)
+                    shape.setdefault(key, program.free[t])
+    widening = [(k, t) for k, t in enumerate(kernels.kept) if isinstance(t, int) and widens(program.terms[t])]
+    for c in sorted({c for _, t in widening for c in program.operands(t) if is_narrow(program, c)}.difference(kernels.kept)):
+        yield c, program.free[c], [k for k, t in widening if c in program.operands(t)]
+    computed_in: dict[int, list[int]] = {}
+    for k, group in enumerate(kernels.members):
+        for t in group:
+            computed_in.setdefault(t, []).append(k)
+    for key, users in readers.items():
+        c, over = key[0], shape[key]
+        reading = sorted({k for u in users for k in computed_in[u]})
+        folds = [k for k in reading if folds_in_library(ex, kernels.kept[k])]
+        if folds and not users.issubset(kernels.members[folds[0]]):
+            yield c, over, folds
+
+
+# --- folds that continue, or stall --------------------------------------------------------------------
+
+
+def ends(ex: Extraction, seq: Seq, fused: Fused) -> frozenset[int]:
+    """The folds and contractions of a region after which XLA:CPU's kernel library would go on where the region does not.
+
+    It takes what reads the result into the fold's own fusion, broadcasts included, until it meets an operation that it does not know. What
+    it has made by then is held, be it a vector written out as a matrix; and it may copy an operand of the fold for itself. Rows that are
+    streamed are left to it, unless they come from a contraction, for which it would allocate room that nobody is told of.
+    """
+    read = {step: operands for step, operands in zip(fused.kept, fused.operands) if isinstance(step, int)}
+
+    def streams(t: int) -> bool:
+        made_of = (c for c in read[t] & fused.streamed for c in (c, *read[c]) if c in read)
+        rows = [isinstance(ex.program.terms[c], Dot) for c in made_of]
+        return bool(rows) and not any(rows)
+
+    program, found = ex.program, set()
+    for s in seq.steps:
+        if isinstance(s, int) and isinstance(program.terms[s], Map):
+            for c in program.operands(s):
+                wide = isinstance(program.terms[c], Dot) and is_wide(program.terms[c].dtype)
+                if folds_in_library(ex, c) or (wide and program.free[s] & ~program.free[c]):
+                    found.add(c)
+    return frozenset(t for t in found.intersection(read) if not streams(t))
+
+
+def stalls(ex: Extraction, t: int, extents: Sequence[int], readers: Iterable[Term]) -> bool:
+    """Whether a value of these extents would be a slow fold (see :data:`LONG`) if no fence stood between it and its readers."""
+    program, term = ex.program, ex.program.terms[t]
+    if not isinstance(term, Fold) or ex.unrolls.get(t) or not is_wide(term.dtype):
+        return False
+    if max((extents[i] for i in bits(program.free[t])), default=0) <= LONG:
+        return False
+    stack, joint = [term.arg], program.free[term.arg]
+    while stack:
+        c = stack.pop()
+        if not isinstance(inner := program.terms[c], Map):
+            if program.free[c] == joint:
+                return False
+        else:
+            stack.extend(children(inner))
+    return any(isinstance(u, Map) for u in readers)

@@ -1,0 +1,161 @@
+"""What operations cost on XLA:CPU, in float32 additions, and what they allocate.
+
+Calibrated on a 2-core x86 server with jaxlib 0.10; scripts under ``benchmarks/calibration`` measure the figures again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from eqsat_mem.backends.cpu.lapack import workspace
+from eqsat_mem.backends.cpu.top_k import block_length
+from eqsat_mem.ir.ops import Shapes
+from eqsat_mem.schedule.weights import (
+    BLOCKS,
+    ELEMENTWISE,
+    SCATTERS,
+    WORKSPACES,
+    BlockWeight,
+    Params,
+    Weights,
+    cubic,
+    per_element,
+    reduction,
+    sorting,
+)
+
+# --- elementwise ---------------------------------------------------------------------------------------
+
+MEASURED: Mapping[str, float] = {
+    "div": 7.5, "rem": 600, "sign": 1.5, "integer_pow": 2, "clamp": 1.5, "round": 1.5, "nextafter": 4,
+    "population_count": 2, "clz": 2, "real": 0.5, "imag": 0.5, "conj": 0.5,
+    "pow": 195, "sqrt": 12, "rsqrt": 15, "cbrt": 525, "exp": 21, "exp2": 21, "expm1": 37.5, "log": 33, "log1p": 63, "logistic": 30,
+    "sin": 600, "cos": 300, "tan": 375, "asin": 450, "acos": 750, "atan": 420, "atan2": 675,
+    "sinh": 67.5, "cosh": 30, "tanh": 24, "asinh": 90, "acosh": 90, "atanh": 90,
+    "erf": 22.5, "erfc": 42, "erf_inv": 120, "lgamma": 390, "digamma": 390, "polygamma": 300, "zeta": 225,
+    "igamma": 450, "igammac": 450, "igamma_grad_a": 600, "regularized_incomplete_beta": 450, "bessel_i0e": 45, "bessel_i1e": 45,
+}  # fmt: skip
+"""Additions per element; XLA:CPU computes some functions one element at a time. Sweep: benchmarks/calibration/elementwise.py."""
+
+# --- linear algebra --------------------------------------------------------------------------------------
+
+SQUARED, LINEAR = 100.0, 1000.0
+"""Additions that LAPACK's Cholesky factorisation takes besides its cubic cost, for each element and each row: small matrices
+take much longer than their operations. Measured on matrices of 4 to 2048 rows: benchmarks/calibration/linear_algebra.py."""
+SOLVED, SUBSTITUTED, STARTED = 60.0, 0.65, 50.0
+"""Additions of a triangular solve for each element of its matrix, for each of its products, and for each element of the right
+side. Measured on matrices of 4 to 1000 rows: benchmarks/calibration/linear_algebra.py."""
+
+
+def _cholesky(ins: Shapes, outs: Shapes, params: Params) -> float:
+    *batch, n, _ = ins[0]
+    return math.prod(batch) * n * (0.7 * n * n + SQUARED * n + LINEAR)
+
+
+def _triangular_solve(ins: Shapes, outs: Shapes, params: Params) -> float:
+    return (SUBSTITUTED * ins[0][-1] + STARTED) * math.prod(ins[1]) + SOLVED * math.prod(ins[0])
+
+
+def _lapack(routine: str, *vectors: str) -> BlockWeight:
+    """Elements that LAPACK's routine allocates for a matrix; the parameters named tell which sets of vectors are wanted."""
+
+    def scratch(ins: Shapes, outs: Shapes, params: Params) -> float:
+        return workspace(routine, min(ins[0][-2:]), sum(params[name] for name in vectors))
+
+    return scratch
+
+
+MULTIPLIED, LAID_OUT, SCATTERED, TOGETHER = 0.8, 12.0, 50.0, 16
+"""A convolution contracts patches that its library lays out side by side first: the costs of a product, and of an element of a
+patch, which is higher where fewer features than the last figure stand together. Measured on one and two dimensions, 1 to 64
+features in and 1 to 256 out: benchmarks/calibration/convolution.py."""
+
+
+def _convolution(ins: Shapes, outs: Shapes, params: Params) -> float:
+    data, kernel, result = params["dimension_numbers"]
+    places = math.prod(outs[0]) / max(outs[0][result[1]], 1)
+    patch = ins[0][data[1]] * math.prod(ins[1][a] for a in kernel[2:])
+    products = math.prod(outs[0]) * math.prod(n for a, n in enumerate(ins[1]) if a != kernel[0])
+    return MULTIPLIED * products + places * patch * (LAID_OUT if ins[0][data[1]] >= TOGETHER else SCATTERED)
+
+
+STEP, COMBINED = 20.0, 4.0
+"""Additions to combine one more element by a function of the user's, and for each operation of that function.
+Measured: benchmarks/calibration/folds.py."""
+
+# --- gathers, searches, sorts ----------------------------------------------------------------------------
+
+READ_AT, WRITTEN_AT = 40.0, 100.0
+"""Additions to find the place of a window that is read, or written. Measured on windows of 1 to 64 elements:
+benchmarks/calibration/gathers.py."""
+
+
+def _gather(ins: Shapes, outs: Shapes, params: Params) -> float:
+    return 8.0 * math.prod(outs[0]) + READ_AT * math.prod(ins[1][:-1])
+
+
+def _scatter(ins: Shapes, outs: Shapes, params: Params) -> float:
+    return 2.0 * math.prod(outs[0]) + 5.0 * math.prod(ins[2]) + WRITTEN_AT * math.prod(ins[1][:-1])
+
+
+SHORT_SEARCH = 32
+"""Elements of an axis up to which XLA:CPU searches many positions of the other axes at once; along a longer axis it looks at one
+element at a time. Sweep: benchmarks/calibration/searches.py."""
+SEARCHED_TOGETHER, SEARCHED_ALONE = 12.0, 400.0
+"""Additions per element of a search along a short and along a longer axis: benchmarks/calibration/searches.py."""
+
+
+def _search(ins: Shapes, outs: Shapes, params: Params) -> float:
+    length = math.prod(ins[0][a] for a in params["axes"])
+    return math.prod(ins[0]) * (SEARCHED_TOGETHER if length <= SHORT_SEARCH else SEARCHED_ALONE)
+
+
+SELECTION, REPLACEMENT, GATHERED, BLOCK_MAXIMUM = 107.0, 2500.0, 250.0, 16.0
+"""Additions of a search for the largest elements: per element, per element that joins the largest so far, per element that is
+gathered before it, and per element of a block whose maximum is taken. Measured: benchmarks/calibration/searches.py."""
+
+
+def _top_k(ins: Shapes, outs: Shapes, params: Params) -> float:
+    n, k = ins[0][params["axis"]], params["k"]
+    rows = math.prod(ins[0]) / max(n, 1)
+    last = params["axis"] in (-1, len(ins[0]) - 1)
+    block = block_length(ins[0][-1], k) if last else None
+    if block is None:
+        return rows * _selection(n, k)
+    candidates = k * block + n % block
+    return rows * (BLOCK_MAXIMUM * n + _selection(n // block, k) + GATHERED * candidates + _selection(candidates, k))
+
+
+def _selection(n: int, k: int) -> float:
+    """Additions for one row: in random order, element ``i`` is among the ``k`` largest so far with probability ``k / i``."""
+    return SELECTION * n + REPLACEMENT * k * (1 + math.log(max(n / max(k, 1), 1)))
+
+
+WEIGHTS = Weights(
+    {**dict.fromkeys(ELEMENTWISE, 1.0), **MEASURED},
+    {
+        **BLOCKS,
+        "cholesky": _cholesky,
+        "triangular_solve": _triangular_solve,
+        "eigh": cubic(10),
+        "conv_general_dilated": _convolution,
+        "reduce": reduction(STEP, COMBINED),
+        "gather": _gather,
+        **dict.fromkeys(SCATTERS, _scatter),
+        **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), per_element(180)),
+        "cumlogsumexp": per_element(40),
+        **dict.fromkeys(("argmax", "argmin"), _search),
+        "sort": sorting(1000.0),
+        "top_k": _top_k,
+        "approx_top_k": per_element(SELECTION),
+    },
+    {
+        **WORKSPACES,
+        "eigh": _lapack("syevd"),
+        "eig": _lapack("geev", "compute_left_eigenvectors", "compute_right_eigenvectors"),
+        "svd": _lapack("gesdd", "compute_uv"),
+    },
+    STEP,
+    COMBINED,
+)

@@ -1,0 +1,387 @@
+"""XLA:GPU as a backend: which values its kernels materialise, what its libraries take, and what a launch costs.
+
+The facts are those of docs/xla-gpu.md, read from programs compiled for cards that were not there; seconds are estimates from
+data sheets and counts of machine instructions, which no clock has confirmed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import jax
+
+from eqsat_mem.backends.gpu import habits, workspaces
+from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
+from eqsat_mem.backends.gpu.weights import weight
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.frontend.lowering import Lowering
+from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Map, Program, Rename, Term, bits, is_leaf, itemsize
+from eqsat_mem.ir.loop_tree import Loop
+from eqsat_mem.ir.ops import Shapes, operation_of
+from eqsat_mem.schedule.backend import Backend, Check, Kernel, extent_of
+from eqsat_mem.schedule.cost_model import sides
+from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights, per_element
+
+USUAL = "h100"
+"""The card that a GPU in use is taken for if the table has none of its name and nothing was calibrated."""
+
+KERNEL_S = 4e-6
+"""Seconds to launch a kernel: guessed."""
+BLOCKS_PER_CORE = 8
+"""Thread blocks for each multiprocessor that a kernel needs to run at its full rate: guessed."""
+THREADS, COLUMNS_AT_ONCE, TILE = 512, 64, 64
+"""Elements of an elementwise kernel, columns of a fold of columns, and rows and columns of a product, that one block computes."""
+FUSED_BLOCKS = frozenset({"slice", "dynamic_slice", "gather", "pad", "rev"})
+"""Block operations that are computed inside the elementwise kernels and folds that read them."""
+BY_COLUMNS = frozenset({"triangular_solve", "cholesky", "lu", "qr", "householder_product", "eigh", "svd"})
+"""Operations whose libraries store matrices by columns."""
+SHORT_ROW, LONG_ROW = 2**9, 2**12
+"""Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it."""
+SIMPLE, FUNCTION = 2.0, 16.0
+"""Weights up to which an operand counts as simple, or as one function, in that question."""
+
+
+@dataclass(frozen=True)
+class GpuWeights(Weights):
+    """Costs counted in machine instructions of a card, by the width of numbers."""
+
+    target: Target | None = None
+
+    def of_map(self, term: Map) -> float:
+        own = operation_of(dict(term.params)) if term.params else None
+        if own is None and term.op == "integer_pow":
+            return super().of_map(term) * (weight("mul", itemsize(term.dtype), self._card) or 1.0)
+        counted = None if own is not None else weight(term.op, itemsize(term.dtype), self._card)
+        return super().of_map(term) if counted is None else counted
+
+    @property
+    def _card(self) -> Target:
+        assert self.target is not None, "weights of a GPU name their card"
+        return self.target
+
+
+class GpuIdioms(Idioms):
+    """Idioms that keep XLA:GPU from copying whole arrays ahead of a loop."""
+
+    def turned(self, ex: Extraction) -> frozenset[int]:
+        """What solvers read, which store matrices by columns, and all that elementwise operations make it of."""
+        terms, found = ex.program.terms, set[int]()
+        solvers = (term for term in terms if isinstance(term, Block) and term.call.prim.name in BY_COLUMNS)
+        waiting = [a for term in solvers for a in term.args]
+        while waiting:
+            t = waiting.pop()
+            if t not in found:
+                found.add(t)
+                waiting += _operands(ex.program, t)
+        return frozenset(found)
+
+    def slice(self, array: str, start: str, size: str, axis: int, dtype: Any, turned: bool) -> str:
+        """A gather where the chunk is read in another order of axes: XLA would bring the whole array into that order before the loop."""
+        if not turned:
+            return super().slice(array, start, size, axis, dtype, turned)
+        return f'jnp.take({array}, {start} + jnp.arange({size}), {axis}, mode="clip")'
+
+
+@dataclass(frozen=True)
+class GpuBackend(Backend):
+    """XLA:GPU for one card."""
+
+    target: Target
+
+    platform: ClassVar[str] = "gpu"
+    asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
+    needless_rules: ClassVar[tuple[str, ...]] = ("unroll-fold",)  # short folds are computed inside their readers
+
+    @classmethod
+    def of(cls, target: Target) -> Self:
+        """The backend of a card, with the figures of its data sheet."""
+        return cls(
+            Device(**target.attained(), tile_level=0, kernel_s=KERNEL_S, iteration_s=KERNEL_S, reduce_weight=1.0, short_reduce_weight=1.0),
+            target,
+        )
+
+    @classmethod
+    def built_in(cls) -> Self:
+        """The backend of the card in use, as far as the table knows it."""
+        kind = jax.local_devices()[0].device_kind if jax.default_backend() == "gpu" else ""
+        return cls.of(target_labelled(kind) or named(USUAL))
+
+    @property
+    def rounds_operands(self) -> bool:  # type: ignore[override]  # depends on the card
+        return self.target.rounds
+
+    @property
+    def is_here(self) -> bool:
+        if jax.default_backend() != "gpu":
+            return False
+        return target_labelled(jax.local_devices()[0].device_kind) in (None, self.target)
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        return None if self.is_here else self.target.usable_bytes
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return self.target.memory_bytes
+
+    @property
+    def idioms(self) -> Idioms:
+        return GpuIdioms()
+
+    @property
+    def lowering(self) -> Lowering:
+        """Long searches become folds of pairs, which XLA computes with their operand inside, and loops fold chunk by chunk."""
+        return Lowering(self.platform, pairs=True)
+
+    @property
+    def weights(self) -> Weights:  # type: ignore[override]  # depends on the card
+        return _weights(self.target)
+
+    # fusion
+
+    def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
+        """Folds compute elementwise operands of any depth, each fold again."""
+        return True
+
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
+        """A short fold is computed inside a longer one; a fold of any length inside the elementwise kernel that alone reads it."""
+        return extent < habits.INNER_FOLD // 2 if isinstance(end, Fold) else True
+
+    def fuses_block(self, name: str, into_folds: bool) -> bool:
+        return name in FUSED_BLOCKS
+
+    # memory
+
+    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
+        """What reads a product by a library does not work in place."""
+        return not isinstance(ex.program.terms[t], Dot)
+
+    def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
+        """Partial results and copied operands of folds, and what products by Triton or by a library take."""
+        term = ex.program.terms[t]
+        if isinstance(term, Dot):
+            return self._product_bytes(ex.program, term, extents)
+        if not isinstance(term, Fold) or ex.unrolls.get(t):
+            return 0
+        extent, last = _folded(ex.program, t, extents)
+        parts = habits.fold_parts(extent, last)
+        partial = parts * size(t) if parts > 1 else 0
+        return partial + self._operand_bytes(ex, t, members, extents, size) + _turned_bytes(ex.program, members, size)
+
+    def _operand_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
+        """Bytes of the operand of a fold that has too few results for XLA to compute it inside."""
+        program, term = ex.program, ex.program.terms[t]
+        assert isinstance(term, Fold)
+        computed = [self.weights.of_map(m) for c in members if isinstance(m := program.terms[c], Map) and program.free[c] & term.over]
+        if term.arg not in members or not computed:
+            return 0
+        extent, last = _folded(program, t, extents)
+        if habits.fold_parts(extent, last) > 1:
+            return 0
+        results = extent_of(extents, program.free[t])
+        heaviest = max(computed)
+        if last:
+            least = 0 if heaviest <= SIMPLE or extent < LONG_ROW else 41 if heaviest <= FUNCTION else 128
+        elif extent <= SHORT_ROW:
+            least = 16
+        else:
+            least = 1_345 if heaviest <= SIMPLE else 2_145 if heaviest <= FUNCTION else 4_161
+            least = least if extent > SHORT_ROW * 2 or heaviest > SIMPLE else 16
+        return size(term.arg) if 1 < results < least else 0
+
+    def _product_bytes(self, program: Program, term: Dot, extents: Sequence[int]) -> int:
+        m, n, k, batch = sides(program, term, extents)
+        width = itemsize(term.dtype)
+        if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
+            return 0
+        return max(habits.product_scratch(batch, m, n, k, width, self.target), _library_bytes(program, extents))
+
+    # time
+
+    def element_factor(self, dtype: Any) -> float:
+        """Weights count instructions by the width of numbers; float64 folds and products run on lanes of their own."""
+        own = self.target.architecture
+        return own.lanes / own.double_lanes if str(dtype) in ("float64", "complex128") else 1.0
+
+    def contraction_rate(self, term: Dot) -> float:
+        if itemsize(term.dtype) >= 8:
+            return self.device.flops / self.target.flops * self.target.double_flops
+        return super().contraction_rate(term)
+
+    def contraction_s(self, term: Dot, batch: int, m: int, n: int, k: int) -> float:
+        """Whole tiles at the full rate, if they occupy all multiprocessors."""
+        parts = habits.product_parts(batch, m, n, k, itemsize(term.dtype), self.target)
+        rows, columns = (math.ceil(side / TILE) for side in (m, n))
+        busy = min(1.0, batch * rows * columns * parts / self.target.multiprocessors)
+        return 2.0 * batch * rows * columns * TILE * TILE * k / (self.contraction_rate(term) * busy)
+
+    def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
+        """Less than the full rate where a kernel has few thread blocks."""
+        if isinstance(kernel.term, Dot | Block):
+            return seconds
+        return seconds / min(1.0, self._blocks(kernel) / (BLOCKS_PER_CORE * self.target.multiprocessors))
+
+    def _blocks(self, kernel: Kernel) -> float:
+        """Thread blocks of an elementwise kernel or a fold."""
+        program, term = kernel.ex.program, kernel.term
+        results = extent_of(kernel.extents, program.free[kernel.step])
+        if not isinstance(term, Fold) or kernel.ex.unrolls.get(kernel.step):
+            return max(results / THREADS, 1.0)
+        extent, last = _folded(program, kernel.step, kernel.extents)
+        own = results if last else max(results / COLUMNS_AT_ONCE, 1.0)
+        return float(own * habits.fold_parts(extent, last))
+
+    def overhead_s(self, kernel: Kernel) -> float:
+        """Its launches."""
+        return self.device.kernel_s * self._launches(kernel)
+
+    def _launches(self, kernel: Kernel) -> int:
+        program, term = kernel.ex.program, kernel.term
+        if isinstance(term, Dot):
+            m, n, k, batch = sides(program, term, kernel.extents)
+            return 1 if habits.product_parts(batch, m, n, k, itemsize(term.dtype), self.target) == 1 else 2
+        if isinstance(term, Fold) and not kernel.ex.unrolls.get(kernel.step):
+            return 1 if habits.fold_parts(*_folded(program, kernel.step, kernel.extents)) == 1 else 2
+        return _LAUNCHES.get(term.call.prim.name, 1) if isinstance(term, Block) else 1
+
+    def turn_s(self, ex: Extraction, loop: Loop) -> float:
+        """A launch for the counter, for each sum that a fold is added to, and for each result that is copied to its place."""
+        terms = ex.program.terms
+        folds = sum(not isinstance(terms[t], Dot) for t in loop.folds)
+        copies = sum(not isinstance(terms[t], Map) for t in loop.stacks)
+        return self.device.iteration_s + self.device.kernel_s * (folds + copies)
+
+    # the compiler
+
+    def check(
+        self,
+        function: Callable[..., Any],
+        avals: Sequence[Any],
+        donate: Sequence[int] = (),
+        optimise: bool = False,
+        limit: int | None = None,
+    ) -> Check:
+        """On the card where it is; else by its compiler, with products by Triton and by cuBLAS, of which the larger counts."""
+        if self.is_here:
+            return super().check(function, avals, donate, optimise, limit)
+        from eqsat_mem.backends.gpu import deviceless
+
+        most = 0
+        for setting in deviceless.SETTINGS:
+            most = max(most, deviceless.compile_for(function, avals, self.target, donate, [setting]).held_bytes)
+            if limit is not None and most > limit:
+                break
+        return Check(most)
+
+    def hidden_bytes(self, compiled: Any) -> int:
+        """Scratch that libraries ask for at run time, from a table."""
+        return workspaces.library_bytes(compiled.as_text(), self.target)
+
+
+# --- shapes of folds -----------------------------------------------------------------------------------
+
+
+def _folded(program: Program, t: int, extents: Sequence[int]) -> tuple[int, bool]:
+    """How many elements a fold combines to one, and whether they lie side by side: its indices are the last of its operand."""
+    term = program.terms[t]
+    assert isinstance(term, Fold)
+    over = program.free[term.arg] & term.over
+    return extent_of(extents, over), over > program.free[t]
+
+
+def _turned_bytes(program: Program, members: Sequence[int], size: Callable[[int], int]) -> int:
+    """Bytes of the smallest array that a fold reads in another order of axes than the others, of which XLA makes a copy."""
+    read = {c for t in members for c in _operands(program, t) if c not in members and program.free[c].bit_count() > 1}
+    orders = {c: order for c in read if (order := _order(program, c)) is not None}
+    turned = [c for c, order in orders.items() if order != tuple(sorted(order))]
+    straight = [c for c in orders if c not in turned]
+    return min(map(size, (*turned, *straight))) if turned and straight else 0
+
+
+def _operands(program: Program, t: int) -> Sequence[int]:
+    term = program.terms[t]
+    return term.args if isinstance(term, Map) else (term.arg,) if isinstance(term, Fold) else ()
+
+
+def _order(program: Program, t: int) -> tuple[int, ...] | None:
+    """The indices of an array in the order of its axes; None for what is no array."""
+    term = program.terms[t]
+    if isinstance(term, Rename):
+        names = dict(term.pairs)
+        own = _order(program, term.arg)
+        return None if own is None else tuple(names.get(i, i) for i in own)
+    if isinstance(term, Input | Const):
+        return tuple(i for axis in term.axes for i in axis)
+    return None if is_leaf(term) else tuple(bits(program.free[t]))
+
+
+def _library_bytes(program: Program, extents: Sequence[int]) -> int:
+    """Scratch of cuBLASLt: more for a product in a loop, which may read slices where they stand."""
+    inside = any(extent != index.extent for extent, index in zip(extents, program.indices))
+    versions = workspaces.CUBLASLT
+    version = next((v for v in versions if jax.__version__.startswith(f"{v}.")), max(versions, key=_numbers))
+    return versions[version] if inside else min(versions.values())
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+# --- costs and workspaces of operations ----------------------------------------------------------------
+
+
+def _sort_workspace(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """Positions beside the sorted array, and CUB's copies."""
+    return 4.1 * sum(map(math.prod, ins))
+
+
+def _top_k_workspace(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """Nothing for few of a long row; else the operand and its positions, sorted."""
+    few = params["k"] <= habits.TOP_K and ins[0][-1] >= habits.TOP_K_ROW
+    return 0.0 if few else 2.0 * math.prod(ins[0])
+
+
+def _solver(routine: str, copies: float) -> Callable[[Shapes, Shapes, Params], float]:
+    """A copy of the matrix in columns, and the scratch of cuSOLVER's routine."""
+
+    def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
+        k, n = sorted(ins[0][-2:])
+        return copies * math.prod(ins[0]) + workspaces.SOLVERS[routine](k, n)
+
+    return elements
+
+
+def _triangular_solve(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """Matrix and right side in columns."""
+    return float(math.prod(ins[0]) + math.prod(ins[1]))
+
+
+_GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
+    **WORKSPACES,
+    "sort": _sort_workspace,
+    "top_k": _top_k_workspace,
+    "reduce": lambda ins, outs, params: float(sum(map(math.prod, outs[1:]))),
+    "triangular_solve": _triangular_solve,
+    "cholesky": _solver("potrf", 1.0),
+    "lu": _solver("getrf", 1.0),
+    "qr": _solver("geqrf", 1.0),
+    "eigh": _solver("syevd", 1.0),
+    "svd": _solver("gesvd", 1.0),
+}
+_LAUNCHES = {"triangular_solve": 4, "cholesky": 3, "lu": 3, "qr": 3, "eigh": 3, "sort": 2, "conv_general_dilated": 4, "fft": 2}
+"""Kernels of block operations that take more than one."""
+
+_KNOWN: dict[str, Weights] = {}
+
+
+def _weights(target: Target) -> Weights:
+    """The weights of a card, made once."""
+    if target.name not in _KNOWN:
+        blocks = {**BLOCKS, "sort": per_element(200.0), "top_k": per_element(20.0)}
+        _KNOWN[target.name] = GpuWeights(ELEMENTWISE, blocks, _GPU_WORKSPACES, target=target)
+    return _KNOWN[target.name]

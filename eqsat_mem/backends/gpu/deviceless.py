@@ -1,0 +1,281 @@
+"""XLA:GPU without a GPU: what a program holds on a card that is not there, and what it launches.
+
+The compiler is in two wheels, ``jax-cuda13-plugin`` and ``jax-cuda13-pjrt``, which need no driver. Nothing here runs
+on a GPU, so nothing is tuned by measuring: on the card XLA tries Triton kernels and cuBLAS for each product and
+keeps the faster. A program is therefore compiled twice, with all products by the one and by the other, and what it
+holds is the larger.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from eqsat_mem.backends.gpu import thunks
+from eqsat_mem.backends.gpu.targets import Target
+from eqsat_mem.backends.gpu.thunks import Launch
+from eqsat_mem.backends.gpu.workspaces import Workspace, workspaces
+from eqsat_mem.errors import DeviceCompilerError
+
+Options = Mapping[str, "bool | str"]
+
+SETTINGS: Mapping[str, Options] = MappingProxyType(
+    {
+        "triton": MappingProxyType({"xla_gpu_enable_triton_gemm": True, "xla_gpu_cublas_fallback": False}),
+        "cublas": MappingProxyType({"xla_gpu_enable_triton_gemm": False}),
+    }
+)
+"""Compiler options that have all products computed in one of two ways, on a card too."""
+QUIET: Options = MappingProxyType({"xla_gpu_enable_cub_radix_sort": False})
+"""Has XLA sort by its own kernels, as it does without a card anyway, and not warn that it does."""
+PLUGINS = ("cuda13", "cuda12")
+OLDEST = {"cuda13": (7, 5), "cuda12": (5, 0)}
+"""The oldest compute capability that each plugin compiles for."""
+SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program compiled in one setting. Sizes are in bytes.
+
+    ``options`` are those that have a card compute products in the way that was counted here; ``launches`` is None
+    where they were not asked for.
+    """
+
+    setting: str
+    options: Options
+    arguments: int
+    outputs: int
+    temporaries: int
+    shared: int
+    workspaces: tuple[Workspace, ...]
+    launches: tuple[Launch, ...] | None
+    executable: Any
+
+    @property
+    def held_bytes(self) -> int:
+        """Arguments, outputs and temporaries, less outputs in the memory of donated arguments, and the largest
+        scratch that XLA does not report."""
+        unreported = self.workspaces[0].bytes if self.workspaces else 0
+        return self.arguments + self.outputs + self.temporaries - self.shared + unreported
+
+    @cached_property
+    def text(self) -> str:
+        """The optimised program, in HLO."""
+        return str(self.executable.as_text())
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A program compiled for a card in every setting."""
+
+    target: Target
+    settings: tuple[Compiled, ...]
+
+    @property
+    def held_bytes(self) -> int:
+        """The larger of what the settings hold, in bytes."""
+        return max(compiled.held_bytes for compiled in self.settings)
+
+    def options_within(self, limit: float) -> Options | None:
+        """The compiler options with which the program holds no more than so many bytes; none are needed where every
+        setting does.
+
+        Returns:
+            Options, empty where any choice of the card's fits; None where no setting fits.
+        """
+        fitting = [compiled for compiled in self.settings if compiled.held_bytes <= limit]
+        if len(fitting) == len(self.settings):
+            return MappingProxyType({})
+        return min(fitting, key=lambda compiled: compiled.held_bytes).options if fitting else None
+
+    def report(self) -> str:
+        """A line for each setting, and one for each scratch that comes from a table."""
+        lines = [f"{c.setting}: {c.held_bytes} B ({c.temporaries} B of temporaries)" for c in self.settings]
+        return "\n".join([*lines, *dict.fromkeys(str(w) for c in self.settings for w in c.workspaces)])
+
+
+def compile_for(
+    function: Callable[..., Any],
+    avals: Sequence[Any],
+    target: Target,
+    donate: Sequence[int] = (),
+    settings: Sequence[str] = tuple(SETTINGS),
+    launches: bool = False,
+) -> Checked:
+    """Compile a function of flat arguments for a card that need not be there. Runs nothing.
+
+    Args:
+        function: takes one array for each of ``avals``.
+        avals: what has ``shape`` and ``dtype``.
+        target: the card.
+        donate: positions of arguments whose memory outputs may take.
+        settings: which of :data:`SETTINGS`.
+        launches: read what the program launches, too, which XLA writes to a temporary folder.
+
+    Raises:
+        DeviceCompilerError: if the compiler is not installed, or not for this version of JAX, or does not know the
+        card.
+    """
+    import jax
+
+    there = jax.sharding.SingleDeviceSharding(device(target))
+    given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=there, weak_type=getattr(a, "weak_type", False)) for a in avals]
+    jitted = jax.jit(
+        function, donate_argnums=tuple(donate), keep_unused=True, out_shardings=there
+    )  # there may be no arguments to name the card
+    lowered = jitted.lower(*given)
+    return Checked(target, tuple(_compiled(lowered, target, setting, launches) for setting in settings))
+
+
+def _compiled(lowered: Any, target: Target, setting: str, launches: bool) -> Compiled:
+    options = SETTINGS[setting]
+    if launches:
+        with tempfile.TemporaryDirectory() as folder:
+            executable = _compile(lowered, {**options, "xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+            launched = thunks.read(Path(folder), executable.as_text())
+    else:
+        executable, launched = _compile(lowered, options), None
+    memory = executable.memory_analysis()
+    return Compiled(
+        setting,
+        options,
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes,
+        memory.temp_size_in_bytes,
+        memory.alias_size_in_bytes,
+        tuple(workspaces(executable.as_text(), target)),
+        launched,
+        executable,
+    )
+
+
+def _compile(lowered: Any, options: Options) -> Any:
+    """Compile, without options that this version of the compiler lacks."""
+    import jax
+
+    unknown: set[str] = set()
+    wanted = {**options, **QUIET}
+    while True:
+        try:
+            return lowered.compile({name: value for name, value in wanted.items() if name not in unknown})
+        except jax.errors.JaxRuntimeError as error:
+            missing = next((name for name in wanted.keys() - unknown if f"No such compile option: '{name}'" in str(error)), None)
+            if missing is None:
+                raise
+            unknown.add(missing)
+
+
+_lock = threading.RLock()
+_devices: dict[str, Any] = {}
+
+
+def device(target: Target) -> Any:
+    """JAX's device of a card that is not there: programs are compiled for it, and none runs on it. One for each
+    description; safe in threads.
+
+    Raises:
+        DeviceCompilerError: if the compiler is not installed, or not for this version of JAX, or does not know the
+        card.
+    """
+    description = target.description()
+    with _lock:
+        if description not in _devices:
+            plugin = installed()
+            if target.capability < OLDEST[plugin]:
+                raise DeviceCompilerError(
+                    f"jax-{plugin}-plugin does not compile for {target.name}, whose compute capability is {_dotted(target.capability)}: "
+                    f"it needs {_dotted(OLDEST[plugin])}. jax-cuda12-plugin does."
+                )
+            _devices[description] = _topology(plugin, description)
+        return _devices[description]
+
+
+def installed() -> str:
+    """Which compiler is installed: ``cuda13`` or ``cuda12``.
+
+    Raises:
+        DeviceCompilerError: if there is none, or one of another version than jaxlib.
+    """
+    from jaxlib import version
+
+    wanted = version.__version__
+    for plugin in PLUGINS:
+        versions = {name: _version(name) for name in (f"jax-{plugin}-plugin", f"jax-{plugin}-pjrt")}
+        if any(versions.values()):
+            wrong = {name: version for name, version in versions.items() if version != wanted}
+            if wrong:
+                named = ", ".join(f"{name} {version or 'is missing'}" for name, version in wrong.items())
+                raise DeviceCompilerError(
+                    f"plans for a GPU are compiled by wheels of jaxlib's version, {wanted}; {named}. "
+                    f"Install them: pip install {_wheels(plugin, wanted)}"
+                )
+            return plugin
+    raise DeviceCompilerError(
+        "plans for a GPU are compiled by two wheels that are not installed: pip install 'eqsat-mem[gpu]', "
+        f"or pip install {_wheels(PLUGINS[0], wanted)}"
+    )
+
+
+def _wheels(plugin: str, version: str) -> str:
+    return f"jax-{plugin}-plugin=={version} jax-{plugin}-pjrt=={version}"
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _topology(plugin: str, description: str) -> Any:
+    """The device of a description, by JAX's own plugin.
+
+    Where ``JAX_PLATFORMS`` does not leave CUDA out, the plugin looks for CUDA's libraries when it registers, and
+    does not if it finds none. Compiling needs none of them, so it is then asked again, without looking.
+    """
+    import jax
+    from jax.experimental import topologies
+
+    def made() -> Any:
+        return topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=description).devices[0]
+
+    with _unchecked():
+        try:
+            return made()
+        except NotImplementedError:
+            importlib.import_module(f"jax_plugins.xla_{plugin}").initialize()
+        try:
+            return made()
+        except (NotImplementedError, jax.errors.JaxRuntimeError) as error:
+            raise DeviceCompilerError(
+                f"jax-{plugin}-plugin is installed, but JAX has no CUDA compiler from it ({error}): "
+                "set JAX_PLATFORMS=cpu before JAX is imported."
+            ) from error
+
+
+@contextmanager
+def _unchecked() -> Iterator[None]:
+    before = os.environ.get(SKIP_CHECK)
+    os.environ[SKIP_CHECK] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SKIP_CHECK]
+        else:
+            os.environ[SKIP_CHECK] = before

@@ -1,0 +1,142 @@
+"""What XLA:GPU decides by arithmetic on extents: which products become folds, in how many parts it folds and
+multiplies, what it pads.
+
+Found with compiled programs of JAX 0.10.2 by bisection, and checked against the compiler where that is installed;
+docs/xla-gpu.md has all that was found.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from eqsat_mem.backends.gpu.targets import Target
+
+VECTOR_ELEMENTS = 10**7
+"""A matrix times a vector is a fold of products, and fused like one, if both have fewer elements than this together;
+in float64 it always is."""
+ROW_FOLD, COLUMN_FOLD = 2**14, 2**12
+"""More elements than this are folded in two passes: along the last axis, and along another."""
+STREAMED_ROW = 2**14
+"""Rows of up to so many elements that are folded and then computed with, as in a softmax, are one kernel, and
+nothing of it is in memory."""
+INNER_FOLD = 16
+"""A fold of fewer elements is computed inside the fold that reads it. (Where the outer one has up to 10^6 results,
+from about half as many on it is not.)"""
+TOP_K, TOP_K_ROW = 16, 1024
+"""Up to so many of a row of at least so many numbers of 2 or 4 bytes are selected without scratch; else the row is
+sorted."""
+
+
+def vector_is_fold(matrix: int, vector: int, itemsize: int) -> bool:
+    """Whether a matrix times a vector is a fold of products: it then holds no operand that is computed elementwise.
+
+    Args:
+        matrix: elements of the matrix, batch axes left out.
+        vector: elements of the vector, likewise.
+        itemsize: bytes of one element.
+    """
+    return itemsize == 8 or matrix + vector < VECTOR_ELEMENTS
+
+
+def fold_parts(extent: int, last: bool) -> int:
+    """How many partial results of each element a fold leaves: 1 where it takes one pass. Along the last axis this is
+    an upper bound.
+
+    A long axis is cut into about as many parts as each has elements: the number between half the square root and the
+    root that pads the axis least, powers of two first among equals. Along the last axis XLA may swap the number of
+    parts and their length, for reasons not found out.
+
+    >>> fold_parts(16_384, last=True), fold_parts(16_384, last=False)
+    (1, 128)
+    """
+    if extent <= (ROW_FOLD if last else COLUMN_FOLD):
+        return 1
+    root = math.isqrt(extent)
+    best = root
+    for parts in range(root - 1, root // 2, -1):
+        padding, least = -extent % parts, -extent % best
+        if padding < least or (padding == least and parts.bit_count() == 1):
+            best = parts
+    length = -(-extent // best)
+    return max(best, length) if last and not _even_cut(extent, best) else best
+
+
+def _even_cut(extent: int, parts: int) -> bool:
+    """Whether an axis is cut into equal parts of even length, which XLA was never seen to swap with their number."""
+    return extent % parts == 0 and extent // parts % 2 == 0
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Of XLA's estimate of a product: reading and writing, adding up parts, starting to. Arithmetic weighs 100 for
+    each operation."""
+
+    memory: float
+    parts: float
+    start: float
+
+
+def _weights(target: Target) -> _Weights:
+    if target.capability >= (10, 0):
+        return _Weights(0.0848863, 189.711, 1.21563e8)
+    if target.capability >= (9, 0):
+        return _Weights(0.194136, 193.1384, 4.36e7)
+    return _Weights(0.0666955, 467.815, 5.65307e7)
+
+
+ARITHMETIC, TILE, MOST_PARTS = 100.0, 128, 2**11
+
+
+def product_parts(batch: int, m: int, n: int, k: int, itemsize: int, target: Target) -> int:
+    """Into how many parts a Triton kernel cuts the contracted axis; each leaves a result, of float32 or wider,
+    before they are added up.
+
+    XLA takes the power of two for which it estimates the least time (xla/backends/gpu/transforms/splitk_rewriter.cc,
+    2026): the longer of arithmetic, in tiles of 128 x 128 that all multiprocessors share, and of memory traffic; and
+    for more parts than one the time to add them up.
+
+    Args:
+        batch, m, n, k: extents of the product.
+        itemsize: bytes of an element of the operands, before they are widened.
+        target: the card.
+    """
+    candidates = [2**e for e in range(MOST_PARTS.bit_length())]
+    return min(candidates, key=lambda parts: _product_cost(batch, m, n, k, itemsize, parts, target))
+
+
+def _product_cost(batch: int, m: int, n: int, k: int, itemsize: int, parts: int, target: Target) -> float:
+    weights, wide = _weights(target), max(itemsize, 4)
+    rows, columns = min(m, TILE), min(n, TILE)
+    tiles = batch * parts * -(-m // TILE) * -(-n // TILE)
+    waves = max(1.0, tiles / (target.multiprocessors * TILE * TILE / (rows * columns)))
+    arithmetic = 2.0 * rows * columns * -(-k // parts) * waves * ARITHMETIC
+    written = batch * parts * m * n * (wide if parts > 1 else itemsize)
+    seconds = max(arithmetic, (batch * k * (m + n) * itemsize + written) * weights.memory)
+    if parts == 1:
+        return seconds
+    return seconds + weights.start + (written + batch * m * n * itemsize) * weights.parts
+
+
+def padded_contraction(k: int, parts: int, itemsize: int) -> int:
+    """The extent to which the contracted axis is padded, both operands being written out, so that parts are equal
+    and begin at 16 bytes; ``k`` if none is."""
+    if parts == 1:
+        return k
+    step = parts * max(16 // itemsize, 1)
+    return -(-k // step) * step
+
+
+def product_scratch(batch: int, m: int, n: int, k: int, itemsize: int, target: Target) -> int:
+    """Bytes that a product by a Triton kernel holds besides operands and result: padded operands and partial results.
+
+    >>> from eqsat_mem.backends.gpu.targets import named
+    >>> product_scratch(1, 64, 64, 1_000_000, 4, named("h100"))
+    521142272
+    """
+    parts = product_parts(batch, m, n, k, itemsize, target)
+    if parts == 1:
+        return 0
+    padded = padded_contraction(k, parts, itemsize)
+    operands = batch * padded * (m + n) * itemsize if padded != k else 0
+    return operands + batch * parts * m * n * max(itemsize, 4)

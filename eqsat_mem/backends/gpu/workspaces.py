@@ -1,0 +1,189 @@
+"""What NVIDIA's libraries take while a program runs and XLA does not report: from a table, not from the compiler.
+
+XLA plans the scratch of its own kernels and of cuBLAS ahead, so ``memory_analysis()`` has it. cuSOLVER and cuFFT are
+asked at run time how much they need, and their scratch comes from the allocator then. CUB, which sorts, is asked
+when XLA compiles on the card; without the card XLA sorts by kernels of its own, which need less.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from eqsat_mem.backends.gpu.targets import MiB, Target
+
+CUBLASLT: Mapping[str, int] = MappingProxyType({"0.10": 4 * MiB, "0.11": 32 * MiB})
+"""Bytes of scratch that XLA plans for a product by cuBLASLt, by version of JAX: read from compiled programs."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Bytes that a library takes for one call, with the words for a report: which routine, and where the figure
+    comes from."""
+
+    routine: str
+    bytes: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.routine}: {self.bytes} B, which XLA does not report, from a table ({self.source})"
+
+
+UNMEASURED = "guessed from what LAPACK's documentation asks for the same routine, in blocks of 64; not measured"
+CUFFT = "cuFFT documentation: the size of the data, eight times that for lengths with a prime factor above 127"
+CUB = "the table of CUB 3.1.2's scratch that XLA 2026 compiles with for an H100, read at 30 sizes and rounded up"
+
+Elements = Callable[[int, int], float]
+BLOCK = 64
+
+SOLVERS: Mapping[str, Elements] = MappingProxyType(
+    {
+        "potrf": lambda k, n: BLOCK * n,
+        "getrf": lambda k, n: BLOCK * (k + n),
+        "geqrf": lambda k, n: BLOCK * (k + n),
+        "orgqr": lambda k, n: BLOCK * (k + n),
+        "sytrd": lambda k, n: BLOCK * n,
+        "syevd": lambda k, n: 2 * n**2 + (6 + BLOCK) * n,
+        "gesvd": lambda k, n: k**2 + BLOCK * (k + n),
+        "gesvdj": lambda k, n: 2 * k * n + k**2 + BLOCK * (k + n),
+        "gesvdp": lambda k, n: 3 * k * n + 3 * k**2,
+        "csrlsvqr": lambda k, n: BLOCK * n,
+    }
+)
+"""cuSOLVER's routines: elements of scratch for a matrix by its lesser and its greater extent."""
+
+
+def workspaces(compiled_text: str, target: Target) -> list[Workspace]:
+    """What libraries take besides what XLA reports, one entry for each call in a compiled program.
+
+    Args:
+        compiled_text: the program's optimised HLO.
+        target: the card that it was compiled for.
+
+    Returns:
+        One :class:`Workspace` per call that takes any, the largest first. Calls run one at a time, so the first is
+        what counts.
+    """
+    found = [*_solvers(compiled_text), *_transforms(compiled_text), *_sorts(compiled_text, target)]
+    return sorted((w for w in found if w.bytes), key=lambda w: -w.bytes)
+
+
+def library_bytes(compiled_text: str, target: Target) -> int:
+    """Bytes that libraries take at a time besides what XLA reports, and one sort's as well, whose arrays XLA's own
+    kernels do without."""
+    return max((w.bytes for w in workspaces(compiled_text, target)), default=0)
+
+
+_SHAPE = r"(?P<type>[a-z]+\d*)\[(?P<shape>[\d,]*)\]"
+_SOLVER = re.compile(rf'= \(?{_SHAPE}[^\n]*? custom-call\([^\n]*?custom_call_target="cusolver_(?P<routine>[a-z]+)_ffi"')
+_FFT = re.compile(rf"= {_SHAPE}\S* fft\([^\n]*?fft_type=(?P<kind>\w+), fft_length=\{{(?P<length>[\d,]+)\}}")
+_SORT = re.compile(
+    r"%(?P<name>[\w.\-]+) = (?P<results>\(.*?\)|\S+) sort\([^\n]*?dimensions=\{(?P<axis>\d+)\}[^\n]*?to_apply=%?(?P<order>[\w.\-]+)"
+)
+
+
+def _solvers(text: str) -> Iterator[Workspace]:
+    for call in _SOLVER.finditer(text):
+        k, n = sorted(_extents(call["shape"])[-2:])
+        routine = call["routine"]
+        elements = SOLVERS.get(routine)
+        if elements is not None:
+            yield Workspace(f"cuSOLVER {routine}", int(elements(k, n) * itemsize(call["type"])), UNMEASURED)
+
+
+LARGEST_FACTOR = 127
+"""Lengths of Fourier transforms with a larger prime factor go by way of another, longer transform."""
+
+
+def _transforms(text: str) -> Iterator[Workspace]:
+    for call in _FFT.finditer(text):
+        complex_bytes = 16 if call["type"] in ("f64", "c128") else 8
+        lengths = _extents(call["length"])
+        times = 1 if all(_largest_factor(n) <= LARGEST_FACTOR for n in lengths) else 8
+        yield Workspace("cuFFT", times * complex_bytes * math.prod(_extents(call["shape"])), CUFFT)
+
+
+LARGE_SORT, LONG_ROW, MANY_ROWS = 2**14, 2**12, 26
+"""XLA gives sorts to CUB from about these numbers of elements on: in one row, or in each of more rows than the last
+of the three. Its rules differ by width of the numbers and by card; these are below all of them."""
+TUNED = {(8, 0), (9, 0), (10, 0), (12, 0)}
+"""The cards whose rules look at rows; others count all elements."""
+SCRATCH_SHARE, SCRATCH_BYTES = 1.046, 2**14
+"""CUB's scratch is at most this share of the bytes that it sorts, plus this."""
+
+
+def _sorts(text: str, target: Target) -> Iterator[Workspace]:
+    """Sorts that CUB would do on the card: of one array, or of one along with another, along the last axis.
+
+    Where zeros and NaN of either sign are to be equal, as in JAX's sorts of floating-point numbers, CUB sorts keys
+    made of their bits, which are two arrays more, and only numbers without company.
+    """
+    for sort in _SORT.finditer(text):
+        arrays = [(m["type"], _extents(m["shape"])) for m in re.finditer(_SHAPE, sort["results"])]
+        if len(arrays) > 1 and not _is_read(text, sort["name"], len(arrays) - 1):
+            arrays.pop()  # the positions that XLA adds to sort without CUB where equal elements are to stay in order
+        shape, sizes = arrays[0][1], [itemsize(kind) for kind, _ in arrays]
+        by_keys = "constant(nan)" in _body(text, sort["order"])
+        if int(sort["axis"]) != len(shape) - 1 or len(arrays) > (1 if by_keys else 2) or not _by_cub(shape, target):
+            continue
+        elements = math.prod(shape)
+        keys = sizes[0] if by_keys else 0
+        scratch = SCRATCH_SHARE * elements * (sum(sizes) + keys) + SCRATCH_BYTES
+        yield Workspace("CUB radix sort", int(2 * elements * keys + scratch), CUB)
+
+
+def _is_read(text: str, name: str, position: int) -> bool:
+    """Whether a program reads an array of an instruction's result, which may be that of the fusion that the
+    instruction is in."""
+    computation = re.search(
+        rf"^(ENTRY )?%?([\w.\-]+) \([^\n]*\{{\n(?:(?!^\}}).)*?^ *ROOT %{re.escape(name)} = ", text, re.MULTILINE | re.DOTALL
+    )
+    if computation is not None:
+        if computation[1]:
+            return True
+        fusion = re.search(rf"(ROOT )?%([\w.\-]+) = [^\n]* calls=%?{re.escape(computation[2])}\b", text)
+        if fusion is None or fusion[1]:
+            return True
+        name = fusion[2]
+    return f"get-tuple-element(%{name}), index={position}" in text
+
+
+def _by_cub(shape: list[int], target: Target) -> bool:
+    if not shape:
+        return False
+    row, rows = shape[-1], math.prod(shape[:-1])
+    if target.capability not in TUNED:
+        return row * rows > LARGE_SORT
+    return row > LARGE_SORT if rows == 1 else row > LONG_ROW and rows > MANY_ROWS
+
+
+def _body(text: str, name: str) -> str:
+    """The instructions of a computation."""
+    found = re.search(rf"^%?{re.escape(name)} \([^\n]*\{{\n(.*?)^\}}", text, re.MULTILINE | re.DOTALL)
+    return found[1] if found else ""
+
+
+def _extents(text: str) -> list[int]:
+    return [int(extent) for extent in text.split(",") if extent]
+
+
+def itemsize(hlo_type: str) -> int:
+    """Bytes of an element of an HLO type.
+
+    >>> itemsize("bf16"), itemsize("pred"), itemsize("c64")
+    (2, 1, 8)
+    """
+    width = re.match(r"[a-z]+(\d+)", hlo_type)
+    return max(int(width[1]) // 8, 1) if width else 1
+
+
+def _largest_factor(n: int) -> int:
+    largest, factor = 1, 2
+    while factor * factor <= n:
+        while n % factor == 0:
+            largest, n = factor, n // factor
+        factor += 1
+    return max(largest, n)

@@ -1,0 +1,322 @@
+"""Compiler targets: the figures of a device, and what its compiler does with a program.
+
+:class:`Backend` is XLA as it documents itself for every device: it fuses elementwise operations and short folds into their
+readers, runs kernels in program order, needs no idioms in source, and reports all memory that it takes. A target that
+differs overrides methods; :mod:`eqsat_mem.backends` has one folder or file for each. A backend is chosen once per plan and
+carried by searches and schedules, so that every stage asks the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import jax
+
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.frontend.lowering import Lowering
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, itemsize
+from eqsat_mem.ir.loop_tree import Loop
+from eqsat_mem.ir.ops import block_op
+from eqsat_mem.ir.precision import rounds
+from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.idioms import Idioms, Tie
+from eqsat_mem.schedule.weights import BASE, Weights
+
+if TYPE_CHECKING:
+    from eqsat_mem.schedule.fusion import Fused
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One kernel of a region, as the time model sees it.
+
+    Attributes:
+        ex: the program with what rules allow.
+        step: the term that the kernel keeps.
+        operands: the kept values that it reads.
+        extents: the extents of all indices where it runs.
+        nbytes: bytes of its result.
+        outside: whether it runs outside of all loops.
+        emitted: whether it runs as emitted source, not as its author wrote it.
+        unrolled: whether it computes a fold that is unrolled, element by element.
+        stacked: whether the loop around it stacks its result.
+    """
+
+    ex: Extraction
+    step: int
+    operands: Collection[int]
+    extents: Sequence[int]
+    nbytes: int
+    outside: bool
+    emitted: bool
+    unrolled: bool
+    stacked: bool
+
+    @property
+    def term(self) -> Term:
+        return self.ex.program.terms[self.step]
+
+
+# --- checks ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Check:
+    """Bytes that a compiled program holds at its peak, and the program (None where it was compiled for a device that is not there)."""
+
+    held_bytes: int
+    compiled: Any = None
+
+
+# --- behaviour ---------------------------------------------------------------------------------------
+
+THIN = 16
+"""Extents of a contraction that run at half the full rate."""
+SMALL_FOLD = 64
+"""Elements up to which a fold is computed inside its reader."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A compiler for a device; the base is what XLA documents for every device. Subclasses override what differs."""
+
+    device: Device
+
+    platform: ClassVar[str | None] = None
+    """JAX's name of the platform; None is the default one."""
+    weights: ClassVar[Weights] = BASE
+    tie: ClassVar[Tie | None] = None
+    """How recomputed values are kept apart; None where nothing is known that does, so that nothing is recomputed."""
+    asked_up_to: ClassVar[float] = 4.0
+    """Predicted peak over limit up to which the compiler is asked about a program as written: it may fuse more than the model says."""
+    rounds_operands: ClassVar[bool] = False
+    """Whether operands of float32 contractions are rounded unless full precision is asked for."""
+    runs_remainder_beside: ClassVar[bool] = False
+    """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
+    fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
+    """Block operations inside which XLA computes elementwise operands."""
+    room_toll: ClassVar[float] = 0.02
+    """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
+    augments_dots: ClassVar[bool] = False
+    """Whether sums that are added to a contraction are better part of it: additions to its result cost traffic of their own."""
+    needless_rules: ClassVar[tuple[str, ...]] = ()
+    """Rules whose facts do not help this compiler."""
+    rereads: ClassVar[frozenset[str]] = frozenset()
+    """Block operations that read operands in several kernels, each of which computes virtual operands again."""
+
+    @property
+    def lowering(self) -> Lowering:
+        """What loading a jaxpr should prefer."""
+        return Lowering(self.platform)
+
+    @property
+    def idioms(self) -> Idioms:
+        """How source is written."""
+        return Idioms()
+
+    def keeping_bits(self) -> Self:
+        """The same target with only those idioms that keep every bit of the operations that they replace."""
+        return self
+
+    def cautious(self) -> Self | None:
+        """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""
+        return None
+
+    # fusion: which values exist, and in which order kernels run
+
+    def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
+        """Whether an elementwise value is computed inside the fold that reads it; ``alone``: no other kernel needs it."""
+        term = ex.program.terms[t]
+        return alone or (isinstance(term, Map) and self.is_cheap(ex.program, t))
+
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
+        """Whether a fold over so many elements, not unrolled, is computed inside the kernel ``end``, which alone needs it."""
+        return extent <= SMALL_FOLD
+
+    def fuses_block(self, name: str, into_folds: bool) -> bool:
+        """Whether a block operation is computed inside elementwise kernels that read it, and inside folds."""
+        return name == "slice" and not into_folds
+
+    def takes_in(self, term: Term) -> bool:
+        """Whether an operation computes elementwise operands inside itself."""
+        return isinstance(term, Map | Fold) or (isinstance(term, Block) and term.call.prim.name in self.fused_blocks)
+
+    def is_cheap(self, program: Program, t: int) -> bool:
+        """Whether XLA computes a value again in every consumer, so that it is never materialised for their sake.
+
+        Among others a division that XLA turns into a product with what is materialised: by a value of fewer indices, or by
+        the result of an operation that it can invert.
+        """
+        term = program.terms[t]
+        if not isinstance(term, Map) or term.op != "div":
+            return isinstance(term, Map) and self.weights.is_cheap(term)
+        below = program.terms[term.args[1]]
+        return program.free[term.args[1]] != program.free[t] or (isinstance(below, Map) and below.op in INVERTED)
+
+    def recomputes(self, program: Program, step: int, members: Sequence[int]) -> bool:
+        """Whether kernel ``step`` computes the operand that ``members`` make again rather than reading it."""
+        return False
+
+    def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
+        """The kernels of a region in the order in which they run, with the copies that the compiler makes."""
+        return fused
+
+    # memory
+
+    def width(self, ex: Extraction, t: int, contracted: bool) -> int:
+        """Bytes of an element of a value where it is materialised; ``contracted``: it is an operand of a contraction."""
+        return itemsize(ex.program.terms[t].dtype)
+
+    def copies_slices(self, ex: Extraction, t: int) -> bool:
+        """Whether an operation reads slices that a loop makes from copies of them."""
+        return isinstance(ex.program.terms[t], Dot | Block)
+
+    def widens(self, ex: Extraction, t: int, reader: Term) -> bool:
+        """Whether a reader has its operand ``t`` widened, which is counted as a copy of its own."""
+        return False
+
+    def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
+        """Bytes that the kernel of ``t``, which computes ``members``, takes besides operands and result; ``size`` tells those of a value.
+
+        Workspaces of block operations are counted by :attr:`weights`.
+        """
+        return 0
+
+    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
+        """Whether an elementwise result can be written into the buffer of ``t``, of its size, which dies there."""
+        return True
+
+    # time
+
+    def element_factor(self, dtype: Any) -> float:
+        """How many times the time of a float32 operation one of this dtype takes."""
+        return itemsize(dtype) / 4
+
+    def contraction_rate(self, term: Dot) -> float:
+        """Multiplications and additions per second of a contraction that fills the matrix units."""
+        width = itemsize(term.dtype)
+        if width <= 2:
+            return self.device.narrow_flops * 2 / width
+        is_rounded = self.rounds_operands and rounds(term.dtype, term.precision)
+        return (self.device.narrow_flops / 2 if is_rounded else self.device.flops) * 4 / width
+
+    def contraction_s(self, term: Dot, batch: int, m: int, n: int, k: int) -> float:
+        """Seconds of ``batch`` contractions of m x k by k x n, neither side a vector: less than the full rate for thin sides."""
+        fill = m / (m + THIN) * n / (n + THIN) * k / (k + THIN)
+        return 2.0 * batch * m * n * k / (self.contraction_rate(term) * fill)
+
+    def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int, short: int) -> float:
+        """Additions for each of ``count`` elements that a fold combines; fewer than ``short`` do not fill vector registers."""
+        return self.device.short_reduce_weight if count < short else self.device.reduce_weight
+
+    def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
+        """Seconds of a kernel's arithmetic, given their sum over its terms; ``of_term`` tells those of any term."""
+        return seconds
+
+    def overhead_s(self, kernel: Kernel) -> float:
+        """Seconds that a kernel takes besides its arithmetic and its traffic."""
+        return self.device.kernel_s
+
+    def turn_s(self, ex: Extraction, loop: Loop) -> float:
+        """Seconds that a turn of a loop takes besides its kernels and the traffic of its results."""
+        return self.device.iteration_s
+
+    # the compiler
+
+    @property
+    def is_here(self) -> bool:
+        """Whether programs planned for this target can run on the device in use."""
+        return self.platform is None or jax.default_backend() == self.platform
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Bytes that a program may hold when no limit is given; None is the capacity of the device in use."""
+        return None
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """All memory of the device, which no limit may exceed; None where that is not known."""
+        return None
+
+    @property
+    def check_options(self) -> Mapping[str, str | bool]:
+        """Compiler options for a compilation that is only asked how much memory the program holds."""
+        return {}
+
+    @property
+    def compiler_options(self) -> Mapping[str, str]:
+        """Compiler options that planned programs run with."""
+        return {}
+
+    def check(
+        self,
+        function: Callable[..., Any],
+        avals: Sequence[Any],
+        donate: Sequence[int] = (),
+        optimise: bool = False,
+        limit: int | None = None,
+    ) -> Check:
+        """Compile a function of flat arguments, run nothing, and say how much memory it takes.
+
+        Args:
+            function: takes and returns flat arrays.
+            avals: the arguments; they have ``shape`` and ``dtype``.
+            donate: positions of donated arguments.
+            optimise: whether the program is going to be run. Otherwise machine code may be slower and sooner there; the program
+                holds the same (some hundred bytes more for a scatter on XLA:CPU).
+            limit: bytes beyond which it does not matter how many they are.
+
+        Raises:
+            DeviceCompilerError: if programs cannot be compiled for the target here; the text says what to install.
+            NotImplementedError: if the compiler does not analyse memory.
+        """
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
+        lowered = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
+        compiled = lowered.compile() if optimise else self._compiled_for_check(lowered)
+        return Check(self.held_bytes(compiled), compiled)
+
+    def _compiled_for_check(self, lowered: Any) -> Any:
+        try:
+            return lowered.compile(dict(self.check_options) or None)
+        except jax.errors.JaxRuntimeError:  # a jaxlib of other options
+            return lowered.compile()
+
+    def held_bytes(self, compiled: Any) -> int:
+        """Bytes that a compiled program takes at its peak: arguments (used or not), outputs and temporaries, without outputs in the memory
+        of donated arguments, and :meth:`hidden_bytes`.
+
+        Raises:
+            NotImplementedError: if the compiler does not analyse memory.
+        """
+        memory = compiled.memory_analysis()
+        if memory is None:
+            raise NotImplementedError("this backend does not tell what a compiled program holds: pass verify=False to plan without it.")
+        reported = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
+        return int(reported) + self.hidden_bytes(compiled)
+
+    def hidden_bytes(self, compiled: Any) -> int:
+        """Bytes that a compiled program takes at its peak besides those that its memory analysis reports."""
+        return 0
+
+    def doubts(self) -> tuple[str, ...]:
+        """Sentences on what a check of a compiled program's memory cannot see; none where it sees all."""
+        return ()
+
+
+INVERTED = ("sqrt", "rsqrt", "exp", "pow")
+"""Operations by whose inverse XLA multiplies rather than divide by their result."""
+
+
+def extent_of(extents: Sequence[int], mask: int) -> int:
+    """The product of the extents of a set of indices."""
+    out = 1
+    for i in bits(mask):
+        out *= extents[i]
+    return out
+
+
+def moves(term: Term | None) -> bool:
+    """Whether an operation only moves elements."""
+    return isinstance(term, Block) and block_op(term.call.prim.name).moves
