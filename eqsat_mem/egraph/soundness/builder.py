@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -93,9 +94,12 @@ class Builder:
         if node.constructor == "Lit" and kind(node.payload[1]) in "biu" and not float(number).is_integer():
             raise IllFormed(f"{number} is no number of {node.payload[1]}")
         try:
-            return self.encoder.decode(node, tuple(args), hint, self.program)
+            term = self.encoder.decode(node, tuple(args), hint, self.program)
         except OverflowError as error:
             raise IllFormed(f"{number} is no number of its dtype") from error
+        if isinstance(term, ir.Literal) and math.isfinite(number) and not np.isfinite(term.value):
+            raise IllFormed(f"{number} is no number of {term.dtype}")
+        return term
 
     def _pair(self, payload: Sequence[int]) -> tuple[int, int]:
         """Two different indices of one extent."""

@@ -15,7 +15,9 @@ CLAIMS = ("bitwise", "reassociate", "real", "guarded", "approx")
 FACT = "fact"
 """What a rule claims of a fact that it states bit for bit: equal numbers, whatever the sign of a zero."""
 STRICT_KINDS = frozenset({"whole", "normal", "positive", "negative", "zeros", "equal"})
-"""Values of which nothing overflows that is a number over the reals."""
+"""Values of which nothing overflows that is a number over the reals, float16 aside."""
+HALF = 16
+"""The exponent of the range of float16."""
 CORNERS = frozenset({"wide", "special", "ends"})
 """Values at the ends of the range: floats are held to them where all bits are claimed, integers by every claim but the guarded ones."""
 
@@ -32,12 +34,12 @@ def first_difference(
     """What is wrong between two sides, and in which sample; None if they agree as far as ``claim`` says.
 
     Bits are compared for ``bitwise``. What holds over the reals may differ by the root of the precision times the largest number that
-    either side met on its way (``scale``, per sample); ``finite`` tells in which samples the right side met no infinity. Integers have no
+    either side met on its way (``scale``, per sample); ``finite`` tells in which samples neither met an infinity. Integers have no
     precision: any claim but the guarded ones holds where they wrap around, too. Where folds are over nothing (not ``whole``) their results
     need not be numbers.
     """
     bad = _differs(claim, left, right, scale)
-    asked = np.array([_asks(claim, kind(left.dtype), which, bool(f)) for which, f in zip(kinds, finite)])
+    asked = np.array([_asks(claim, left.dtype, which, bool(f)) for which, f in zip(kinds, finite)])
     if claim in ("guarded", "approx") or (not whole and claim in CLAIMS[1:]):
         bad &= _is_number(left)
     bad &= asked.reshape(-1, *(1,) * (left.ndim - 1))
@@ -48,13 +50,18 @@ def first_difference(
     return f"{a!r} on the left, {b!r} on the right ({kinds[sample]} values, {left.dtype})", sample
 
 
-def _asks(claim: str, of: str, which: str, finite: bool) -> bool:
+def _asks(claim: str, dtype: Any, which: str, finite: bool) -> bool:
     """Whether a claim is one about a kind of values."""
-    if claim in ("bitwise", FACT) or which in STRICT_KINDS:
+    if claim in ("bitwise", FACT) or (which in STRICT_KINDS and (finite or not _overflows(dtype))):
         return True
-    if of in "biu":
+    if kind(dtype) in "biu":
         return claim not in ("guarded", "approx")
     return which not in CORNERS and finite
+
+
+def _overflows(dtype: Any) -> bool:
+    """Whether sums and exponentials of ordinary numbers may have no place in the range of a dtype: float16 ends at 65,504."""
+    return kind(dtype) == "f" and jnp.finfo(dtype).maxexp <= HALF
 
 
 def _differs(claim: str, a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -67,7 +74,7 @@ def _differs(claim: str, a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> np.
         return np.asarray(~(same & sign | nan))
     agree = same | nan
     if claim != FACT:
-        agree |= ~_is_number(a) & ~_is_number(b) | close(a, b, scale * (1e4 if claim == "approx" else 1))
+        agree |= ~_is_number(a) & ~_is_number(b) | close(a, b, scale, 1e4 if claim == "approx" else 1.0)
     return np.asarray(~agree)
 
 
@@ -75,11 +82,11 @@ def _is_number(a: np.ndarray) -> np.ndarray:
     return np.isfinite(a) if kind(a.dtype) in "fc" else np.ones(a.shape, bool)
 
 
-def close(a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Whether numbers are near each other, by the root of their precision and a scale for each sample."""
+def close(a: np.ndarray, b: np.ndarray, scale: np.ndarray, times: float = 1.0) -> np.ndarray:
+    """Whether numbers are near each other: by the root of their precision, ``times`` that, and a scale for each sample."""
     with np.errstate(all="ignore"):
         apart = np.abs(a.astype(_wide(a.dtype)) - b.astype(_wide(b.dtype)))
-        return np.asarray(apart <= np.sqrt(float(jnp.finfo(a.dtype).eps)) * scale.reshape(-1, *(1,) * (a.ndim - 1)))
+        return np.asarray(apart <= times * np.sqrt(float(jnp.finfo(a.dtype).eps)) * scale.reshape(-1, *(1,) * (a.ndim - 1)))
 
 
 def _wide(dtype: Any) -> Any:

@@ -139,7 +139,7 @@ class Facts:
         free = self.program.free[left] | self.program.free[right]
         sides = [over(self.program, values.of[t], self.program.free[t], free) for t in (left, right)]
         scale = np.maximum(values.scale[left], values.scale[right])
-        found = first_difference("real", sides[0], sides[1], scale, values.finite[right], kinds)
+        found = first_difference("real", sides[0], sides[1], scale, values.finite[left] & values.finite[right], kinds)
         return None if found is None else (found[0], left, right, args, found[1])
 
     def _places(self, t: int, extreme: int) -> Iterator[Checked]:

@@ -317,8 +317,8 @@ class _Trial:
                 continue
             free = program.free[left] | program.free[right]  # a side may depend on an index along which it is constant
             sides = [over(program, values.of[t], program.free[t], free) for t in (left, right)]
-            scale, whole = np.maximum(values.scale[left], values.scale[right]), not self._empty(left)
-            wrong = first_difference(claim, sides[0], sides[1], scale, values.finite[right], kinds, whole)
+            scale, finite = np.maximum(values.scale[left], values.scale[right]), values.finite[left] & values.finite[right]
+            wrong = first_difference(claim, sides[0], sides[1], scale, finite, kinds, whole=not self._empty(left))
             yield None if wrong is None else self._shown(wrong[0], left, right, args, wrong[1])
 
     # what it states
