@@ -267,9 +267,9 @@ class _Checker:
 
 def _is_dtype(name: str) -> bool:
     try:
-        return np.dtype(name).name == name and np.dtype(name).kind in "biufc"
+        return name == "bfloat16" or (np.dtype(name).name == name and np.dtype(name).kind in "biufc")
     except (TypeError, ValueError, SyntaxError):
-        return name == "bfloat16"
+        return False
 
 
 def words(tree: Tree) -> Iterator[str]:

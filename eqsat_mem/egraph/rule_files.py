@@ -63,7 +63,7 @@ class Rule:
     @property
     def file(self) -> str:
         """The name of its file without ``.egg``."""
-        return self.place.rpartition(":")[0].removesuffix(".egg")
+        return _file(self.place)
 
     def __str__(self) -> str:
         return f"{self.name} [{self.sound}]: {self.equation} ({self.place})"
@@ -74,8 +74,8 @@ class RuleSet:
     """The rules that apply, the declarations that they need, and the elementwise constructors that they name, with arities.
 
     ``meanings`` are what the declared relations say of values, as rules in the ruleset ``meaning``, by which facts are checked; ``own``
-    are the user's operations, by constructor; ``given`` are the names of the rules that do not come with the package; ``unchecked`` says of
-    declared relations why what is stated of them may stay unchecked.
+    are the user's operations, by constructor; ``given`` are the names of the rules that do not come with the package; ``unchecked`` has
+    the file and name of each declared relation whose facts may stay unchecked, if rules of that file state them, and why.
     """
 
     rules: tuple[Rule, ...]
@@ -84,7 +84,7 @@ class RuleSet:
     meanings: tuple[tuple[str, str], ...] = ()
     own: Mapping[str, Operation] = field(default_factory=dict)
     given: frozenset[str] = frozenset()
-    unchecked: tuple[tuple[str, str], ...] = ()
+    unchecked: tuple[tuple[str, str, str], ...] = ()
 
     def meant(self) -> Iterator[tuple[str, tuple[str, str]]]:
         """The declared relations that say what they mean, each with that as a rule, and its place."""
@@ -138,7 +138,7 @@ def load_rules(
     applied = [r for r in kept if r.name not in dropped and (r.sound in SOUNDNESS[accuracy] or r.name in named)]
     texts = tuple((form.place, form.text) for form in declarations)
     theirs = frozenset(given & {r.name for r in applied})
-    unchecked = tuple((str(form.tree[1]), _said(form, "unchecked")) for form in declarations if _said(form, "unchecked"))
+    unchecked = tuple((_file(form.place), str(form.tree[1]), why) for form in declarations if (why := _said(form, "unchecked")))
     return RuleSet(tuple(applied), texts, tuple(sorted(maps.items())), meanings, own, theirs, unchecked)
 
 
@@ -170,6 +170,11 @@ def select(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
         hint = f"; similar ones are {', '.join(map(repr, similar))}" if similar else ""
         raise RuleError(f"no rule and no rule file is named {name!r}{hint}.")
     return [rule for rule in rules if rule.name in wanted or rule.file in wanted]
+
+
+def _file(place: str) -> str:
+    """The name of the file of a place, without ``.egg``."""
+    return place.rpartition(":")[0].removesuffix(".egg")
 
 
 def default_files() -> list[Path]:

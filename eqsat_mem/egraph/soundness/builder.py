@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eqsat_mem import ir
@@ -91,15 +92,9 @@ class Builder:
 
     def _decoded(self, node: Node, args: Sequence[int]) -> ir.Term:
         hint, number = str(self.program.terms[args[0]].dtype) if args else "float32", node.payload[0]
-        if node.constructor == "Lit" and kind(node.payload[1]) in "biu" and not float(number).is_integer():
+        if node.constructor == "Lit" and not _is_number_of(number, node.payload[1]):
             raise IllFormed(f"{number} is no number of {node.payload[1]}")
-        try:
-            term = self.encoder.decode(node, tuple(args), hint, self.program)
-        except OverflowError as error:
-            raise IllFormed(f"{number} is no number of its dtype") from error
-        if isinstance(term, ir.Literal) and math.isfinite(number) and not np.isfinite(term.value):
-            raise IllFormed(f"{number} is no number of {term.dtype}")
-        return term
+        return self.encoder.decode(node, tuple(args), hint, self.program)
 
     def _pair(self, payload: Sequence[int]) -> tuple[int, int]:
         """Two different indices of one extent."""
@@ -142,6 +137,16 @@ class Builder:
             arg = add(ir.Map(whole, "bitcast_convert_type", (arg,), (("new_dtype", whole),)))
         out = add(ir.Fold(whole, "add" if kind(dtype) == "c" else "or", 1 << j, self._where_equal(i, j, arg)))
         return out if whole == dtype else add(ir.Map(dtype, "bitcast_convert_type", (out,), (("new_dtype", dtype),)))
+
+
+def _is_number_of(number: float, dtype: str) -> bool:
+    """Whether a number of a rule is one of a dtype, if only rounded."""
+    if kind(dtype) in "fc":
+        return not math.isfinite(number) or abs(number) <= float(jnp.finfo(dtype).max)
+    if kind(dtype) == "b":
+        return number in (0.0, 1.0)
+    info = np.iinfo(dtype)
+    return number.is_integer() and info.min <= number <= info.max
 
 
 def dtype_of_map(op: str, dtypes: tuple[str, ...]) -> str:
@@ -194,10 +199,10 @@ def _dtype_of_operation(operation: Operation, extents: tuple[int, ...], dtypes: 
 
 
 def _traced(function: Any, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]) -> str | None:
-    """The dtype of a function's result, traced; None where it takes no such operands."""
+    """The dtype of a function's result, traced and lowered; None where it takes no such operands, or lacks a parameter."""
     try:
         with np.errstate(all="ignore"):
-            return str(jax.eval_shape(function, *map(jax.ShapeDtypeStruct, shapes, map(np.dtype, dtypes))).dtype)
+            return str(jax.jit(function).lower(*map(jax.ShapeDtypeStruct, shapes, map(np.dtype, dtypes))).out_info.dtype)
     except (TypeError, ValueError, NotImplementedError):
         return None
 

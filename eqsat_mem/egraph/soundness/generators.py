@@ -48,6 +48,8 @@ SHAPES = 12
 """Ways of tracing the premises of a rule back to terms."""
 TRIES = 80
 """Left sides tried for each that is wanted, in vain; a rule whose guards are hardly ever met is tried as often in all as it has to."""
+MISSES = 160
+"""Left sides tried in a row, in vain, before a group of indices is given up."""
 KEYS = 1_000_000
 """The first key of nodes that are no terms of the program."""
 SMALL = {"Neg", "Mul", "Max"}
@@ -80,26 +82,33 @@ class Source:
         rng = random.Random(seed)
         shapes = (patterns.shape(rule, rules, rng) for _ in range(TRIES))
         self.shapes = list(islice((shape for shape in shapes if shape is not None), SHAPES))
+        own = drawn.builder.encoder.own
+        self.folds = any("set" in roles(head, 0, own) for shape in self.shapes for head in shape.heads())
 
-    def fill(self, group: str, universe: Sequence[int], wanted: int, dtypes: Sequence[Sequence[str]]) -> None:
-        """Draw so many left sides over some indices, each in every dtype that its operations and guards allow."""
-        found = 0
+    def fill(self, group: str, universe: Sequence[int], wanted: int, dtypes: Sequence[Sequence[str]], about: range) -> None:
+        """Draw so many left sides over some indices, each in every dtype that its operations and guards allow.
+
+        Where left sides name index sets, one of these has an extent in ``about``.
+        """
+        found = missed = 0
         for attempt in range(TRIES * wanted):
-            if found == wanted or not self.shapes:
+            if found == wanted or missed == MISSES or not self.shapes:
                 break
+            missed += 1
             seed = f"{self.seed} {group} {attempt}"
             allowed = dtypes[found % len(dtypes)]
-            if self._draw(seed, universe, allowed[attempt % len(allowed)]) is None:
+            first = self._draw(seed, universe, allowed[attempt % len(allowed)], about)
+            if first is None or not first.fits():
                 continue
-            found += 1
+            found, missed = found + 1, 0
             for dtype in allowed:
-                draw = self._draw(seed, universe, dtype)
+                draw = self._draw(seed, universe, dtype, about)
                 if draw is not None:
                     self.drawn.add(draw, group)
 
-    def _draw(self, seed: str, universe: Sequence[int], dtype: str) -> Draw | None:
+    def _draw(self, seed: str, universe: Sequence[int], dtype: str, about: range) -> Draw | None:
         rng = random.Random(seed)
-        draw = Draw(self.shapes[int(rng.random() * len(self.shapes))], self.drawn, rng, dtype, universe, self.corners)
+        draw = Draw(self.shapes[int(rng.random() * len(self.shapes))], self.drawn, rng, dtype, universe, about, self.corners)
         draw.places = self.places or language.PLACES in draw.shape.functions
         try:
             draw.fill()
@@ -111,14 +120,20 @@ class Source:
 class Draw:
     """One left side in the making: what variables stand for, and the nodes that it needs besides those that are there."""
 
-    def __init__(self, shape: Shape, drawn: Drawn, rng: random.Random, dtype: str, universe: Sequence[int], corners: bool) -> None:
+    def __init__(
+        self, shape: Shape, drawn: Drawn, rng: random.Random, dtype: str, universe: Sequence[int], about: range, corners: bool
+    ) -> None:
         self.shape, self.drawn, self.rng, self.dtype, self.universe, self.corners = shape, drawn, rng, dtype, universe, corners
         self.builder, self.program = drawn.builder, drawn.builder.program
+        self.about = about
+        self.usual = [i for i in universe if self.program.indices[i].extent in about]
         self.nodes: dict[Node, int] = {}
         self.terms: dict[int, int] = {}
         self.values: dict[Any, Any] = {}
         self.made: dict[int, int] = {}
         self.leaves: list[tuple[str, int]] = []
+        self.extents: set[int] = set()
+        self.roots: list[int] = []
         self.places = False
         self.last = self._pick(universe)
         self.density = self._pick((0.25, 0.45, 0.65, 0.85))
@@ -129,8 +144,12 @@ class Draw:
         Raises:
             IllFormed: if this draw has no meaning.
         """
-        for root in self.shape.roots or [("e", 0)]:
-            self._term(root, self.dtype, 0)
+        self.roots = [self._term(root, self.dtype, 0) for root in self.shape.roots or [("e", 0)]]
+
+    def fits(self) -> bool:
+        """Whether an index set that is named, if there is one, has one of the extents asked for, and there is anything to compare."""
+        elements = max(self.program.extent(self.program.free[self._term_of(root)]) for root in self.roots)
+        return elements > 0 and (not self.extents or not self.extents.isdisjoint(self.about))
 
     # what guards ask (guards.Terms)
 
@@ -178,6 +197,7 @@ class Draw:
         payload = tuple(a for a, role in zip(args, meanings) if role != "T")
         operands = tuple(a for a, role in zip(args, meanings) if role == "T")
         node = Node(head, payload, operands)
+        self.extents |= {int(self.extent(mask)) for mask, role in zip(args, meanings) if role in ("set", "index")}
         known = self.nodes.get(node, self.drawn.nodes.get(node))
         if known is not None:
             return known
@@ -247,11 +267,12 @@ class Draw:
         match role:
             case "set":
                 size = self._pick((0, 1, 1, 1, 1, 2, 2, 3))
-                shuffled = sorted(self.universe, key=lambda _: self.rng.random())
+                unusual = 0.0 if self.rng.random() < 0.3 else 1.0
+                shuffled = sorted(self.universe, key=lambda i: self.rng.random() + unusual * (i not in self.usual))
                 return self.builder.encoder.bits_of(mask_of(shuffled[:size]))
             case "index":
                 alike = self.rng.random() < 0.8
-                self.last = self._pick(self._alike() if alike else self.universe)
+                self.last = self._pick(self._alike() if alike else self.usual if self.rng.random() < 0.5 else self.universe)
                 return self.builder.encoder.bits_of(1 << self.last)
             case "monoid":
                 names = sorted(MONOIDS, key=lambda name: self.rng.random())

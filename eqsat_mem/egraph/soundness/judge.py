@@ -39,23 +39,24 @@ from eqsat_mem.ir import Program, bits, children
 
 @dataclass(frozen=True)
 class Group:
-    """Indices of some extents, over which so many left sides are drawn."""
+    """Indices of some extents, over which so many left sides are drawn; in each, an index set that is named has an extent in ``about``."""
 
     extents: tuple[int, ...]
     wanted: int
+    about: range
     kinds: tuple[str, ...] = KINDS
     dtypes: tuple[tuple[str, ...], ...] = SOME_DTYPES
 
 
 GROUPS = {
-    "plain": Group((3, 2, 4, 3, 2), 9),
-    "ones": Group((1, 3, 3, 2, 1), 4),
-    "square": Group((4, 4, 1, 2, 3), 4),
-    "empty": Group((0, 3, 2, 0, 3), 3),
-    "long": Group((512, 260, 260, 2, 1), 2, FEW_KINDS, (NARROW,)),
+    "plain": Group((3, 2, 4, 3, 2), 9, range(2, 1000)),
+    "ones": Group((1, 3, 3, 2, 1), 4, range(1, 2)),
+    "square": Group((4, 4, 1, 2, 3), 4, range(4, 1000)),
+    "empty": Group((0, 3, 2, 0, 3), 3, range(1)),
+    "long": Group((512, 260, 260, 2, 1), 3, range(257, MOST_ELEMENTS), FEW_KINDS, (NARROW,)),
 }
 """Equal extents among them, for diagonals; ones; none; and more elements than narrow dtypes can count."""
-AGAIN = 5
+AGAIN = 8
 """E-graphs of left sides at most, one where that is enough."""
 ROUNDS = 2
 """Steps of the rules that explore, besides one for each rule that states a fact for the next."""
@@ -164,7 +165,7 @@ def judge(rule: Rule, rules: RuleSet, seed: int = 0) -> Verdict:
                 return Verdict(rule, matches, compared, min(wrong, key=_elements))
             if compared >= THIN or not testable:
                 break
-    reasons = dict(rules.unchecked)
+    reasons = {relation: why for file, relation, why in rules.unchecked if file == rule.file}
     untested = tuple(head for head, n in tested.items() if not n and head not in reasons)
     excused = [reasons[head] for head in heads if head in reasons]
     excuse = rule.unchecked or ("; ".join(dict.fromkeys(excused)) if excused and not untested and not claims(rule) else "")
@@ -205,8 +206,8 @@ class _Trial:
         universe = iter(range(len(whole.indices)))
         for name, group in GROUPS.items():
             indices = [next(universe) for _ in group.extents]
-            if name not in ("empty", "long") or patterns.names_indices(self.rule, rules.own):
-                source.fill(name, indices, group.wanted, group.dtypes)
+            if (name != "empty" or source.folds) and (name != "long" or patterns.names_indices(self.rule, rules.own)):
+                source.fill(name, indices, group.wanted, group.dtypes, group.about)
 
     def _apply(self, rules: RuleSet) -> Classes:
         terms = self.drawn.terms
@@ -284,23 +285,29 @@ class _Trial:
     def _representatives(self) -> dict[int, int]:
         """A term of each class: the smallest drawn where there is one, else that of the first node whose operands have terms."""
         one = {c: terms[0] for c, terms in self.terms_of.items()}
+        self.meaningless: dict[int, str] = {}
         missing = [c for c in range(len(self.classes.nodes)) if c not in one]
         while True:
-            before = len(missing)
+            before = len(one) + len(self.meaningless)
             for c in missing:
                 for node in self.classes.nodes[c]:
                     try:
                         term = self._build(node, one)
-                    except IllFormed:
+                    except IllFormed as error:
+                        self.meaningless.setdefault(c, str(error))
                         continue
                     if term is not None:
                         one[c] = term
+                        self.meaningless.pop(c, None)
                         break
             missing = [c for c in missing if c not in one]
-            if len(missing) == before:
+            if len(one) + len(self.meaningless) == before:
                 return one
 
     def _build(self, node: Node, one: Mapping[int, int]) -> int | None:
+        for c in node.children:
+            if c not in one and c in self.meaningless:
+                raise IllFormed(self.meaningless[c])
         if node.constructor in ("Leaf", "Block") or not all(c in one for c in node.children):
             return None
         return self.drawn.builder.term(node, [one[c] for c in node.children])

@@ -62,6 +62,16 @@ class Shape:
             term = self.bound[term]
         return term
 
+    def heads(self) -> set[str]:
+        """The constructors of all terms that must be there."""
+        found, stack = set(), list(self.roots)
+        while stack:
+            term = self.resolve(stack.pop())
+            if isinstance(term, App):
+                found.add(term.head)
+                stack.extend(term.args)
+        return found
+
     def unify(self, left: Any, right: Any) -> bool:
         """Make two terms one; whether that is possible."""
         left, right = self.resolve(left), self.resolve(right)
