@@ -94,7 +94,10 @@ class Builder:
         hint, number = str(self.program.terms[args[0]].dtype) if args else "float32", node.payload[0]
         if node.constructor == "Lit" and not _is_number_of(number, node.payload[1]):
             raise IllFormed(f"{number} is no number of {node.payload[1]}")
-        return self.encoder.decode(node, tuple(args), hint, self.program)
+        try:
+            return self.encoder.decode(node, tuple(args), hint, self.program)
+        except RuleError as error:
+            raise IllFormed(str(error)) from error
 
     def _pair(self, payload: Sequence[int]) -> tuple[int, int]:
         """Two different indices of one extent."""

@@ -83,7 +83,7 @@ class Source:
         shapes = (patterns.shape(rule, rules, rng) for _ in range(TRIES))
         self.shapes = list(islice((shape for shape in shapes if shape is not None), SHAPES))
         own = drawn.builder.encoder.own
-        self.folds = any("set" in roles(head, 0, own) for shape in self.shapes for head in shape.heads())
+        self.folds = any("set" in roles(term.head, 0, own) for shape in self.shapes for term in shape.terms)
 
     def fill(self, group: str, universe: Sequence[int], wanted: int, dtypes: Sequence[Sequence[str]], about: range) -> None:
         """Draw so many left sides over some indices, each in every dtype that its operations and guards allow.
@@ -231,6 +231,7 @@ class Draw:
         if isinstance(arg, str):
             return _atom(arg, role)
         if arg not in self.values:
+            role = "index" if arg in self.shape.single(self.builder.encoder.own) else role
             defined = self._defined(arg)
             self.values[arg] = self._constant(role, dtype) if defined is guards.UNKNOWN else defined
         return self.values[arg]

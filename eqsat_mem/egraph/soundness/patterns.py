@@ -43,6 +43,7 @@ class Shape:
     uses: int = 0
     functions: set[str] = field(default_factory=set)
     guards: list[tuple[Tree, int]] = field(default_factory=list)
+    _single: set[Any] | None = None
 
     @cached_property
     def definitions(self) -> list[tuple[Variable, Tree, int]]:
@@ -62,15 +63,25 @@ class Shape:
             term = self.bound[term]
         return term
 
-    def heads(self) -> set[str]:
-        """The constructors of all terms that must be there."""
-        found, stack = set(), list(self.roots)
+    @cached_property
+    def terms(self) -> list[App]:
+        """All terms that must be there."""
+        found: list[App] = []
+        stack = list(self.roots)
         while stack:
             term = self.resolve(stack.pop())
-            if isinstance(term, App):
-                found.add(term.head)
+            if isinstance(term, App) and term not in found:
+                found.append(term)
                 stack.extend(term.args)
         return found
+
+    def single(self, own: language.Own) -> set[Any]:
+        """The variables that stand for one index, not for a set of them, wherever they stand."""
+        if self._single is None:
+            roles = [(arg, role) for term in self.terms for arg, role in zip(term.args, language.roles(term.head, len(term.args), own))]
+            asked = [((call[1], use), "index") for premise, use in self.guards for call in _calls(premise) if call[0] == "extent"]
+            self._single = {self.resolve(arg) for arg, role in (*roles, *asked) if role == "index"}
+        return self._single
 
     def unify(self, left: Any, right: Any) -> bool:
         """Make two terms one; whether that is possible."""
@@ -154,11 +165,16 @@ def _asked(rule: Rule) -> set[str]:
 
 
 def _heads(tree: Tree) -> Iterator[str]:
+    return (call[0] for call in _calls(tree))
+
+
+def _calls(tree: Tree) -> Iterator[list[Tree]]:
+    """All parts of an expression that have a head."""
     if isinstance(tree, list):
         if tree and isinstance(tree[0], str):
-            yield tree[0]
+            yield tree
         for part in tree:
-            yield from _heads(part)
+            yield from _calls(part)
 
 
 def _assume(out: Shape, premises: Sequence[Tree], rules: RuleSet, rng: random.Random, depth: int) -> bool:

@@ -147,6 +147,7 @@ _PLAIN: dict[str, tuple[str, Callable[..., Array]]] = {
     "div": ("fc", np.divide),
     "abs": ("if", np.abs),
     "sqrt": ("f", np.sqrt),
+    "sign": ("f", lambda a: np.where((a == 0) | (a != a), a, np.copysign(np.ones_like(a), a))),
     "floor": ("f", np.floor),
     "ceil": ("f", np.ceil),
     "max": ("biuf", lambda a, b: _extreme(np.stack(np.broadcast_arrays(a, b), -1), "max")),
