@@ -107,7 +107,7 @@ class Forms:
         if known is not None:
             return known
         rules, options = self._rules(), self.options
-        limits = Limits(options.max_rows, options.max_iterations, options.max_seconds)
+        limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=self.backend.unrolled_elements)
 
         def extracted(rules: RuleSet) -> _Candidates:
             with self.clock("saturate"):

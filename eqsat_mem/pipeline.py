@@ -25,7 +25,7 @@ from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_lim
 from eqsat_mem.reports.explain import Record, Scheduler
 from eqsat_mem.reports.outline import loop_summaries, output_bytes, peak_tensors, restrictions
 from eqsat_mem.reports.plan import Plan
-from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.backend import Backend, Check
 from eqsat_mem.schedule.search import Schedule, fastest, unscheduled
 from eqsat_mem.transforms.plan_bodies import has_plans
 
@@ -102,20 +102,20 @@ class _Request:
         """What is held at once, of bytes counted within the request."""
         return counted - self.shared_bytes
 
-    def compiled(self, function: Callable[..., Any], predicted: int) -> int | None:
-        """Bytes that the compiler counts for a function of the program's arguments, which are told beside their prediction.
+    def compiled(self, function: Callable[..., Any], predicted: int) -> Check | None:
+        """A function of the program's arguments as compiled; the bytes that it holds are told beside their prediction.
 
         None where nothing is compiled: it is not asked for, or there is no compiler for the target here.
         """
         if not self.verifies:
             return None
         try:
-            held = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit)).held_bytes
+            check = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit))
         except DeviceCompilerError as reason:
             self.unchecked.append(str(reason))
             return None
-        tell(Compiled(held, self.held(predicted), self.held(self.limit)))
-        return held + self.shared_bytes
+        tell(Compiled(check.held_bytes, self.held(predicted), self.held(self.limit)))
+        return replace(check, held_bytes=check.held_bytes + self.shared_bytes)
 
     @property
     def verifies(self) -> bool:
@@ -181,14 +181,18 @@ def _plan_body(options: Options, backend: Backend, body: ClosedJaxpr, limit: int
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """A schedule as code, the bytes that XLA holds for it (None: not compiled), and the backend and limit that it was searched for."""
+    """A schedule as code and as compiled (None: it was not), and the backend and limit that it was searched for."""
 
     schedule: Schedule
     code: Emitted
-    compiled_bytes: int | None
+    check: Check | None
     backend: Backend
     target: int
     unchanged: bool = False
+
+    @property
+    def compiled_bytes(self) -> int | None:
+        return None if self.check is None else self.check.held_bytes
 
 
 def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
@@ -218,16 +222,16 @@ def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
 def _keep(request: _Request, loaded: Program, before: Schedule) -> _Chosen | None:
     """The program as it was, if it holds no more than the limit once compiled; its source is the same written out."""
     function, limit = jaxpr_as_fun(request.jaxpr), request.limit
-    held = request.compiled(function, before.peak_bytes)
-    if held is None and (has_plans(before.ex.program) or not before.fits(limit)):
+    check = request.compiled(function, before.peak_bytes)
+    if check is None and (has_plans(before.ex.program) or not before.fits(limit)):
         return None  # nothing but the prediction tells, which counts plans of its loops' bodies
-    if held is not None and held > limit:
+    if check is not None and check.held_bytes > limit:
         return None
     ex = Extraction(loaded)
     code = emit(unscheduled(ex, request.backend), request.name)
     source = f"# {request.name} runs as it was written; this is the same, written out.\n{code.source}"
     emitted = Emitted(source, lambda *args: tuple(function(*args)), code.namespace, code.names)
-    return _Chosen(before, emitted, held, request.backend, limit, unchanged=True)
+    return _Chosen(before, emitted, check, request.backend, limit, unchanged=True)
 
 
 def _as_held(chosen: _Chosen) -> float:
@@ -267,9 +271,10 @@ def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule)
     for _ in range(RETRIES):
         if best.fits(target):
             code = emit(best, request.name)
-            held = request.compiled(code.function, best.peak_bytes)
-            if held is None or held <= limit:
-                return _Chosen(best, code, held, backend, target)
+            check = request.compiled(code.function, best.peak_bytes)
+            if check is None or check.held_bytes <= limit:
+                return _Chosen(best, code, check, backend, target)
+            held = check.held_bytes
             smallest = min(smallest or held, held)
             if target > limit:
                 break
@@ -320,7 +325,7 @@ def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, reco
         program=program,
         schedule=s,
         device=chosen.backend.device.name,
-        doubts=tuple(request.unchecked) if chosen.compiled_bytes is None else chosen.backend.doubts(),
+        doubts=tuple(request.unchecked) if chosen.check is None else chosen.check.doubts,
         compiler_options={} if chosen.unchanged else dict(chosen.backend.compiler_options),
         record=record,
     )

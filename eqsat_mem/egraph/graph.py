@@ -143,7 +143,8 @@ class View:
 class EGraph:
     """One e-graph that holds one program and the rules for it.
 
-    ``large_elements`` is the size of an index set above which it is `large`; ``session`` is where it stands: in this process unless given.
+    ``large_elements`` is the size of an index set above which it is `large`, ``unrolled_elements`` the size up to which folds over it may
+    be written out (`unrollable`); ``session`` is where it stands: in this process unless given.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class EGraph:
         rules: Sequence[tuple[str, str]],
         maps: dict[str, int],
         large_elements: float,
+        unrolled_elements: float,
         own: language.Own = language.NOTHING,
         session: Session | None = None,
     ) -> None:
@@ -164,7 +166,7 @@ class EGraph:
             with _explained(name):
                 self._session.run(name, _forms(text, name))
         with _explained("loading"):
-            self._session.load(list(self._facts(large_elements)))
+            self._session.load(list(self._facts(large_elements, unrolled_elements)))
 
     def step(self, ruleset: str, times: int = 1) -> tuple[bool, dict[str, int]]:
         """Iterations of a ruleset until nothing changes: whether anything did, and the matches of each rule."""
@@ -252,11 +254,12 @@ class EGraph:
             places=every.places,
         )
 
-    def _facts(self, large_elements: float) -> Iterator[Command]:
+    def _facts(self, large_elements: float, unrolled_elements: float) -> Iterator[Command]:
         """Each term and what is known of it."""
         for bit, extent in self._encoder.extents():
             yield "set", "extent", (bit,), float(extent)
         yield "set", "threshold", (), float(large_elements)
+        yield "set", "unrollable", (), float(unrolled_elements)
         for t, term in self._encoded.items():
             read = "Node", (t,)
             yield "set", "Node", (t,), _expression(term.node)

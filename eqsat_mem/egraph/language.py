@@ -99,6 +99,7 @@ LANGUAGE = """
 (function extent (i64) f64 :no-merge)
 (function size (i64) f64 :merge old)
 (function threshold () f64 :no-merge)
+(function unrollable () f64 :no-merge)
 (relation want (i64))
 (relation apart (i64 i64 i64))
 (relation large (i64))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -116,30 +117,44 @@ def load_rules(
         OptionError: for an operation whose name is taken.
     """
     own = own_constructors(operations)
+    shipped = default_files()
+    texts = tuple((path.name, _read(path)) for path in [*shipped, *map(Path, paths)])
+    known = _checked(texts, len(shipped), tuple(own.items()))
+    kept = known.rules if only is None else select(known.rules, only)
+    named = set(only or ())
+    dropped = {rule.name for rule in select(known.rules, without)}
+    applied = [r for r in kept if r.name not in dropped and (r.sound in SOUNDNESS[accuracy] or r.name in named)]
+    return replace(known, rules=tuple(applied), own=own, given=known.given & {r.name for r in applied})
+
+
+@lru_cache(maxsize=16)
+def _checked(texts: tuple[tuple[str, str], ...], shipped: int, own: tuple[tuple[str, Operation], ...]) -> RuleSet:
+    """All rules of some files, each given as its name and its text; kept, since every plan asks for rules of the same files.
+
+    The first ``shipped`` of them come with the package.
+    """
     rules: list[Rule] = []
     taken = set(language.RULE_NAMES)
     declarations: list[Form] = []
     forms: list[Form] = []
-    shipped = default_files()
     given: set[str] = set()
-    for number, path in enumerate([*shipped, *map(Path, paths)]):
-        found, declared, written = _read_file(path)
+    for number, (name, text) in enumerate(texts):
+        found, declared, written = _parsed(name, text)
         declarations += declared
         forms += written
         _refuse_duplicates(found, taken)
         rules += found
-        given |= {rule.name for rule in found if number >= len(shipped)}
-    arguments = _check(declarations, forms, own)
-    maps = language.elementwise_used(form.tree for form in forms)
-    meanings = tuple(_meaning(form, arguments, own) for form in declarations if _said(form, "means"))
-    kept = rules if only is None else select(rules, only)
-    named = set(only or ())
-    dropped = {rule.name for rule in select(rules, without)}
-    applied = [r for r in kept if r.name not in dropped and (r.sound in SOUNDNESS[accuracy] or r.name in named)]
-    texts = tuple((form.place, form.text) for form in declarations)
-    theirs = frozenset(given & {r.name for r in applied})
-    unchecked = tuple((_file(form.place), str(form.tree[1]), why) for form in declarations if (why := _said(form, "unchecked")))
-    return RuleSet(tuple(applied), texts, tuple(sorted(maps.items())), meanings, own, theirs, unchecked)
+        given |= {rule.name for rule in found if number >= shipped}
+    operations = dict(own)
+    arguments = _check(declarations, forms, operations)
+    return RuleSet(
+        rules=tuple(rules),
+        declarations=tuple((form.place, form.text) for form in declarations),
+        maps=tuple(sorted(language.elementwise_used(form.tree for form in forms).items())),
+        meanings=tuple(_meaning(form, arguments, operations) for form in declarations if _said(form, "means")),
+        given=frozenset(given),
+        unchecked=tuple((_file(form.place), str(form.tree[1]), why) for form in declarations if (why := _said(form, "unchecked"))),
+    )
 
 
 def _check(declarations: Sequence[Form], forms: Sequence[Form], own: Mapping[str, Operation]) -> dict[str, int]:
@@ -194,14 +209,18 @@ def _refuse_duplicates(found: Sequence[Rule], taken: set[str]) -> None:
         taken.add(rule.name)
 
 
-def _read_file(path: Path) -> tuple[list[Rule], list[Form], list[Form]]:
+def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(f"the rule file {path} cannot be read: {error}") from error
+
+
+def _parsed(name: str, text: str) -> tuple[list[Rule], list[Form], list[Form]]:
+    """The rules of a file, its declarations, and all of its forms."""
     rules: list[Rule] = []
     declarations: list[Form] = []
-    forms = read_forms(text, path.name)
+    forms = read_forms(text, name)
     for form in forms:
         head = form.tree[0] if form.tree and isinstance(form.tree[0], str) else ""
         if head in RULE_COMMANDS:

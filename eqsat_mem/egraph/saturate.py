@@ -49,12 +49,14 @@ class Limits:
             depend on how busy the machine is. With rules that do not come with the package, a tenth of it is the processor time after which
             saturation stops, and a sixth that after which it fails, wherever it is.
         large_elements: a value of more elements is `large`: rules that explore apply where one is at stake.
+        unrolled_elements: folds and searches over at most so many elements may be written out element by element; a backend says.
     """
 
     max_rows: int = 50_000
     max_iterations: int = 30
     max_seconds: float = 60.0
     large_elements: int = 16_384
+    unrolled_elements: int = 16
 
 
 def saturate(program: Program, rules: RuleSet, limits: Limits = Limits(), rounds_operands: bool = False) -> View:
@@ -123,7 +125,9 @@ class _Run:
         self.limits, self.where = limits, where
         self.end = time.perf_counter() + limits.max_seconds
         self.given = rules.given
-        self.graph = EGraph(program, list(self.texts(rules)), dict(rules.maps), limits.large_elements, rules.own, where)
+        self.graph = EGraph(
+            program, list(self.texts(rules)), dict(rules.maps), limits.large_elements, limits.unrolled_elements, rules.own, where
+        )
         self.most_rows = {rule.name: rule.most_rows for rule in rules.rules}
         self.matches: Counter[str] = Counter()
         self.added: dict[str, float] = {}

@@ -19,6 +19,7 @@ from eqsat_mem.frontend.decompose import plain_form
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.frontend.lowering import PLAIN, Lowering
 from eqsat_mem.ir import Source
+from eqsat_mem.ir.jaxprs import IMPURE
 from eqsat_mem.ir.ops import IDENTITIES
 
 _BODIES = {
@@ -35,9 +36,6 @@ _BODIES = {
     "composite": "jaxpr",
 }
 """Primitives that are calls, and the parameter that holds their body."""
-
-_IMPURE = frozenset({"rng_uniform", "empty", "create_token"})
-"""Primitives that may return something else each time, though they declare no effect."""
 
 
 def flatten(closed: ClosedJaxpr, lowering: Lowering = PLAIN) -> Flat:
@@ -137,7 +135,7 @@ class _Flattening:
 
     def emit(self, eqn: Any, ins: list[int], source: Source | None) -> Sequence[int]:
         effects = bool(eqn.effects)
-        key = None if effects or eqn.primitive.name in _IMPURE else _key(eqn.primitive, eqn.params, ins)
+        key = None if effects or eqn.primitive.name in IMPURE else _key(eqn.primitive, eqn.params, ins)
         if key is not None and key in self.known_equations:
             return self.known_equations[key]
         outs = tuple(self.value(v.aval) for v in eqn.outvars)

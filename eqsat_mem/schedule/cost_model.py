@@ -12,19 +12,12 @@ from collections.abc import Iterable, Sequence
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, children
 from eqsat_mem.schedule.backend import Backend, extent_of
 
-SPREAD, CROWDED = 0.4, 0.9
-"""The cost of an addition or a product in an unrolled fold: its terms do not wait for one another, as those of the unit do, and products
-are added as they are made. The second is that beside a function of many operations, which leaves no registers for several elements."""
-FUNCTION = 16
-"""The weight from which on an operation is such a function: a polynomial, where a root is one instruction."""
-SHORT = 32
-"""A reduction over fewer elements than this does not fill vector registers along its axis."""
-
 
 def spread_weight(program: Program, members: Iterable[int], backend: Backend) -> float:
     """The cost of an addition of an unrolled fold in the kernel of these terms."""
     maps = (term for t in members if isinstance(term := program.terms[t], Map))
-    return CROWDED if any(backend.weights.of_map(term) >= FUNCTION for term in maps) else SPREAD
+    crowded = any(backend.weights.of_map(term) >= backend.crowding_weight for term in maps)
+    return backend.crowded_weight if crowded else backend.unrolled_weight
 
 
 def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Backend, spread: float | None = None) -> float:
@@ -41,7 +34,7 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
             return out * width * (weight if spread is None or weight > 1 else weight * spread) / device.elements
         case Fold():
             count = extent_of(extents, program.free[term.arg] & term.over)
-            weight = backend.fold_weight(program, t, extents, count, SHORT) if spread is None else spread
+            weight = backend.fold_weight(program, t, extents, count) if spread is None else spread
             return out * count * width * weight / device.elements
         case Dot():
             return dot_s(program, term, extents, backend)
@@ -87,7 +80,7 @@ def term_seconds(program: Program, t: int, unrolled: bool = False, *, backend: B
         return 0.0
     if backend.augments_dots and _adds_smaller(program, t):
         return 0.0
-    seconds = arithmetic_s(program, t, [i.extent for i in program.indices], backend, CROWDED if unrolled else None)
+    seconds = arithmetic_s(program, t, [i.extent for i in program.indices], backend, backend.crowded_weight if unrolled else None)
     touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, Block)) else 0
     return seconds + touched / backend.device.levels[backend.device.tile_level][1]
 

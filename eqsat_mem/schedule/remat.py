@@ -24,10 +24,10 @@ from eqsat_mem.ir.jaxprs import IMPURE, inner_jaxprs, repeatable
 from eqsat_mem.ir.loop_tree import Loop, Path, Seq, at, enclosing, made
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.idioms import Tie
 from eqsat_mem.schedule.memory import Extents, Memory, within
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import has_effects
+from eqsat_mem.schedule.ties import Tie
 from eqsat_mem.schedule.timing import Timing
 
 MOST_MOVES = 400

@@ -17,6 +17,8 @@ from eqsat_mem.egraph.soundness.patterns import App, shape, supports
 from eqsat_mem.egraph.soundness.sample_programs import fired
 from eqsat_mem.egraph.soundness.values import KINDS
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 BROKEN = sorted((Path(__file__).parent / "rules_broken").glob("*.egg"))
 RULES = load_rules(accuracy="any")
 WRONG = [(path, rule.name) for path in BROKEN for rule in load_rules([path], "any").rules if rule.file == path.stem]
@@ -134,6 +136,7 @@ def test_claims_are_held_to_what_they_say():
     assert not differ("guarded", whole, 2 * whole, kinds=("wide",) * len(KINDS))
 
 
+@pytest.mark.slow
 def test_the_command_shows_counterexamples_and_rules_that_never_fire(tmp_path, capsys):
     path = written(tmp_path, '(rewrite (Sub a b) (Sub b a) :ruleset simplify :name "sub-commutes")')
     path.write_text(path.read_text() + CARD.format("bitwise") + '(rewrite (Tan (Neg (Neg a))) (Tan a) :ruleset simplify :name "tan-twice")')

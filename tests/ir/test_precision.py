@@ -21,6 +21,8 @@ from eqsat_mem.transforms.augment_dots import absorbed
 from tests.oracles.extraction import chaos
 from tests.oracles.targets import CPU, GPU
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 RULES = load_rules()
 SMALL = Limits(large_elements=0)
 """Every value counts as large: rules apply everywhere."""

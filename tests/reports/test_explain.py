@@ -19,6 +19,7 @@ from eqsat_mem.egraph.saturate import rule_of
 from eqsat_mem.reports.explanation import EQUAL
 from eqsat_mem.reports.minimal_sets import smallest
 from tests.schedule.test_search import kernel_vector
+from tests.tiers import tiered
 
 MIB = 2**20
 
@@ -90,7 +91,7 @@ def body_seconds(plan):
     return [body.seconds for term in blocks for body in getattr(getattr(term, "call", None), "bodies", ()) if body]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiered(CASES, ["chain"]))
 def test_the_rules_named_are_those_without_which_the_plan_is_not_reached(name):
     why = explained(name)
     alone = {n.rule.name for n in why.rules if not n.without.reached}
@@ -101,7 +102,7 @@ def test_the_rules_named_are_those_without_which_the_plan_is_not_reached(name):
     assert {rule for rule in every if not as_good_without(name, {rule})} == alone
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiered(CASES, ["chain"]))
 def test_they_suffice_together_and_none_of_them_is_spare(name):
     why = explained(name)
     needed = {n.rule.name for n in why.rules}

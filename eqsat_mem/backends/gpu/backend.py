@@ -21,10 +21,11 @@ from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Map, Program, Rename, Term, bits, is_leaf, itemsize
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import Shapes, operation_of
-from eqsat_mem.schedule.backend import Backend, Check, Kernel, extent_of
+from eqsat_mem.schedule.backend import Backend, Check, Hidden, Kernel, extent_of
 from eqsat_mem.schedule.cost_model import sides
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights, per_element
 
 USUAL = "h100"
@@ -94,6 +95,7 @@ class GpuBackend(Backend):
     target: Target
 
     platform: ClassVar[str] = "gpu"
+    tie: ClassVar[Tie] = BitTie()
     asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
     needless_rules: ClassVar[tuple[str, ...]] = ("unroll-fold",)  # short folds are computed inside their readers
 
@@ -278,9 +280,9 @@ class GpuBackend(Backend):
                 break
         return Check(most)
 
-    def hidden_bytes(self, compiled: Any) -> int:
+    def hidden(self, compiled: Any) -> Hidden:
         """Scratch that libraries ask for at run time, from a table."""
-        return workspaces.library_bytes(compiled.as_text(), self.target)
+        return Hidden(workspaces.library_bytes(compiled.as_text(), self.target))
 
 
 # --- shapes of folds -----------------------------------------------------------------------------------

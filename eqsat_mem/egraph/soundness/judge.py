@@ -22,7 +22,7 @@ from eqsat_mem.egraph import language
 from eqsat_mem.egraph.encode import Encoder, Node
 from eqsat_mem.egraph.graph import Classes, EGraph
 from eqsat_mem.egraph.rule_files import Rule, RuleSet
-from eqsat_mem.egraph.saturate import session
+from eqsat_mem.egraph.saturate import Limits, session
 from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.egraph.soundness import patterns
 from eqsat_mem.egraph.soundness.builder import Builder, IllFormed
@@ -226,7 +226,7 @@ class _Trial:
         maps = language.elementwise_used(trees) | arities()
         given = rules.given & {r.name for r in (*self.support, self.rule)}
         with closing(session(replace(rules, given=given))) as where:
-            graph = EGraph(self.program, texts, maps, 0, rules.own, where)
+            graph = EGraph(self.program, texts, maps, 0, Limits().unrolled_elements, rules.own, where)
             graph.add(self.drawn.nodes)
             rounds = ROUNDS + min(len(self.support), patterns.DEPTH)
             steps = ("analysis", *("simplify", "analysis", "explore", "analysis") * rounds, "simplify", "analysis", "splitting")
