@@ -45,6 +45,13 @@ def test_a_hostile_file_ends_in_time_and_is_named(seed, tmp_path):
     assert hostile_rules.verdict((seed, 0.0, 0, what)) in ("named", "planned", "stopped"), what
 
 
+@pytest.mark.slow
+def test_no_hostile_file_of_some_hundred_hangs_or_kills_python():
+    results = hostile_rules.run(20_000, 300)
+    assert len(results) == 300
+    assert [r for r in results if hostile_rules.verdict(r) not in ("named", "planned", "stopped")] == []
+
+
 def test_every_kind_of_file_is_in_the_sample():
     assert {hostile(seed)[0] for seed in SAMPLE} >= {kind.__name__ for kind in hostile_rules.KINDS} - {"wide"}
 

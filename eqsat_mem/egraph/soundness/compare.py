@@ -16,6 +16,8 @@ FACT = "fact"
 """What a rule claims of a fact that it states bit for bit: equal numbers, whatever the sign of a zero."""
 STRICT_KINDS = frozenset({"whole", "normal", "positive", "negative", "zeros", "equal"})
 """Values of which nothing overflows that is a number over the reals, float16 aside."""
+AMPLIFIED = 8.0
+"""How many times as far as a change of last bits moves a side rounding may move it."""
 HALF = 16
 """The exponent of the range of float16."""
 CORNERS = frozenset({"wide", "special", "ends"})
@@ -30,15 +32,16 @@ def first_difference(
     finite: np.ndarray,
     kinds: Sequence[str],
     whole: bool = True,
+    slack: np.ndarray | float = 0.0,
 ) -> tuple[str, int] | None:
     """What is wrong between two sides, and in which sample; None if they agree as far as ``claim`` says.
 
     Bits are compared for ``bitwise``. What holds over the reals may differ by the root of the precision times the largest number that
     either side met on its way (``scale``, per sample); ``finite`` tells in which samples neither met an infinity. Integers have no
     precision: any claim but the guarded ones holds where they wrap around, too. Where folds are over nothing (not ``whole``) their results
-    need not be numbers.
+    need not be numbers. ``slack`` is how far each element may be off besides, where the sides themselves hang on last bits of arguments.
     """
-    bad = _differs(claim, left, right, scale)
+    bad = _differs(claim, left, right, scale) & ~_within(left, right, slack)
     asked = np.array([_asks(claim, left.dtype, which, bool(f)) for which, f in zip(kinds, finite)])
     if claim in ("guarded", "approx") or (not whole and claim in CLAIMS[1:]):
         bad &= _is_number(left)
@@ -76,6 +79,19 @@ def _differs(claim: str, a: np.ndarray, b: np.ndarray, scale: np.ndarray) -> np.
     if claim != FACT:
         agree |= ~_is_number(a) & ~_is_number(b) | close(a, b, scale, 1e4 if claim == "approx" else 1.0)
     return np.asarray(~agree)
+
+
+def _within(a: np.ndarray, b: np.ndarray, slack: np.ndarray | float) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        apart = np.abs(a.astype(_wide(a.dtype)) - b.astype(_wide(b.dtype)))
+        return np.asarray((apart < AMPLIFIED * np.asarray(slack)) | np.isinf(slack))
+
+
+def change(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How far two values of one side are apart: infinitely, where one of them only is a number."""
+    with np.errstate(all="ignore"):
+        apart = np.abs(a.astype(_wide(a.dtype)) - b.astype(_wide(b.dtype)))
+    return np.asarray(np.where(_is_number(a) & _is_number(b), apart, np.where(_is_number(a) | _is_number(b), np.inf, 0.0)))
 
 
 def _is_number(a: np.ndarray) -> np.ndarray:

@@ -26,15 +26,15 @@ from eqsat_mem.egraph.saturate import Limits, session
 from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.egraph.soundness import patterns
 from eqsat_mem.egraph.soundness.builder import Builder, IllFormed
-from eqsat_mem.egraph.soundness.compare import CLAIMS, FACT, first_difference
+from eqsat_mem.egraph.soundness.compare import CLAIMS, FACT, change, first_difference
 from eqsat_mem.egraph.soundness.evaluation import arguments, below, evaluated, over
 from eqsat_mem.egraph.soundness.facts import BUILT_IN, Facts
 from eqsat_mem.egraph.soundness.generators import MOST_ELEMENTS, NARROW, SOME_DTYPES, Drawn, Source, arities
 from eqsat_mem.egraph.soundness.instrument import CLAIMED, MEANT, TESTED, TOLD, claims, meanings, stated_heads, telling
 from eqsat_mem.egraph.soundness.stream_checks import Streams
-from eqsat_mem.egraph.soundness.values import FEW_KINDS, KINDS
+from eqsat_mem.egraph.soundness.values import FEW_KINDS, KINDS, nudged
 from eqsat_mem.errors import RuleError
-from eqsat_mem.ir import Program, bits, children
+from eqsat_mem.ir import Program, bits, children, folded
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,12 @@ def judge(rule: Rule, rules: RuleSet, seed: int = 0) -> Verdict:
     return Verdict(rule, matches, compared, untested=untested, excuse=excuse)
 
 
-def _elements(difference: Difference) -> int:
-    """How much there is to look at in a difference."""
+def _elements(difference: Difference) -> tuple[bool, int]:
+    """How much there is to look at in a difference; nothing at all tells least."""
     program = difference.program
-    wanted = [t for t in (difference.left, difference.right) if t is not None]
-    return sum(program.extent(program.free[t]) for t in below(program, wanted))
+    terms = below(program, [t for t in (difference.left, difference.right) if t is not None])
+    sizes = [program.extent(program.free[t] | folded(program.terms[t])) for t in terms]
+    return 0 in sizes, sum(sizes)
 
 
 class _Trial:
@@ -326,6 +327,11 @@ class _Trial:
             sides = [over(program, values.of[t], program.free[t], free) for t in (left, right)]
             scale, finite = np.maximum(values.scale[left], values.scale[right]), values.finite[left] & values.finite[right]
             wrong = first_difference(claim, sides[0], sides[1], scale, finite, kinds, whole=not self._empty(left))
+            if wrong is not None and claim not in ("bitwise", FACT):
+                moved = evaluated(program, {slot: nudged(a) for slot, a in args.items()}, [left, right], len(kinds))
+                others = [over(program, moved.of[t], program.free[t], free) for t in (left, right)]
+                slack = np.maximum(*(change(a, b) for a, b in zip(sides, others)))
+                wrong = first_difference(claim, sides[0], sides[1], scale, finite, kinds, whole=not self._empty(left), slack=slack)
             yield None if wrong is None else self._shown(wrong[0], left, right, args, wrong[1])
 
     # what it states
@@ -348,7 +354,7 @@ class _Trial:
             done = 0
             for row in rows:
                 terms = self.terms_of.get(row[0], [])
-                if done < MOST_FACTS and all(map(self._computable, terms)):
+                if done < MOST_FACTS and all(map(self._computable, terms)) and not any(map(self._empty, terms)):
                     found = list(facts.check(head, row, GROUPS[self._group(*terms)].kinds))
                     done += bool(found)
                     self.tested[head] += len(found)
@@ -360,8 +366,7 @@ class _Trial:
         """All indices over which a term, or something that it is made of, is computed."""
         found = 0
         for u in below(self.program, [t]):
-            term = self.program.terms[u]
-            found |= self.program.free[u] | (term.over if isinstance(term, ir.Fold | ir.Dot) else 0)
+            found |= self.program.free[u] | folded(self.program.terms[u])
         return found
 
     def _group(self, *terms: int) -> str:
@@ -377,9 +382,7 @@ class _Trial:
         """Whether nothing on the way to a term has too many elements."""
         program = self.program
         for u in below(program, [t]):
-            term = program.terms[u]
-            spans = program.free[u] | (term.over if isinstance(term, ir.Fold | ir.Dot) else 0)
-            if program.extent(spans) > 4 * MOST_ELEMENTS:
+            if program.extent(program.free[u] | folded(program.terms[u])) > 4 * MOST_ELEMENTS:
                 return False
         return True
 

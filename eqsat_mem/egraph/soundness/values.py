@@ -52,6 +52,17 @@ def values(shape: tuple[int, ...], dtype: np.dtype[Any], which: str, rng: np.ran
     return np.asarray(_floats(shape, dtype, which, rng), dtype)
 
 
+def nudged(array: np.ndarray) -> np.ndarray:
+    """An array with last bits of its numbers changed; equal ones stay equal, and negations of each other too."""
+    if kind(array.dtype) not in "fc":
+        return array
+    step = float(jnp.finfo(array.dtype).eps)
+    with np.errstate(all="ignore"):
+        size = np.abs(array.astype(np.complex128 if kind(array.dtype) == "c" else np.float64))
+        up = (size.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(63)
+        return np.asarray(array * np.where(up, 1 + step, 1 - step)).astype(array.dtype)
+
+
 def _floats(shape: tuple[int, ...], dtype: np.dtype[Any], which: str, rng: np.random.Generator) -> np.ndarray:
     x = rng.standard_normal(shape)
     info = jnp.finfo(dtype)
