@@ -52,14 +52,18 @@ def values(shape: tuple[int, ...], dtype: np.dtype[Any], which: str, rng: np.ran
     return np.asarray(_floats(shape, dtype, which, rng), dtype)
 
 
-def nudged(array: np.ndarray) -> np.ndarray:
+NUDGES = {0x9E3779B97F4A7C15: 1, 0xC2B2AE3D27D4EB4F: 2, 0xD6E8FEB86659FD93: 3, 0xA0761D6478BD642F: 5}
+"""Odd numbers, by which bits of numbers are multiplied to tell which are moved up and which down, and by how many last bits."""
+
+
+def nudged(array: np.ndarray, by: int) -> np.ndarray:
     """An array with last bits of its numbers changed; equal ones stay equal, and negations of each other too."""
     if kind(array.dtype) not in "fc":
         return array
-    step = float(jnp.finfo(array.dtype).eps)
+    step = NUDGES[by] * float(jnp.finfo(array.dtype).eps)
     with np.errstate(all="ignore"):
         size = np.abs(array.astype(np.complex128 if kind(array.dtype) == "c" else np.float64))
-        up = (size.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(63)
+        up = (size.view(np.uint64) * np.uint64(by)) >> np.uint64(63)
         return np.asarray(array * np.where(up, 1 + step, 1 - step)).astype(array.dtype)
 
 
