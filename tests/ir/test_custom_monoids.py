@@ -217,7 +217,7 @@ NO_MONOIDS = {
     "wrong identity": (Monoid("off", 1.0, lambda a, b: a + b), "its identity changes what it is combined with"),
     "first": (Monoid("first", (0.0, 0), lambda a, b: (jnp.where(a[1] > 0, a[0], b[0]), jnp.maximum(a[1], b[1])),
                      lambda x: (x, jnp.ones_like(x)), lambda s: s[0]), "combine is not commutative"),
-    "least that is large": (Monoid("least", 100.0, jnp.minimum), "its identity changes what it is combined with"),
+    "least that is large": (Monoid("least", 100.0, lambda a, b: jnp.minimum(a, b)), "its identity changes what it is combined with"),
     "saturating": (Monoid("saturating", 0.0, lambda a, b: jnp.clip(a + b, -500.0, 500.0)), "its identity changes what it is combined with"),
     "saturating sum": (Monoid("capped", (0.0,), lambda a, b: (jnp.clip(a[0] + b[0], -500.0, 500.0),),
                               lambda x: (jnp.clip(x, -500.0, 500.0),), lambda s: s[0]), "combine is not associative"),

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from eqsat_mem import ir
+from eqsat_mem.egraph.soundness.compare import change
 from eqsat_mem.egraph.soundness.sequential_interpreter import Sequential
-from eqsat_mem.egraph.soundness.values import kind, samples
-from eqsat_mem.ir import Program, bits, children
+from eqsat_mem.egraph.soundness.values import NUDGES, kind, nudged, samples
+from eqsat_mem.ir import Program, bits, children, mask_of
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes
 from eqsat_mem.ir.ops import call_on, named_axes, operation_of
 
@@ -112,6 +113,16 @@ def over(program: Program, value: np.ndarray, have: int, want: int) -> np.ndarra
     kept = [inner.get(i, 1) for i in bits(want)]
     shape = [inner.get(i, program.indices[i].extent) for i in bits(want)]
     return np.broadcast_to(value.reshape([len(value), *kept]), [len(value), *shape])
+
+
+def moved(program: Program, args: Arrays, wanted: Sequence[int], sides: Sequence[np.ndarray]) -> np.ndarray:
+    """How far terms move at most, each from its values over the indices of all of them, when last bits of the arguments change."""
+    free, farthest = mask_of(i for t in wanted for i in bits(program.free[t])), np.zeros(sides[0].shape)
+    for by in NUDGES:
+        values = evaluated(program, {slot: nudged(a, by) for slot, a in args.items()}, wanted, len(sides[0])).of
+        for t, side in zip(wanted, sides):
+            farthest = np.maximum(farthest, change(side, over(program, values[t], program.free[t], free)))
+    return farthest
 
 
 def cut(program: Program, t: int, value: np.ndarray, index: int, positions: Sequence[int]) -> np.ndarray:

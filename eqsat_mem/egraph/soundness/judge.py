@@ -26,13 +26,13 @@ from eqsat_mem.egraph.saturate import Limits, session
 from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.egraph.soundness import patterns
 from eqsat_mem.egraph.soundness.builder import Builder, IllFormed
-from eqsat_mem.egraph.soundness.compare import CLAIMS, FACT, change, first_difference
-from eqsat_mem.egraph.soundness.evaluation import arguments, below, evaluated, over
+from eqsat_mem.egraph.soundness.compare import CLAIMS, FACT, first_difference
+from eqsat_mem.egraph.soundness.evaluation import arguments, below, evaluated, moved, over
 from eqsat_mem.egraph.soundness.facts import BUILT_IN, Facts
 from eqsat_mem.egraph.soundness.generators import MOST_ELEMENTS, NARROW, SOME_DTYPES, Drawn, Source, arities
 from eqsat_mem.egraph.soundness.instrument import CLAIMED, MEANT, TESTED, TOLD, claims, meanings, stated_heads, telling
 from eqsat_mem.egraph.soundness.stream_checks import Streams
-from eqsat_mem.egraph.soundness.values import FEW_KINDS, KINDS, NUDGES, nudged
+from eqsat_mem.egraph.soundness.values import FEW_KINDS, KINDS
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, children, folded
 
@@ -328,19 +328,9 @@ class _Trial:
             scale, finite = np.maximum(values.scale[left], values.scale[right]), values.finite[left] & values.finite[right]
             wrong = first_difference(claim, sides[0], sides[1], scale, finite, kinds, whole=not self._empty(left))
             if wrong is not None and claim not in ("bitwise", FACT):
-                slack = self._slack(args, [left, right], sides)
+                slack = moved(program, args, [left, right], sides)
                 wrong = first_difference(claim, sides[0], sides[1], scale, finite, kinds, whole=not self._empty(left), slack=slack)
             yield None if wrong is None else self._shown(wrong[0], left, right, args, wrong[1])
-
-    def _slack(self, args: Mapping[int, np.ndarray], wanted: Sequence[int], sides: Sequence[np.ndarray]) -> np.ndarray:
-        """How far the sides move when last bits of the arguments change."""
-        program, slack = self.program, np.zeros(sides[0].shape)
-        free = program.free[wanted[0]] | program.free[wanted[1]]
-        for by in NUDGES:
-            moved = evaluated(program, {slot: nudged(a, by) for slot, a in args.items()}, wanted, len(sides[0])).of
-            for t, side in zip(wanted, sides):
-                slack = np.maximum(slack, change(side, over(program, moved[t], program.free[t], free)))
-        return slack
 
     # what it states
 
