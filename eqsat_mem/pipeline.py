@@ -13,15 +13,17 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.backends.xla import donations
-from eqsat_mem.candidates import Forms, Found
+from eqsat_mem.candidates import Forms, Found, rules_of
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import DeviceCompilerError, MemoryLimitError, OptionError
 from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
 from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
+from eqsat_mem.passes import Pass
 from eqsat_mem.reports.explain import Record, Scheduler
 from eqsat_mem.reports.outline import loop_summaries, output_bytes, peak_tensors, restrictions
 from eqsat_mem.reports.plan import Plan
@@ -143,25 +145,54 @@ def _without_collections() -> Iterator[None]:
 def _plan(request: _Request) -> Plan:
     clock = Clock()
     with clock("trace"):
-        loaded = load(request.jaxpr, request.arg_names, request.backend.lowering)
+        rules = rules_of(request.options, request.backend)
+        lowering = request.backend.lowering
+        loaded = load(request.jaxpr, request.arg_names, lowering, rules.passes)
         tell(Loaded(loaded))
-    forms = Forms(loaded, request.options, request.backend, _plan_body, clock)
+    forms = Forms(loaded, rules, request.options, request.backend, _plan_body, clock)
     found = forms.fastest(request.backend, request.limit)
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
-    again = partial(_again, loaded, request.options, chosen.backend, chosen.target)
+    programs = _Programs(request.jaxpr, request.arg_names, lowering, loaded)
+    again = partial(_again, programs, request.options, chosen.backend, chosen.target)
     record = Record(
         found.before, chosen.backend, chosen.target, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names
     )
     return _report(request, found, chosen, clock, record)
 
 
+@dataclass(frozen=True, eq=False)
+class _Programs:
+    """A traced function as a program: as it was loaded, and as it loads without some of the passes that have changed it then."""
+
+    jaxpr: ClosedJaxpr
+    arg_names: tuple[str, ...]
+    lowering: Lowering
+    loaded: Program
+    others: dict[frozenset[str], Program] = field(default_factory=dict)
+
+    def by(self, passes: Sequence[Pass]) -> Program:
+        """The program that only these passes may change."""
+        names = frozenset(known.name for known in passes)
+        if self.loaded.passes <= names:
+            return self.loaded
+        if names not in self.others:
+            self.others[names] = load(self.jaxpr, self.arg_names, self.lowering, passes)
+        return self.others[names]
+
+
 def _again(
-    loaded: Program, options: Options, backend: Backend, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = fastest
+    programs: _Programs,
+    options: Options,
+    backend: Backend,
+    limit: int,
+    without: frozenset[str] = frozenset(),
+    scheduler: Scheduler = fastest,
 ) -> Schedule:
-    """The best schedule that the same search finds without some rules; it stops for other reasons than the clock."""
+    """The best schedule that the same search finds without some rules and passes; it stops for other reasons than the clock."""
     patient = replace(options, max_seconds=PATIENCE_S, without_rules=(*options.without_rules, *sorted(without)))
-    return Forms(loaded, patient, backend, _plan_body, Clock()).fastest(backend, limit, scheduler).best
+    rules = rules_of(patient, backend)
+    return Forms(programs.by(rules.passes), rules, patient, backend, _plan_body, Clock()).fastest(backend, limit, scheduler).best
 
 
 def _plan_body(options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:

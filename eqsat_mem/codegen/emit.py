@@ -118,8 +118,8 @@ class _Functions:
         return module.functions[key]
 
     def _unplanned(self, body: ClosedJaxpr, names: Sequence[str]) -> Schedule:
-        """A function as it is written."""
-        return unscheduled(Extraction(load(body, names, self.backend.lowering)), self.backend)
+        """A function as it is written: no pass changes it, since options may not allow that."""
+        return unscheduled(Extraction(load(body, names, self.backend.lowering, passes=())), self.backend)
 
 
 def _text(name: str, writer: _FunctionWriter, module: Module) -> str:

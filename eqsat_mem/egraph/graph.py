@@ -118,13 +118,16 @@ class View:
     def precisions_in(self, choice: Mapping[int, Node], order: Sequence[int]) -> dict[int, Any]:
         """The precision of each contraction of a choice, whose classes are in ``order``, operands first.
 
-        What only contractions read that round it need be no more precise than they are, if rules made it.
+        What only contractions read that round it need be no more precise than they are, if rules made it. Sums that are part of a
+        contraction would be rounded with its operands, so such a contraction is precise.
         """
         roots = {self.class_of[t] for t in self.program.roots()}
         readers: dict[int, list[int]] = {c: [] for c in order}
         found: dict[int, Any] = {}
         for c in reversed(order):
-            if choice[c].constructor == "Dot":
+            if choice[c].constructor == "DotPlus":
+                found[c] = of_rules(self.dtypes[c], self.rounds_operands)
+            elif choice[c].constructor == "Dot":
                 found[c] = self.precision(c)
                 made = c not in self.precisions and c not in roots
                 if made and self.rounds_operands and all(r in found and rounds(self.dtypes[c], found[r]) for r in readers[c]):

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from eqsat_mem.egraph import language
 from eqsat_mem.egraph.rule_checks import check_declaration, check_rule, own_constructors, variables, words
 from eqsat_mem.egraph.sexpr import Form, read_forms
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir.ops import Monoid, Operation
+from eqsat_mem.passes import EVERY, Card, Pass
 
 SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, "all": {"bitwise", "reassociate", "real", "guarded"}}
 """For each accuracy that a user may ask for, the soundness that a rule must have; `approx` rules apply where they are named."""
@@ -34,30 +35,18 @@ FORBIDDEN = frozenset({"panic", "delete", "subsume", ":subsume"})
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(Card):
     """One rule with its card.
 
     Attributes:
-        name: unique among all rules.
-        equation: what it says, as its author wrote it.
-        sound: "bitwise", "reassociate", "real", "guarded" or "approx".
-        why: why it is sound, and where not.
-        memory: what it does to memory.
         ruleset: "simplify", "explore", "splitting" or "analysis".
         text: the egglog form.
-        place: the file and line that it stands at.
         most_rows: how many rows of the e-graph one match of it can add.
         unchecked: why it may stay unchecked, as its author wrote it; usually nothing.
     """
 
-    name: str
-    equation: str
-    sound: str
-    why: str
-    memory: str
     ruleset: str
     text: str
-    place: str
     most_rows: int = 0
     unchecked: str = ""
 
@@ -66,13 +55,10 @@ class Rule:
         """The name of its file without ``.egg``."""
         return _file(self.place)
 
-    def __str__(self) -> str:
-        return f"{self.name} [{self.sound}]: {self.equation} ({self.place})"
-
 
 @dataclass(frozen=True)
 class RuleSet:
-    """The rules that apply, the declarations that they need, and the elementwise constructors that they name, with arities.
+    """The rules and passes that apply, the declarations that rules need, and the elementwise constructors that they name, with arities.
 
     ``meanings`` are what the declared relations say of values, as rules in the ruleset ``meaning``, by which facts are checked; ``own``
     are the user's operations, by constructor; ``given`` are the names of the rules that do not come with the package; ``unchecked`` has
@@ -84,8 +70,14 @@ class RuleSet:
     maps: tuple[tuple[str, int], ...]
     meanings: tuple[tuple[str, str], ...] = ()
     own: Mapping[str, Operation] = field(default_factory=dict)
+    passes: tuple[Pass, ...] = ()
     given: frozenset[str] = frozenset()
     unchecked: tuple[tuple[str, str, str], ...] = ()
+
+    @property
+    def cards(self) -> tuple[Rule | Pass, ...]:
+        """All that applies."""
+        return (*self.rules, *self.passes)
 
     def meant(self) -> Iterator[tuple[str, tuple[str, str]]]:
         """The declared relations that say what they mean, each with that as a rule, and its place."""
@@ -99,6 +91,9 @@ class RuleSet:
             yield rule.place, rule.text
 
 
+Named = TypeVar("Named", bound=Rule | Pass)
+
+
 def load_rules(
     paths: Sequence[str | Path] = (),
     accuracy: str = "all",
@@ -106,10 +101,11 @@ def load_rules(
     without: Sequence[str] = (),
     operations: Sequence[Operation | Monoid] = (),
 ) -> RuleSet:
-    """The shipped rule files and those at ``paths``, as far as ``accuracy`` allows.
+    """The shipped rule files and those at ``paths``, and all passes, as far as ``accuracy`` allows.
 
-    ``only`` keeps the rules that it names, by the rule or by its file without ``.egg``; a rule named there applies whatever its soundness.
-    ``without`` leaves out those that it names in the same way. ``operations`` are operations and folds of your own, which rules may name.
+    ``only`` keeps the rules and passes that it names, by the rule or by its file without ``.egg`` (``passes`` for passes); one named there
+    by its own name applies whatever its soundness. ``without`` leaves out those that it names in the same way.
+    ``operations`` are operations and folds of your own, which rules may name.
 
     Raises:
         RuleError: with file and line, for a form that is no rule, a card that is missing or wrong, a name that is taken, or what egglog
@@ -120,11 +116,14 @@ def load_rules(
     shipped = default_files()
     texts = tuple((path.name, _read(path)) for path in [*shipped, *map(Path, paths)])
     known = _checked(texts, len(shipped), tuple(own.items()))
-    kept = known.rules if only is None else select(known.rules, only)
+    every: list[Rule | Pass] = [*known.rules, *EVERY]
+    kept = every if only is None else select(every, only)
     named = set(only or ())
-    dropped = {rule.name for rule in select(known.rules, without)}
-    applied = [r for r in kept if r.name not in dropped and (r.sound in SOUNDNESS[accuracy] or r.name in named)]
-    return replace(known, rules=tuple(applied), own=own, given=known.given & {r.name for r in applied})
+    dropped = {card.name for card in select(every, without)}
+    applied = [c for c in kept if c.name not in dropped and (c.sound in SOUNDNESS[accuracy] or c.name in named)]
+    rules = tuple(rule for rule in applied if isinstance(rule, Rule))
+    passes = tuple(passed for passed in applied if isinstance(passed, Pass))
+    return replace(known, rules=rules, own=own, passes=passes, given=known.given & {r.name for r in rules})
 
 
 @lru_cache(maxsize=16)
@@ -134,7 +133,7 @@ def _checked(texts: tuple[tuple[str, str], ...], shipped: int, own: tuple[tuple[
     The first ``shipped`` of them come with the package.
     """
     rules: list[Rule] = []
-    taken = set(language.RULE_NAMES)
+    taken = {*language.RULE_NAMES, *(known.name for known in EVERY)}
     declarations: list[Form] = []
     forms: list[Form] = []
     given: set[str] = set()
@@ -172,18 +171,18 @@ def _check(declarations: Sequence[Form], forms: Sequence[Form], own: Mapping[str
     return arguments
 
 
-def select(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
-    """The rules that ``names`` name, each by its own name or by its file's, with or without ``.egg``.
+def select(rules: Sequence[Named], names: Sequence[str]) -> list[Named]:
+    """The rules and passes that ``names`` name, each by its own name or by its file's, with or without ``.egg``.
 
     Raises:
-        RuleError: for a name that no rule and no file has; it tells similar ones.
+        RuleError: for a name that no rule, pass or file has; it tells similar ones.
     """
     known = {rule.name for rule in rules} | {rule.file for rule in rules}
     wanted = {name.removesuffix(".egg") for name in names}
     for name in sorted(wanted - known):
         similar = difflib.get_close_matches(name, sorted(known), 3)
         hint = f"; similar ones are {', '.join(map(repr, similar))}" if similar else ""
-        raise RuleError(f"no rule and no rule file is named {name!r}{hint}.")
+        raise RuleError(f"no rule, pass or rule file is named {name!r}{hint}.")
     return [rule for rule in rules if rule.name in wanted or rule.file in wanted]
 
 
@@ -270,7 +269,7 @@ def _rule(form: Form) -> Rule:
         raise RuleError(f"{form.place}: rule {name!r} is in ruleset {ruleset or '(none)'!r}; it must be in {known}.")
     equation, sound, why, memory, unchecked = _card(form, name)
     made = form.tree[1:] if form.tree[0] == "birewrite" else form.tree[2]
-    return Rule(name, equation, sound, why, memory, ruleset, form.text, form.place, _rows(made), unchecked)
+    return Rule(name, equation, sound, why, memory, form.place, ruleset, form.text, _rows(made), unchecked)
 
 
 def _rows(tree: Any) -> int:

@@ -121,10 +121,8 @@ class Backend:
     """Block operations inside which XLA computes elementwise operands."""
     room_toll: ClassVar[float] = 0.02
     """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
-    augments_dots: ClassVar[bool] = False
-    """Whether sums that are added to a contraction are better part of it: additions to its result cost traffic of their own."""
-    needless_rules: ClassVar[tuple[str, ...]] = ()
-    """Rules whose facts do not help this compiler."""
+    needless_rules: ClassVar[tuple[str, ...]] = ("augmented",)
+    """Rules, or files of rules, that do not help this compiler: additions to a contraction's result are fused with what follows."""
     unrolled_elements: ClassVar[int] = 16
     """Folds and searches over at most so many elements may be written out element by element, which makes them elementwise."""
     unrolled_weight: ClassVar[float] = 1.0
@@ -297,7 +295,7 @@ class Backend:
             avals: the arguments; they have ``shape`` and ``dtype``.
             donate: positions of donated arguments.
             optimise: whether the program is going to be run. Otherwise machine code may be slower and sooner there; the program
-                holds the same (some hundred bytes more for a scatter on XLA:CPU).
+                holds the same.
             limit: bytes beyond which it does not matter how many they are.
 
         Raises:

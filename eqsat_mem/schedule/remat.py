@@ -249,8 +249,7 @@ class _Rebuilt:
         self.chunks: dict[Loop, int] = {}
         values: dict[int, int] = {}
         self.seq = self.sequence(s.seq, values, ())
-        self.program.outputs = [replace(o, term=self.read(o.term, values)) for o in self.old.outputs]
-        self.program.effects = [self.read(t, values) for t in self.old.effects]
+        self.program.take_roots(self.old, lambda t: self.read(t, values))
         self.ex = Extraction(
             self.program,
             self.stated(s.ex.splits),

@@ -22,7 +22,7 @@ from tests.reports import test_explain
 from tests.tiers import tiered
 
 VOID = {"meta", "br"}
-NAMES = ["bound", "chain", "scan"]
+NAMES = ["bound", "longer", "scan"]
 RULES = ("associativity", "distance", "simplify", "splitting")
 """A page explains its plan, which takes a search for each rule that matched."""
 
@@ -97,7 +97,7 @@ def extracted(plan):
     return {t for t in reachable if origin is None or t in origin[1]}
 
 
-@pytest.mark.parametrize("name", tiered(["bound", "chain"], ["chain"]))
+@pytest.mark.parametrize("name", tiered(["bound", "longer"], ["longer"]))
 def test_every_value_of_the_programs_has_a_class(name):
     plan = planned(name)
     original = jaxpr_html(plan.record.jaxpr, plan.record.arg_names, dict.fromkeys(variables(plan.record.jaxpr.jaxpr), 0))
@@ -131,7 +131,7 @@ def test_the_plan_chooses_one_way_for_each_of_its_values(name):
 
 
 def test_other_ways_are_there():
-    data = data_of("chain")
+    data = data_of("longer")
     most = max(data["classes"].values(), key=lambda found: len(found["nodes"]))
     assert len(most["nodes"]) > 2
     assert {"splits-dot"} <= most["facts"].keys()

@@ -120,10 +120,10 @@ def test_networks_keep_their_values(spec, shapes):
     np.testing.assert_allclose(value, np.einsum(spec, *(a.astype(np.float64) for a in arrays)), rtol=1e-4, atol=1e-4)
 
 
-def test_orders_stay_where_the_rule_is_left_out_or_nothing_is_gained():
+def test_orders_stay_where_the_pass_is_left_out_or_nothing_is_gained():
     arrays = matrices([2, 30, 30, 30, 30, 30, 1])
     assert better(chain, arrays) is not None
-    assert better(chain, arrays, load_rules(without=("reassociate",))) is None
+    assert better(chain, arrays, load_rules(without=("order-of-products",))) is None
     assert better(chain, arrays, load_rules(accuracy="bitwise")) is None
     assert better(chain, matrices([1, 30, 30, 30, 30, 30, 30])) is None
 

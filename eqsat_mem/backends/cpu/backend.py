@@ -109,7 +109,6 @@ class CpuBackend(Backend):
     tie: ClassVar[Tie] = BitTie()
     runs_remainder_beside: ClassVar[bool] = True
     room_toll: ClassVar[float] = 0.1  # libraries take memory that is not predicted
-    augments_dots: ClassVar[bool] = True
     needless_rules: ClassVar[tuple[str, ...]] = ("dot-with-vector",)  # the library contracts faster than it folds
     unrolled_elements: ClassVar[int] = UNROLLED
     unrolled_weight: ClassVar[float] = SPREAD

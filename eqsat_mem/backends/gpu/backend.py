@@ -97,7 +97,7 @@ class GpuBackend(Backend):
     platform: ClassVar[str] = "gpu"
     tie: ClassVar[Tie] = BitTie()
     asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
-    needless_rules: ClassVar[tuple[str, ...]] = ("unroll-fold",)  # short folds are computed inside their readers
+    needless_rules: ClassVar[tuple[str, ...]] = (*Backend.needless_rules, "unroll-fold")  # short folds are computed inside their readers
 
     @classmethod
     def of(cls, target: Target) -> Self:

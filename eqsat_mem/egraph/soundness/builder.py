@@ -66,10 +66,10 @@ class Builder:
                 if term.monoid not in MONOIDS or not folds(term.monoid, dtypes[0]):
                     raise IllFormed(f"no fold {term.monoid!r} of {dtypes[0]}")
                 return ir.Fold(self.program.terms[args[0]].dtype, term.monoid, term.over, term.arg)
-            case ir.Dot():
-                if dtypes[0] != dtypes[1] or dtypes[0] == "bool":
-                    raise IllFormed(f"no contraction of {dtypes[0]} and {dtypes[1]}")
-                return ir.Dot(self.program.terms[args[0]].dtype, term.over, term.lhs, term.rhs, term.precision)
+            case ir.Dot() | ir.DotPlus():
+                if len(set(dtypes)) > 1 or dtypes[0] == "bool":
+                    raise IllFormed(f"no contraction of {', '.join(dtypes)}")
+                return replace(term, dtype=self.program.terms[args[0]].dtype)
         return term
 
     def leaf(self, free: int, dtype: str) -> int:

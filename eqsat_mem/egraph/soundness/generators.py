@@ -134,6 +134,8 @@ class Draw:
         self.leaves: list[tuple[str, int]] = []
         self.extents: set[int] = set()
         self.roots: list[int] = []
+        self.free = {shape.resolve(term): shape.resolve(name) for name, term in shape.free}
+        self.sets: dict[Any, int] = {}
         self.places = False
         self.last = self._pick(universe)
         self.density = self._pick((0.25, 0.45, 0.65, 0.85))
@@ -184,7 +186,7 @@ class Draw:
         term = self.shape.resolve(term)
         if not isinstance(term, App):
             if term not in self.values:
-                self.values[term] = self._anything(dtype)
+                self.values[term] = self._anything(dtype) if term not in self.free else self._with_indices(self.free[term], dtype)
             return int(self.values[term])
         if depth > DEEPEST:
             raise IllFormed("a term that contains itself")
@@ -214,7 +216,7 @@ class Draw:
     def _spans(self, t: int) -> int:
         """The indices over which a term is computed."""
         term = self.program.terms[t]
-        over = term.over if isinstance(term, ir.Fold | ir.Dot) else 0
+        over = ir.folded(term)
         for c in ir.children(term):
             over |= self.program.free[c]
         return over | self.program.free[t]
@@ -329,8 +331,17 @@ class Draw:
             return self._node("Lit", [-3.0, dtype])
         return self._node("Iota", [self._constant("index", dtype), dtype])
 
-    def _leaf(self, dtype: str) -> int:
-        free = mask_of(i for i in self.universe if self.rng.random() < (0.85 if self.places else self.density))
+    def _with_indices(self, name: Any, dtype: str) -> int:
+        """A term that depends on the indices that premises have a name for: the same wherever they use it."""
+        if name in self.sets:
+            return self._leaf(dtype, self.sets[name])
+        new = self._anything(dtype)
+        self.sets[name] = self.program.free[self._term_of(new)]
+        return new
+
+    def _leaf(self, dtype: str, free: int | None = None) -> int:
+        if free is None:
+            free = mask_of(i for i in self.universe if self.rng.random() < (0.85 if self.places else self.density))
         if self.program.extent(free) > MOST_ELEMENTS:
             raise IllFormed("more elements than can be judged")
         leaf = self.builder.leaf(free, dtype)
