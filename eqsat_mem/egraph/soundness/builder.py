@@ -195,6 +195,15 @@ def dtype_of_operation(operation: Operation, extents: tuple[int, ...], dtypes: t
     return found
 
 
+def takes_one_dtype(operation: Operation, dtype: str) -> bool:
+    """Whether all operands of the user's operation may have one dtype."""
+    try:
+        dtype_of_operation(operation, (2,) * len(operation.dimensions), (dtype,) * len(operation.operands))
+    except IllFormed:
+        return False
+    return True
+
+
 @cache
 def _dtype_of_operation(operation: Operation, extents: tuple[int, ...], dtypes: tuple[str, ...]) -> str | None:
     extent = dict(zip(operation.dimensions, extents))

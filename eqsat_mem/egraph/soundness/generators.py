@@ -21,13 +21,13 @@ from eqsat_mem.egraph.encode import Node
 from eqsat_mem.egraph.language import COMPARISONS, primitive_of, roles
 from eqsat_mem.egraph.rule_files import Rule, RuleSet
 from eqsat_mem.egraph.soundness import guards, patterns
-from eqsat_mem.egraph.soundness.builder import Builder, IllFormed, dtype_of_operation, folds
+from eqsat_mem.egraph.soundness.builder import Builder, IllFormed, folds, takes_one_dtype
 from eqsat_mem.egraph.soundness.instrument import stated_heads
 from eqsat_mem.egraph.soundness.patterns import App, Shape
 from eqsat_mem.egraph.soundness.values import kind
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import bits, mask_of
-from eqsat_mem.ir.ops import MONOIDS, Monoid, Operation, call_on
+from eqsat_mem.ir.ops import MONOIDS, Monoid, call_on
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 SOME_DTYPES = (
@@ -262,7 +262,7 @@ class Draw:
         if app.head == "Complex":
             return "float64" if dtype == "complex128" else "float32"
         operation = self.builder.encoder.own.get(app.head)
-        if operation is not None and k - len(operation.dimensions) != operation.dtype and not _takes_one_dtype(operation, dtype):
+        if operation is not None and k - len(operation.dimensions) != operation.dtype and not takes_one_dtype(operation, dtype):
             return str(self._pick(SOME_DTYPES[0]))
         return dtype
 
@@ -383,15 +383,6 @@ class Draw:
         kept, over = mask_of(rest[:-1]), 1 << rest[-1]
         call = ir.Call(primitives.top_k_p, params, (axes,), ((*axes[:-1], ()),) * 2, (np.dtype(dtype), np.dtype("int32")), kept, over)
         return self.program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
-
-
-def _takes_one_dtype(operation: Operation, dtype: str) -> bool:
-    """Whether all operands of the user's operation may have one dtype."""
-    try:
-        dtype_of_operation(operation, (2,) * len(operation.dimensions), (dtype,) * len(operation.operands))
-    except IllFormed:
-        return False
-    return True
 
 
 def _atom(text: str, role: str) -> Any:
