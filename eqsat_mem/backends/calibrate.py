@@ -26,6 +26,8 @@ SHORTEST_S = 5e-3
 REPEATS = 7
 OPERATIONS = 64
 """Operations per element in a measurement of arithmetic, so that memory traffic is negligible."""
+LONGEST_S = 5.0
+"""The work of a measurement is increased no further after this many seconds: on a GPU, each size is autotuned anew."""
 SMALL_KERNELS = 8
 THIN_ROWS, FEW_COLUMNS = 1024, 16
 """The rows (also the depth) and the columns of the contraction that measures the cost of having few columns."""
@@ -38,8 +40,9 @@ CLEARLY = 1.1
 def measure(backend: Backend, report: Callable[[str], None] = lambda field: None, shortest_s: float = SHORTEST_S) -> Device:
     """Measure the profile of JAX's default device, which takes some seconds.
 
-    All measurements use float32 except ``narrow_flops``, which uses bfloat16. ``matrix_cores``, the capacities of caches and the size
-    from which on an allocation is new memory are not measured: they keep their built-in values.
+    All measurements use float32 except ``narrow_flops``, which uses bfloat16. The capacities of caches and the size from which on an
+    allocation is new memory are not measured: they keep their built-in values, and so does ``matrix_cores`` unless the device tells
+    its number of cores. On a GPU matrices are large from the start, and folds compute what they fold.
 
     Args:
         backend: the backend of the default device with its built-in profile.
@@ -49,11 +52,12 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
     Returns:
         The built-in profile with the measured fields replaced.
     """
-    device = backend.device
+    device, on_cpu = backend.device, isinstance(backend.device, CpuDevice)
+    first = 256 if on_cpu else 4096
     report("flops")
-    device = replace(device, name=f"{device.name}, measured", flops=_flops(jnp.float32, shortest_s))
+    device = replace(device, name=f"{device.name}, measured", flops=_flops(jnp.float32, shortest_s, first))
     report("narrow_flops")
-    device = replace(device, narrow_flops=_flops(jnp.bfloat16, shortest_s))
+    device = replace(device, narrow_flops=_flops(jnp.bfloat16, shortest_s, first))
     report("elements")
     device = replace(device, elements=elementwise_rate(shortest_s))
     report("levels")
@@ -61,11 +65,15 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
     report("fresh_rate")
     device = replace(device, fresh_rate=_fresh_rate(device, shortest_s))
     report("iteration_s, kernel_s")
-    iteration_s, kernel_s = _overheads(shortest_s)
+    iteration_s, kernel_s = _overheads(shortest_s, launches=1 if on_cpu else 2)
     device = replace(device, iteration_s=iteration_s, kernel_s=kernel_s)
     report("reduce_weight, short_reduce_weight")
-    short_reduce_weight = _fold(device, backend.short_fold // 4, shortest_s)
-    device = replace(device, reduce_weight=_fold(device, 1024, shortest_s), short_reduce_weight=short_reduce_weight)
+    fold = _fold if on_cpu else _computed_fold
+    short_reduce_weight = fold(device, backend.short_fold // 4, shortest_s)
+    device = replace(device, reduce_weight=fold(device, 1024, shortest_s), short_reduce_weight=short_reduce_weight)
+    cores = getattr(jax.local_devices()[0], "core_count", None)
+    if not on_cpu and cores:
+        device = replace(device, matrix_cores=int(cores))
     if isinstance(device, CpuDevice):
         report("vector_bits")
         device = replace(device, vector_bits=_vector_bits(shortest_s))
@@ -76,14 +84,14 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
     return device
 
 
-def _flops(dtype: Any, shortest_s: float) -> float:
-    """Return multiplications and additions per second of a product of square matrices in full precision."""
+def _flops(dtype: Any, shortest_s: float, first: int) -> float:
+    """Return multiplications and additions per second of a product of square matrices in full precision; ``first`` is the least extent."""
 
     def make(n: int) -> tuple[Callable[..., Any], Any, float]:
         a = jnp.linspace(0, 1, n * n, dtype=dtype).reshape(n, n)
         return partial(jnp.matmul, precision=FULL), (a, a), 2.0 * n**3
 
-    return _rate(make, 256, shortest_s)
+    return _rate(make, first, shortest_s)
 
 
 def elementwise_rate(shortest_s: float) -> float:
@@ -145,10 +153,11 @@ def _fresh_rate(device: Device, shortest_s: float) -> float:
     return 1 / max(1 / _rate(make, 1, shortest_s) - moving_s, moving_s / 100)
 
 
-def _overheads(shortest_s: float) -> tuple[float, float]:
+def _overheads(shortest_s: float, launches: int) -> tuple[float, float]:
     """Return the seconds of one more iteration of a loop, and of one more kernel in its body.
 
     The loop carries a large array and writes one of its elements, because XLA compiles a loop over little data to a single kernel.
+    A sort and a change of sign are one kernel on XLA:CPU, and two ``launches`` on XLA:GPU.
     """
     carried = jnp.zeros(2**18, jnp.float32)
 
@@ -165,8 +174,8 @@ def _overheads(shortest_s: float) -> tuple[float, float]:
         return make
 
     one, many = (1 / _rate(loop(kernels), 256, shortest_s) for kernels in (1, SMALL_KERNELS))
-    kernel_s = max((many - one) / (SMALL_KERNELS - 1), 1e-9)
-    return max(one - 2 * kernel_s, 1e-8), kernel_s
+    kernel_s = max((many - one) / (launches * (SMALL_KERNELS - 1)), 1e-9)
+    return max(one - (launches + 1) * kernel_s, 1e-8), kernel_s
 
 
 def _fold(device: Device, length: int, shortest_s: float) -> float:
@@ -176,6 +185,16 @@ def _fold(device: Device, length: int, shortest_s: float) -> float:
         return lambda x: jnp.sum(x, 1), (jnp.ones((rows, length), jnp.float32),), float(rows * length)
 
     return max(device.elements / _rate(make, max(2**16 // length, 1), shortest_s), 0.1)
+
+
+def _computed_fold(device: Device, length: int, shortest_s: float) -> float:
+    """The same of products that the fold computes itself, so that no memory is read: what a product takes is left out."""
+
+    def make(rows: int) -> tuple[Callable[..., Any], Any, float]:
+        x, y = jnp.ones((rows, 1), jnp.float32), jnp.ones((1, length), jnp.float32)
+        return lambda x, y: jnp.sum(x * y, 1), (x, y), float(rows * length)
+
+    return max(device.elements / _rate(make, max(2**20 // length, 1), shortest_s) - 1, 0.1)
 
 
 def _vector_bits(shortest_s: float) -> int:
@@ -247,12 +266,13 @@ def _rate(
         shortest_s: the least duration of a run, in seconds.
         options: compiler options.
     """
+    began = time.perf_counter()
     while True:
         function, args, work = make(n)
         compiled = jax.jit(function, compiler_options=options).lower(*args).compile()
         jax.block_until_ready(compiled(*args))
         seconds = timed(compiled, args)
-        if seconds >= shortest_s:
+        if seconds >= shortest_s or time.perf_counter() - began > LONGEST_S:
             return work / statistics.median([seconds, *(timed(compiled, args) for _ in range(REPEATS - 1))])
         n *= 2 if seconds > shortest_s / 8 else 4
 

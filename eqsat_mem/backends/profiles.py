@@ -13,7 +13,7 @@ import re
 import sys
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 
@@ -58,9 +58,13 @@ def keep(device: Device) -> Path:
     if path is None:
         raise OptionError(f"{VARIABLE}=none keeps no profiles: unset it, or name a folder.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = asdict(device) | {"levels": [[None if math.isinf(size) else size, rate] for size, rate in device.levels]}
-    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(as_json(device), indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def as_json(device: Device) -> dict[str, Any]:
+    """A profile as its file has it: the capacity of main memory is null."""
+    return asdict(device) | {"levels": [[None if math.isinf(size) else size, rate] for size, rate in device.levels]}
 
 
 def kept(path: Path, kind: type[D]) -> D | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -137,7 +137,7 @@ def _sorts(text: str, target: Target) -> Iterator[Workspace]:
             arrays.pop()  # the positions that XLA adds for a stable sort without CUB
         shape, sizes = arrays[0][1], [itemsize(kind) for kind, _ in arrays]
         by_keys = "constant(nan)" in _body(text, sort["order"])
-        if int(sort["axis"]) != len(shape) - 1 or len(arrays) > (1 if by_keys else 2) or not _by_cub(shape, target):
+        if int(sort["axis"]) != len(shape) - 1 or len(arrays) > (1 if by_keys else 2) or not is_sorted_by_cub(shape, target):
             continue
         elements = math.prod(shape)
         keys = sizes[0] if by_keys else 0
@@ -160,7 +160,8 @@ def _is_read(text: str, name: str, position: int) -> bool:
     return f"get-tuple-element(%{name}), index={position}" in text
 
 
-def _by_cub(shape: list[int], target: Target) -> bool:
+def is_sorted_by_cub(shape: Sequence[int], target: Target) -> bool:
+    """Whether XLA gives a sort along the last axis to CUB on a card."""
     if not shape:
         return False
     row, rows = shape[-1], math.prod(shape[:-1])
