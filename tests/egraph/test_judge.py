@@ -70,9 +70,9 @@ def test_rules_about_operations_of_your_own_are_judged(tmp_path):
     forms = {"right": "(Add (Mul (Lit s t) (Log (Abs c))) (LogDet n m a))", "wrong": "(Add (Log (Abs c)) (LogDet n m a))"}
     for status, made in forms.items():
         path = tmp_path / f"{status}.egg"
-        path.write_text(CARD.format("guarded") + scaled.format(made)[:-1] + f' :ruleset explore :name "scaled-{status}")')
+        path.write_text(CARD.format("guarded") + scaled.format(made)[:-1] + f' :ruleset explore :name "log-det-{status}")')
         rules = load_rules([path], "any", operations=[LOGDET])
-        found = judge(next(rule for rule in rules.rules if rule.name == f"scaled-{status}"), rules)
+        found = judge(next(rule for rule in rules.rules if rule.name == f"log-det-{status}"), rules)
         assert found.status == status, found.summary()
 
 
