@@ -19,8 +19,8 @@ import jax
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.codegen.calls import Body
-from eqsat_mem.codegen.expressions import Expressions
 from eqsat_mem.codegen.source import Module, Region, Scope, Value, identifier, number, tuple_text, wrap
+from eqsat_mem.codegen.tiles import Tiles
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Axes, Block, Call, Dot, Fold, Input, Literal, Map, Program, children
@@ -59,7 +59,7 @@ def emit(schedule: Schedule, name: str = "program") -> Emitted:
     return Emitted(source, namespace[name], module.namespace, writer.holds)
 
 
-class _Writer(Expressions):
+class _Writer(Tiles):
     """Sequences and loops."""
 
     def __init__(self, schedule: Schedule, name: str, module: Module, arguments: Sequence[str] | None = None):
@@ -144,7 +144,10 @@ class _Writer(Expressions):
         place = {step: k for k, step in enumerate(seq.steps)}
         for step, members in sorted(zip(fused.kept, fused.members), key=lambda kernel: place[kernel[0]]):
             if isinstance(step, int):
-                if len(members) > DEEP and not fused.unrolled.intersection(members):
+                tile = self.schedule.backend.tile(self.ex, step, members, self.extents(scope))
+                if tile is not None:
+                    self.tile(tile, scope, region)
+                elif len(members) > DEEP and not fused.unrolled.intersection(members):
                     for t in members:  # operands first: expressions that call for theirs would nest as deep as the kernel is long
                         self.value(t, scope, region)
                 self.value(step, scope, region)

@@ -26,6 +26,7 @@ from eqsat_mem.schedule.weights import BASE, Weights
 
 if TYPE_CHECKING:
     from eqsat_mem.schedule.fusion import Fused
+    from eqsat_mem.schedule.tiles import Tile
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,7 @@ class Kernel:
     Attributes:
         ex: the program with what rules allow.
         step: the term that the kernel keeps.
+        members: the terms that it computes, ascending.
         operands: the kept values that it reads.
         extents: the extents of all indices where it runs.
         nbytes: bytes of its result.
@@ -46,6 +48,7 @@ class Kernel:
 
     ex: Extraction
     step: int
+    members: Sequence[int]
     operands: Collection[int]
     extents: Sequence[int]
     nbytes: int
@@ -120,6 +123,10 @@ class Backend:
         """The same target with only those idioms that keep every bit of the operations that they replace."""
         return self
 
+    def without_tiles(self) -> Self:
+        """The same target whose folds are never tile kernels: what a program as its author wrote it runs on."""
+        return self
+
     def cautious(self) -> Self | None:
         """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""
         return None
@@ -162,6 +169,10 @@ class Backend:
     def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
         """The kernels of a region in the order in which they run, with the copies that the compiler makes."""
         return fused
+
+    def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:
+        """The kernel of ``step``, which computes ``members``, as a tile kernel; None where there is none, or it is slower."""
+        return None
 
     # memory
 

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import jax
 
-from eqsat_mem.backends.gpu import habits, workspaces
+from eqsat_mem.backends.gpu import habits, shapes, workspaces
 from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
+from eqsat_mem.backends.gpu.tiles import Tiles
 from eqsat_mem.backends.gpu.weights import weight
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
-from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Map, Program, Rename, Term, bits, is_leaf, itemsize
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, itemsize
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import Shapes, operation_of
 from eqsat_mem.schedule.backend import Backend, Check, Kernel, extent_of
-from eqsat_mem.schedule.cost_model import sides
+from eqsat_mem.schedule.cost_model import arithmetic_s, sides
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.tiles import Tile
 from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights, per_element
 
 USUAL = "h100"
@@ -77,7 +79,7 @@ class GpuIdioms(Idioms):
             t = waiting.pop()
             if t not in found:
                 found.add(t)
-                waiting += _operands(ex.program, t)
+                waiting += shapes.operands(ex.program, t)
         return frozenset(found)
 
     def slice(self, array: str, start: str, size: str, axis: int, dtype: Any, turned: bool) -> str:
@@ -92,6 +94,8 @@ class GpuBackend(Backend):
     """XLA:GPU for one card."""
 
     target: Target
+    tiles: Tiles | None = None
+    """Folds as tile kernels; None where there are none."""
 
     platform: ClassVar[str] = "gpu"
     asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
@@ -103,6 +107,7 @@ class GpuBackend(Backend):
         return cls(
             Device(**target.attained(), tile_level=0, kernel_s=KERNEL_S, iteration_s=KERNEL_S, reduce_weight=1.0, short_reduce_weight=1.0),
             target,
+            Tiles.of(target),
         )
 
     @classmethod
@@ -142,6 +147,17 @@ class GpuBackend(Backend):
     def weights(self) -> Weights:  # type: ignore[override]  # depends on the card
         return _weights(self.target)
 
+    def without_tiles(self) -> Self:
+        return replace(self, tiles=None)
+
+    def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:
+        """A tile kernel where it takes less time than the one that XLA makes of a fold."""
+        tile = None if self.tiles is None else self.tiles.tile(ex, step, members, extents, self.device)
+        if tile is None:
+            return None
+        seconds = sum(arithmetic_s(ex.program, t, extents, self) for t in members) / self._busy(ex, step, extents)
+        return tile if tile.seconds < seconds else None
+
     # fusion
 
     def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
@@ -168,10 +184,13 @@ class GpuBackend(Backend):
             return self._product_bytes(ex.program, term, extents)
         if not isinstance(term, Fold) or ex.unrolls.get(t):
             return 0
-        extent, last = _folded(ex.program, t, extents)
+        tile = self.tile(ex, t, members, extents)
+        if tile is not None:
+            return sum(size(read.term) for read in tile.pairs.reads if read.copied)
+        extent, last = shapes.folded(ex.program, t, extents)
         parts = habits.fold_parts(extent, last)
         partial = parts * size(t) if parts > 1 else 0
-        return partial + self._operand_bytes(ex, t, members, extents, size) + _turned_bytes(ex.program, members, size)
+        return partial + self._operand_bytes(ex, t, members, extents, size) + shapes.turned_bytes(ex.program, members, size)
 
     def _operand_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
         """Bytes of the operand of a fold that has too few results for XLA to compute it inside."""
@@ -180,7 +199,7 @@ class GpuBackend(Backend):
         computed = [self.weights.of_map(m) for c in members if isinstance(m := program.terms[c], Map) and program.free[c] & term.over]
         if term.arg not in members or not computed:
             return 0
-        extent, last = _folded(program, t, extents)
+        extent, last = shapes.folded(program, t, extents)
         if habits.fold_parts(extent, last) > 1:
             return 0
         results = extent_of(extents, program.free[t])
@@ -224,15 +243,20 @@ class GpuBackend(Backend):
         """Less than the full rate where a kernel has few thread blocks."""
         if isinstance(kernel.term, Dot | Block):
             return seconds
-        return seconds / min(1.0, self._blocks(kernel) / (BLOCKS_PER_CORE * self.target.multiprocessors))
+        tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
+        return seconds / self._busy(kernel.ex, kernel.step, kernel.extents) if tile is None else tile.seconds
 
-    def _blocks(self, kernel: Kernel) -> float:
+    def _busy(self, ex: Extraction, t: int, extents: Sequence[int]) -> float:
+        """The share of the full rate that the kernel of an elementwise value or a fold has blocks for."""
+        return min(1.0, self._blocks(ex, t, extents) / (BLOCKS_PER_CORE * self.target.multiprocessors))
+
+    def _blocks(self, ex: Extraction, t: int, extents: Sequence[int]) -> float:
         """Thread blocks of an elementwise kernel or a fold."""
-        program, term = kernel.ex.program, kernel.term
-        results = extent_of(kernel.extents, program.free[kernel.step])
-        if not isinstance(term, Fold) or kernel.ex.unrolls.get(kernel.step):
+        program, term = ex.program, ex.program.terms[t]
+        results = extent_of(extents, program.free[t])
+        if not isinstance(term, Fold) or ex.unrolls.get(t):
             return max(results / THREADS, 1.0)
-        extent, last = _folded(program, kernel.step, kernel.extents)
+        extent, last = shapes.folded(program, t, extents)
         own = results if last else max(results / COLUMNS_AT_ONCE, 1.0)
         return float(own * habits.fold_parts(extent, last))
 
@@ -246,7 +270,10 @@ class GpuBackend(Backend):
             m, n, k, batch = sides(program, term, kernel.extents)
             return 1 if habits.product_parts(batch, m, n, k, itemsize(term.dtype), self.target) == 1 else 2
         if isinstance(term, Fold) and not kernel.ex.unrolls.get(kernel.step):
-            return 1 if habits.fold_parts(*_folded(program, kernel.step, kernel.extents)) == 1 else 2
+            tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
+            if tile is not None:
+                return 1 + sum(read.copied for read in tile.pairs.reads)
+            return 1 if habits.fold_parts(*shapes.folded(program, kernel.step, kernel.extents)) == 1 else 2
         return _LAUNCHES.get(term.call.prim.name, 1) if isinstance(term, Block) else 1
 
     def turn_s(self, ex: Extraction, loop: Loop) -> float:
@@ -283,41 +310,7 @@ class GpuBackend(Backend):
         return workspaces.library_bytes(compiled.as_text(), self.target)
 
 
-# --- shapes of folds -----------------------------------------------------------------------------------
-
-
-def _folded(program: Program, t: int, extents: Sequence[int]) -> tuple[int, bool]:
-    """How many elements a fold combines to one, and whether they lie side by side: its indices are the last of its operand."""
-    term = program.terms[t]
-    assert isinstance(term, Fold)
-    over = program.free[term.arg] & term.over
-    return extent_of(extents, over), over > program.free[t]
-
-
-def _turned_bytes(program: Program, members: Sequence[int], size: Callable[[int], int]) -> int:
-    """Bytes of the smallest array that a fold reads in another order of axes than the others, of which XLA makes a copy."""
-    read = {c for t in members for c in _operands(program, t) if c not in members and program.free[c].bit_count() > 1}
-    orders = {c: order for c in read if (order := _order(program, c)) is not None}
-    turned = [c for c, order in orders.items() if order != tuple(sorted(order))]
-    straight = [c for c in orders if c not in turned]
-    return min(map(size, (*turned, *straight))) if turned and straight else 0
-
-
-def _operands(program: Program, t: int) -> Sequence[int]:
-    term = program.terms[t]
-    return term.args if isinstance(term, Map) else (term.arg,) if isinstance(term, Fold) else ()
-
-
-def _order(program: Program, t: int) -> tuple[int, ...] | None:
-    """The indices of an array in the order of its axes; None for what is no array."""
-    term = program.terms[t]
-    if isinstance(term, Rename):
-        names = dict(term.pairs)
-        own = _order(program, term.arg)
-        return None if own is None else tuple(names.get(i, i) for i in own)
-    if isinstance(term, Input | Const):
-        return tuple(i for axis in term.axes for i in axis)
-    return None if is_leaf(term) else tuple(bits(program.free[t]))
+# --- scratch of libraries -----------------------------------------------------------------------------
 
 
 def _library_bytes(program: Program, extents: Sequence[int]) -> int:

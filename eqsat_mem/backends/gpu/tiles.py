@@ -1,0 +1,234 @@
+"""Tile kernels in Mosaic GPU, JAX's own language for kernels on NVIDIA cards: which folds can be one, and what it costs.
+
+The kernel is that of :func:`folded_pairs`, which emitted source carries with it: threads of a block keep one partial result for each
+element of a tile of rows x columns, and fold over columns once, when all have passed. Instructions were counted in machine code for
+sm_90a (JAX 0.11.2, ptxas 13.0); docs/xla-gpu.md has the counts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from eqsat_mem.backends.gpu import shapes
+from eqsat_mem.backends.gpu.targets import Target
+from eqsat_mem.backends.gpu.weights import COUNTS, SPECIAL_LANES
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.ir import Fold, Map, Program
+from eqsat_mem.schedule.backend import extent_of
+from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.tiles import Pairs, Tile, pairs_of
+
+OLDEST_JAX = (0, 11)
+"""The first version whose kernels run in an interpreter, and so were checked."""
+CAPABILITY = (9, 0)
+"""The compute capability that JAX documents these kernels for."""
+BLOCKS = ((128, 64), (64, 64), (64, 32), (64, 8))
+"""Rows and columns of a block of 128 threads, by ascending instructions per pair. Rows come in groups of 64, columns of 8."""
+THREADS = 128
+BLOCKS_PER_CORE = 2
+"""Blocks for each multiprocessor that run at its full rate, their threads working on many pairs at a time: guessed."""
+TURN = 8
+"""Instructions of a turn over a block of columns besides those of its pairs."""
+FOLDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {"add": ("jnp.add", "jnp.sum"), "max": ("jnp.maximum", "jnp.max"), "min": ("jnp.minimum", "jnp.min")}
+)
+"""The monoids that Mosaic reduces by: how two partial results are combined, and those of an axis."""
+APPROXIMATED: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"exp": (2.0, 1.0), "exp2": (1.0, 1.0), "sqrt": (2.0, 1.0), "rsqrt": (1.0, 1.0)}
+)
+"""Functions whose approximations by hardware are as exact as their operands: instructions, and those of the special-function unit."""
+INEXACT = frozenset({"log", "sin", "cos", "tanh"})
+"""Functions whose approximations lose digits: a kernel with one of them computes all by software."""
+OTHERS = frozenset({"abs", "clamp", "div", "integer_pow", "logistic", "mul", "round", "sign", "square"})
+"""Further operations on float32 that Mosaic compiles."""
+SIMPLE = frozenset({"add", "eq", "ge", "gt", "le", "lt", "max", "min", "ne", "neg", "select_n", "sub"})
+"""Those on int32 as well."""
+
+
+def has_kernels() -> bool:
+    """Whether the installed JAX compiles these kernels."""
+    if jax.__version_info__[:2] < OLDEST_JAX:
+        return False
+    return importlib.util.find_spec("jax.experimental.pallas.mosaic_gpu") is not None
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tile kernels on a card."""
+
+    target: Target
+
+    platform: ClassVar[str] = "cuda"
+
+    @classmethod
+    def of(cls, target: Target) -> Self | None:
+        """None where the card or the installed JAX has no such kernels."""
+        return cls(target) if target.capability == CAPABILITY and has_kernels() else None
+
+    def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], device: Device) -> Tile | None:
+        """The fastest tile kernel of a fold; None if it cannot be one."""
+        program = ex.program
+        if not _compiles(program, step, members):
+            return None
+        pairs = pairs_of(ex, step, members, extents, shapes.order)
+        if pairs is None or any(np.dtype(program.terms[r.term].dtype) not in (np.float32, np.int32) for r in pairs.reads):
+            return None
+        approximate = not any(isinstance(m := program.terms[t], Map) and m.op in INEXACT for t in members)
+        fitting = [b for b in BLOCKS if b[0] <= extents[pairs.rows] and b[1] <= extents[pairs.columns]]
+        seconds = {block: self._seconds(program, pairs, block, extents, device, approximate) for block in fitting}
+        if not seconds:
+            return None
+        best = min(seconds, key=lambda block: seconds[block])
+        term = program.terms[step]
+        assert isinstance(term, Fold), "a fold of pairs"
+        return Tile(pairs, best, seconds[best], FOLDS[term.monoid], approximate, folded_pairs, self.platform)
+
+    def _seconds(
+        self, program: Program, pairs: Pairs, block: tuple[int, int], extents: Sequence[int], device: Device, approximate: bool
+    ) -> float:
+        rows, columns = extents[pairs.rows], extents[pairs.columns]
+        batch = extent_of(extents, sum(1 << i for i in pairs.batch))
+        blocks = batch * -(-rows // block[0])
+        computed = blocks * block[0] * -(-columns // block[1]) * block[1]
+        busy = min(1.0, blocks / (BLOCKS_PER_CORE * self.target.multiprocessors))
+        return computed * self.instructions(program, pairs, block, extents, approximate) / (device.elements * busy)
+
+    def instructions(self, program: Program, pairs: Pairs, block: tuple[int, int], extents: Sequence[int], approximate: bool) -> float:
+        """Instructions of a thread for each pair. Special functions count as those that could begin meanwhile.
+
+        A thread has every 32nd row of a block and a quarter of its columns. What depends on columns alone it computes once for all its
+        rows, and what does not depend on columns before any of them comes. Two numbers are loaded at a time. An addition of a product
+        is no instruction of its own.
+        """
+        of_rows, of_columns = (1 << i for i in (pairs.rows, pairs.columns))
+        written_out = sum(1 << i for i in pairs.written_out)
+        share = {of_rows | of_columns: 1.0, of_columns: 32 / block[0]}
+        issued, special = TURN * THREADS / (block[0] * block[1]), 0.0
+        for t in pairs.members:
+            free = program.free[t] if t != pairs.step else of_rows | of_columns
+            times = share.get(free & (of_rows | of_columns), 0.0) * extent_of(extents, free & written_out)
+            counted = _instructions(program, t, extents, approximate)
+            issued, special = issued + times * counted[0], special + times * counted[1]
+        for read in pairs.reads:
+            free = program.free[read.term]
+            issued += share.get(free & (of_rows | of_columns), 0.0) * extent_of(extents, free & written_out) / 2
+        return max(issued, special * self.target.lanes / SPECIAL_LANES)
+
+
+def _compiles(program: Program, step: int, members: Sequence[int]) -> bool:
+    """Whether Mosaic compiles the operations of a fold."""
+    for t in members:
+        term = program.terms[t]
+        kind = np.dtype(term.dtype)
+        if isinstance(term, Fold):
+            if term.monoid not in FOLDS or kind not in (np.float32, np.int32):
+                return False
+        elif not isinstance(term, Map) or kind not in (np.float32, np.int32, np.bool_) or not _is_known(program, term):
+            return False
+    return True
+
+
+def _is_known(program: Program, term: Map) -> bool:
+    """Whether an operation is one that Mosaic compiles for operands of these dtypes."""
+    kinds = {np.dtype(program.terms[a].dtype) for a in (*term.args[term.op == "select_n" :],)} | {np.dtype(term.dtype)} - {np.dtype(bool)}
+    if kinds == {np.dtype(np.float32)}:
+        return term.op in SIMPLE | OTHERS | INEXACT | APPROXIMATED.keys()
+    return kinds == {np.dtype(np.int32)} and term.op in SIMPLE
+
+
+def _instructions(program: Program, t: int, extents: Sequence[int], approximate: bool) -> tuple[float, float]:
+    """Instructions of one element of a term, and those of the special-function unit."""
+    term = program.terms[t]
+    if isinstance(term, Fold):
+        count = extent_of(extents, program.free[term.arg] & term.over)
+        return (0.0 if term.monoid == "add" and _is_product(program, term.arg) else 1.0) * count, 0.0
+    assert isinstance(term, Map), "members are elementwise, or folds"
+    if term.op in ("add", "sub") and any(_is_product(program, a) for a in term.args):
+        return 0.0, 0.0
+    if approximate and term.op in APPROXIMATED:
+        return APPROXIMATED[term.op]
+    if term.op == "integer_pow":
+        return max(1.0, abs(dict(term.params)["y"]).bit_length() - 1.0), 0.0
+    counts = COUNTS.get(term.op, ((1.0, 0.0, 0.0),))[0]
+    assert counts is not None, f"{term.op} has no count"
+    return counts[0], counts[2]
+
+
+def _is_product(program: Program, t: int) -> bool:
+    term = program.terms[t]
+    return isinstance(term, Map) and (term.op in ("mul", "square") or (term.op == "integer_pow" and dict(term.params)["y"] == 2))
+
+
+def folded_pairs(
+    spec: str,
+    over: str,
+    pair: Callable[..., Any],
+    fold: tuple[Any, Callable[..., Any], Callable[..., Any], Any],
+    block: tuple[int, int],
+    approximate: bool,
+    *arrays: Any,
+) -> Any:
+    """``pair`` of arrays, folded over an index, as one Mosaic GPU kernel.
+
+    ``spec`` names the indices of each array and of the result as einsum does: the result's last one is cut into blocks of rows, ``over``
+    into blocks of columns. ``pair`` takes tiles of rows x columns, for each index that is neither a tuple of them. ``fold`` is its
+    identity, how two partial results are combined and those of an axis, and the dtype.
+    """
+    from jax import lax
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    *reads, result = spec.replace("->", ",").split(",")
+    sizes = {index: size for read, array in zip(reads, arrays) for index, size in zip(read, array.shape)}
+    row, (identity, combine, reduce, dtype) = result[-1], fold
+    tile, lengths = plgpu.Layout.WGMMA, {row: block[0], over: block[1]}
+    layouts = {row: tile.reduce(1), over: tile.reduce(0)}
+
+    def load(ref: Any, read: str, at: dict[str, Any]) -> Any:
+        """The tile of an array where its indices are at these places, or a tuple of tiles."""
+        unrolled = [index for index in read if index not in at]
+        if unrolled:
+            return tuple(load(ref, read, {**at, unrolled[0]: place}) for place in range(sizes[unrolled[0]]))
+        along = [index for index in read if index in lengths]
+        place = tuple(pl.ds(at[index], lengths[index]) if index in lengths else at[index] for index in read)
+        if not along:
+            return ref[place]
+        if len(along) == 2:
+            return plgpu.load(ref.at[place], layout=tile, optimized=False)  # type: ignore[call-arg]  # in JAX 0.10
+        line = plgpu.load(ref.at[place], layout=layouts[along[0]], optimized=False)  # type: ignore[call-arg]
+        return plgpu.layout_cast(lax.broadcast_in_dim(line, block, (0 if along[0] == row else 1,)), tile)
+
+    def kernel(*refs: Any) -> None:
+        at = {index: lax.axis_index(index) for index in result}
+        at[row] = jnp.minimum(at[row] * block[0], sizes[row] - block[0])  # the last block may begin inside the one before
+
+        def turn(start: Any, total: Any, first: Any = None) -> Any:
+            new = pair(*(load(ref, read, {**at, over: start}) for ref, read in zip(refs, reads)))
+            if first is not None:  # columns before it have passed
+                place = start + plgpu.broadcasted_iota(jnp.int32, block, 1, layout=tile)
+                new = jnp.where(place >= first, new, identity)
+            return combine(total, new)
+
+        count, rest = divmod(sizes[over], block[1])
+        total = plgpu.layout_cast(jnp.full(block, identity, dtype), tile)
+        total = lax.fori_loop(0, count, lambda t, total: turn(t * block[1], total), total)
+        if rest:
+            total = turn(sizes[over] - block[1], total, count * block[1])
+        refs[-1][(*(at[index] for index in result[:-1]), pl.ds(at[row], block[0]))] = reduce(total, axis=1)
+
+    run = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(tuple(sizes[index] for index in result), dtype),
+        grid=tuple(-(-sizes[index] // lengths.get(index, 1)) for index in result),
+        grid_names=tuple(result),
+        compiler_params=plgpu.CompilerParams(approx_math=approximate),
+    )
+    return run(*arrays)
