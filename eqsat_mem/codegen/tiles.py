@@ -13,7 +13,7 @@ from eqsat_mem.codegen.expressions import INLINE, Expressions
 from eqsat_mem.codegen.source import Fixed, Region, Scope, Value, identifier, number, spelled, wrap
 from eqsat_mem.ir import Fold, Literal, Map, bits, children
 from eqsat_mem.ir.ops import MONOIDS, map_text
-from eqsat_mem.schedule.tiles import Read, Tile
+from eqsat_mem.schedule.tiles import Tile
 
 
 class Tiles(Expressions):
@@ -25,9 +25,9 @@ class Tiles(Expressions):
         term = self.program_ir.terms[step]
         assert isinstance(term, Fold)
         named = [self.indices[i] for i in (pairs.rows, pairs.columns)]
-        self.comment(scope, "all pairs of {} and {} in one kernel, in blocks of {} x {}".format(*named, *tile.block))
         pair, by_tiles, usual = (identifier(word.format(*named), self.taken) for word in ("pair_of_{}_and_{}", "tiles", "fold"))
-        arrays = [self.array(read, scope) for read in pairs.reads]
+        arrays = [self.aligned(self.value(read.term, scope, region), read.layout, whole=True).text for read in pairs.reads]
+        self.comment(scope, "all pairs of {} and {} in one kernel, in blocks of {} x {}".format(*named, *tile.block))
         self.pair(pair, tile, scope)
         *letters, result = spelled([*(read.layout for read in pairs.reads), (*pairs.result, pairs.columns)], self.letters)
         call = [
@@ -55,12 +55,8 @@ class Tiles(Expressions):
         text = f"lax.platform_dependent({tile.platform}={by_tiles}, default={usual})"
         scope.values[step] = self.assign(text, self.layout(step), scope, self.word(step))
 
-    def array(self, read: Read, scope: Scope) -> str:
-        """An array that a kernel reads, its axes in the kernel's order."""
-        return self.aligned(self.read(read.term, scope), read.layout, whole=True).text
-
     def pair(self, name: str, tile: Tile, scope: Scope) -> None:
-        """The function of one pair: elementwise, each operand a tile, or a tuple of them by the positions of indices that are written out."""
+        """The function of one pair: elementwise, each operand a tile, or a tuple of them along an index that is written out."""
         pairs, terms = tile.pairs, self.program_ir.terms
         given = {read.term: identifier(self.argument_word(read.term), self.taken) for read in pairs.reads}
         self.line(scope, f"def {name}({', '.join(given.values())}):")

@@ -142,6 +142,10 @@ class Backend:
         """Whether a fold over so many elements, not unrolled, is computed inside the kernel ``end``, which alone needs it."""
         return extent <= SMALL_FOLD
 
+    def repeats_fold(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
+        """Whether a fold over so many elements that is read several times is computed again inside each of the kernels ``ends``."""
+        return False
+
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         """Whether a block operation is computed inside elementwise kernels that read it, and inside folds."""
         return name == "slice" and not into_folds

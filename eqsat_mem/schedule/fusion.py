@@ -145,8 +145,10 @@ def _is_virtual(ex: Extraction, t: int, users: list[int], ends: frozenset[int], 
         case Map():
             return alone or backend.is_cheap(program, t)
         case Fold():
-            if not alone or ex.unrolls.get(t):
+            if ex.unrolls.get(t):
                 return alone
+            if not alone:
+                return backend.repeats_fold(ex, program.extent(term.over), ends)
             return backend.fuses_fold(ex, t, program.extent(term.over), program.terms[next(iter(ends))])
         case Block():
             readers = [program.terms[e] for e in ends]

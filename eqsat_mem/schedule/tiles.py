@@ -29,7 +29,8 @@ class Pairs:
 
     Attributes:
         step: the fold.
-        members: the terms that its kernel computes, ascending.
+        members: the fold, and all terms that it computes for each pair, ascending. What depends on rows or on columns alone is computed
+            ahead, as arrays.
         rows: the index of the results that is cut into blocks.
         columns: the index that is folded.
         batch: the other indices of the results.
@@ -95,9 +96,13 @@ def pairs_of(ex: Extraction, step: int, members: Sequence[int], extents: Sequenc
     if not isinstance(term, Fold) or ex.unrolls.get(step) or not program.free[step] or not ex.exact.isdisjoint(inside):
         return None
     over = program.free[term.arg] & term.over
-    if over != term.over or not all(_is_elementwise(ex, t) for t in inside - {step}):
+    if over != term.over:
         return None
     columns, rows = (max(bits(mask), key=lambda i: (extents[i], i)) for mask in (over, program.free[step]))
+    pair = 1 << rows | 1 << columns
+    inside = {step, *(t for t in inside if program.free[t] & pair == pair)}
+    if not all(_is_elementwise(program, t) for t in inside - {step}):
+        return None
     inner = [t.over for m in inside - {step} if isinstance(t := program.terms[m], Fold)]
     written_out = _union(inner) | over & ~(1 << columns)
     known = program.free[step] | 1 << columns | written_out
@@ -108,23 +113,20 @@ def pairs_of(ex: Extraction, step: int, members: Sequence[int], extents: Sequenc
         return None
     if any(program.indices[i].extent % extents[i] for i in bits(known)):  # a loop has a last turn of another size
         return None
-    reads = [_read(program, c, rows, columns, extents, order) for c in sorted(read)]
+    reads = [_read(program, c, rows, columns, extents, None if c in members else order(program, c)) for c in sorted(read)]
     found = tuple(r for r in reads if r is not None)
     batch = tuple(i for i in bits(program.free[step]) if i != rows)
     return Pairs(step, tuple(sorted(inside)), rows, columns, batch, tuple(bits(written_out)), found) if len(found) == len(reads) else None
 
 
-def _is_elementwise(ex: Extraction, t: int) -> bool:
+def _is_elementwise(program: Program, t: int) -> bool:
     """Whether a term inside a kernel is computed for each pair by itself."""
-    term = ex.program.terms[t]
-    if isinstance(term, Fold):
-        return not term.over & ~ex.program.free[term.arg]
-    return isinstance(term, Map)
+    term = program.terms[t]
+    return isinstance(term, Map) or (isinstance(term, Fold) and not term.over & ~program.free[term.arg])
 
 
-def _read(program: Program, t: int, rows: int, columns: int, extents: Sequence[int], order: Order) -> Read | None:
+def _read(program: Program, t: int, rows: int, columns: int, extents: Sequence[int], stored: tuple[int, ...] | None) -> Read | None:
     """How a value is read: along rows or columns its array must be contiguous, which small ones are made by a copy."""
-    stored = order(program, t)
     along = [i for i in (rows, columns) if program.free[t] >> i & 1]
     layout = tuple(bits(program.free[t])) if stored is None else tuple(dict.fromkeys(stored))
     is_array = layout == stored and all(extents[i] == program.indices[i].extent for i in layout)

@@ -7,7 +7,7 @@ data sheets and counts of machine instructions, which no clock has confirmed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -165,8 +165,17 @@ class GpuBackend(Backend):
         return True
 
     def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
-        """A short fold is computed inside a longer one; a fold of any length inside the elementwise kernel that alone reads it."""
-        return extent < habits.INNER_FOLD // 2 if isinstance(end, Fold) else True
+        """A short fold is computed inside a longer one; a fold of any length inside the elementwise kernel that alone reads it.
+
+        What may be a tile kernel is none of XLA's.
+        """
+        if isinstance(end, Fold):
+            return extent < habits.INNER_FOLD // 2
+        return self.tiles is None or not self.tiles.suits(ex.program, t)
+
+    def repeats_fold(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
+        """A short one, by tile kernels."""
+        return self.tiles is not None and extent < habits.INNER_FOLD // 2 and all(self.tiles.suits(ex.program, t) for t in ends)
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         return name in FUSED_BLOCKS

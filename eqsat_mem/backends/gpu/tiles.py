@@ -15,13 +15,12 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from eqsat_mem.backends.gpu import shapes
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.backends.gpu.weights import COUNTS, SPECIAL_LANES
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Fold, Map, Program
+from eqsat_mem.ir import Fold, Map, Program, Term, bits
 from eqsat_mem.schedule.backend import extent_of
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.tiles import Pairs, Tile, pairs_of
@@ -51,6 +50,10 @@ OTHERS = frozenset({"abs", "clamp", "div", "integer_pow", "logistic", "mul", "ro
 """Further operations on float32 that Mosaic compiles."""
 SIMPLE = frozenset({"add", "eq", "ge", "gt", "le", "lt", "max", "min", "ne", "neg", "select_n", "sub"})
 """Those on int32 as well."""
+NUMBERS = ("float32", "int32")
+"""The dtypes of what kernels read and return; truth values there are between."""
+CONVERTED = {("bool", "float32"), ("bool", "int32"), ("int32", "float32")}
+"""Conversions that Mosaic compiles."""
 
 
 def has_kernels() -> bool:
@@ -76,12 +79,10 @@ class Tiles:
     def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], device: Device) -> Tile | None:
         """The fastest tile kernel of a fold; None if it cannot be one."""
         program = ex.program
-        if not _compiles(program, step, members):
-            return None
         pairs = pairs_of(ex, step, members, extents, shapes.order)
-        if pairs is None or any(np.dtype(program.terms[r.term].dtype) not in (np.float32, np.int32) for r in pairs.reads):
+        if pairs is None or not _compiles(program, pairs):
             return None
-        approximate = not any(isinstance(m := program.terms[t], Map) and m.op in INEXACT for t in members)
+        approximate = not any(isinstance(m := program.terms[t], Map) and m.op in INEXACT for t in pairs.members)
         fitting = [b for b in BLOCKS if b[0] <= extents[pairs.rows] and b[1] <= extents[pairs.columns]]
         seconds = {block: self._seconds(program, pairs, block, extents, device, approximate) for block in fitting}
         if not seconds:
@@ -90,6 +91,14 @@ class Tiles:
         term = program.terms[step]
         assert isinstance(term, Fold), "a fold of pairs"
         return Tile(pairs, best, seconds[best], FOLDS[term.monoid], approximate, folded_pairs, self.platform)
+
+    def suits(self, program: Program, t: int) -> bool:
+        """Whether a term is a fold that, for all that is known of itself, may be a tile kernel: it is then a kernel of its own."""
+        fold, least = program.terms[t], BLOCKS[-1][0]
+        if not isinstance(fold, Fold):
+            return False
+        rows, columns = (max((program.indices[i].extent for i in bits(mask)), default=0) for mask in (program.free[t], fold.over))
+        return fold.monoid in FOLDS and str(fold.dtype) in ("float32", "int32") and min(rows, columns) >= least
 
     def _seconds(
         self, program: Program, pairs: Pairs, block: tuple[int, int], extents: Sequence[int], device: Device, approximate: bool
@@ -104,51 +113,49 @@ class Tiles:
     def instructions(self, program: Program, pairs: Pairs, block: tuple[int, int], extents: Sequence[int], approximate: bool) -> float:
         """Instructions of a thread for each pair. Special functions count as those that could begin meanwhile.
 
-        A thread has every 32nd row of a block and a quarter of its columns. What depends on columns alone it computes once for all its
-        rows, and what does not depend on columns before any of them comes. Two numbers are loaded at a time. An addition of a product
-        is no instruction of its own.
+        A thread has every 32nd row of a block and a quarter of its columns: what depends on columns alone it loads once for all its rows,
+        two numbers at a time. An addition of a product is no instruction of its own.
         """
         of_rows, of_columns = (1 << i for i in (pairs.rows, pairs.columns))
         written_out = sum(1 << i for i in pairs.written_out)
-        share = {of_rows | of_columns: 1.0, of_columns: 32 / block[0]}
         issued, special = TURN * THREADS / (block[0] * block[1]), 0.0
         for t in pairs.members:
-            free = program.free[t] if t != pairs.step else of_rows | of_columns
-            times = share.get(free & (of_rows | of_columns), 0.0) * extent_of(extents, free & written_out)
-            counted = _instructions(program, t, extents, approximate)
+            times = 1 if t == pairs.step else extent_of(extents, program.free[t] & written_out)
+            counted = _instructions(program, t, extents, approximate, written_out)
             issued, special = issued + times * counted[0], special + times * counted[1]
+        share = {of_rows | of_columns: 0.5, of_columns: 0.5 * 32 / block[0]}
         for read in pairs.reads:
             free = program.free[read.term]
-            issued += share.get(free & (of_rows | of_columns), 0.0) * extent_of(extents, free & written_out) / 2
+            issued += share.get(free & (of_rows | of_columns), 0.0) * extent_of(extents, free & written_out)
         return max(issued, special * self.target.lanes / SPECIAL_LANES)
 
 
-def _compiles(program: Program, step: int, members: Sequence[int]) -> bool:
-    """Whether Mosaic compiles the operations of a fold."""
-    for t in members:
-        term = program.terms[t]
-        kind = np.dtype(term.dtype)
-        if isinstance(term, Fold):
-            if term.monoid not in FOLDS or kind not in (np.float32, np.int32):
-                return False
-        elif not isinstance(term, Map) or kind not in (np.float32, np.int32, np.bool_) or not _is_known(program, term):
-            return False
-    return True
+def _compiles(program: Program, pairs: Pairs) -> bool:
+    """Whether Mosaic compiles the operations of a fold, and loads what it reads."""
+    reads = all(str(program.terms[read.term].dtype) in NUMBERS for read in pairs.reads)
+    return reads and all(_is_known(program, program.terms[t]) for t in pairs.members)
 
 
-def _is_known(program: Program, term: Map) -> bool:
+def _is_known(program: Program, term: Term) -> bool:
     """Whether an operation is one that Mosaic compiles for operands of these dtypes."""
-    kinds = {np.dtype(program.terms[a].dtype) for a in (*term.args[term.op == "select_n" :],)} | {np.dtype(term.dtype)} - {np.dtype(bool)}
-    if kinds == {np.dtype(np.float32)}:
+    if isinstance(term, Fold):
+        return term.monoid in FOLDS and str(term.dtype) in NUMBERS
+    if not isinstance(term, Map):
+        return False
+    of = [str(program.terms[a].dtype) for a in term.args]
+    if term.op == "convert_element_type":
+        return (of[0], str(term.dtype)) in CONVERTED
+    kinds = {*of[term.op == "select_n" :], *({str(term.dtype)} - {"bool"})}
+    if kinds == {"float32"}:
         return term.op in SIMPLE | OTHERS | INEXACT | APPROXIMATED.keys()
-    return kinds == {np.dtype(np.int32)} and term.op in SIMPLE
+    return kinds == {"int32"} and term.op in SIMPLE
 
 
-def _instructions(program: Program, t: int, extents: Sequence[int], approximate: bool) -> tuple[float, float]:
-    """Instructions of one element of a term, and those of the special-function unit."""
+def _instructions(program: Program, t: int, extents: Sequence[int], approximate: bool, written_out: int) -> tuple[float, float]:
+    """Instructions of one element of a term, and those of the special-function unit; folds fold what is ``written_out``."""
     term = program.terms[t]
     if isinstance(term, Fold):
-        count = extent_of(extents, program.free[term.arg] & term.over)
+        count = extent_of(extents, term.over & written_out)
         return (0.0 if term.monoid == "add" and _is_product(program, term.arg) else 1.0) * count, 0.0
     assert isinstance(term, Map), "members are elementwise, or folds"
     if term.op in ("add", "sub") and any(_is_product(program, a) for a in term.args):
