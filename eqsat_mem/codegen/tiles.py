@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from eqsat_mem.codegen.expressions import INLINE, Expressions
 from eqsat_mem.codegen.source import Fixed, Region, Scope, Value, identifier, number, spelled, wrap
-from eqsat_mem.ir import Fold, Literal, Map, bits, children
+from eqsat_mem.ir import Dot, Fold, Literal, Map, bits, children
 from eqsat_mem.ir.ops import MONOIDS, map_text
 from eqsat_mem.schedule.tiles import Tile
 
@@ -88,7 +88,7 @@ class _Pair:
         if known is not None:
             return known
         term = self.terms[t]
-        if isinstance(term, Fold):
+        if isinstance(term, Fold | Dot):
             value = self.folded(term, term.over, at)
         else:
             assert isinstance(term, Map), "members are elementwise, or folds"
@@ -111,15 +111,20 @@ class _Pair:
         assert text is not None, f"tiles compute no {term.op}"
         return text
 
-    def folded(self, term: Fold, over: int, at: Fixed) -> Value:
-        """A fold over indices that are written out."""
+    def folded(self, term: Fold | Dot, over: int, at: Fixed) -> Value:
+        """A fold or a contraction over indices that are written out."""
         points = [at]
         for i in bits(over):
             points = [(*point, (i, place)) for point in points for place in range(self.source.program_ir.indices[i].extent)]
-        first, *others = (self.value(term.arg, point) for point in points)
+        first, *others = (self.element(term, point) for point in points)
         if not others:
             return first
-        text = wrap(first)
+        combine, text = MONOIDS[term.monoid if isinstance(term, Fold) else "add"].combine_text, wrap(first)
         for other in others:
-            text = MONOIDS[term.monoid].combine_text.format(text, wrap(other))
+            text = combine.format(text, wrap(other))
         return Value(text, (), atom=False)
+
+    def element(self, term: Fold | Dot, at: Fixed) -> Value:
+        """What a fold or a contraction combines."""
+        factors = [self.value(c, at) for c in children(term)]
+        return factors[0] if isinstance(term, Fold) else Value(" * ".join(map(wrap, factors)), (), atom=False)

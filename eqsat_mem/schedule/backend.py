@@ -142,8 +142,8 @@ class Backend:
         """Whether a fold over so many elements, not unrolled, is computed inside the kernel ``end``, which alone needs it."""
         return extent <= SMALL_FOLD
 
-    def repeats_fold(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
-        """Whether a fold over so many elements that is read several times is computed again inside each of the kernels ``ends``."""
+    def computes_in_tiles(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
+        """Whether a fold or contraction over so many elements is computed inside each of the kernels ``ends``, being tile kernels."""
         return False
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:

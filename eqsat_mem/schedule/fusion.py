@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Fold, Map, Rename, Term, children
+from eqsat_mem.ir import Block, Dot, Fold, Map, Rename, Term, children
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.split import has_effects
@@ -144,11 +144,13 @@ def _is_virtual(ex: Extraction, t: int, users: list[int], ends: frozenset[int], 
             return backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
             return alone or backend.is_cheap(program, t)
-        case Fold():
+        case Fold() | Dot():
             if ex.unrolls.get(t):
                 return alone
-            if not alone:
-                return backend.repeats_fold(ex, program.extent(term.over), ends)
+            if backend.computes_in_tiles(ex, program.extent(term.over), ends):
+                return True
+            if not alone or isinstance(term, Dot):
+                return False
             return backend.fuses_fold(ex, t, program.extent(term.over), program.terms[next(iter(ends))])
         case Block():
             readers = [program.terms[e] for e in ends]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Fold, Literal, Map, Program, bits, children
+from eqsat_mem.ir import Dot, Fold, Literal, Map, Program, bits, children, mask_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Pairs:
         rows: the index of the results that is cut into blocks.
         columns: the index that is folded.
         batch: the other indices of the results.
-        written_out: indices of short folds inside, and further ones that the fold itself folds: computed element by element.
+        written_out: indices of short folds and contractions inside, and further ones that the fold itself folds: computed element by
+            element.
         reads: what the kernel reads.
     """
 
@@ -45,6 +46,11 @@ class Pairs:
     batch: tuple[int, ...]
     written_out: tuple[int, ...]
     reads: tuple[Read, ...]
+
+    @property
+    def elements(self) -> int:
+        """The set of the indices that are written out."""
+        return mask_of(self.written_out)
 
     @property
     def result(self) -> tuple[int, ...]:
@@ -103,7 +109,7 @@ def pairs_of(ex: Extraction, step: int, members: Sequence[int], extents: Sequenc
     inside = {step, *(t for t in inside if program.free[t] & pair == pair)}
     if not all(_is_elementwise(program, t) for t in inside - {step}):
         return None
-    inner = [t.over for m in inside - {step} if isinstance(t := program.terms[m], Fold)]
+    inner = [t.over for m in inside - {step} if isinstance(t := program.terms[m], Fold | Dot)]
     written_out = _union(inner) | over & ~(1 << columns)
     known = program.free[step] | 1 << columns | written_out
     read = {c for m in inside for c in children(program.terms[m]) if c not in inside and not isinstance(program.terms[c], Literal)}
@@ -122,17 +128,20 @@ def pairs_of(ex: Extraction, step: int, members: Sequence[int], extents: Sequenc
 def _is_elementwise(program: Program, t: int) -> bool:
     """Whether a term inside a kernel is computed for each pair by itself."""
     term = program.terms[t]
-    return isinstance(term, Map) or (isinstance(term, Fold) and not term.over & ~program.free[term.arg])
+    return isinstance(term, Map) or (isinstance(term, Fold | Dot) and not any(term.over & ~program.free[c] for c in children(term)))
 
 
 def _read(program: Program, t: int, rows: int, columns: int, extents: Sequence[int], stored: tuple[int, ...] | None) -> Read | None:
-    """How a value is read: along rows or columns its array must be contiguous, which small ones are made by a copy."""
+    """How a value is read: along rows or columns its array must be contiguous, if need be by a copy.
+
+    None for one of all pairs, with which memory sets the pace, whatever computes.
+    """
     along = [i for i in (rows, columns) if program.free[t] >> i & 1]
+    if len(along) == 2:
+        return None
     layout = tuple(bits(program.free[t])) if stored is None else tuple(dict.fromkeys(stored))
     is_array = layout == stored and all(extents[i] == program.indices[i].extent for i in layout)
     if along and layout[-1] != along[-1]:
-        if len(along) == 2:  # as large as all pairs
-            return None
         layout, is_array = (*(i for i in layout if i != along[-1]), along[-1]), False
     return Read(t, layout, not is_array)
 

@@ -26,7 +26,7 @@ from eqsat_mem.schedule.backend import Backend, Check, Kernel, extent_of
 from eqsat_mem.schedule.cost_model import arithmetic_s, sides
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.idioms import Idioms
-from eqsat_mem.schedule.tiles import Tile
+from eqsat_mem.schedule.tiles import MOST_WRITTEN_OUT, Tile
 from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights, per_element
 
 USUAL = "h100"
@@ -155,8 +155,13 @@ class GpuBackend(Backend):
         tile = None if self.tiles is None else self.tiles.tile(ex, step, members, extents, self.device)
         if tile is None:
             return None
-        seconds = sum(arithmetic_s(ex.program, t, extents, self) for t in members) / self._busy(ex, step, extents)
-        return tile if tile.seconds < seconds else None
+        seconds = sum(arithmetic_s(ex.program, t, extents, self) for t in members)
+        return tile if tile.seconds < self._usual_s(ex, step, members, extents, seconds) else None
+
+    def _usual_s(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], seconds: float) -> float:
+        """Seconds of XLA's kernel, given those of its arithmetic at the full rate; what it does not compute inside comes from memory."""
+        held = sum(shapes.size(ex.program, m, extents) for m in shapes.held(ex.program, step, members))
+        return seconds / self._busy(ex, step, extents) + 2 * held / self.device.bandwidth(held)
 
     # fusion
 
@@ -173,9 +178,9 @@ class GpuBackend(Backend):
             return extent < habits.INNER_FOLD // 2
         return self.tiles is None or not self.tiles.suits(ex.program, t)
 
-    def repeats_fold(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
-        """A short one, by tile kernels."""
-        return self.tiles is not None and extent < habits.INNER_FOLD // 2 and all(self.tiles.suits(ex.program, t) for t in ends)
+    def computes_in_tiles(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
+        """Those that can be written out. Where it turns out that no tile kernel is faster, they are held: see :meth:`scratch_bytes`."""
+        return self.tiles is not None and extent <= MOST_WRITTEN_OUT and all(self.tiles.suits(ex.program, t) for t in ends)
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         return name in FUSED_BLOCKS
@@ -199,7 +204,8 @@ class GpuBackend(Backend):
         extent, last = shapes.folded(ex.program, t, extents)
         parts = habits.fold_parts(extent, last)
         partial = parts * size(t) if parts > 1 else 0
-        return partial + self._operand_bytes(ex, t, members, extents, size) + shapes.turned_bytes(ex.program, members, size)
+        inner = sum(map(size, shapes.held(ex.program, t, members)))
+        return inner + partial + self._operand_bytes(ex, t, members, extents, size) + shapes.turned_bytes(ex.program, members, size)
 
     def _operand_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
         """Bytes of the operand of a fold that has too few results for XLA to compute it inside."""
@@ -253,7 +259,7 @@ class GpuBackend(Backend):
         if isinstance(kernel.term, Dot | Block):
             return seconds
         tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
-        return seconds / self._busy(kernel.ex, kernel.step, kernel.extents) if tile is None else tile.seconds
+        return tile.seconds if tile else self._usual_s(kernel.ex, kernel.step, kernel.members, kernel.extents, seconds)
 
     def _busy(self, ex: Extraction, t: int, extents: Sequence[int]) -> float:
         """The share of the full rate that the kernel of an elementwise value or a fold has blocks for."""

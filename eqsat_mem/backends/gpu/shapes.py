@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from eqsat_mem.ir import Const, Fold, Input, Map, Program, Rename, bits, is_leaf
+from eqsat_mem.backends.gpu import habits
+from eqsat_mem.ir import Const, Dot, Fold, Input, Map, Program, Rename, Term, bits, is_leaf, itemsize
 from eqsat_mem.schedule.backend import extent_of
 
 
@@ -41,3 +42,17 @@ def order(program: Program, t: int) -> tuple[int, ...] | None:
     if isinstance(term, Input | Const):
         return tuple(i for axis in term.axes for i in axis)
     return None if is_leaf(term) else tuple(bits(program.free[t]))
+
+
+def held(program: Program, step: int, members: Sequence[int]) -> list[int]:
+    """The values that only tile kernels compute inside a fold, and XLA writes out."""
+
+    def is_held(term: Term) -> bool:
+        return isinstance(term, Dot) or (isinstance(term, Fold) and program.extent(term.over) >= habits.INNER_FOLD // 2)
+
+    return [t for t in members if t != step and is_held(program.terms[t])] if isinstance(program.terms[step], Fold) else []
+
+
+def size(program: Program, t: int, extents: Sequence[int]) -> int:
+    """Bytes of a value."""
+    return extent_of(extents, program.free[t]) * itemsize(program.terms[t].dtype)

@@ -20,7 +20,7 @@ from eqsat_mem.backends.gpu import shapes
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.backends.gpu.weights import COUNTS, SPECIAL_LANES
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Fold, Map, Program, Term, bits
+from eqsat_mem.ir import Dot, Fold, Map, Program, Term, bits
 from eqsat_mem.schedule.backend import extent_of
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.tiles import Pairs, Tile, pairs_of
@@ -34,6 +34,8 @@ BLOCKS = ((128, 64), (64, 64), (64, 32), (64, 8))
 THREADS = 128
 BLOCKS_PER_CORE = 2
 """Blocks for each multiprocessor that run at its full rate, their threads working on many pairs at a time: guessed."""
+REGISTERS = 96
+"""Registers of a thread for partial results and rows with which the rest was seen to fit as well: nothing is spilled."""
 TURN = 8
 """Instructions of a turn over a block of columns besides those of its pairs."""
 FOLDS: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -46,9 +48,9 @@ APPROXIMATED: Mapping[str, tuple[float, float]] = MappingProxyType(
 """Functions whose approximations by hardware are as exact as their operands: instructions, and those of the special-function unit."""
 INEXACT = frozenset({"log", "sin", "cos", "tanh"})
 """Functions whose approximations lose digits: a kernel with one of them computes all by software."""
-OTHERS = frozenset({"abs", "clamp", "div", "integer_pow", "logistic", "mul", "round", "sign", "square"})
+OTHERS = frozenset({"abs", "clamp", "div", "integer_pow", "logistic", "round", "sign", "square"})
 """Further operations on float32 that Mosaic compiles."""
-SIMPLE = frozenset({"add", "eq", "ge", "gt", "le", "lt", "max", "min", "ne", "neg", "select_n", "sub"})
+SIMPLE = frozenset({"add", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne", "neg", "select_n", "sub"})
 """Those on int32 as well."""
 NUMBERS = ("float32", "int32")
 """The dtypes of what kernels read and return; truth values there are between."""
@@ -78,18 +80,20 @@ class Tiles:
 
     def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], device: Device) -> Tile | None:
         """The fastest tile kernel of a fold; None if it cannot be one."""
-        program = ex.program
+        program, term = ex.program, ex.program.terms[step]
         pairs = pairs_of(ex, step, members, extents, shapes.order)
-        if pairs is None or not _compiles(program, pairs):
+        if pairs is None or not isinstance(term, Fold) or not _compiles(program, pairs):
             return None
         approximate = not any(isinstance(m := program.terms[t], Map) and m.op in INEXACT for t in pairs.members)
-        fitting = [b for b in BLOCKS if b[0] <= extents[pairs.rows] and b[1] <= extents[pairs.columns]]
-        seconds = {block: self._seconds(program, pairs, block, extents, device, approximate) for block in fitting}
+        loads = _loads(program, pairs, extents)
+        seconds = {
+            block: self._seconds(program, pairs, block, extents, device, approximate)
+            for block in BLOCKS
+            if block[0] <= extents[pairs.rows] and block[1] <= extents[pairs.columns] and _registers(block, loads[0]) <= REGISTERS
+        }
         if not seconds:
             return None
         best = min(seconds, key=lambda block: seconds[block])
-        term = program.terms[step]
-        assert isinstance(term, Fold), "a fold of pairs"
         return Tile(pairs, best, seconds[best], FOLDS[term.monoid], approximate, folded_pairs, self.platform)
 
     def suits(self, program: Program, t: int) -> bool:
@@ -113,21 +117,33 @@ class Tiles:
     def instructions(self, program: Program, pairs: Pairs, block: tuple[int, int], extents: Sequence[int], approximate: bool) -> float:
         """Instructions of a thread for each pair. Special functions count as those that could begin meanwhile.
 
-        A thread has every 32nd row of a block and a quarter of its columns: what depends on columns alone it loads once for all its rows,
-        two numbers at a time. An addition of a product is no instruction of its own.
+        What is there for columns alone a thread loads once for all its rows, two numbers at a time. An addition of a product is no
+        instruction of its own.
         """
-        of_rows, of_columns = (1 << i for i in (pairs.rows, pairs.columns))
-        written_out = sum(1 << i for i in pairs.written_out)
         issued, special = TURN * THREADS / (block[0] * block[1]), 0.0
         for t in pairs.members:
-            times = 1 if t == pairs.step else extent_of(extents, program.free[t] & written_out)
-            counted = _instructions(program, t, extents, approximate, written_out)
+            times = 1 if t == pairs.step else extent_of(extents, program.free[t] & pairs.elements)
+            counted = _instructions(program, t, extents, approximate, pairs.elements)
             issued, special = issued + times * counted[0], special + times * counted[1]
-        share = {of_rows | of_columns: 0.5, of_columns: 0.5 * 32 / block[0]}
-        for read in pairs.reads:
-            free = program.free[read.term]
-            issued += share.get(free & (of_rows | of_columns), 0.0) * extent_of(extents, free & written_out)
+        issued += _loads(program, pairs, extents)[1] / _rows(block) / 2
         return max(issued, special * self.target.lanes / SPECIAL_LANES)
+
+
+def _rows(block: tuple[int, int]) -> int:
+    """The rows of a block that one thread works on: every 32nd, with a quarter of the columns."""
+    return block[0] // 32
+
+
+def _registers(block: tuple[int, int], of_rows: int) -> int:
+    """Registers of a thread for partial results and for what it keeps of its rows."""
+    return block[0] * block[1] // THREADS + of_rows * _rows(block)
+
+
+def _loads(program: Program, pairs: Pairs, extents: Sequence[int]) -> tuple[int, int]:
+    """The numbers that a kernel loads for each row and for each column."""
+    read = [program.free[read.term] for read in pairs.reads]
+    rows, columns = (sum(extent_of(extents, free & pairs.elements) for free in read if free >> i & 1) for i in (pairs.rows, pairs.columns))
+    return rows, columns
 
 
 def _compiles(program: Program, pairs: Pairs) -> bool:
@@ -140,6 +156,8 @@ def _is_known(program: Program, term: Term) -> bool:
     """Whether an operation is one that Mosaic compiles for operands of these dtypes."""
     if isinstance(term, Fold):
         return term.monoid in FOLDS and str(term.dtype) in NUMBERS
+    if isinstance(term, Dot):
+        return all(str(program.terms[t].dtype) == str(term.dtype) == "float32" for t in (term.lhs, term.rhs))
     if not isinstance(term, Map):
         return False
     of = [str(program.terms[a].dtype) for a in term.args]
@@ -154,6 +172,8 @@ def _is_known(program: Program, term: Term) -> bool:
 def _instructions(program: Program, t: int, extents: Sequence[int], approximate: bool, written_out: int) -> tuple[float, float]:
     """Instructions of one element of a term, and those of the special-function unit; folds fold what is ``written_out``."""
     term = program.terms[t]
+    if isinstance(term, Dot):
+        return float(extent_of(extents, term.over)), 0.0
     if isinstance(term, Fold):
         count = extent_of(extents, term.over & written_out)
         return (0.0 if term.monoid == "add" and _is_product(program, term.arg) else 1.0) * count, 0.0
@@ -208,9 +228,7 @@ def folded_pairs(
         place = tuple(pl.ds(at[index], lengths[index]) if index in lengths else at[index] for index in read)
         if not along:
             return ref[place]
-        if len(along) == 2:
-            return plgpu.load(ref.at[place], layout=tile, optimized=False)  # type: ignore[call-arg]  # in JAX 0.10
-        line = plgpu.load(ref.at[place], layout=layouts[along[0]], optimized=False)  # type: ignore[call-arg]
+        line = plgpu.load(ref.at[place], layout=layouts[along[0]], optimized=False)  # type: ignore[call-arg]  # in JAX 0.10
         return plgpu.layout_cast(lax.broadcast_in_dim(line, block, (0 if along[0] == row else 1,)), tile)
 
     def kernel(*refs: Any) -> None:
