@@ -326,7 +326,7 @@ OPERATIONS = {
     "lt": lambda d: jnp.where(d < 0, 1.0, d), "max": lambda d: jnp.maximum(d, 0.5), "min": lambda d: jnp.minimum(d, 0.5),
     "mul": lambda d: 3 * d, "ne": lambda d: jnp.where(d != 0, 1.0, d), "neg": lambda d: -d, "round": jnp.round,
     "select_n": lambda d: jnp.where(d > 1, d, 0.0), "sign": jnp.sign, "square": lax.square, "sub": lambda d: 1.5 - d,
-    "log": lambda d: jnp.log(jnp.abs(d) + 1), "sin": jnp.sin, "cos": jnp.cos, "tanh": jnp.tanh,
+    "log": lambda d: jnp.log(jnp.abs(d) + 1), "tanh": jnp.tanh,
     "exp": jnp.exp, "exp2": jnp.exp2, "sqrt": lambda d: jnp.sqrt(jnp.abs(d)), "rsqrt": lambda d: lax.rsqrt(jnp.abs(d) + 1),
 }  # fmt: skip
 
@@ -341,9 +341,9 @@ def test_operations_are_compiled_and_computed(name, tmp_path, monkeypatch):
     from jax.experimental.pallas import mosaic_gpu
 
     def function(x, y):
-        return jnp.sum(OPERATIONS[name](x[:, None] - y), 1)
+        return jnp.sum(OPERATIONS[name](pairs.distances(x, y) - 2.0), 1)
 
-    avals = f32((64,), (64,))
+    avals = f32((128, 4), (128, 4))
     own = backend(SMALL)
     ex = written(function, avals, own)
     code = emit(straight(ex, own))

@@ -46,8 +46,9 @@ APPROXIMATED: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"exp": (2.0, 1.0), "exp2": (1.0, 1.0), "sqrt": (2.0, 1.0), "rsqrt": (1.0, 1.0)}
 )
 """Functions whose approximations by hardware are as exact as their operands: instructions, and those of the special-function unit."""
-INEXACT = frozenset({"log", "sin", "cos", "tanh"})
-"""Functions whose approximations lose digits: a kernel with one of them computes all by software."""
+INEXACT = frozenset({"log", "tanh"})
+"""Functions whose approximations lose digits: a kernel with one of them computes all by software. (Sines
+by software have so many steps that registers are spilled: they are none of these kernels.)"""
 OTHERS = frozenset({"abs", "clamp", "div", "integer_pow", "logistic", "round", "sign", "square"})
 """Further operations on float32 that Mosaic compiles."""
 SIMPLE = frozenset({"add", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne", "neg", "select_n", "sub"})
