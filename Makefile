@@ -6,13 +6,24 @@ BIN := .venv/bin
 READY := .venv/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test repro bench lint format clean
+TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: demo test test-slow test-all versions repro bench lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m eqsat_mem demo $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(TESTS) -m "not slow" $(ARGS)
+
+test-slow: $(READY)
+	$(TESTS) -m slow $(ARGS)
+
+test-all: $(READY)
+	$(TESTS) $(ARGS)
+
+versions:
+	.ci/versions $(ARGS)
 
 repro: $(READY)
 	@$(BIN)/python -c 'import faiss, h5py, matplotlib, pykeops, scipy, sklearn, tqdm' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[repro]'
@@ -32,7 +43,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venvs build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

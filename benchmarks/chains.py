@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from typing import Any
 
@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.racing import Contest, Question, contests, has, main, table
+from benchmarks import peers
+from benchmarks.racing import Contest, Question, contests, main, table
 
 CHAINS = {
     "thin": (1, 8, 1, 8, 0),
@@ -67,15 +68,7 @@ def _train_spec(length: int) -> str:
 
 
 def _opt_einsum(spec: str) -> dict[str, Callable[..., Any]]:
-    return {"opt_einsum": partial(_contract, spec)} if has("opt_einsum") else {}
-
-
-def _contract(spec: str, *tensors: Any) -> Any:
-    import opt_einsum
-
-    count = spec.partition("->")[0].count(",") + 1
-    operands: Sequence[Any] = tensors if count == len(tensors) else [t for t in tensors for _ in range(2)]
-    return opt_einsum.contract(spec, *operands, optimize="dp", backend="jax")
+    return {"opt_einsum": partial(peers.opt_einsum_contract, spec)} if peers.has("opt_einsum") else {}
 
 
 QUESTION = Question("chains", "Chains of products and trains of tensors", contests(make, turns=9), table)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.racing import Contest, Question, contests, has, main, table
-from paper_repro import keops
+from benchmarks import peers
+from benchmarks.racing import Contest, Question, contests, main, table
 
 CASES = {
     "tiny": [(300, 3)],
@@ -62,25 +62,16 @@ def make(scale: str) -> Iterator[Contest]:
         x, y = x / np.sqrt(d, dtype=np.float32), y / np.sqrt(d, dtype=np.float32)
         size = {"n": n, "d": d}
         with_keops: dict[str, Any] = {}
-        if has("pykeops"):
-            with_keops = {"KeOps": lambda x=x, y=y, v=v: lambda: keops.kernel_product(x, y, v[:, None])[:, 0]}
+        if peers.has("pykeops"):
+            with_keops = {"KeOps": lambda x=x, y=y, v=v: lambda: peers.keops_product(x, y, v[:, None])[:, 0]}
         by_hand = {"by hand": product_by_hand}
         yield Contest(f"product, n = {n:,}, d = {d}", size | {"kind": "product"}, (x, y, v), "64MiB", product, by_hand, with_keops)
         if scale == "small" and n * n * d > LARGEST_GRADIENT:
             continue
-        if has("pykeops"):
-            with_keops = {"KeOps": lambda x=x, y=y, v=v, w=w: _keops_gradient(x, y, v, w)}
+        if peers.has("pykeops"):
+            with_keops = {"KeOps": lambda x=x, y=y, v=v, w=w: peers.keops_gradient(x, y, v, w)}
         by_hand = {"by hand": gradient_by_hand}
         yield Contest(f"gradient, n = {n:,}, d = {d}", size | {"kind": "gradient"}, (x, y, v, w), "64MiB", gradient, by_hand, with_keops)
-
-
-def _keops_gradient(x: np.ndarray, y: np.ndarray, v: np.ndarray, w: np.ndarray) -> Any:
-    from pykeops.numpy import Genred
-
-    d = x.shape[1]
-    variables = [f"x = Vi({d})", f"y = Vj({d})", "v = Vj(1)", "w = Vi(1)"]
-    reduced = Genred("Grad(Exp(-SqDist(x, y) * IntInv(2)) * v, x, w)", variables, axis=1)
-    return lambda: reduced(x, y, v[:, None], w[:, None])
 
 
 QUESTION = Question("kernels", "Kernel products and their gradients", contests(make, turns=5), table)

@@ -16,8 +16,8 @@ from pathlib import Path
 import jax
 
 import eqsat_mem
+from benchmarks.measuring import grown, prepare, warm_up
 from benchmarks.programs import BENCHMARKS, Benchmark
-from benchmarks.resident import grown, warm_up
 from eqsat_mem.backends.xla import compiled_peak
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "memory.md"
@@ -131,7 +131,7 @@ def resident_growth(name: str) -> int | None:
     b = next(b for b in BENCHMARKS if b.name == name)
     with jax.enable_x64(b.x64):
         args = b.arguments()
-        run = eqsat_mem.optimize(b.function, memory_limit=b.limit_bytes).lower(*args).compile()
+        run = prepare(b.function, args, b.limit_bytes).compiled
         warm_up(args[0].dtype)
         growth = grown(lambda: run(*args))[1]
         return None if growth is None else growth + sum(a.nbytes for a in args)

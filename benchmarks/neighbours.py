@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.racing import Contest, Question, contests, has, main, table
-from paper_repro.neighbours import searches
+from benchmarks.measuring import Run
+from benchmarks.peers import SEARCHES, has, search
+from benchmarks.racing import Contest, Question, contests, main, table
 
 K = 10
 CASES = {
@@ -22,8 +22,8 @@ CASES = {
 }
 """Queries, points, dimensions."""
 ROWS = 128
-PEERS = {"KeOps": ("keops", "pykeops"), "scikit-learn": ("sklearn", "sklearn"), "faiss": ("faiss", "faiss")}
-"""Names of columns: the program's name in :mod:`paper_repro.neighbours`, and its package."""
+PEERS = {"KeOps": "keops", "scikit-learn": "sklearn", "faiss": "faiss"}
+"""Names of columns, and the programs of :mod:`benchmarks.peers` in them."""
 
 
 def apart(metric: str, queries: jax.Array, points: jax.Array) -> jax.Array:
@@ -61,20 +61,17 @@ def make(scale: str) -> Iterator[Contest]:
         for m, n, d in CASES[scale]:
             rng = np.random.default_rng(0)
             queries, points = (rng.standard_normal((rows, d)).astype(np.float32) for rows in (m, n))
-            peers: dict[str, Callable[[], Callable[[], Any]]] = {}
-            for name, (program, package) in PEERS.items():
-                if has(package):
-                    peers[name] = partial(_search, program, points, metric, queries)
+            installed = {name: program for name, program in PEERS.items() if has(SEARCHES[program])}
+            peers = {name: partial(_run, program, points, metric, queries) for name, program in installed.items()}
             case = f"{metric}, {m:,} queries, {n:,} points, d = {d}"
             function, by_hand = partial(nearest, metric), {"by hand": partial(nearest_by_hand, metric)}
             size = {"metric": metric, "m": m, "n": n, "d": d}
             yield Contest(case, size, (queries, points), "128MiB", function, by_hand, peers, tolerance=None)
 
 
-def _search(program: str, points: np.ndarray, metric: str, queries: np.ndarray) -> Callable[[], Any]:
-    search = searches(program, points, metric, K)
-    assert search is not None
-    return lambda: search(queries)
+def _run(program: str, points: np.ndarray, metric: str, queries: np.ndarray) -> Run:
+    prepared = search(program, points, metric, K)
+    return lambda: prepared(queries)
 
 
 QUESTION = Question("neighbours", f"The {K} nearest neighbours", contests(make, turns=3), table)

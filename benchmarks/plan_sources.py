@@ -96,19 +96,27 @@ def record(which: tuple[str, str]) -> str:
     program = find(*which)
     jax.config.update("jax_enable_x64", program.x64)
     try:
-        limits = [program.limit] if program.limit is not None else list(_limits(program))
+        within = limits(program)
     except (NotImplementedError, TypeError) as error:
         return f"=== {program.name}: {type(error).__name__}\n"
-    return "".join(_planned(program, limit) for limit in limits)
+    return "".join(_planned(program, limit) for limit in within)
 
 
-def _limits(program: Planned) -> Iterator[int]:
-    plan = _plan(program, 2**40)
-    fixed = plan.argument_bytes + plan.output_bytes
-    yield from (fixed + int(share * (plan.original_peak_bytes - fixed)) for share in SHARES)
+def limits(program: Planned) -> list[int]:
+    """The limits that a program is planned under, in bytes."""
+    if program.limit is not None:
+        return [program.limit]
+    whole = plan(program, 2**40)
+    fixed = whole.argument_bytes + whole.output_bytes
+    return [fixed + int(share * (whole.original_peak_bytes - fixed)) for share in SHARES]
 
 
-def _plan(program: Planned, limit: int) -> Any:
+def plan(program: Planned, limit: int) -> Any:
+    """The plan of a program under a limit, as predicted.
+
+    Raises:
+        MemoryLimitError: if nothing fits.
+    """
     import eqsat_mem
 
     return eqsat_mem.optimize(program.function, memory_limit=max(limit, 1), verify=False, **program.options).plan(*program.arguments)
@@ -119,10 +127,16 @@ def _planned(program: Planned, limit: int) -> str:
 
     head = f"=== {program.name} under {limit}: "
     try:
-        plan = _plan(program, limit)
+        made = plan(program, limit)
     except eqsat_mem.MemoryLimitError as error:
         return f"{head}nothing fits, smallest {error.smallest_bytes}\n"
-    return f"{head}{plan.peak_bytes} bytes, {plan.predicted_s:.6g} s, rules {', '.join(plan.rules_fired)}\n{_PLACE.sub('', plan.source)}\n"
+    figures = f"{made.peak_bytes} bytes, {made.predicted_s:.6g} s, rules {', '.join(made.rules_fired)}"
+    return f"{head}{figures}\n{without_places(made.source)}\n"
+
+
+def without_places(source: str) -> str:
+    """Emitted source without the comments that name the user's lines."""
+    return _PLACE.sub("", source)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Programs that compute the same, side by side in one process: the one way in which the benchmarks take times.
+"""Programs that compute the same, side by side in one process: what the benchmarks ask, and how their answers are shown.
 
 The versions take turns, so that a machine that slows down slows all of them; a ratio is the median of the ratios of each turn. A version
 that holds more than half of the device's memory is not run. What every version returns is compared with what the plan returns.
@@ -7,18 +7,12 @@ that holds more than half of the device's memory is not run. What every version 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import os
-import platform
-import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +20,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import eqsat_mem
-from eqsat_mem.backends.xla import held_bytes
+from benchmarks.measuring import Run, machine, no_plan, prepare, take_turns, turns_within
 from eqsat_mem.errors import MemoryLimitError
-from eqsat_mem.options import device_capacity, parse_bytes
+from eqsat_mem.options import parse_bytes
 from eqsat_mem.units import format_bytes
 
 RESULTS = Path(__file__).parent / "results"
-SHARE = 0.5
-"""A version is run only if it holds at most this share of the device's memory."""
 ENOUGH_S = 8.0
 """Versions that take long together have fewer turns: no more than take so long, but two."""
 SCALES = ("tiny", "small", "full")
-PACKAGES = ("eqsat-mem", "jax", "jaxlib", "numpy", "egglog", "pykeops", "scikit-learn", "faiss-cpu", "opt_einsum", "scipy")
 Row = dict[str, Any]
 
 
@@ -63,7 +53,7 @@ class Contest:
     limit: int | str
     function: Callable[..., Any]
     others: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    peers: Mapping[str, Callable[[], Callable[[], Any]]] = field(default_factory=dict)
+    peers: Mapping[str, Callable[[], Run]] = field(default_factory=dict)
     tolerance: float | None = 1e-3
 
 
@@ -71,50 +61,38 @@ def race(contest: Contest, turns: int) -> Row:
     """Seconds and bytes of each version, and how many times faster than it the plan is (``times_faster_than``)."""
     args = jax.block_until_ready(tuple(jnp.asarray(a) for a in contest.arguments))
     row: Row = {"case": contest.case, **contest.parameters, "limit": contest.limit, "held_bytes": {}, "skipped": {}, "errors": {}}
-    runs: dict[str, Callable[[], Any]] = {}
-    start = time.perf_counter()
-    lowered = {"plan": _planned(contest, args, row)}
-    row["plan_seconds"] = time.perf_counter() - start
-    lowered |= {name: jax.jit(f).lower(*args) for name, f in {"plain": contest.function, **contest.others}.items()}
-    for name, low in lowered.items():
-        if low is not None:
-            compiled = low.compile()
-            row["held_bytes"][name] = held_bytes(compiled)
-            if row["held_bytes"][name] > SHARE * device_capacity():
-                row["skipped"][name] = "does not fit this machine"
-            else:
-                runs[name] = lambda compiled=compiled: jax.block_until_ready(compiled(*args))
+    runs: dict[str, Run] = {}
+    for name, function in {"plan": contest.function, "plain": contest.function, **contest.others}.items():
+        try:
+            made = prepare(function, args, contest.limit if name == "plan" else None)
+        except MemoryLimitError as error:
+            row["skipped"][name] = no_plan(error)
+            continue
+        if name == "plan":
+            row["plan_seconds"] = made.plan_seconds
+        row["held_bytes"][name] = made.held_bytes
+        if made.fits_device:
+            runs[name] = lambda made=made: jax.block_until_ready(made.compiled(*args))
+        else:
+            row["skipped"][name] = "does not fit this machine"
     runs |= {name: make() for name, make in contest.peers.items()}
-    row["seconds"], row["times_faster_than"] = _take_turns(runs, contest, turns, row["errors"])
+    row["seconds"], row["times_faster_than"] = _race(runs, contest, turns, row["errors"])
     return row
 
 
-def _planned(contest: Contest, args: Sequence[Any], row: Row) -> Any:
-    try:
-        return eqsat_mem.optimize(contest.function, memory_limit=contest.limit).lower(*args)
-    except MemoryLimitError as error:
-        row["skipped"]["plan"] = f"no plan fits: {error.smallest_bytes} bytes at least"
-        return None
-
-
-def _take_turns(runs: Mapping[str, Any], contest: Contest, turns: int, errors: Row) -> tuple[dict[str, float], dict[str, float]]:
+def _race(runs: Mapping[str, Run], contest: Contest, turns: int, errors: Row) -> tuple[dict[str, float], dict[str, float]]:
     for run in runs.values():
         run()
     start = time.perf_counter()
     outputs = {name: jax.tree.leaves(run()) for name, run in runs.items()}
-    turns = max(min(turns, int(ENOUGH_S / (time.perf_counter() - start))), 2)
+    turns = turns_within(ENOUGH_S, time.perf_counter() - start, 2, turns)
     if contest.tolerance is not None and "plan" in outputs:
         for name, out in outputs.items():
             error = max(_difference(x, y) for x, y in zip(out, outputs["plan"], strict=True))
             if not error <= contest.tolerance:
                 errors[name] = error
     del outputs
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(turns):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
+    times = take_turns(runs, turns)
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     if "plan" not in times:
         return medians, {}
@@ -179,7 +157,8 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         held = [f"{row['held_bytes'][n] / 2**20:,.1f}" if n in row["held_bytes"] else "" for n in ("plain", "plan")]
         cells = [_cell(row, name) for name in (*names, "plan")]
-        lines.append([row["case"], format_bytes(parse_bytes(row["limit"])), *cells, *held, f"{row['plan_seconds']:.2f} s"])
+        planned = f"{row['plan_seconds']:.2f} s" if "plan_seconds" in row else ""
+        lines.append([row["case"], format_bytes(parse_bytes(row["limit"])), *cells, *held, planned])
     return markdown(lines)
 
 
@@ -197,52 +176,8 @@ def _cell(row: Row, name: str) -> str:
     return f"{row['seconds'][name] * 1e3:,.1f} ms{ratio}{wrong}"
 
 
-def machine() -> Row:
-    """What figures depend on."""
-    device = jax.local_devices()[0]
-    return {
-        "device": f"{device.platform} {device.device_kind}",
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "memory_bytes": device_capacity(),
-        "python": platform.python_version(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
-        "commit": commit(),
-    }
-
-
 def described(figures: Row) -> str:
     """A line on :func:`machine`."""
     versions = ", ".join(f"{name} {number}" for name, number in figures["versions"].items())
     gib = figures["memory_bytes"] / 2**30
     return f"{figures['processor']}, {figures['cores']} cores ({figures['device']}), {gib:.0f} GiB; {versions}; commit {figures['commit']}."
-
-
-def processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def commit() -> str:
-    """The commit of this checkout, ``+`` behind it where files differ from it; empty outside of git."""
-    here = Path(__file__).parent
-    try:
-        done = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=here, capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return done.stdout.strip()
-
-
-def has(package: str) -> bool:
-    """Whether a peer is installed; KeOps compiles, and needs a compiler too."""
-    return importlib.util.find_spec(package) is not None and (package != "pykeops" or any(map(shutil.which, ("g++", "clang++"))))
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return eqsat_mem.__version__ if name == "eqsat-mem" else ""

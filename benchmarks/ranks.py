@@ -7,7 +7,6 @@ with measured times is reported, under the profile in use (``eqsat-mem calibrate
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -15,10 +14,10 @@ from typing import Any
 
 import jax
 
+from benchmarks.measuring import prepare, take_turns
 from benchmarks.programs import BENCHMARKS, Benchmark
-from benchmarks.racing import SHARE, Question, Row, main, markdown
+from benchmarks.racing import Question, Row, main, markdown
 from eqsat_mem.backends.choose import backend_in_use
-from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.candidates import MEMORY_PRICES
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, as_written, extract
@@ -26,7 +25,6 @@ from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Loop
-from eqsat_mem.options import device_capacity
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import ladder
 from eqsat_mem.schedule.cost_model import term_seconds
@@ -119,17 +117,12 @@ def _measured(b: Benchmark, schedules: Sequence[Schedule]) -> Iterator[tuple[flo
     args = b.arguments()
     runs: list[tuple[float, Any]] = []
     for s in schedules:
-        held, compiled = compiled_peak(emit(s).function, [jax.typeof(a) for a in args])
-        if held <= SHARE * device_capacity():
-            jax.block_until_ready(compiled(*args))
-            runs.append((s.seconds, compiled))
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(2):
-        for (_, run), taken in zip(runs, times):
-            start = time.perf_counter()
-            jax.block_until_ready(run(*args))
-            taken.append(time.perf_counter() - start)
-    yield from ((predicted, min(taken)) for (predicted, _), taken in zip(runs, times))
+        made = prepare(emit(s).function, args, None)
+        if made.fits_device:
+            jax.block_until_ready(made.compiled(*args))
+            runs.append((s.seconds, made.compiled))
+    times = take_turns({str(k): partial(run, *args) for k, (_, run) in enumerate(runs)}, 2)
+    yield from ((predicted, min(taken)) for (predicted, _), taken in zip(runs, times.values()))
 
 
 def table(rows: Sequence[Row]) -> str:

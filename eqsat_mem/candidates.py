@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +13,7 @@ from eqsat_mem.egraph.engine import View
 from eqsat_mem.egraph.extract import Extraction, as_written, extractions, original
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
-from eqsat_mem.events import Clock, Extracted, Searched, tell
+from eqsat_mem.events import Clock, Extracted, Searched, Stepped, tell
 from eqsat_mem.ir import Program
 from eqsat_mem.options import Options
 from eqsat_mem.reports.explain import Scheduler
@@ -21,7 +22,6 @@ from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.remat import Moved, least_bytes
 from eqsat_mem.schedule.search import Schedule, Search, fastest
 from eqsat_mem.schedule.timing import Known
-from eqsat_mem.transforms.augment_dots import absorbed
 from eqsat_mem.transforms.contraction_order import reordered
 from eqsat_mem.transforms.plan_bodies import plan_bodies
 from eqsat_mem.transforms.push_gathers import looked_up
@@ -36,9 +36,15 @@ Planner = Callable[[Options, Backend, ClosedJaxpr, int], tuple[Schedule | None, 
 """Plans the body of a loop or branch for a backend under a limit in bytes: see :data:`eqsat_mem.transforms.plan_bodies.Planner`."""
 
 
+def rules_of(options: Options, backend: Backend) -> RuleSet:
+    """The rules and passes that options allow and that help a backend."""
+    without = (*options.without_rules, *backend.needless_rules)
+    return load_rules(options.rules, options.accuracy, options.only_rules, without, options.operations)
+
+
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a search came to: its best schedule, the program as written, and the rules that fired."""
+    """What a search came to: its best schedule, the program as written, and the rules and passes that fired."""
 
     best: Schedule
     before: Schedule
@@ -53,6 +59,7 @@ class Forms:
     """
 
     loaded: Program
+    rules: RuleSet
     options: Options
     backend: Backend
     planner: Planner
@@ -81,12 +88,11 @@ class Forms:
             yield program
 
     def _further(self) -> Iterator[Program]:
-        rules = self._rules()
-        yield from forms(original(self.loaded, rules))
-        apart = looked_up(self.loaded, rules)
+        yield from forms(original(self.loaded, self.rules), self.rules)
+        apart = looked_up(self.loaded, self.rules)
         if apart is not None:
             yield apart
-            yield from forms(original(apart, rules))
+            yield from forms(original(apart, self.rules), self.rules)
 
     def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> Found:
         with self.clock("bodies"):
@@ -99,28 +105,23 @@ class Forms:
             best = _searched(searches, scheduler, known)
             tell(Searched(best, known.view))
             before = next(search for search in searches if search.ex is known.written).unmodified()
-            return Found(best, replace(before, peak_bytes=before.peak_bytes + saved), tuple(sorted(known.view.matches)))
+            fired = tuple(sorted({*known.view.matches, *best.ex.program.passes}))
+            return Found(best, replace(before, peak_bytes=before.peak_bytes + saved), fired)
 
     def _candidates(self, program: Program) -> _Candidates:
         """What equals a program under the rules: kept for a form as it is, made anew where bodies are planned, as they are for a limit."""
         known = self.candidates.get(id(program))
         if known is not None:
             return known
-        rules, options = self._rules(), self.options
+        rules, options = self.rules, self.options
         with self.clock("saturate"):
-            view = saturate(
-                program, rules, Limits(options.max_rows, options.max_iterations, options.max_seconds), self.backend.rounds_operands
-            )
+            limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=self.backend.unrolled_elements)
+            view = saturate(program, rules, limits, self.backend.rounds_operands)
         with self.clock("extract"):
             known = _extracted(view, rules, self.backend)
         if any(program is form for form in self.made):
             self.candidates[id(program)] = known
         return known
-
-    def _rules(self) -> RuleSet:
-        options = self.options
-        without = (*options.without_rules, *self.backend.needless_rules)
-        return load_rules(options.rules, options.accuracy, options.only_rules, without, options.operations)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,19 +155,16 @@ def _extracted(view: View, rules: RuleSet, backend: Backend) -> _Candidates:
     for ex, price in zip(found, (None, *MEMORY_PRICES)):
         tell(Extracted(ex, price))
     found += [new for ex in found if (new := reordered(ex, rules, seconds)) is not None]
-    if backend.augments_dots:
-        found = [absorbed(ex, rules, backend.rounds_operands) for ex in found]
-    every = [written, *found]
-    return _Candidates(view, written, list({str(ex.program): ex for ex in reversed(every)}.values())[::-1])  # one per program text
+    tell(Stepped("pass", Counter(name for ex in found for name in ex.program.passes)))
+    return _Candidates(view, written, list({str(ex.program): ex for ex in reversed(found)}.values())[::-1])  # one per program text
 
 
 def _searched(searches: Sequence[Search], scheduler: Scheduler, known: _Candidates) -> Schedule:
     """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are."""
     limit, backend = searches[0].limit, searches[0].backend
-    best = _best(searches, scheduler)
+    best, closest = _best(searches, scheduler)
     if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
-        closest = next(search for search in searches if search.ex is best.ex)
-        best = min(best, _best([closest.within(0)], scheduler), key=lambda s: s.peak_bytes)
+        best = min(best, _best([closest.within(0)], scheduler)[0], key=lambda s: s.peak_bytes)
     for s in [best, *(search.straight for search in searches)] if backend.tie is not None else ():
         useful = limit if best.fits(limit) else best.peak_bytes - 1
         if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and least_bytes(s) <= useful:
@@ -174,14 +172,15 @@ def _searched(searches: Sequence[Search], scheduler: Scheduler, known: _Candidat
     return best
 
 
-def _best(searches: Sequence[Search], scheduler: Scheduler) -> Schedule:
-    """The best schedule of several programs that compute the same, each searched with the best of those before in sight."""
-    best: Schedule | None = None
-    for search in searches:
+def _best(searches: Sequence[Search], scheduler: Scheduler) -> tuple[Schedule, Search]:
+    """The best schedule of several programs that compute the same, each searched with the best of those before in sight, and its search."""
+    first, *others = searches
+    best, of = scheduler(first, None), first
+    for search in others:
         found = scheduler(search, best)
-        best = found if best is None else _better(best, found, search.limit)
-    assert best is not None, "there is the program as written"
-    return best
+        better = _better(best, found, search.limit)
+        best, of = better, (of if better is best else search)
+    return best, of
 
 
 def _better(one: Schedule, other: Schedule, limit: int) -> Schedule:

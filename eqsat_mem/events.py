@@ -58,7 +58,7 @@ class Loaded(Event):
 
 @dataclass(frozen=True, eq=False)
 class Stepped(Event):
-    """One step of a ruleset, and how often each rule matched in it."""
+    """One step of a ruleset, and how often each rule matched in it; or (ruleset ``pass``) how many candidates each pass has changed."""
 
     ruleset: str
     matches: Mapping[str, int]

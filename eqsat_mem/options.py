@@ -38,9 +38,9 @@ class Options:
             ``EQSAT_MEM_LIMIT`` or the device's capacity, see :func:`resolve_limit`.
         accuracy: ``"bitwise"``, ``"reassociate"`` or ``"all"``.
         rules: rule files to load besides the shipped ones.
-        only_rules: names of rules, or of rule files, to which planning keeps; None is all of them. A rule named by its own name
-            applies whatever its soundness. Without the rules of ``splitting`` there are no loops.
-        without_rules: names of rules, or of rule files, that are left out.
+        only_rules: names of rules or passes, or of rule files, to which planning keeps; None is all of them. One that is named by its
+            own name applies whatever its soundness. Without the rules of ``splitting`` there are no loops; ``passes`` names all passes.
+        without_rules: names of rules or passes, or of rule files, that are left out.
         operations: the :class:`eqsat_mem.Operation` and :class:`eqsat_mem.Monoid` objects that the rule files name.
         tensor_size_threshold: only tensors of more bytes than this are split; None leaves it to the planner.
         tensor_split_size: bytes that a slice of a split tensor should have; None leaves it to the planner.

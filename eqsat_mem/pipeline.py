@@ -13,19 +13,21 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.backends.xla import donations
-from eqsat_mem.candidates import Forms, Found
+from eqsat_mem.candidates import Forms, Found, rules_of
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import DeviceCompilerError, MemoryLimitError, OptionError
 from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
 from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
+from eqsat_mem.passes import Pass
 from eqsat_mem.reports.explain import Record, Scheduler
 from eqsat_mem.reports.outline import loop_summaries, output_bytes, peak_tensors, restrictions
 from eqsat_mem.reports.plan import Plan
-from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.backend import Backend, Check
 from eqsat_mem.schedule.search import Schedule, fastest, unscheduled
 from eqsat_mem.transforms.plan_bodies import has_plans
 
@@ -103,20 +105,20 @@ class _Request:
         """What is held at once, of bytes counted within the request."""
         return counted - self.shared_bytes
 
-    def compiled(self, function: Callable[..., Any], predicted: int) -> int | None:
-        """Bytes that the compiler counts for a function of the program's arguments, which are told beside their prediction.
+    def compiled(self, function: Callable[..., Any], predicted: int) -> Check | None:
+        """A function of the program's arguments as compiled; the bytes that it holds are told beside their prediction.
 
         None where nothing is compiled: it is not asked for, or there is no compiler for the target here.
         """
         if not self.verifies:
             return None
         try:
-            held = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit)).held_bytes
+            check = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit))
         except DeviceCompilerError as reason:
             self.unchecked.append(str(reason))
             return None
-        tell(Compiled(held, self.held(predicted), self.held(self.limit)))
-        return held + self.shared_bytes
+        tell(Compiled(check.held_bytes, self.held(predicted), self.held(self.limit)))
+        return replace(check, held_bytes=check.held_bytes + self.shared_bytes)
 
     @property
     def verifies(self) -> bool:
@@ -144,25 +146,54 @@ def _without_collections() -> Iterator[None]:
 def _plan(request: _Request) -> Plan:
     clock = Clock()
     with clock("trace"):
-        loaded = load(request.jaxpr, request.arg_names, request.backend.lowering)
+        rules = rules_of(request.options, request.backend)
+        lowering = request.backend.lowering
+        loaded = load(request.jaxpr, request.arg_names, lowering, rules.passes)
         tell(Loaded(loaded))
-    forms = Forms(loaded, request.options, request.backend, _plan_body, clock)
+    forms = Forms(loaded, rules, request.options, request.backend, _plan_body, clock)
     found = forms.fastest(request.backend, request.limit)
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
-    again = partial(_again, loaded, request.options, chosen.backend, chosen.target)
+    programs = _Programs(request.jaxpr, request.arg_names, lowering, loaded)
+    again = partial(_again, programs, request.options, chosen.backend, chosen.target)
     record = Record(
         found.before, chosen.backend, chosen.target, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names
     )
     return _report(request, found, chosen, clock, record)
 
 
+@dataclass(frozen=True, eq=False)
+class _Programs:
+    """A traced function as a program: as it was loaded, and as it loads without some of the passes that have changed it then."""
+
+    jaxpr: ClosedJaxpr
+    arg_names: tuple[str, ...]
+    lowering: Lowering
+    loaded: Program
+    others: dict[frozenset[str], Program] = field(default_factory=dict)
+
+    def by(self, passes: Sequence[Pass]) -> Program:
+        """The program that only these passes may change."""
+        names = frozenset(known.name for known in passes)
+        if self.loaded.passes <= names:
+            return self.loaded
+        if names not in self.others:
+            self.others[names] = load(self.jaxpr, self.arg_names, self.lowering, passes)
+        return self.others[names]
+
+
 def _again(
-    loaded: Program, options: Options, backend: Backend, limit: int, without: frozenset[str] = frozenset(), scheduler: Scheduler = fastest
+    programs: _Programs,
+    options: Options,
+    backend: Backend,
+    limit: int,
+    without: frozenset[str] = frozenset(),
+    scheduler: Scheduler = fastest,
 ) -> Schedule:
-    """The best schedule that the same search finds without some rules; it stops for other reasons than the clock."""
+    """The best schedule that the same search finds without some rules and passes; it stops for other reasons than the clock."""
     patient = replace(options, max_seconds=PATIENCE_S, without_rules=(*options.without_rules, *sorted(without)))
-    return Forms(loaded, patient, backend, _plan_body, Clock()).fastest(backend, limit, scheduler).best
+    rules = rules_of(patient, backend)
+    return Forms(programs.by(rules.passes), rules, patient, backend, _plan_body, Clock()).fastest(backend, limit, scheduler).best
 
 
 def _plan_body(options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
@@ -182,14 +213,18 @@ def _plan_body(options: Options, backend: Backend, body: ClosedJaxpr, limit: int
 
 @dataclass(frozen=True, eq=False)
 class _Chosen:
-    """A schedule as code, the bytes that XLA holds for it (None: not compiled), and the backend and limit that it was searched for."""
+    """A schedule as code and as compiled (None: it was not), and the backend and limit that it was searched for."""
 
     schedule: Schedule
     code: Emitted
-    compiled_bytes: int | None
+    check: Check | None
     backend: Backend
     target: int
     unchanged: bool = False
+
+    @property
+    def compiled_bytes(self) -> int | None:
+        return None if self.check is None else self.check.held_bytes
 
 
 def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
@@ -219,16 +254,16 @@ def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
 def _keep(request: _Request, loaded: Program, before: Schedule) -> _Chosen | None:
     """The program as it was, if it holds no more than the limit once compiled; its source is the same written out."""
     function, limit = jaxpr_as_fun(request.jaxpr), request.limit
-    held = request.compiled(function, before.peak_bytes)
-    if held is None and (has_plans(before.ex.program) or not before.fits(limit)):
+    check = request.compiled(function, before.peak_bytes)
+    if check is None and (has_plans(before.ex.program) or not before.fits(limit)):
         return None  # nothing but the prediction tells, which counts plans of its loops' bodies
-    if held is not None and held > limit:
+    if check is not None and check.held_bytes > limit:
         return None
     ex = Extraction(loaded)
     code = emit(unscheduled(ex, request.backend), request.name)
     source = f"# {request.name} runs as it was written; this is the same, written out.\n{code.source}"
     emitted = Emitted(source, lambda *args: tuple(function(*args)), code.namespace, code.names)
-    return _Chosen(before, emitted, held, request.backend, limit, unchanged=True)
+    return _Chosen(before, emitted, check, request.backend, limit, unchanged=True)
 
 
 def _as_held(chosen: _Chosen) -> float:
@@ -268,9 +303,10 @@ def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule)
     for _ in range(RETRIES):
         if best.fits(target):
             code = emit(best, request.name)
-            held = request.compiled(code.function, best.peak_bytes)
-            if held is None or held <= limit:
-                return _Chosen(best, code, held, backend, target)
+            check = request.compiled(code.function, best.peak_bytes)
+            if check is None or check.held_bytes <= limit:
+                return _Chosen(best, code, check, backend, target)
+            held = check.held_bytes
             smallest = min(smallest or held, held)
             if target > limit:
                 break
@@ -321,7 +357,7 @@ def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, reco
         program=program,
         schedule=s,
         device=chosen.backend.device.name,
-        doubts=tuple(request.unchecked) if chosen.compiled_bytes is None else chosen.backend.doubts(),
+        doubts=tuple(request.unchecked) if chosen.check is None else chosen.check.doubts,
         compiler_options={} if chosen.unchanged else dict(chosen.backend.compiler_options),
         record=record,
     )

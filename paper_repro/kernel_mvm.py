@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paper_repro import keops
+from benchmarks import peers
+from benchmarks.measuring import RESULTS, measure, measure_jax
 from paper_repro.experiment import Experiment, Point, Row, main
-from paper_repro.measuring import RESULTS, measure, measure_jax
 from paper_repro.showing import device_line, grid_table, limit_label, memory, memory_and_time, seconds
 
 SIZES = {
@@ -50,8 +50,8 @@ def measure_point(point: Point, folder: Path) -> dict[str, Any]:
     rng = np.random.default_rng(SEED)
     x, y, v = (rng.standard_normal((n, 1)).astype(point["dtype"]) for _ in range(3))
     if column == "keops":
-        keops.kernel_product(x[:100], y[:100], v[:100])  # compiles
-        out, results = measure(lambda: keops.kernel_product(x, y, v), x.nbytes + y.nbytes + v.nbytes)
+        peers.keops_product(x[:100], y[:100], v[:100])  # compiles
+        out, results = measure(lambda: peers.keops_product(x, y, v), x.nbytes + y.nbytes + v.nbytes)
     else:
         with jax.enable_x64(point["dtype"] == "float64"):
             out, results = measure_jax(product, lambda: (x, y, v), None if column == "plain" else column)
@@ -65,10 +65,10 @@ def measure_point(point: Point, folder: Path) -> dict[str, Any]:
 
 def grid(options: argparse.Namespace) -> Iterator[Point]:
     """Every n in every column."""
-    peers = ["plain", *(["keops"] if keops.installed() else [])]
+    others = ["plain", *(["keops"] if peers.has("pykeops") else [])]
     for dtype in DTYPES[options.scale]:
         for n in SIZES[options.scale]:
-            for column in [*peers, *(options.limit or LIMITS[options.scale])]:
+            for column in [*others, *(options.limit or LIMITS[options.scale])]:
                 yield {"n": n, "dtype": dtype, "column": column}
 
 

@@ -12,7 +12,6 @@ kept; a re-run continues.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from benchmarks import peers
+from benchmarks.measuring import RESULTS, measure, measure_jax
 from eqsat_mem.options import parse_bytes
-from paper_repro import keops, neighbours
 from paper_repro.datasets import load_points
 from paper_repro.experiment import Experiment, Point, Row, main
-from paper_repro.measuring import RESULTS, measure, measure_jax
 from paper_repro.showing import device_line, grid_table, limit_label, origin
 
 K = 10
@@ -119,13 +118,12 @@ PUBLISHED = ("MNIST", "Fashion", "Glove-50", "Glove-100", "Glove-200")
 def grid(options: argparse.Namespace) -> Iterator[Point]:
     """Every case in every column whose package is there."""
     files = dict(options.data or ())
-    peers = ["plain", "chunked", *(["keops"] if keops.installed() else [])]
-    peers += [name for name in ("sklearn", "faiss") if importlib.util.find_spec(name)]
+    columns = ["plain", "chunked", *(name for name, package in peers.SEARCHES.items() if peers.has(package))]
     for case in CASES[options.scale]:
-        if case.data == "digits" and not importlib.util.find_spec("sklearn"):
+        if case.data == "digits" and not peers.has("sklearn"):
             continue
         for limit in options.limit or LIMITS[options.scale]:
-            for column in [*peers, limit]:
+            for column in [*columns, limit]:
                 yield {**vars(case), "file": files.get(case.data, ""), "column": column, "limit": limit}
 
 
@@ -152,14 +150,14 @@ def measure_point(point: Point, folder: Path) -> dict[str, Any]:
     out, results = _run(column, points, queries, distance, parse_bytes(point["limit"], "--limit"))
     if out is not None:
         sample = np.random.default_rng(SEED).choice(len(queries), min(SAMPLED, len(queries)), replace=False)
-        results["error"] = neighbours.excess(points, queries[sample], np.asarray(out)[sample], distance)
+        results["error"] = peers.excess(points, queries[sample], np.asarray(out)[sample], metric(distance))
         results["queries_per_s"] = len(queries) / results["seconds"]
     return results
 
 
 def _run(column: str, points: np.ndarray, queries: np.ndarray, distance: str, room: int) -> tuple[Any, dict[str, Any]]:
-    search = neighbours.searches(column, points, distance, K)
-    if search is not None:
+    if column in peers.SEARCHES:
+        search = peers.search(column, points, metric(distance), K)
         search(queries[:16])  # compiles, starts threads
         return measure(lambda: search(queries), points.nbytes + queries.nbytes)
     program, limit = PROGRAMS[distance], None
@@ -169,6 +167,11 @@ def _run(column: str, points: np.ndarray, queries: np.ndarray, distance: str, ro
     elif column != "plain":
         limit = points.nbytes + queries.nbytes + 4 * K * len(queries) + room
     return measure_jax(program, lambda: (points, queries), limit)
+
+
+def metric(distance: str) -> str:
+    """A distance without how it is computed."""
+    return distance.split()[0]
 
 
 def data(point: Point) -> tuple[np.ndarray, np.ndarray]:

@@ -22,9 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.measuring import RESULTS, measure_jax
 from eqsat_mem.options import device_capacity
 from paper_repro.experiment import Experiment, Point, Row, main
-from paper_repro.measuring import RESULTS, measure_jax
 from paper_repro.showing import device_line, grid_table, limit_label, lines, seconds, size
 
 LENGTHS = {"tiny": [4, 8], "small": [4, 8, 16, 24, 36, 48, 72], "paper": [4, 8, 16, 24, 36, 48, 60, 72]}

@@ -26,15 +26,13 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.resident import warm_up
-from eqsat_mem.backends.xla import held_bytes
+from benchmarks.measuring import RESULTS, Prepared, device_name, measure, no_plan, prepare, warm_up
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.options import parse_bytes
 from eqsat_mem.units import format_bytes
 from paper_repro import gp
 from paper_repro.datasets import load_regression, standardised, synthetic_regression
 from paper_repro.experiment import Experiment, Point, Row, main
-from paper_repro.measuring import RESULTS, device_name, measure, planned_under
 from paper_repro.showing import device_line, grid_table, lines
 
 DATA = {"3droad": (434_874, 3), "houseelectric": (2_049_280, 11)}
@@ -104,7 +102,7 @@ def measure_point(point: Point, folder: Path) -> dict[str, Any]:
         try:
             return _train(point, data, folder)
         except MemoryLimitError as error:
-            return {"device_name": device_name(), "status": f"no plan: the smallest found holds {format_bytes(error.smallest_bytes)}"}
+            return {"device_name": device_name(), "status": no_plan(error)}
         except _OverLimit as error:
             return {"device_name": device_name(), "status": str(error), "held_bytes": error.held_bytes}
 
@@ -130,9 +128,8 @@ def _train(point: Point, data: dict[str, np.ndarray], folder: Path) -> dict[str,
     z = gp.greedy_points(parameters, data["x"][: scale.candidates], point["inducing"])
     x, y = jnp.asarray(data["x"]), jnp.asarray(data["y"])
     start = jax.block_until_ready(jax.tree.map(jnp.asarray, (parameters, x, y, z)))
-    began = time.perf_counter()
-    evaluate = _compiled(gp.loss_and_gradient, start, point)
-    planned = time.perf_counter() - began
+    made = _prepared(gp.loss_and_gradient, start, point)
+    evaluate = made.compiled
     warm_up(x.dtype)
     _, results = measure(lambda: evaluate(*start), sum(leaf.nbytes for leaf in jax.tree.leaves(start)))
     trained, value, files = 0.0, np.nan, []
@@ -143,7 +140,7 @@ def _train(point: Point, data: dict[str, np.ndarray], folder: Path) -> dict[str,
         fit = minimise(partial(_at, evaluate, x, y, jnp.asarray(z)), parameters, scale.iterations, at)
         files.append(at)
         parameters, value, trained = fit.parameters, fit.value, trained + fit.seconds
-    shown = {"held_bytes": held_bytes(evaluate), "plan_seconds": planned, "train_seconds": trained, "bound": -value * len(y)}
+    shown = {"held_bytes": made.held_bytes, "plan_seconds": made.plan_seconds, "train_seconds": trained, "bound": -value * len(y)}
     quality = _quality(point, data, parameters, z)
     for path in files:
         path.unlink(missing_ok=True)
@@ -154,12 +151,12 @@ def _at(evaluate: Any, x: Any, y: Any, z: Any, parameters: Any) -> Any:
     return evaluate(parameters, x, y, z)
 
 
-def _compiled(function: Callable[..., Any], args: Sequence[Any], point: Point) -> Any:
+def _prepared(function: Callable[..., Any], args: Sequence[Any], point: Point) -> Prepared:
     """The compiled function; raises where no plan fits, or the program as written holds more than the limit."""
-    run = planned_under(function, None if point["column"] == "plain" else point["limit"]).lower(*args).compile()
-    if held_bytes(run) > parse_bytes(point["limit"], "--limit"):
-        raise _OverLimit(held_bytes(run))
-    return run
+    made = prepare(function, args, None if point["column"] == "plain" else point["limit"])
+    if made.held_bytes > parse_bytes(point["limit"], "--limit"):
+        raise _OverLimit(made.held_bytes)
+    return made
 
 
 @dataclass(frozen=True)
@@ -206,7 +203,7 @@ def _quality(point: Point, data: dict[str, np.ndarray], parameters: Any, z: np.n
     """RMSE and mean negative log density of the held-out targets, which have unit variance."""
     new, want = data["x_test"], data["y_test"]
     args = jax.tree.map(jnp.asarray, (parameters, data["x"], data["y"], z, new))
-    mean, variance = (np.asarray(value) for value in _compiled(gp.predict, args, point)(*args))
+    mean, variance = (np.asarray(value) for value in _prepared(gp.predict, args, point).compiled(*args))
     log_density = -0.5 * (np.log(2 * np.pi * variance) + (want - mean) ** 2 / variance)
     return {"rmse": float(np.sqrt(np.mean((want - mean) ** 2))), "nlpd": float(-np.mean(log_density))}
 

@@ -19,14 +19,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.resident import grown, warm_up
-from eqsat_mem.backends.xla import held_bytes
+from benchmarks.measuring import Prepared, device_name, measure, prepare, warm_up
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.options import parse_bytes
 from paper_repro import gp
 from paper_repro.datasets import standardised, synthetic_regression
 from paper_repro.experiment import Experiment, Point, Row, main
-from paper_repro.measuring import device_name, planned_under
 from paper_repro.sgpr import DATA
 from paper_repro.showing import device_line, grid_table, memory
 
@@ -62,35 +60,29 @@ def measure_point(point: Point, folder: Path) -> dict[str, Any]:
     x, y = synthetic_regression(point["n"], point["d"], seed=0)
     data = standardised(x, y, seed=111)
     limit = parse_bytes(point["limit"], "--limit")
-    found: dict[int, Any] = {}
+    found: dict[int, Prepared] = {}
 
     def fits(m: int) -> bool:
         specs = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, (gp.start(point["d"]), data["x"], data["y"], data["x"][:1].repeat(m, 0))))
         try:
-            planned = planned_under(gp.loss_and_gradient, None if point["column"] == "plain" else limit)
-            found[m] = planned.lower(*specs).compile()
+            found[m] = prepare(gp.loss_and_gradient, specs, None if point["column"] == "plain" else limit)
         except MemoryLimitError:
             return False
-        return held_bytes(found[m]) <= limit
+        return found[m].held_bytes <= limit
 
     with jax.enable_x64(True):
         m = largest(fits)
         results = {"device_name": device_name(), "status": "ok" if m else "nothing fits", "inducing": m, "tried": len(found)}
-        results |= {"held_bytes": held_bytes(found[m])} if m else {}
-        return results | (_run(found[m], point, data, m) if m and point["run"] else {})
+        results |= {"held_bytes": found[m].held_bytes} if m else {}
+        return results | (_run(found[m].compiled, point, data, m) if m and point["run"] else {})
 
 
 def _run(run: Any, point: Point, data: dict[str, Any], m: int) -> dict[str, Any]:
-    import time
-
     z = gp.greedy_points(gp.start(point["d"]), data["x"][: 2 * m], m)
     args = jax.block_until_ready(jax.tree.map(jnp.asarray, (gp.start(point["d"]), data["x"], data["y"], z)))
     warm_up(args[1].dtype)
-    start = time.perf_counter()
-    (value, _), growth = grown(lambda: run(*args))
-    taken = time.perf_counter() - start
-    resident = "" if growth is None else growth + sum(leaf.nbytes for leaf in jax.tree.leaves(args))
-    return {"resident_bytes": resident, "seconds": taken, "loss": float(value)}
+    (value, _), results = measure(lambda: run(*args), sum(leaf.nbytes for leaf in jax.tree.leaves(args)), repeat=False)
+    return results | {"loss": float(value)}
 
 
 def grid(options: argparse.Namespace) -> Iterator[Point]:

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.measuring import RESULTS, measure_jax
 from paper_repro.experiment import Experiment, Point, Row, main
-from paper_repro.measuring import RESULTS, measure_jax
 from paper_repro.showing import device_line, grid_table, limit_label, lines, memory, seconds
 
 Parameters = dict[str, Any]

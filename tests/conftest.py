@@ -1,9 +1,21 @@
-"""Options of the tests."""
+"""Options of the tests, and what several of them set."""
 
 import os
 
 os.environ["EQSAT_MEM_PROFILES"] = "none"  # plans do not depend on what somebody calibrated here
+os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")  # which takes longer than what some tests try in vain
+
+import jax
+import pytest
 
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write the golden files of tests/codegen/golden anew")
+
+
+@pytest.fixture
+def quick_compilation():
+    """LLVM does not optimise: for tests whose programs run for microseconds and are judged by their values."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

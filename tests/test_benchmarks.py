@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import racing
+from benchmarks import measuring, peers
 from benchmarks.racing import Contest, Question, answer, race, table
+from tests.tiers import tiered
 
 X = np.arange(12, dtype=np.float32)
 
@@ -37,11 +38,11 @@ def test_a_version_that_differs_is_shown_as_wrong():
 def test_a_limit_that_no_plan_fits_is_a_cell():
     row = race(contest(limit=10), 1)
     assert "plan" not in row["seconds"]
-    assert "no plan fits" in table([row])
+    assert "no plan: the smallest found holds" in table([row])
 
 
 def test_a_version_that_does_not_fit_the_machine_is_not_run(monkeypatch):
-    monkeypatch.setattr(racing, "device_capacity", lambda: 16)
+    monkeypatch.setattr(measuring, "device_capacity", lambda: 16)
     row = race(contest(), 1)
     assert row["skipped"]["plain"] == "does not fit this machine"
     assert "plain" not in row["seconds"]
@@ -57,11 +58,9 @@ def test_answers_are_kept_with_what_they_depend_on(tmp_path):
     assert question.table(kept["rows"]) == shown
 
 
-@pytest.mark.parametrize("name", ["chains", "curves", "kernels", "ranks"])
+@pytest.mark.parametrize("name", tiered(["chains", "curves", "kernels", "ranks"], ["curves"]))
 def test_the_page_has_each_answer(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(racing, "has", lambda package: False)  # no peer compiles anything here
-    for module in ("kernels", "chains"):
-        monkeypatch.setattr(f"benchmarks.{module}.has", lambda package: False)
+    monkeypatch.setattr(peers, "has", lambda package: False)  # no peer compiles anything here
     benchmarks.main(["--scale", "tiny", "--only", name, "--results", str(tmp_path / "results")])
     page = (tmp_path / "RESULTS.md").read_text()
     question = benchmarks.QUESTIONS[name]
@@ -71,6 +70,7 @@ def test_the_page_has_each_answer(name, tmp_path, monkeypatch):
     assert all(row["case"] in page for row in kept["rows"])
 
 
+@pytest.mark.slow
 def test_every_version_of_attention_is_the_same_function():
     from benchmarks import attention
 
@@ -83,6 +83,7 @@ def test_every_version_of_attention_is_the_same_function():
     np.testing.assert_allclose(attention.loss_by_hand(hidden, words, labels), attention.loss(hidden, words, labels), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["L2", "L1", "cosine"])
 def test_chunks_by_hand_find_the_same_neighbours(metric):
     from benchmarks import neighbours

@@ -11,10 +11,12 @@ import pytest
 from eqsat_mem.frontend.load import load
 from eqsat_mem.schedule.memory import Memory
 from tests.oracles.differential import case, check_plan, compare, extractions, plans, random_schedule
-from tests.oracles.execution import brute_force_peak, execute
+from tests.oracles.execution import execute
 from tests.oracles.fuzz import failure
+from tests.oracles.peak import brute_force_peak
 from tests.oracles.programs import sample
 from tests.oracles.targets import CPU
+from tests.tiers import tiered
 
 BLOCKS, SEEDS = 12, 5
 
@@ -25,23 +27,16 @@ def double_precision() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def single_operations() -> Iterator[None]:
-    """Programs that run equation by equation compile single operations, which need no optimising."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.mark.usefixtures("single_operations")
-@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("block", tiered(range(BLOCKS), [7]))
 @pytest.mark.filterwarnings("ignore")  # random programs warn of casts and overflows of their own
 def test_plans_of_random_programs_compute_the_same(block):
     for seed in range(SEEDS * block, SEEDS * (block + 1)):
         assert (found := failure(seed, thorough=False)) is None, found
 
 
-@pytest.mark.usefixtures("single_operations")
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("block", range(8))
 @pytest.mark.filterwarnings("ignore")
 def test_hundreds_of_programs_their_gradients_and_their_batched_forms(block):
@@ -49,7 +44,7 @@ def test_hundreds_of_programs_their_gradients_and_their_batched_forms(block):
         assert (found := failure(seed, few=True)) is None, found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", tiered(range(3), [0]))
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_plans_compute_the_same(seed):
     known = case(sample(seed))
@@ -58,8 +53,8 @@ def test_compiled_plans_compute_the_same(seed):
             check_plan(known, made, jit=True)
 
 
-@pytest.mark.usefixtures("single_operations")
-@pytest.mark.parametrize("seed", range(204, 212))
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("seed", tiered(range(204, 212), [207, 208, 209, 210]))
 @pytest.mark.filterwarnings("ignore")
 def test_loop_trees_mean_the_program_and_hold_what_is_predicted(seed):
     known = case(sample(seed))

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import measuring, peers
 from paper_repro import __main__ as everything
-from paper_repro import experiment, gp, keops, kernel_mvm, knn, matmul_chains, measuring, neighbours, sgpr, sgpr_reach, showing, transformer
+from paper_repro import experiment, gp, kernel_mvm, knn, matmul_chains, sgpr, sgpr_reach, showing, transformer
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {"kernel_mvm": "1MB", "transformer": "400kB"}
@@ -23,7 +24,7 @@ LIMITS = {"kernel_mvm": "1MB", "transformer": "400kB"}
 @pytest.fixture
 def here(monkeypatch):
     """Points are measured in this process, which is faster; and no column needs a compiler."""
-    monkeypatch.setattr(keops, "installed", lambda: False)
+    monkeypatch.setattr(peers, "has", lambda package, has=peers.has: package != "pykeops" and has(package))
 
     def in_this_process(script, point, options, timeout):
         folder = experiment.unfinished(script, options)
@@ -44,6 +45,7 @@ def script(name):
 # --- every script -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_script_runs_from_the_command_line_and_continues(tmp_path):
     command = [sys.executable, "-m", "paper_repro.kernel_mvm", "--scale", "tiny", "--results", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -60,6 +62,7 @@ def test_a_script_runs_from_the_command_line_and_continues(tmp_path):
     assert "| 300 | 123 |" in again.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kernel_mvm", "knn", "matmul_chains", "transformer"])
 def test_columns_agree_and_limits_hold(name, tmp_path, here, capsys):
     for at_most in ("1", "1000"):
@@ -145,11 +148,11 @@ def test_points_can_be_chosen_by_their_values(tmp_path, here, capsys):
 
 
 def test_a_column_of_another_program_is_measured_and_checked(tmp_path, monkeypatch):
-    monkeypatch.setattr(keops, "kernel_product", lambda x, y, v: np.exp(-0.5 * (x - y.T) ** 2) @ v)
+    monkeypatch.setattr(peers, "keops_product", lambda x, y, v: np.exp(-0.5 * (x - y.T) ** 2) @ v)
     results = kernel_mvm.measure_point({"n": 300, "dtype": "float64", "column": "keops"}, tmp_path)
     assert results["status"] == "ok"
     assert results["error"] < 1e-12
-    monkeypatch.setattr(keops, "kernel_product", lambda x, y, v: v)
+    monkeypatch.setattr(peers, "keops_product", lambda x, y, v: v)
     assert kernel_mvm.measure_point({"n": 300, "dtype": "float64", "column": "keops"}, tmp_path)["error"] > 0.1
 
 
@@ -159,6 +162,7 @@ def test_float32_is_measured_too(tmp_path, here):
     assert 1e-9 < results["error"] < 1e-5
 
 
+@pytest.mark.slow
 def test_points_that_fail_say_why_and_take_nothing_with_them(tmp_path):
     options = Namespace(scale="tiny", device="cpu", results=tmp_path)
     wrong = experiment.in_own_process(kernel_mvm.EXPERIMENT, {"n": 10, "dtype": "float64", "column": "3 parsecs"}, options, 60)
@@ -208,30 +212,30 @@ def test_the_page_has_a_place_for_every_experiment():
 # --- programs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distance", knn.PROGRAMS)
 def test_neighbours_are_the_nearest_and_worse_ones_are_seen(distance):
     rng = np.random.default_rng(0)
     points, queries = (rng.standard_normal((n, 5), dtype=np.float32) for n in (200, 9))
     found = np.asarray(knn.PROGRAMS[distance](points, queries))
     assert found.shape == (9, knn.K)
-    assert neighbours.excess(points, queries, found, distance) < 1e-5
+    assert peers.excess(points, queries, found, knn.metric(distance)) < 1e-5
     by_hand = np.asarray(knn.chunked(knn.PROGRAMS[distance], 4)(points, queries))
     np.testing.assert_array_equal(by_hand, found)
-    assert neighbours.excess(points, queries, (found + 1) % 200, distance) > 1e-2
+    assert peers.excess(points, queries, (found + 1) % 200, knn.metric(distance)) > 1e-2
 
 
-@pytest.mark.parametrize("column", ["keops", "sklearn", "faiss"])
+@pytest.mark.slow
+@pytest.mark.parametrize("column", peers.SEARCHES)
 @pytest.mark.parametrize("distance", ["L2", "L1", "cosine"])
 def test_other_programs_find_the_same(column, distance):
-    needed = {"keops": "pykeops", "sklearn": "sklearn", "faiss": "faiss"}[column]
-    pytest.importorskip(needed)
-    if column == "keops" and not keops.installed():
-        pytest.skip("no C++ compiler")
+    if not peers.has(peers.SEARCHES[column]):
+        pytest.skip(f"{peers.SEARCHES[column]} or what it needs is not installed")
     rng = np.random.default_rng(0)
     points, queries = (rng.standard_normal((n, 5), dtype=np.float32) for n in (200, 9))
-    found = neighbours.searches(column, points, distance, knn.K)(queries)
+    found = peers.search(column, points, distance, knn.K)(queries)
     assert found.shape == (9, knn.K)
-    assert neighbours.excess(points, queries, found, distance) < 1e-5
+    assert peers.excess(points, queries, found, knn.metric(distance)) < 1e-5
 
 
 def test_the_product_of_a_chain_is_that_of_its_factors():
@@ -244,6 +248,7 @@ def test_the_product_of_a_chain_is_that_of_its_factors():
     np.testing.assert_allclose(matmul_chains.by_dynamic_programming(*matrices), want, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_decoder_sees_no_later_words_and_training_lowers_the_loss():
     parameters, source, target = transformer.arguments(transformer.SCALES["tiny"], 12)
     logits = transformer.inference(parameters, source, target)
@@ -275,6 +280,7 @@ def exact(parameters, x, y, new):
     return density, across @ inverse @ y, np.diag(gp.kernel(parameters, new, new) - across @ inverse @ across.T) + noise
 
 
+@pytest.mark.slow
 def test_the_bound_is_exact_with_all_points_and_below_with_fewer(small_data):
     parameters, x, y = small_data
     density, mean, variance = exact(parameters, x, y, x[:5] + 0.1)
@@ -287,6 +293,7 @@ def test_the_bound_is_exact_with_all_points_and_below_with_fewer(small_data):
     assert float(gp.bound(parameters, x, y, others)) < float(gp.bound(parameters, x, y, greedy)) < density
 
 
+@pytest.mark.slow
 def test_greedy_points_have_the_largest_variance_left(small_data):
     parameters, x, _ = small_data
     chosen = gp.greedy_points(parameters, x, 6)
@@ -298,6 +305,7 @@ def test_greedy_points_have_the_largest_variance_left(small_data):
     assert len(np.unique(gp.greedy_points(parameters, x, 40), axis=0)) == 40
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_goes_on(tmp_path):
     pytest.importorskip("scipy")
     path, counted = tmp_path / "fit.npz", []
@@ -323,6 +331,7 @@ def test_an_interrupted_fit_goes_on(tmp_path):
         assert len(counted) == 1
 
 
+@pytest.mark.slow
 def test_more_inducing_points_fit_and_predict_better(tmp_path, here, monkeypatch, capsys):
     pytest.importorskip("scipy")
     monkeypatch.setattr(sgpr_reach, "CLOSE", 1.0)

@@ -90,6 +90,7 @@ def test_no_garbage_is_looked_for_while_planning(monkeypatch):
     assert meanwhile == [False, False]
 
 
+@pytest.mark.slow
 def test_the_least_memory_is_looked_for_in_one_program_only():
     limits = []
 

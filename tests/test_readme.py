@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 
@@ -23,6 +24,7 @@ def run_examples(path):
     return scope
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_readme_run(capsys):
     scope = run_examples(README)
     assert "peak" in capsys.readouterr().out

@@ -66,8 +66,8 @@ def optimize(
             temporaries. None is ``EQSAT_MEM_LIMIT``, or else the capacity of the device.
         accuracy: ``"bitwise"`` keeps every bit, ``"reassociate"`` may re-associate sums, ``"all"`` also applies algebra.
         rules: rule files besides those that come with the package.
-        only_rules: names of rules or rule files to keep to; a rule named there applies whatever its soundness.
-        without_rules: names of rules or rule files to leave out.
+        only_rules: names of rules, passes or rule files to keep to; a rule named there applies whatever its soundness.
+        without_rules: names of rules, passes or rule files to leave out.
         operations: operations and folds of your own that the rule files name; a function may call others besides.
         tensor_size_threshold: only tensors of more bytes than this are split (default: the planner decides).
         tensor_split_size: bytes of a slice of a split tensor (default: the planner decides).

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from eqsat_mem.backends.cpu.backend import DEALT
 from eqsat_mem.backends.cpu.profile import CpuDevice
 from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, WIDE_BITS, compiler_options
 from eqsat_mem.ir.precision import FULL
 from eqsat_mem.schedule.backend import Backend
-from eqsat_mem.schedule.cost_model import SHORT
 from eqsat_mem.schedule.device import Device
 
 SHORTEST_S = 5e-3
@@ -27,6 +27,10 @@ REPEATS = 7
 OPERATIONS = 64
 """Operations on each element where arithmetic is measured, so that memory traffic does not count."""
 SMALL_KERNELS = 8
+THIN_ROWS, FEW_COLUMNS = 1024, 16
+"""The rows, and depth, and the columns of a contraction that shows how much few columns cost."""
+DEAL_DEPTH, DEAL_COLUMNS = 8, 256
+"""The depth and the columns of contractions that take little longer than their distribution to cores."""
 CLEARLY = 1.1
 """How many times as fast wider vectors have to be."""
 
@@ -43,7 +47,7 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
     report("narrow_flops")
     device = replace(device, narrow_flops=_flops(jnp.bfloat16, shortest_s))
     report("elements")
-    device = replace(device, elements=_elements(shortest_s))
+    device = replace(device, elements=elementwise_rate(shortest_s))
     report("levels")
     device = replace(device, levels=tuple(_levels(device, shortest_s)))
     report("fresh_rate")
@@ -52,10 +56,15 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
     iteration_s, kernel_s = _overheads(shortest_s)
     device = replace(device, iteration_s=iteration_s, kernel_s=kernel_s)
     report("reduce_weight, short_reduce_weight")
-    device = replace(device, reduce_weight=_fold(device, 1024, shortest_s), short_reduce_weight=_fold(device, SHORT // 4, shortest_s))
+    short_reduce_weight = _fold(device, backend.short_fold // 4, shortest_s)
+    device = replace(device, reduce_weight=_fold(device, 1024, shortest_s), short_reduce_weight=short_reduce_weight)
     if isinstance(device, CpuDevice):
         report("vector_bits")
         device = replace(device, vector_bits=_vector_bits(shortest_s))
+        report("function_factor")
+        device = replace(device, function_factor=_function_factor(device, backend, shortest_s))
+        report("thin_columns, deal_s")
+        device = replace(device, thin_columns=_thin_columns(device, shortest_s), deal_s=_deal_s(shortest_s))
     return device
 
 
@@ -69,7 +78,7 @@ def _flops(dtype: Any, shortest_s: float) -> float:
     return _rate(make, 256, shortest_s)
 
 
-def _elements(shortest_s: float) -> float:
+def elementwise_rate(shortest_s: float) -> float:
     """Additions and multiplications in one elementwise kernel."""
 
     def many(x: jax.Array) -> jax.Array:
@@ -164,6 +173,46 @@ def _vector_bits(shortest_s: float) -> int:
     return WIDE_BITS if wide and _rate(make, 2**14, shortest_s, wide) > CLEARLY * usual else USUAL_BITS
 
 
+def _function_factor(device: CpuDevice, backend: Backend, shortest_s: float) -> float:
+    """Seconds of an exponential, in those that the table of weights has for it; the compiler makes vectors of the width that plans have."""
+
+    def make(n: int) -> tuple[Callable[..., Any], Any, float]:
+        return lambda x: jnp.exp(-jnp.exp(-x)), (jnp.ones(n, jnp.float32),), 2.0 * n
+
+    rate = _rate(make, 2**14, shortest_s, compiler_options(device.vector_bits))
+    return max(device.elements / rate - 1.0, 1.0) / backend.weights.elementwise["exp"]  # besides a change of sign
+
+
+def _thin_columns(device: CpuDevice, shortest_s: float) -> float:
+    """Columns at half the full rate, from the rate of a few: n of them run at the share ``n / (n + thin_columns)`` of it.
+
+    One product makes the operand of the next, so that both stay in a cache.
+    """
+
+    def make(count: int) -> tuple[Callable[..., Any], Any, float]:
+        x = jnp.full((THIN_ROWS, THIN_ROWS), 1 / THIN_ROWS, jnp.float32), jnp.ones((THIN_ROWS, FEW_COLUMNS), jnp.float32)
+        return lambda a, b: lax.fori_loop(0, count, lambda t, b: jnp.matmul(a, b, precision=FULL), b), x, float(count)
+
+    seconds = 1 / _rate(make, 16, shortest_s) - device.iteration_s - device.kernel_s
+    return max(FEW_COLUMNS * (seconds * device.flops / (2.0 * THIN_ROWS**2 * FEW_COLUMNS) - 1), 1.0)
+
+
+def _deal_s(shortest_s: float) -> float:
+    """Seconds by which a contraction takes longer than one of hardly fewer results, which is the largest that is not distributed."""
+
+    def contraction_s(rows: int) -> float:
+        def body(t: jax.Array, x: jax.Array) -> jax.Array:
+            return lax.dynamic_slice_in_dim(x @ jnp.ones((DEAL_DEPTH, DEAL_COLUMNS), jnp.float32), t % 2, DEAL_DEPTH, 1)
+
+        def make(count: int) -> tuple[Callable[..., Any], Any, float]:
+            return lambda x: lax.fori_loop(0, count, body, x), (jnp.zeros((rows, DEAL_DEPTH), jnp.float32),), float(count)
+
+        return 1 / _rate(make, 16, shortest_s)
+
+    alone, dealt = (contraction_s(rows) for rows in (DEALT // DEAL_COLUMNS, DEALT // DEAL_COLUMNS + DEAL_DEPTH))
+    return max(dealt - alone, 1e-9)
+
+
 def _rate(
     make: Callable[[int], tuple[Callable[..., Any], Any, float]], n: int, shortest_s: float, options: dict[str, str] | None = None
 ) -> float:
@@ -172,13 +221,13 @@ def _rate(
         function, args, work = make(n)
         compiled = jax.jit(function, compiler_options=options).lower(*args).compile()
         jax.block_until_ready(compiled(*args))
-        seconds = _timed(compiled, args)
+        seconds = timed(compiled, args)
         if seconds >= shortest_s:
-            return work / statistics.median([seconds, *(_timed(compiled, args) for _ in range(REPEATS - 1))])
+            return work / statistics.median([seconds, *(timed(compiled, args) for _ in range(REPEATS - 1))])
         n *= 2 if seconds > shortest_s / 8 else 4
 
 
-def _timed(compiled: Any, args: Any) -> float:
+def timed(compiled: Any, args: Any) -> float:
     start = time.perf_counter()
     jax.block_until_ready(compiled(*args))
     return time.perf_counter() - start
@@ -199,5 +248,8 @@ def compared(built_in: Device, measured: Device) -> str:
     for name, title in (("reduce_weight", "a sum, additions"), ("short_reduce_weight", "a short sum, additions")):
         lines.append(f"{title:24}{getattr(built_in, name):14.1f}{getattr(measured, name):14.1f}")
     if isinstance(built_in, CpuDevice) and isinstance(measured, CpuDevice):
+        lines.append(f"{'functions':24}{built_in.function_factor:14.2f}{measured.function_factor:14.2f}")
+        lines.append(f"{'columns at half rate':24}{built_in.thin_columns:14.1f}{measured.thin_columns:14.1f}")
+        lines.append(f"{'distribution, us':24}{built_in.deal_s * 1e6:14.2f}{measured.deal_s * 1e6:14.2f}")
         lines.append(f"{'vectors, bits':24}{built_in.vector_bits:14}{measured.vector_bits:14}")
     return "\n".join(lines)

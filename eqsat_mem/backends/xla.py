@@ -42,4 +42,4 @@ def held_bytes(compiled: Any, backend: Backend | None = None) -> int:
     Raises:
         NotImplementedError: if the compiler does not analyse memory.
     """
-    return (backend or backend_in_use()).held_bytes(compiled)
+    return (backend or backend_in_use()).checked(compiled).held_bytes

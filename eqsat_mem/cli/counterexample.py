@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.soundness.judge import Difference
-from eqsat_mem.ir import Program, bits, children
+from eqsat_mem.ir import Program, bits
 from eqsat_mem.ir.ops.elementwise import dtype_text
 from eqsat_mem.schedule.search import unscheduled
 
@@ -48,34 +50,23 @@ def counterexample(difference: Difference) -> str:
 
 def _function(program: Program, t: int, free: int, name: str, slots: dict[int, int], names: list[str]) -> str:
     """The source of one side, over the indices of both, of the arguments ``slots``."""
-    one = Program(list(program.indices))
-    one.inputs = [ir.Buffer(given, program.inputs[slot].shape, program.inputs[slot].dtype) for given, slot in zip(names, slots)]
-    ids: dict[int, int] = {}
-    for k in _below(program, t):
-        term = program.terms[k]
-        if isinstance(term, ir.Input):
-            term = ir.Input(term.dtype, slots[term.slot], term.axes)
-        ids[k] = one.add(ir.with_children(term, tuple(ids[c] for c in children(term))))
-    one.outputs = [ir.Output(ids[t], tuple((i,) for i in bits(free)))]
+    side = replace(program, outputs=[ir.Output(t, tuple((i,) for i in bits(free)))], effects=[])
+    given = [ir.Buffer(named, program.inputs[slot].shape, program.inputs[slot].dtype) for named, slot in zip(names, slots)]
+
+    def read(_: Program, t: int, ids: Mapping[int, int]) -> ir.Term | None:
+        term = program.terms[t]
+        return ir.Input(term.dtype, slots[term.slot], term.axes) if isinstance(term, ir.Input) else None
+
+    one, _ = side.rewritten(read, into=Program(list(program.indices), given))
     ex = Extraction(one)
     source = emit(unscheduled(ex, backend_in_use()), name).source
     return source[source.index("def ") :].strip() + "\n"
 
 
 def _slots(program: Program, t: int) -> set[int]:
-    terms = (program.terms[k] for k in _below(program, t))
-    return {term.slot for term in terms if isinstance(term, ir.Input)}
-
-
-def _below(program: Program, t: int) -> list[int]:
-    """A term and what it is made of, operands first."""
-    seen, stack = {t}, [t]
-    while stack:
-        for c in children(program.terms[stack.pop()]):
-            if c not in seen:
-                seen.add(c)
-                stack.append(c)
-    return sorted(seen)
+    """The arguments that a term is made of."""
+    below = replace(program, outputs=[ir.Output(t, ())], effects=[]).reachable()
+    return {term.slot for k in below if isinstance(term := program.terms[k], ir.Input)}
 
 
 def _array(values: np.ndarray) -> str:

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from jax.extend.core import ClosedJaxpr
 
@@ -41,16 +41,24 @@ class Body:
     results: Callable[[Sequence[str]], str]
 
 
-class Calls(Reader):
+class Functions(Protocol):
+    """Functions that a source defines beside the one that is being written."""
+
+    def local(self, body: Body, scope: Scope) -> str:
+        """Write a function into ``scope`` and return its name."""
+        ...
+
+    def of_user(self, own: Operation, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[Any, ...]) -> str:
+        """The name of a user's operation on operands of these shapes; where they are scalars, arrays may be passed."""
+        ...
+
+
+class CallWriter:
     """Source of calls."""
 
-    def function(self, body: Body, scope: Scope) -> str:
-        """The name of a local function that is written here."""
-        raise NotImplementedError
-
-    def user_function(self, own: Operation, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[Any, ...]) -> str:
-        """The name of a function of the user's on operands of these shapes; it may be called on arrays where the shapes are scalars."""
-        raise NotImplementedError
+    def __init__(self, reads: Reader, functions: Functions):
+        self.reads = reads
+        self.functions = functions
 
     def results(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool = False) -> list[str]:
         """Make a call that returns several arrays, and name them."""
@@ -61,10 +69,10 @@ class Calls(Reader):
         else:
             text, target = self.call_text(call, args, scope, in_order), _unpacked
         if call.effects and control is not None and not _returned(call):
-            self.line(scope, text)
+            self.reads.line(scope, text)
             return ["jnp.zeros((), bool)"]
-        names = [identifier(f"{word}_{k}" if several else word, self.module.taken) for k in range(len(call.out_axes))]
-        self.line(scope, f"{target(names)} = {text}")
+        names = [identifier(f"{word}_{k}" if several else word, self.reads.module.taken) for k in range(len(call.out_axes))]
+        self.reads.line(scope, f"{target(names)} = {text}")
         return names
 
     def call_text(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool) -> str:
@@ -74,15 +82,15 @@ class Calls(Reader):
         """
         text = self.readable(call, args, scope, in_order)
         if text is not None:
-            self.carry_helpers((*self.idioms.block(call.prim.name).helpers, *block_op(call.prim.name).helpers), text)
+            self.carry_helpers((*self.reads.idioms.block(call.prim.name).helpers, *block_op(call.prim.name).helpers), text)
             return text
         return f"{self.opaque(call)}({', '.join(args)})"
 
     def vectorized(self, own: Operation, call: Call, args: Sequence[str], dtypes: tuple[Any, ...]) -> str:
         """An operation of the user's, on each element of the axes that its function does not see."""
-        extents = [i.extent for i in self.program_ir.indices]
+        extents = [i.extent for i in self.reads.program.indices]
         named = [axes[len(axes) - len(names) :] for axes, names in zip(call.in_axes, own.operands)]
-        function = self.user_function(own, tuple(shape_of(extents, axes) for axes in named), dtypes)
+        function = self.functions.of_user(own, tuple(shape_of(extents, axes) for axes in named), dtypes)
         for has in reversed(call.params["mapped"]):
             axes = "" if all(has) else f", {tuple(0 if one else None for one in has)}"
             function = f"jax.vmap({function}{axes})"
@@ -91,15 +99,15 @@ class Calls(Reader):
     def carry_helpers(self, helpers: Sequence[Callable[..., Any]], text: str) -> None:
         """Have the source define those of ``helpers`` that ``text`` calls, and those that they call."""
         for helper in helpers:
-            if f"{helper.__name__}(" in text and helper.__name__ not in self.module.helpers:
-                self.module.helpers[helper.__name__] = helper
+            if f"{helper.__name__}(" in text and helper.__name__ not in self.reads.module.helpers:
+                self.reads.module.helpers[helper.__name__] = helper
                 self.carry_helpers(helpers, inspect.getsource(helper))
 
     def readable(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool) -> str | None:
         """The operation table's source, extents of chunks by their names; ``None`` if it depends on them in another way."""
-        full = [i.extent for i in self.program_ir.indices]
-        looped = [i for i in range(len(full)) if self.looped(i, scope)]
-        idiom = self.idioms.block(call.prim.name)
+        full = [i.extent for i in self.reads.program.indices]
+        looped = [i for i in range(len(full)) if self.reads.looped(i, scope)]
+        idiom = self.reads.idioms.block(call.prim.name)
         write = idiom.in_order if in_order and idiom.in_order is not None else idiom.text
 
         def text(extents: Sequence[int]) -> str | None:
@@ -113,11 +121,11 @@ class Calls(Reader):
         for chunk in (full, _replaced(full, dict.fromkeys(looped, 1))):
             if _with_extents(general, {i: str(chunk[i]) for i in looped}) != text(chunk):
                 return None
-        return _with_extents(general, {i: self.extent(i, scope) for i in looped})
+        return _with_extents(general, {i: self.reads.extent(i, scope) for i in looped})
 
     def opaque(self, call: Call) -> str:
         """A named function for a call that has no source."""
-        name = self.module.calls.get(id(call))
+        name = self.reads.module.calls.get(id(call))
         if name is None:
             single = len(call.out_axes) == 1 and not call.prim.multiple_results
 
@@ -125,7 +133,7 @@ class Calls(Reader):
                 outs = bind_call(call, list(arrays))
                 return outs[0] if single else outs
 
-            name = self.module.calls[id(call)] = self.bind(call.prim.name, run)
+            name = self.reads.module.calls[id(call)] = self.reads.bind(call.prim.name, run)
         return name
 
     # loops, branches and reductions
@@ -139,7 +147,7 @@ class Calls(Reader):
             return f"{tuple_text(texts[:carry])}, {tuple_text(texts[carry:])}"
 
         parameters = (("carry", carry), ("x", len(xs)))
-        body = self.function(Body("scan_body", p["jaxpr"], _schedule(call, 0), args[:consts], parameters, halves), scope)
+        body = self.functions.local(Body("scan_body", p["jaxpr"], _schedule(call, 0), args[:consts], parameters, halves), scope)
         options = "" if xs else f", length={p['length']}"
         options += ", reverse=True" if p["reverse"] else ""
         options += f", unroll={p['unroll']}" if p["unroll"] != 1 else ""
@@ -152,15 +160,15 @@ class Calls(Reader):
         parameters = (("carry", len(init)),)
         condition = Body("while_condition", p["cond_jaxpr"], _schedule(call, 0), args[:first], parameters, lambda texts: texts[0])
         body = Body("while_body", p["body_jaxpr"], _schedule(call, 1), args[first:second], parameters, tuple_text)
-        names = [self.function(condition, scope), self.function(body, scope)]
+        names = [self.functions.local(condition, scope), self.functions.local(body, scope)]
         return f"lax.while_loop({', '.join(names)}, {tuple_text(init)})", _unpacked
 
     def branches(self, call: Call, args: list[str], scope: Scope) -> tuple[str, Callable[[Sequence[str]], str]]:
         jaxprs = call.params["branches"]
         words = ["when_false", "when_true"] if len(jaxprs) == 2 else [f"branch_{k}" for k in range(len(jaxprs))]
-        operands = [self.named(a, scope) for a in args[1:]]
+        operands = [self.reads.named(a, scope) for a in args[1:]]
         bodies = [Body(word, jaxpr, _schedule(call, k), operands, (), tuple_text) for k, (word, jaxpr) in enumerate(zip(words, jaxprs))]
-        names = [self.function(body, scope) for body in bodies]
+        names = [self.functions.local(body, scope) for body in bodies]
         if len(names) == 2:
             return f"lax.cond({args[0]}, {names[1]}, {names[0]})", _unpacked
         return f"lax.switch({args[0]}, {tuple_text(names)})", _unpacked
@@ -177,19 +185,15 @@ class Calls(Reader):
         """The name of the function by which a call reduces."""
         half, p = len(call.in_axes) // 2, call.params
         jaxpr = p["jaxpr"] if isinstance(p["jaxpr"], ClosedJaxpr) else ClosedJaxpr(p["jaxpr"], p.get("consts", ()))
-        return self.function(Body("combine", jaxpr, None, (), (("left", half), ("right", half)), tuple_text), scope)
-
-    def named(self, text: str, scope: Scope) -> str:
-        """A name for an expression that is read more than once."""
-        return text if text.isidentifier() else self.assign(text, (), scope, "operand").text
+        return self.functions.local(Body("combine", jaxpr, None, (), (("left", half), ("right", half)), tuple_text), scope)
 
 
 _CONTROL = {
-    "scan": Calls.scan,
-    "while": Calls.while_loop,
-    "cond": Calls.branches,
-    "reduce": Calls.reduce,
-    "reduce_window": Calls.reduce,
+    "scan": CallWriter.scan,
+    "while": CallWriter.while_loop,
+    "cond": CallWriter.branches,
+    "reduce": CallWriter.reduce,
+    "reduce_window": CallWriter.reduce,
 }
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from eqsat_mem.codegen.calls import Calls
+from eqsat_mem.codegen.calls import CallWriter
+from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Fixed, Layout, Region, Scope, Value, wrap
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits
 from eqsat_mem.ir.ops import (
@@ -27,26 +28,30 @@ INLINE = 60
 """Expressions that are used once and are shorter than this stand inside their user."""
 
 
-class Expressions(Calls):
+class ExpressionWriter:
     """The expression of each kind of term."""
+
+    def __init__(self, reads: Reader, calls: CallWriter):
+        self.reads = reads
+        self.calls = calls
 
     def value(self, t: int, scope: Scope, region: Region, fixed: Fixed = ()) -> Value:
         """The value of a term, computed here if this region computes it; ``fixed`` pins unrolled indices to positions."""
-        fixed = tuple((i, p) for i, p in fixed if self.program_ir.free[t] >> i & 1)
+        fixed = tuple((i, p) for i, p in fixed if self.reads.program.free[t] >> i & 1)
         key = (t, fixed) if fixed else t
         known = scope.values.get(key)
         if known is not None:
             return known
-        term = self.program_ir.terms[t]
+        term = self.reads.program.terms[t]
         if isinstance(term, Rename) and term.arg in region.terms:
             self.value(term.arg, scope, region)
         if t not in region.terms:
-            return self.outer(t, scope, fixed)
+            return self.reads.outer(t, scope, fixed)
         if fixed and (t in region.kept or isinstance(term, Block)):
-            return self.pinned(self.value(t, scope, region), fixed)
+            return self.reads.pinned(self.value(t, scope, region), fixed)
         text, layout = self.compute(t, scope, region, fixed)
-        if t in self.ex.exact or t in region.ends:
-            text = self.idioms.fence(text, term.dtype)
+        if t in self.reads.ex.exact or t in region.ends:
+            text = self.reads.idioms.fence(text, term.dtype)
         on_the_way = t not in region.outs and t not in region.kept and not isinstance(term, Block)
         inline = on_the_way and region.users[t] == 1 and len(text) < INLINE
         if text.isidentifier():
@@ -54,13 +59,13 @@ class Expressions(Calls):
         elif inline:
             value = Value(text, layout, atom=False)
         else:
-            self.where(t, scope)
-            value = self.assign(text, layout, scope, self.word(t))
+            self.reads.where(t, scope)
+            value = self.reads.assign(text, layout, scope, self.reads.word(t))
         scope.values[key] = value
         return value
 
     def compute(self, t: int, scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
-        term = self.program_ir.terms[t]
+        term = self.reads.program.terms[t]
         match term:
             case Map():
                 return self.map(t, term, scope, region, fixed)
@@ -73,26 +78,26 @@ class Expressions(Calls):
         raise TypeError(f"cannot emit {term}")
 
     def map(self, t: int, term: Map, scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
-        layout = tuple(i for i in self.layout(t) if i not in dict(fixed))
-        operands = [self.program_ir.terms[a] for a in term.args]
+        layout = tuple(i for i in self.reads.layout(t) if i not in dict(fixed))
+        operands = [self.reads.program.terms[a] for a in term.args]
         all_literal = all(isinstance(o, Literal) for o in operands)
         whole = of_one_rank(term.op, term.params, len(operands), term.dtype)
         values = []
         for a, operand in zip(term.args, operands):
             if isinstance(operand, Literal) and (over := self.averaged(t, scope)):
-                values.append(Value(self.count(over, scope), ()))
+                values.append(Value(self.reads.count(over, scope), ()))
             elif isinstance(operand, Literal):
                 typed = all_literal or not self.weak_literal(term, operand, operands)
-                values.append(Value(self.typed(operand) if typed else self.literal(operand), (), False))
+                values.append(Value(self.reads.typed(operand) if typed else self.reads.literal(operand), (), False))
             else:
                 value = self.value(a, scope, region, fixed)
                 if any(holder.shifts.get(t) == a for holder in scope.around()):
                     value = Value(self.with_helpers(f"proper({value.text})"), value.layout)
-                values.append(self.aligned(value, layout, whole))
+                values.append(self.reads.aligned(value, layout, whole))
         text = map_text(term.op, term.params, [v.text for v in values], term.dtype)
         if text is None:
             text = self.primitive_map(term, [
-                self.typed(o) if isinstance(o, Literal) else v.text for o, v in zip(operands, values)
+                self.reads.typed(o) if isinstance(o, Literal) else v.text for o, v in zip(operands, values)
             ])  # fmt: skip
         return text, layout
 
@@ -102,7 +107,7 @@ class Expressions(Calls):
 
     def with_helpers(self, text: str) -> str:
         """``text``, whose helpers the source carries."""
-        self.carry_helpers(RESCALING, text)
+        self.calls.carry_helpers(RESCALING, text)
         return text
 
     def weak_literal(self, term: Map, literal: Literal, operands: Sequence[Term]) -> bool:
@@ -114,8 +119,8 @@ class Expressions(Calls):
         row, params = map_row(term), dict(term.params)
         own = operation_of(params)
         if own is not None:
-            dtypes = tuple(self.program_ir.terms[a].dtype for a in term.args)
-            return f"{self.user_function(own, ((),) * len(args), dtypes)}({', '.join(args)})"
+            dtypes = tuple(self.reads.program.terms[a].dtype for a in term.args)
+            return f"{self.calls.functions.of_user(own, ((),) * len(args), dtypes)}({', '.join(args)})"
         same_shape = args if len(args) == 1 else [f"*jnp.broadcast_arrays({', '.join(args)})"]
         text = primitive_text(row.prim, {**row.defaults, **params}, same_shape)
         if text is not None:
@@ -125,25 +130,25 @@ class Expressions(Calls):
             shape = jnp.broadcast_shapes(*(jnp.shape(a) for a in arrays))
             return row.bind(*(jnp.broadcast_to(a, shape) for a in arrays), **params)
 
-        return f"{self.bind(term.op, run)}({', '.join(args)})"
+        return f"{self.reads.bind(term.op, run)}({', '.join(args)})"
 
     def fold(self, t: int, term: Fold, scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
-        program, monoid = self.program_ir, MONOIDS[term.monoid]
+        program, monoid = self.reads.program, MONOIDS[term.monoid]
         present = [i for i in bits(term.over) if program.free[term.arg] >> i & 1]
         absent = [i for i in bits(term.over) if i not in present]
-        if present and all(self.ex.unrolls.get(t, 0) >> i & 1 and not self.looped(i, scope) for i in present):
+        if present and all(self.reads.ex.unrolls.get(t, 0) >> i & 1 and not self.reads.looped(i, scope) for i in present):
             text, layout = self.unrolled(t, term, present, scope, region, fixed)
         else:
             value = self.value(term.arg, scope, region, fixed)
             layout = tuple(i for i in value.layout if i not in present)
-            sums = self.idioms.sums_lone_axes and term.monoid == "add" and present
-            alone = [i for i in layout if self.single(i, scope)] if sums else []
+            sums = self.reads.idioms.sums_lone_axes and term.monoid == "add" and present
+            alone = [i for i in layout if self.reads.single(i, scope)] if sums else []
             axes = tuple(sorted(value.layout.index(i) for i in (*present, *alone)))
             text = monoid.reduce_text.format(value.text, axes) if present else value.text
             if alone:
                 text = f"lax.expand_dims({text}, {tuple(layout.index(i) for i in alone)})"
         for i in absent:
-            text = self.repeated(monoid, text, self.extent(i, scope))
+            text = self.repeated(monoid, text, self.reads.extent(i, scope))
         return text, layout
 
     def repeated(self, monoid: MonoidOp, text: str, count: str) -> str:
@@ -154,21 +159,21 @@ class Expressions(Calls):
 
     def unrolled(self, t: int, term: Fold, present: list[int], scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
         """The fold as one expression per position: no axis is left to reduce."""
-        layout = tuple(i for i in self.layout(t) if i not in dict(fixed))
+        layout = tuple(i for i in self.reads.layout(t) if i not in dict(fixed))
         points: list[Fixed] = [fixed]
         for i in present:
-            points = [(*p, (i, position)) for p in points for position in range(self.program_ir.indices[i].extent)]
+            points = [(*p, (i, position)) for p in points for position in range(self.reads.program.indices[i].extent)]
         combine = MONOIDS[term.monoid].combine_text
         text = ""
         for point in points:
-            value = self.aligned(self.value(term.arg, scope, region, point), layout)
+            value = self.reads.aligned(self.value(term.arg, scope, region, point), layout)
             text = combine.format(text, wrap(value)) if text else wrap(value)
         return text, layout
 
     def dot(self, t: int, term: Dot, scope: Scope, region: Region) -> tuple[str, Layout]:
-        program = self.program_ir
+        program = self.reads.program
         left, right = (self.value(a, scope, region) for a in (term.lhs, term.rhs))
-        layout = self.layout(t)
+        layout = self.reads.layout(t)
         batch = [i for i in layout if i in left.layout and i in right.layout]
         own = [[i for i in side.layout if i in layout and i not in batch] for side in (left, right)]
         if (*batch, *own[0], *own[1]) != layout:
@@ -177,39 +182,41 @@ class Expressions(Calls):
         if contracted and own[1] and self.swaps(left.layout, own, contracted, scope):
             left, right, layout = right, left, (*batch, *own[1], *own[0])
         absent = [i for i in bits(term.over) if i not in left.layout and i not in right.layout]
-        spec = '"{},{}->{}"'.format(*self.spell(left.layout, right.layout, layout))
-        options = "" if term.precision is None else f", precision={param_text(term.precision) or self.bind('precision', term.precision)}"
+        spec = '"{},{}->{}"'.format(*self.reads.spell(left.layout, right.layout, layout))
+        options = (
+            "" if term.precision is None else f", precision={param_text(term.precision) or self.reads.bind('precision', term.precision)}"
+        )
         if program.terms[term.lhs].dtype != term.dtype or program.terms[term.rhs].dtype != term.dtype:
-            options += f", preferred_element_type={self.dtype(term.dtype)}"
+            options += f", preferred_element_type={self.reads.dtype(term.dtype)}"
         text = f"jnp.einsum({spec}, {left.text}, {right.text}{options})"
         for i in absent:
-            text = f"{text} * {self.extent(i, scope)}"
+            text = f"{text} * {self.reads.extent(i, scope)}"
         return text, layout
 
     def swaps(self, left: Layout, own: Sequence[Sequence[int]], contracted: Sequence[int], scope: Scope) -> bool:
         """Whether the backend reads the operands of a contraction better the other way round."""
-        rows, columns, depth = (self.positions(indices, scope) for indices in (*own, contracted))
-        return self.idioms.swaps_operands(left[-1] in contracted, rows, columns, depth)
+        rows, columns, depth = (self.reads.positions(indices, scope) for indices in (*own, contracted))
+        return self.reads.idioms.swaps_operands(left[-1] in contracted, rows, columns, depth)
 
     def block(self, t: int, term: Block, scope: Scope, region: Region) -> tuple[str, Layout]:
         """One output of a call; the call itself is made once per scope."""
-        if along := self.ex.unrolls.get(t):
-            return self.searched(term, along.bit_length() - 1, scope, region), self.layout(t)
+        if along := self.reads.ex.unrolls.get(t):
+            return self.searched(term, along.bit_length() - 1, scope, region), self.reads.layout(t)
         call = term.call
         made = (id(call), term.args)
         known = scope.calls.get(made)
         if known is None:
             values = [self.value(a, scope, region) for a in term.args]
-            args = [self.in_axes(value, axes, scope).text for value, axes in zip(values, call.in_axes)]
-            self.where(t, scope)
+            args = [self.reads.in_axes(value, axes, scope).text for value, axes in zip(values, call.in_axes)]
+            self.reads.where(t, scope)
             own = operation_of(call.params)
             single = len(call.out_axes) == 1 and not call.prim.multiple_results
             in_order = all(value.layout == sum(axes, ()) and () not in axes for value, axes in zip(values, call.in_axes))
             if own is not None:
-                dtypes = tuple(self.program_ir.terms[a].dtype for a in term.args)
-                known = [self.vectorized(own, call, args, dtypes)]
+                dtypes = tuple(self.reads.program.terms[a].dtype for a in term.args)
+                known = [self.calls.vectorized(own, call, args, dtypes)]
             else:
-                known = [self.call_text(call, args, scope, in_order)] if single else self.results(call, args, scope, in_order)
+                known = [self.calls.call_text(call, args, scope, in_order)] if single else self.calls.results(call, args, scope, in_order)
             scope.calls[made] = known
         value = self.result(term, known[term.out], scope)
         return value.text, value.layout
@@ -217,12 +224,12 @@ class Expressions(Calls):
     def searched(self, term: Block, along: int, scope: Scope, region: Region) -> str:
         """A search written out, one operand per position."""
         call, (arg,) = term.call, term.args
-        points = range(self.program_ir.indices[along].extent)
-        elements = [self.in_axes(self.value(arg, scope, region, ((along, p),)), call.out_axes[0], scope).text for p in points]
+        points = range(self.reads.program.indices[along].extent)
+        elements = [self.reads.in_axes(self.value(arg, scope, region, ((along, p),)), call.out_axes[0], scope).text for p in points]
         row = block_op(call.prim.name)
         assert row.written_out is not None
         text = row.written_out(call.params, elements)
-        self.carry_helpers(row.helpers, text)
+        self.calls.carry_helpers(row.helpers, text)
         return text
 
     def result(self, term: Block, name: str, scope: Scope) -> Value:
@@ -230,4 +237,4 @@ class Expressions(Calls):
         axes = term.call.out_axes[term.out]
         flat = tuple(i for axis in axes for i in axis)
         split = any(len(axis) != 1 for axis in axes)
-        return Value(f"{name}.reshape({self.shape(flat, scope)})" if split else name, flat)
+        return Value(f"{name}.reshape({self.reads.shape(flat, scope)})" if split else name, flat)

@@ -16,18 +16,24 @@ from eqsat_mem.schedule.idioms import Idioms
 
 
 class Reader:
-    """Names, layouts and reads: what expressions are made of."""
+    """Names, layouts and reads of one function's values.
 
-    def __init__(self, ex: Extraction, idioms: Idioms, name: str, module: Module, arguments: Sequence[str] | None = None):
+    Args:
+        ex: the program that the function computes.
+        idioms: how the backend wants slices read.
+        module: names and helpers of the whole source.
+        arguments: names of the function's arguments, made from those of the program's inputs unless given.
+    """
+
+    def __init__(self, ex: Extraction, idioms: Idioms, module: Module, arguments: Sequence[str] | None = None):
         self.ex = ex
         self.idioms, self.turned = idioms, idioms.turned(ex)
-        self.program_ir = ex.program
-        self.name = name
+        self.program = ex.program
         self.module = module
         self.taken = module.taken
-        self.arguments = arguments or [identifier(b.name, self.taken) for b in self.program_ir.inputs]
-        self.indices = [identifier(i.name, self.taken) for i in self.program_ir.indices]
-        self.letters = letters([i.name for i in self.program_ir.indices])
+        self.arguments = arguments or [identifier(b.name, self.taken) for b in self.program.inputs]
+        self.indices = [identifier(i.name, self.taken) for i in self.program.indices]
+        self.letters = letters([i.name for i in self.program.indices])
         self.last_source = ""
 
     def bind(self, name: str, value: Any) -> str:
@@ -37,7 +43,7 @@ class Reader:
 
     def const(self, slot: int) -> str:
         """The name of a closed-over array: a small one is written out, a large one stays outside of the source."""
-        value = self.program_ir.consts[slot]
+        value = self.program.consts[slot]
         name = self.module.constants.get(id(value))
         if name is None:
             text = array_text(value)
@@ -54,7 +60,7 @@ class Reader:
         known = scope.values.get(t)
         if known is not None:
             return known
-        term = self.program_ir.terms[t]
+        term = self.program.terms[t]
         if isinstance(term, Literal):
             return Value(self.typed(term), ())
         if isinstance(term, Iota):
@@ -77,7 +83,7 @@ class Reader:
 
     def outer(self, t: int, scope: Scope, fixed: Fixed) -> Value:
         """A value from outside at fixed positions: taken apart where it stands, so that loops slice what lies side by side in memory."""
-        term = self.program_ir.terms[t]
+        term = self.program.terms[t]
         if not fixed:
             return self.read(t, scope)
         if isinstance(term, Iota):
@@ -97,7 +103,7 @@ class Reader:
         return value
 
     def argument_word(self, t: int) -> str:
-        term = self.program_ir.terms[t]
+        term = self.program.terms[t]
         return self.arguments[term.slot] if isinstance(term, Input) else self.word(t)
 
     def pinned(self, value: Value, fixed: Fixed) -> Value:
@@ -135,12 +141,12 @@ class Reader:
             return value
         axis, index = value.layout.index(loop.index), self.indices[loop.index]
         turned = t in self.turned or list(value.layout) != sorted(value.layout)
-        text = self.idioms.slice(value.text, f"start_{index}", f"size_{index}", axis, self.program_ir.terms[t].dtype, turned)
+        text = self.idioms.slice(value.text, f"start_{index}", f"size_{index}", axis, self.program.terms[t].dtype, turned)
         return self.read_once(text, value.layout, into, value.text)
 
     def argument(self, t: int, scope: Scope) -> Value:
         """An argument or constant as an array with one axis per index."""
-        term = self.program_ir.terms[t]
+        term = self.program.terms[t]
         assert isinstance(term, (Input, Const)), f"%{t} is read before it is computed: {term}"
         name = self.arguments[term.slot] if isinstance(term, Input) else self.const(term.slot)
         flat = tuple(i for axis in term.axes for i in axis)
@@ -163,7 +169,7 @@ class Reader:
     # layouts and shapes
 
     def layout(self, t: int) -> Layout:
-        return tuple(bits(self.program_ir.free[t]))
+        return tuple(bits(self.program.free[t]))
 
     def aligned(self, value: Value, layout: Layout, whole: bool = False) -> Value:
         """``value`` with an axis (of extent one where it does not depend on it) for each index of ``layout``.
@@ -203,7 +209,7 @@ class Reader:
         return Value(text, flat, atom)
 
     def extent(self, i: int, scope: Scope) -> str:
-        return f"size_{self.indices[i]}" if self.looped(i, scope) else str(self.program_ir.indices[i].extent)
+        return f"size_{self.indices[i]}" if self.looped(i, scope) else str(self.program.indices[i].extent)
 
     def looped(self, i: int, scope: Scope) -> bool:
         """Does a scope stand inside a loop over index ``i``?"""
@@ -217,7 +223,7 @@ class Reader:
     def extents(self, scope: Scope) -> list[int]:
         """The extents of all indices in a scope: those of a chunk where a loop runs over one."""
         chunks = {holder.index: holder.chunk for holder in scope.around()}
-        return [chunks.get(i) or index.extent for i, index in enumerate(self.program_ir.indices)]
+        return [chunks.get(i) or index.extent for i, index in enumerate(self.program.indices)]
 
     def single(self, i: int, scope: Scope) -> bool:
         """Does a scope stand inside a loop over index ``i`` one by one?"""
@@ -254,6 +260,10 @@ class Reader:
         self.line(scope, f"{name} = {text}")
         return Value(name, layout)
 
+    def named(self, text: str, scope: Scope) -> str:
+        """A name for an expression that is read more than once."""
+        return text if text.isidentifier() else self.assign(text, (), scope, "operand").text
+
     def read_once(self, text: str, layout: Layout, scope: Scope, word: str) -> Value:
         """A line for what is read, unless it is read already: one array may stand under several names of its axes."""
         for holder in scope.around():
@@ -270,13 +280,13 @@ class Reader:
         self.line(scope, f"# {text}")
 
     def where(self, t: int, scope: Scope) -> None:
-        source = self.program_ir.source.get(t)
+        source = self.program.source.get(t)
         if source is not None and str(source) != self.last_source:
             self.last_source = str(source)
             self.comment(scope, self.last_source)
 
     def word(self, t: int) -> str:
-        term = self.program_ir.terms[t]
+        term = self.program.terms[t]
         match term:
             case Map():
                 return term.op

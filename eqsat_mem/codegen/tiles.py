@@ -7,104 +7,111 @@ against.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from eqsat_mem.codegen.expressions import INLINE, Expressions
+from eqsat_mem.codegen.calls import CallWriter
+from eqsat_mem.codegen.expressions import INLINE, ExpressionWriter
+from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Fixed, Region, Scope, Value, identifier, number, spelled, wrap
 from eqsat_mem.ir import Dot, Fold, Literal, Map, bits, children
 from eqsat_mem.ir.ops import MONOIDS, map_text
-from eqsat_mem.schedule.tiles import Tile
+from eqsat_mem.schedule.tiles import Pairs, Tile
 
 
-class Tiles(Expressions):
-    """Source of tile kernels."""
+class TileWriter:
+    """Folds of pairs as calls of the function that a tile names, which the source carries with it."""
+
+    def __init__(self, reads: Reader, calls: CallWriter, expressions: ExpressionWriter):
+        self.reads = reads
+        self.calls = calls
+        self.expressions = expressions
 
     def tile(self, tile: Tile, scope: Scope, region: Region) -> None:
         """Lines that compute a fold by a tile kernel where there is one, and as usual elsewhere."""
-        pairs, step = tile.pairs, tile.pairs.step
-        term = self.program_ir.terms[step]
-        assert isinstance(term, Fold)
-        named = [self.indices[i] for i in (pairs.rows, pairs.columns)]
-        pair, by_tiles, usual = (identifier(word.format(*named), self.taken) for word in ("pair_of_{}_and_{}", "tiles", "fold"))
-        arrays = [self.aligned(self.value(read.term, scope, region), read.layout, whole=True).text for read in pairs.reads]
-        self.comment(scope, "all pairs of {} and {} in one kernel, in blocks of {} x {}".format(*named, *tile.block))
-        self.pair(pair, tile, scope)
-        *letters, result = spelled([*(read.layout for read in pairs.reads), (*pairs.result, pairs.columns)], self.letters)
-        call = [
-            f'"{",".join(letters)}->{result[:-1]}"',
-            f'"{result[-1]}"',
-            pair,
-            f"({number(MONOIDS[term.monoid].identity(term.dtype))}, {', '.join(tile.fold)}, {self.dtype(term.dtype)})",
-            str(tile.block),
-            str(tile.approximate),
-            *arrays,
-        ]
-        text = f"{tile.helper.__name__}({', '.join(call)})"
-        self.carry_helpers([tile.helper], text)
-        made = self.aligned(Value(text, pairs.result), self.layout(step), whole=True)
-        inner = Scope(scope, indent=scope.indent + "    ", chunk=scope.chunk)
-        self.line(scope, f"def {by_tiles}():")
-        self.line(inner, f"return {made.text}")
-        scope.lines += inner.lines
-        inner.lines.clear()
-        members = frozenset(pairs.members)
-        value = self.value(step, inner, Region(members, region.users, frozenset([step]), frozenset([step]), region.ends))
-        self.line(inner, f"return {value.text}")
-        self.line(scope, f"def {usual}():")
-        scope.lines += inner.lines
+        reads, pairs = self.reads, tile.pairs
+        rows, columns = (reads.indices[i] for i in (pairs.rows, pairs.columns))
+        pair, by_tiles, usual = (identifier(word, reads.taken) for word in (f"pair_of_{rows}_and_{columns}", "tiles", "fold"))
+        arrays = [reads.aligned(self.expressions.value(read.term, scope, region), read.layout, whole=True).text for read in pairs.reads]
+        reads.comment(scope, f"all pairs of {rows} and {columns} in one kernel, in blocks of {tile.block[0]} x {tile.block[1]}")
+        given = {read.term: identifier(reads.argument_word(read.term), reads.taken) for read in pairs.reads}
+        inner = _inside(scope)
+        result = PairWriter(reads, self.expressions, pairs, given, inner).result().text
+        self.function(f"{pair}({', '.join(given.values())})", inner, result, scope)
+        self.function(f"{by_tiles}()", _inside(scope), self.call(tile, pair, arrays), scope)
+        inner = _inside(scope)
+        alone = Region(frozenset(pairs.members), region.users, frozenset([pairs.step]), frozenset([pairs.step]), region.ends)
+        self.function(f"{usual}()", inner, self.expressions.value(pairs.step, inner, alone).text, scope)
         text = f"lax.platform_dependent({tile.platform}={by_tiles}, default={usual})"
-        scope.values[step] = self.assign(text, self.layout(step), scope, self.word(step))
+        scope.values[pairs.step] = reads.assign(text, reads.layout(pairs.step), scope, reads.word(pairs.step))
 
-    def pair(self, name: str, tile: Tile, scope: Scope) -> None:
-        """The function of one pair: elementwise, each operand a tile, or a tuple of them along an index that is written out."""
-        pairs, terms = tile.pairs, self.program_ir.terms
-        given = {read.term: identifier(self.argument_word(read.term), self.taken) for read in pairs.reads}
-        self.line(scope, f"def {name}({', '.join(given.values())}):")
-        inner = Scope(indent=scope.indent + "    ")
-        step = terms[pairs.step]
-        assert isinstance(step, Fold)
-        text = _Pair(self, tile, given, inner).folded(step, step.over & ~(1 << pairs.columns), ())
-        self.line(inner, f"return {text.text}")
+    def function(self, head: str, inner: Scope, result: str, scope: Scope) -> None:
+        """A local function, its lines being there already."""
+        self.reads.line(inner, f"return {result}")
+        self.reads.line(scope, f"def {head}:")
         scope.lines += inner.lines
 
+    def call(self, tile: Tile, pair: str, arrays: Sequence[str]) -> str:
+        """The call that folds the function ``pair`` of arrays."""
+        reads, pairs = self.reads, tile.pairs
+        term = reads.program.terms[pairs.step]
+        assert isinstance(term, Fold), "a fold of pairs"
+        *letters, result = spelled([*(read.layout for read in pairs.reads), (*pairs.result, pairs.columns)], reads.letters)
+        fold = number(MONOIDS[term.monoid].identity(term.dtype)), *tile.fold, reads.dtype(term.dtype)
+        spec = f'"{",".join(letters)}->{result[:-1]}", "{result[-1]}"'
+        text = ", ".join([spec, pair, f"({', '.join(fold)})", str(tile.block), str(tile.approximate), *arrays])
+        text = f"{tile.helper.__name__}({text})"
+        self.calls.carry_helpers([tile.helper], text)
+        return reads.aligned(Value(text, pairs.result), reads.layout(pairs.step), whole=True).text
 
-class _Pair:
-    """The lines of a function of one pair."""
 
-    def __init__(self, source: Expressions, tile: Tile, given: Mapping[int, str], scope: Scope):
-        self.source, self.terms, self.free = source, source.program_ir.terms, source.program_ir.free
+def _inside(scope: Scope) -> Scope:
+    """The body of a local function."""
+    return Scope(scope, indent=scope.indent + "    ")
+
+
+class PairWriter:
+    """The function of one pair: elementwise, each operand a tile, or a tuple of them along an index that is written out."""
+
+    def __init__(self, reads: Reader, expressions: ExpressionWriter, pairs: Pairs, given: Mapping[int, str], scope: Scope):
+        self.reads, self.expressions, self.pairs = reads, expressions, pairs
         self.given, self.scope = given, scope
-        self.layouts = {read.term: read.layout for read in tile.pairs.reads}
-        self.written_out = tile.pairs.written_out
-        self.users = Counter(c for t in tile.pairs.members for c in children(self.terms[t]))
+        self.layouts = {read.term: read.layout for read in pairs.reads}
+        self.users = Counter(c for t in pairs.members for c in children(reads.program.terms[t]))
+
+    def result(self) -> Value:
+        """What the fold over columns combines."""
+        term = self.reads.program.terms[self.pairs.step]
+        assert isinstance(term, Fold), "a fold of pairs"
+        return self.folded(term, term.over & ~(1 << self.pairs.columns), ())
 
     def value(self, t: int, at: Fixed) -> Value:
         """A term where indices that are written out have these positions."""
-        at = tuple((i, place) for i, place in at if self.free[t] >> i & 1)
+        at = tuple((i, place) for i, place in at if self.reads.program.free[t] >> i & 1)
         if t in self.given:
             places = dict(at)
-            return Value(self.given[t] + "".join(f"[{places[i]}]" for i in self.layouts[t] if i in self.written_out), ())
+            return Value(self.given[t] + "".join(f"[{places[i]}]" for i in self.layouts[t] if i in self.pairs.written_out), ())
         known = self.scope.values.get((t, at))
         if known is not None:
             return known
-        term = self.terms[t]
+        term = self.reads.program.terms[t]
         if isinstance(term, Fold | Dot):
             value = self.folded(term, term.over, at)
         else:
-            assert isinstance(term, Map), "members are elementwise, or folds"
+            assert isinstance(term, Map), "members are elementwise, folds or contractions"
             value = Value(self.mapped(term, at), (), atom=False)
         if self.users[t] > 1 or len(value.text) >= INLINE:
-            value = self.source.assign(value.text, (), self.scope, self.source.word(t))
+            value = self.reads.assign(value.text, (), self.scope, self.reads.word(t))
             self.scope.values[t, at] = value
         return value
 
     def mapped(self, term: Map, at: Fixed) -> str:
-        operands = [self.terms[a] for a in term.args]
+        """An elementwise operation."""
+        operands = [self.reads.program.terms[a] for a in term.args]
         texts = []
         for a, operand in zip(term.args, operands):
             if isinstance(operand, Literal):
-                weak = self.source.weak_literal(term, operand, operands)
-                texts.append(self.source.literal(operand) if weak else self.source.typed(operand))
+                weak = self.expressions.weak_literal(term, operand, operands)
+                texts.append(self.reads.literal(operand) if weak else self.reads.typed(operand))
             else:
                 texts.append(self.value(a, at).text)
         text = map_text(term.op, term.params, texts, term.dtype)
@@ -115,7 +122,7 @@ class _Pair:
         """A fold or a contraction over indices that are written out."""
         points = [at]
         for i in bits(over):
-            points = [(*point, (i, place)) for point in points for place in range(self.source.program_ir.indices[i].extent)]
+            points = [(*point, (i, place)) for point in points for place in range(self.reads.program.indices[i].extent)]
         first, *others = (self.element(term, point) for point in points)
         if not others:
             return first

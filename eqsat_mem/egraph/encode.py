@@ -255,6 +255,8 @@ class Encoder:
                 return ir.Fold(value, payload[0], self.indices_of(payload[1]), args[0])
             case "Dot":
                 return ir.Dot(value, self.indices_of(payload[0]), args[0], args[1], precision)
+            case "DotPlus":
+                return ir.DotPlus(value, self.indices_of(payload[0]), *args)
             case "Ren":
                 return ir.Rename(value, ((self._one(payload[0]), self._one(payload[1])),), args[0])
             case "Convert":

@@ -118,13 +118,16 @@ class View:
     def precisions_in(self, choice: Mapping[int, Node], order: Sequence[int]) -> dict[int, Any]:
         """The precision of each contraction of a choice, whose classes are in ``order``, operands first.
 
-        What only contractions read that round it need be no more precise than they are, if rules made it.
+        What only contractions read that round it need be no more precise than they are, if rules made it. Sums that are part of a
+        contraction would be rounded with its operands, so such a contraction is precise.
         """
         roots = {self.class_of[t] for t in self.program.roots()}
         readers: dict[int, list[int]] = {c: [] for c in order}
         found: dict[int, Any] = {}
         for c in reversed(order):
-            if choice[c].constructor == "Dot":
+            if choice[c].constructor == "DotPlus":
+                found[c] = of_rules(self.dtypes[c], self.rounds_operands)
+            elif choice[c].constructor == "Dot":
                 found[c] = self.precision(c)
                 made = c not in self.precisions and c not in roots
                 if made and self.rounds_operands and all(r in found and rounds(self.dtypes[c], found[r]) for r in readers[c]):
@@ -143,7 +146,8 @@ class View:
 class EGraph:
     """One egglog e-graph that holds one program and the rules for it.
 
-    ``large_elements`` is the size of an index set above which it is `large`.
+    ``large_elements`` is the size of an index set above which it is `large`, ``unrolled_elements`` the size up to which folds over it may
+    be written out (`unrollable`).
     """
 
     def __init__(
@@ -152,6 +156,7 @@ class EGraph:
         rules: Sequence[tuple[str, str]],
         maps: dict[str, int],
         large_elements: float,
+        unrolled_elements: float,
         own: language.Own = language.NOTHING,
     ) -> None:
         self._egg = bindings()
@@ -163,7 +168,7 @@ class EGraph:
         used = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in language.primitive_of()}
         for name, text in (*language.language(maps | used, own), *rules):
             self._run(text, name)
-        self._load(large_elements)
+        self._load(large_elements, unrolled_elements)
 
     def step(self, ruleset: str, times: int = 1) -> tuple[bool, dict[str, int]]:
         """Iterations of a ruleset until nothing changes: whether anything did, and the matches of each rule."""
@@ -256,10 +261,11 @@ class EGraph:
                 children += [number.setdefault(v, len(number)) for v in operands]
         return tuple(payload), tuple(children)
 
-    def _load(self, large_elements: float) -> None:
+    def _load(self, large_elements: float, unrolled_elements: float) -> None:
         """Each term and what is known of it, as syntax trees: text would take several times as long."""
         commands = [self._set("extent", [self._lit(bit)], self._lit(float(extent))) for bit, extent in self._encoder.extents()]
         commands.append(self._set("threshold", [], self._lit(float(large_elements))))
+        commands.append(self._set("unrollable", [], self._lit(float(unrolled_elements))))
         for t, term in self._encoded.items():
             read = self._call("Node", [self._lit(t)])
             commands.append(self._set("Node", [self._lit(t)], self._expression(term.node)))

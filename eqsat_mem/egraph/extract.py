@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from eqsat_mem import ir
+from eqsat_mem.egraph.augmented_lowering import augmented_contractions
 from eqsat_mem.egraph.encode import Node, pointwise
 from eqsat_mem.egraph.engine import View
-from eqsat_mem.egraph.monoid_lowering import Allowed, taken_apart
+from eqsat_mem.egraph.lowering import Allowed, Lowering
+from eqsat_mem.egraph.monoid_lowering import monoid_folds
 from eqsat_mem.egraph.online_folds import Rescaled, rescaled_sums
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
@@ -31,6 +33,8 @@ Choice = dict[int, Node]
 
 TOLL = 1.15
 """What a term must save to replace what was written, which is as accurate as its author expects."""
+HELD = ir.Dot | ir.DotPlus | ir.Block | ir.Rename
+"""Terms whose bytes have a price: other values may be computed on the way to a reader; a rename reads one that is not."""
 PASSES = 4
 """How often the search starts again with the classes in use as paid."""
 ROUNDS = 6
@@ -103,8 +107,7 @@ def build(view: View, choice: Choice) -> Extraction:
         known[c] = program.add(term, sources.get(c))
         class_of.setdefault(known[c], c)
         picked_with(program, known[c])
-    program.outputs = [ir.Output(known[view.class_of[o.term]], o.axes, o.weak_type) for o in view.program.outputs]
-    program.effects = [known[view.class_of[t]] for t in view.program.effects]
+    program.take_roots(view.program, lambda t: known[view.class_of[t]])
     ir.check(program)
     return _with_facts(view, program, class_of)
 
@@ -127,16 +130,17 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
         return {t: mask for t, mask in found.items() if mask}
 
     def sliced(t: int, dots: bool) -> int:
-        return pointwise(program, t) if isinstance(program.terms[t], ir.Dot) is dots else 0
+        return pointwise(program, t) if isinstance(program.terms[t], ir.Dot | ir.DotPlus) is dots else 0
 
     allowed = Allowed(
         table("splits", lambda t: sliced(t, dots=False)) | table("splits-dot", lambda t: sliced(t, dots=True)),
         table("accumulates", lambda t: ir.folded(program.terms[t])),
         table("unrolls", lambda t: _elements(program.terms[t])),
     )
-    parts, allowed, ids = taken_apart(program, allowed)
+    lowered, allowed, ids = Lowering(program, allowed).run(monoid_folds(program) | augmented_contractions(program, view.rounds_operands))
     rescales = {ids[t]: rescaled.renumbered(ids) for t, rescaled in rescaled_sums(view, program, class_of).items()}
-    return Extraction(parts, allowed.splits, allowed.accumulates, allowed.unrolls, rescales)
+    origin = None if lowered is program else (program, {new: t for t, new in ids.items()})
+    return Extraction(lowered, allowed.splits, allowed.accumulates, allowed.unrolls, rescales, origin)
 
 
 def _elements(term: ir.Term) -> int:
@@ -181,7 +185,7 @@ def priced(view: View, seconds: Seconds, memory_prices: Sequence[float]) -> list
         elements = _elements(term) if isinstance(term, ir.Fold | ir.Block) else 0
         unrolled = elements != 0 and not elements & ~view.facts["unrolls"].get(c, 0)
         written = (c, node) in original
-        held = isinstance(term, ir.Dot | ir.Block | ir.Rename)  # other values may be computed on the way; a rename reads one that is not
+        held = isinstance(term, HELD)
         work = seconds(scratch, t, unrolled) * (1.0 if written else TOLL)
         for at_price, price in zip(costs, memory_prices, strict=True):
             at_price.of[c][k] = work + (price * scratch.nbytes(t) if held else 0.0) + (1e-12 if written else 2e-12)

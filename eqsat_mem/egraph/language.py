@@ -52,6 +52,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "Iota": ("index", "position"),
     "Fold": ("monoid", "set", "T"),
     "Dot": ("set", "T", "T"),
+    "DotPlus": ("set", "T", "T", "T", "T"),
     "Ren": ("index", "index", "T"),
     "Delta": ("index", "index", "T"),
     "Diag": ("index", "index", "T"),
@@ -72,6 +73,7 @@ LANGUAGE = """
 (constructor Iota (i64 String) T)
 (constructor Fold (String i64 T) T)
 (constructor Dot (i64 T T) T)
+(constructor DotPlus (i64 T T T T) T)
 (constructor Ren (i64 i64 T) T)
 (constructor Delta (i64 i64 T) T)
 (constructor Diag (i64 i64 T) T)
@@ -96,6 +98,7 @@ LANGUAGE = """
 (function extent (i64) f64 :no-merge)
 (function size (i64) f64 :merge old)
 (function threshold () f64 :no-merge)
+(function unrollable () f64 :no-merge)
 (relation want (i64))
 (relation apart (i64 i64 i64))
 (relation large (i64))
@@ -115,6 +118,8 @@ LANGUAGE = """
       ((set (free e) (& fa (not-i64 k))) (set (dtype e) d) (want k) (want (| fa k))) :ruleset analysis :name "facts-Fold")
 (rule ((= e (Dot k a b)) (= fa (free a)) (= fb (free b)) (= d (dtype a)))
       ((set (free e) (& (| fa fb) (not-i64 k))) (set (dtype e) d) (want k) (want (| k (| fa fb)))) :ruleset analysis :name "facts-Dot")
+(rule ((= e (DotPlus k a b u w)) (= f (| (| (free a) (free b)) (| (free u) (free w)))) (= d (dtype a)))
+      ((set (free e) (& f (not-i64 k))) (set (dtype e) d) (want k) (want (| k f))) :ruleset analysis :name "facts-DotPlus")
 (rule ((= e (Ren s d a)) (= fa (free a)) (!= (& fa s) 0) (= t (dtype a)))
       ((set (free e) (| (& fa (not-i64 s)) d)) (set (dtype e) t)) :ruleset analysis :name "facts-Ren")
 (rule ((= e (Delta i j a)) (= fa (free a)) (= t (dtype a)))

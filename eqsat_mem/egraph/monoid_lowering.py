@@ -7,8 +7,7 @@ combined by itself, else one call of ``lax.reduce``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from operator import or_
 from typing import Any
 
@@ -16,30 +15,21 @@ import jax
 from jax import lax
 from jax.extend.core import primitives
 
+from eqsat_mem.egraph.lowering import Lower, Lowering, allow
 from eqsat_mem.errors import OptionError
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Block, Call, Fold, Input, Literal, Map, Output, Program, Source, bits, children, describe, mask_of, with_children
+from eqsat_mem.ir import Block, Call, Fold, Input, Literal, Map, Program, Source, bits, describe, mask_of
 from eqsat_mem.ir.ops import Monoid, named_axes, operation_of
 
 
-@dataclass
-class Allowed:
-    """What may be done with the terms of a program: index sets by term, as in :class:`eqsat_mem.egraph.extract.Extraction`."""
+def monoid_folds(program: Program) -> dict[int, Lower]:
+    """How each fold by a monoid of the user's is written out as its parts.
 
-    splits: dict[int, int] = field(default_factory=dict)
-    accumulates: dict[int, int] = field(default_factory=dict)
-    unrolls: dict[int, int] = field(default_factory=dict)
-
-
-def taken_apart(program: Program, allowed: Allowed) -> tuple[Program, Allowed, Mapping[int, int]]:
-    """The program with every fold by a monoid of the user's as its parts, what may be done with them, and the new number of each term.
-
-    Raises:
+    Lowering raises:
         OptionError: if a monoid is none, or is not made of elementwise operations.
     """
-    if not any(_monoid(program, t) for t in range(len(program.terms))):
-        return program, allowed, {t: t for t in range(len(program.terms))}
-    return _Unfolding(program, allowed).run()
+    monoids = {t: monoid for t in range(len(program.terms)) if (monoid := _monoid(program, t)) is not None}
+    return {t: partial(_fold, monoid) for t, monoid in monoids.items()}
 
 
 def _monoid(program: Program, t: int) -> Monoid | None:
@@ -48,79 +38,52 @@ def _monoid(program: Program, t: int) -> Monoid | None:
     return operation.monoid if operation is not None else None
 
 
-class _Unfolding:
-    """The new program, and the number in it of each old term."""
-
-    def __init__(self, program: Program, allowed: Allowed) -> None:
-        self.old, self.before = program, allowed
-        self.new, self.after = program.empty_like(), Allowed()
-        self.ids: dict[int, int] = {}
-
-    def run(self) -> tuple[Program, Allowed, Mapping[int, int]]:
-        old, new = self.old, self.new
-        for t, term in enumerate(old.terms):
-            args, monoid = tuple(self.ids[c] for c in children(term)), _monoid(old, t)
-            if monoid is not None:
-                self.ids[t] = self.fold(t, monoid, args)
-                continue
-            self.ids[t] = new.add(with_children(term, args), old.source.get(t))
-            for table, before in ((getattr(self.after, name), getattr(self.before, name)) for name in ("splits", "accumulates", "unrolls")):
-                if t in before:
-                    table[self.ids[t]] = before[t]
-        new.outputs = [Output(self.ids[o.term], o.axes, o.weak_type) for o in old.outputs]
-        new.effects = [self.ids[t] for t in old.effects]
-        return new, self.after, self.ids
-
-    def fold(self, t: int, monoid: Monoid, args: Sequence[int]) -> int:
-        """The parts of one fold: they may be sliced where it may, and its states besides where it accumulates."""
-        term, source = self.old.terms[t], self.old.source.get(t)
-        assert isinstance(term, Block)
-        axes = named_axes(monoid.checked.operation, term.call)
-        over = mask_of(i for axis in axes.values() for i in axis)
-        sliced, chunked = self.before.splits.get(t, 0), self.before.accumulates.get(t, 0)
-        states = self.elementwise(monoid, "lift", args, sliced | chunked, source)
-        totals = self.combined(monoid, states, over, source)
-        for total in totals:
-            _allow(self.after.splits, total, sliced & self.new.free[total])
-            _allow(self.after.accumulates, total, chunked)
-        (result,) = self.elementwise(monoid, "finish", totals, sliced, source)
-        return result
-
-    def elementwise(self, monoid: Monoid, name: str, args: Sequence[int], sliced: int, source: Source | None) -> list[int]:
-        """The terms of a function of scalars, on operands with indices."""
-        part = _of_scalars(monoid, name, tuple(self.new.terms[a].dtype for a in args), _x64())
-        ids: dict[int, int] = {}
-        for t in part.reachable():
-            term = part.terms[t]
-            if isinstance(term, Input):
-                ids[t] = args[term.slot]
-                continue
-            ids[t] = self.new.add(with_children(term, tuple(ids[c] for c in children(term))), source)
-            _allow(self.after.splits, ids[t], sliced & self.new.free[ids[t]])
-        return [ids[o.term] for o in part.outputs]
-
-    def combined(self, monoid: Monoid, states: Sequence[int], over: int, source: Source | None) -> list[int]:
-        """The states of all elements combined over an index set."""
-        new = self.new
-        dtypes = tuple(new.terms[s].dtype for s in states)
-        scalars = tuple(jax.ShapeDtypeStruct((), dtype) for dtype in dtypes)
-        names = monoid.reductions(scalars)
-        if all(names):
-            return [new.add(Fold(dtype, str(name), over, s), source) for dtype, name, s in zip(dtypes, names, states)]
-        kept = reduce(or_, (new.free[s] for s in states)) & ~over
-        axes, results = (tuple((i,) for i in bits(mask)) for mask in (kept | over, kept))
-        folded = tuple(k for k, axis in enumerate(axes) if axis not in results)
-        params = _reduction(monoid, dtypes, folded, len(axes), _x64())
-        n = len(states)
-        call = Call(primitives.reduce_p, params, (axes,) * n + ((),) * n, (results,) * n, dtypes, kept, over)
-        identity = [new.add(Literal.of(number, dtype)) for number, dtype in zip(monoid.start(scalars), dtypes)]
-        return [new.add(Block(dtype, call, (*states, *identity), k), source) for k, dtype in enumerate(dtypes)]
+def _fold(monoid: Monoid, into: Lowering, t: int, ids: Mapping[int, int]) -> int:
+    """The parts of one fold: they may be sliced where it may, and its states besides where it accumulates."""
+    term, source = into.old.terms[t], into.old.source.get(t)
+    assert isinstance(term, Block)
+    args = [ids[c] for c in term.args]
+    axes = named_axes(monoid.checked.operation, term.call)
+    over = mask_of(i for axis in axes.values() for i in axis)
+    sliced, chunked = into.before.splits.get(t, 0), into.before.accumulates.get(t, 0)
+    states = _elementwise(into, monoid, "lift", args, sliced | chunked, source)
+    totals = _combined(into.new, monoid, states, over, source)
+    for total in totals:
+        allow(into.after.splits, total, sliced & into.new.free[total])
+        allow(into.after.accumulates, total, chunked)
+    (result,) = _elementwise(into, monoid, "finish", totals, sliced, source)
+    return result
 
 
-def _allow(table: dict[int, int], t: int, mask: int) -> None:
-    """Add indices to those of a term."""
-    if mask:
-        table[t] = table.get(t, 0) | mask
+def _elementwise(into: Lowering, monoid: Monoid, name: str, args: Sequence[int], sliced: int, source: Source | None) -> list[int]:
+    """The terms of a function of scalars, on operands with indices."""
+    part = _of_scalars(monoid, name, tuple(into.new.terms[a].dtype for a in args), _x64())
+    ids: dict[int, int] = {}
+    for t in part.reachable():
+        term = part.terms[t]
+        if isinstance(term, Input):
+            ids[t] = args[term.slot]
+            continue
+        ids[t] = into.new.add(part.on(t, ids), source)
+        allow(into.after.splits, ids[t], sliced & into.new.free[ids[t]])
+    return [ids[o.term] for o in part.outputs]
+
+
+def _combined(new: Program, monoid: Monoid, states: Sequence[int], over: int, source: Source | None) -> list[int]:
+    """The states of all elements combined over an index set."""
+    dtypes = tuple(new.terms[s].dtype for s in states)
+    scalars = tuple(jax.ShapeDtypeStruct((), dtype) for dtype in dtypes)
+    names = monoid.reductions(scalars)
+    if all(names):
+        return [new.add(Fold(dtype, str(name), over, s), source) for dtype, name, s in zip(dtypes, names, states)]
+    kept = reduce(or_, (new.free[s] for s in states)) & ~over
+    axes, results = (tuple((i,) for i in bits(mask)) for mask in (kept | over, kept))
+    folded = tuple(k for k, axis in enumerate(axes) if axis not in results)
+    params = _reduction(monoid, dtypes, folded, len(axes), _x64())
+    n = len(states)
+    call = Call(primitives.reduce_p, params, (axes,) * n + ((),) * n, (results,) * n, dtypes, kept, over)
+    identity = [new.add(Literal.of(number, dtype)) for number, dtype in zip(monoid.start(scalars), dtypes)]
+    return [new.add(Block(dtype, call, (*states, *identity), k), source) for k, dtype in enumerate(dtypes)]
 
 
 def _x64() -> bool:

@@ -13,15 +13,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from eqsat_mem.egraph import language
 from eqsat_mem.egraph.rule_checks import check_declaration, check_rule, own_constructors, variables, words
 from eqsat_mem.egraph.sexpr import Form, read_forms
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir.ops import Monoid, Operation
+from eqsat_mem.passes import EVERY, Card, Pass
 
 SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, "all": {"bitwise", "reassociate", "real", "guarded"}}
 """For each accuracy that a user may ask for, the soundness that a rule must have; `approx` rules apply where they are named."""
@@ -32,29 +34,17 @@ FORBIDDEN = frozenset({"panic", "delete", "subsume", ":subsume"})
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(Card):
     """One rule with its card.
 
     Attributes:
-        name: unique among all rules.
-        equation: what it says, as its author wrote it.
-        sound: "bitwise", "reassociate", "real", "guarded" or "approx".
-        why: why it is sound, and where not.
-        memory: what it does to memory.
         ruleset: "simplify", "explore", "splitting" or "analysis".
         text: the egglog form.
-        place: the file and line that it stands at.
         most_rows: how many rows of the e-graph one match of it can add.
     """
 
-    name: str
-    equation: str
-    sound: str
-    why: str
-    memory: str
     ruleset: str
     text: str
-    place: str
     most_rows: int = 0
 
     @property
@@ -62,13 +52,10 @@ class Rule:
         """The name of its file without ``.egg``."""
         return self.place.rpartition(":")[0].removesuffix(".egg")
 
-    def __str__(self) -> str:
-        return f"{self.name} [{self.sound}]: {self.equation} ({self.place})"
-
 
 @dataclass(frozen=True)
 class RuleSet:
-    """The rules that apply, the declarations that they need, and the elementwise constructors that they name, with arities.
+    """The rules and passes that apply, the declarations that rules need, and the elementwise constructors that they name, with arities.
 
     ``meanings`` are what the declared relations say of values, as rules in the ruleset ``meaning``, by which facts are checked; ``own``
     are the user's operations, by constructor.
@@ -79,12 +66,21 @@ class RuleSet:
     maps: tuple[tuple[str, int], ...]
     meanings: tuple[tuple[str, str], ...] = ()
     own: Mapping[str, Operation] = field(default_factory=dict)
+    passes: tuple[Pass, ...] = ()
+
+    @property
+    def cards(self) -> tuple[Rule | Pass, ...]:
+        """All that applies."""
+        return (*self.rules, *self.passes)
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """What egglog is to run, piece by piece, each with the file and line for its messages."""
         yield from self.declarations
         for rule in self.rules:
             yield rule.place, rule.text
+
+
+Named = TypeVar("Named", bound=Rule | Pass)
 
 
 def load_rules(
@@ -94,10 +90,11 @@ def load_rules(
     without: Sequence[str] = (),
     operations: Sequence[Operation | Monoid] = (),
 ) -> RuleSet:
-    """The shipped rule files and those at ``paths``, as far as ``accuracy`` allows.
+    """The shipped rule files and those at ``paths``, and all passes, as far as ``accuracy`` allows.
 
-    ``only`` keeps the rules that it names, by the rule or by its file without ``.egg``; a rule named there applies whatever its soundness.
-    ``without`` leaves out those that it names in the same way. ``operations`` are operations and folds of your own, which rules may name.
+    ``only`` keeps the rules and passes that it names, by the rule or by its file without ``.egg`` (``passes`` for passes); one named there
+    by its own name applies whatever its soundness. ``without`` leaves out those that it names in the same way.
+    ``operations`` are operations and folds of your own, which rules may name.
 
     Raises:
         RuleError: with file and line, for a form that is no rule, a card that is missing or wrong, a name that is taken, or what egglog
@@ -105,24 +102,35 @@ def load_rules(
         OptionError: for an operation whose name is taken.
     """
     own = own_constructors(operations)
+    texts = tuple((path.name, _read(path)) for path in [*default_files(), *map(Path, paths)])
+    known = _checked(texts, tuple(own.items()))
+    every: list[Rule | Pass] = [*known.rules, *EVERY]
+    kept = every if only is None else select(every, only)
+    named = set(only or ())
+    dropped = {card.name for card in select(every, without)}
+    applied = [c for c in kept if c.name not in dropped and (c.sound in SOUNDNESS[accuracy] or c.name in named)]
+    rules = tuple(rule for rule in applied if isinstance(rule, Rule))
+    return replace(known, rules=rules, own=own, passes=tuple(passed for passed in applied if isinstance(passed, Pass)))
+
+
+@lru_cache(maxsize=16)
+def _checked(texts: tuple[tuple[str, str], ...], own: tuple[tuple[str, Operation], ...]) -> RuleSet:
+    """All rules of some files, each given as its name and its text; kept, since every plan asks for rules of the same files."""
     rules: list[Rule] = []
-    taken = set(language.RULE_NAMES)
+    taken = {*language.RULE_NAMES, *(known.name for known in EVERY)}
     declarations: list[Form] = []
     forms: list[Form] = []
-    for path in [*default_files(), *map(Path, paths)]:
-        found, declared, written = _read_file(path)
+    for name, text in texts:
+        found, declared, written = _parsed(name, text)
         declarations += declared
         forms += written
         _refuse_duplicates(found, taken)
         rules += found
-    arguments = _check(declarations, forms, own)
+    operations = dict(own)
+    arguments = _check(declarations, forms, operations)
     maps = language.elementwise_used(form.tree for form in forms)
-    meanings = tuple(_meaning(form, arguments, own) for form in declarations if _means(form))
-    kept = rules if only is None else select(rules, only)
-    named = set(only or ())
-    dropped = {rule.name for rule in select(rules, without)}
-    applied = [r for r in kept if r.name not in dropped and (r.sound in SOUNDNESS[accuracy] or r.name in named)]
-    return RuleSet(tuple(applied), tuple((form.place, form.text) for form in declarations), tuple(sorted(maps.items())), meanings, own)
+    meanings = tuple(_meaning(form, arguments, operations) for form in declarations if _means(form))
+    return RuleSet(tuple(rules), tuple((form.place, form.text) for form in declarations), tuple(sorted(maps.items())), meanings)
 
 
 def _check(declarations: Sequence[Form], forms: Sequence[Form], own: Mapping[str, Operation]) -> dict[str, int]:
@@ -140,18 +148,18 @@ def _check(declarations: Sequence[Form], forms: Sequence[Form], own: Mapping[str
     return arguments
 
 
-def select(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
-    """The rules that ``names`` name, each by its own name or by its file's, with or without ``.egg``.
+def select(rules: Sequence[Named], names: Sequence[str]) -> list[Named]:
+    """The rules and passes that ``names`` name, each by its own name or by its file's, with or without ``.egg``.
 
     Raises:
-        RuleError: for a name that no rule and no file has; it tells similar ones.
+        RuleError: for a name that no rule, pass or file has; it tells similar ones.
     """
     known = {rule.name for rule in rules} | {rule.file for rule in rules}
     wanted = {name.removesuffix(".egg") for name in names}
     for name in sorted(wanted - known):
         similar = difflib.get_close_matches(name, sorted(known), 3)
         hint = f"; similar ones are {', '.join(map(repr, similar))}" if similar else ""
-        raise RuleError(f"no rule and no rule file is named {name!r}{hint}.")
+        raise RuleError(f"no rule, pass or rule file is named {name!r}{hint}.")
     return [rule for rule in rules if rule.name in wanted or rule.file in wanted]
 
 
@@ -172,14 +180,18 @@ def _refuse_duplicates(found: Sequence[Rule], taken: set[str]) -> None:
         taken.add(rule.name)
 
 
-def _read_file(path: Path) -> tuple[list[Rule], list[Form], list[Form]]:
+def _read(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RuleError(f"the rule file {path} cannot be read: {error}") from error
+
+
+def _parsed(name: str, text: str) -> tuple[list[Rule], list[Form], list[Form]]:
+    """The rules of a file, its declarations, and all of its forms."""
     rules: list[Rule] = []
     declarations: list[Form] = []
-    forms = read_forms(text, path.name)
+    forms = read_forms(text, name)
     for form in forms:
         head = form.tree[0] if form.tree and isinstance(form.tree[0], str) else ""
         if head in RULE_COMMANDS:
@@ -224,7 +236,7 @@ def _rule(form: Form) -> Rule:
         raise RuleError(f"{form.place}: rule {name!r} is in ruleset {ruleset or '(none)'!r}; it must be in {known}.")
     equation, sound, why, memory = _card(form, name)
     made = form.tree[1:] if form.tree[0] == "birewrite" else form.tree[2]
-    return Rule(name, equation, sound, why, memory, ruleset, form.text, form.place, _rows(made))
+    return Rule(name, equation, sound, why, memory, form.place, ruleset, form.text, _rows(made))
 
 
 def _rows(tree: Any) -> int:

@@ -28,12 +28,14 @@ class Limits:
         max_seconds: seconds in all, checked between steps. Far more than the other limits allow for: what stops first should not
             depend on how busy the machine is.
         large_elements: a value of more elements is `large`: rules that explore apply where one is at stake.
+        unrolled_elements: folds and searches over at most so many elements may be written out element by element; a backend says.
     """
 
     max_rows: int = 50_000
     max_iterations: int = 30
     max_seconds: float = 60.0
     large_elements: int = 16_384
+    unrolled_elements: int = 16
 
 
 def saturate(program: Program, rules: RuleSet, limits: Limits = Limits(), rounds_operands: bool = False) -> View:
@@ -73,7 +75,7 @@ class _Run:
     def __init__(self, program: Program, rules: RuleSet, limits: Limits) -> None:
         self.limits = limits
         self.end = time.perf_counter() + limits.max_seconds
-        self.graph = EGraph(program, list(rules.texts()), dict(rules.maps), limits.large_elements, rules.own)
+        self.graph = EGraph(program, list(rules.texts()), dict(rules.maps), limits.large_elements, limits.unrolled_elements, rules.own)
         self.most_rows = {rule.name: rule.most_rows for rule in rules.rules}
         self.matches: Counter[str] = Counter()
         self.added: dict[str, float] = {}

@@ -1,9 +1,9 @@
-"""Equations that mean the same as a few elementwise operations and folds, which rules and loops can take apart."""
+"""Equations as other operations, which rules and loops can take apart: what JAX defines so, and what passes turn into folds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -13,30 +13,40 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun, primitives
 
 from eqsat_mem.frontend import diagonal_gathers, row_gathers
-from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
+from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.frontend.lowering import Lowering
-from eqsat_mem.frontend.row_gathers import Plain
+from eqsat_mem.passes import DIAGONALS, DRAWS, ROWS, SEARCHES, Pass
 
 
 def plain_form(
-    flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int], lowering: Lowering
+    flat: Flat,
+    producer: Mapping[int, Equation],
+    name: str,
+    params: dict[str, Any],
+    ins: Sequence[int],
+    lowering: Lowering,
+    passes: Collection[Pass],
 ) -> Plain | None:
-    """A jaxpr of elementwise operations and folds that means the same as this equation, and the values it is of; ``None`` if none is."""
-    same = _of_same_operands(flat, producer, name, params, ins, lowering)
-    return (same, ins) if same is not None else row_gathers.plain_form(flat, producer, name, params, ins)
+    """What an equation is in other operations, by its definition or by one of ``passes``; ``None`` if it stays as it is."""
+    by_definition = _definition(flat, name, params, ins)
+    if by_definition is not None:
+        return Plain(by_definition, ins)
+    if name in _SEARCHES and SEARCHES in passes:
+        search = (_search_pairs if lowering.pairs else _search)(flat, name, params, ins[0], lowering.short_search)
+        return Plain(search, ins, SEARCHES) if search is not None else None
+    if name == "random_bits" and DRAWS in passes and _counts_elements(flat, params, ins):
+        return Plain(_traced(flat, partial(_bits, params["shape"], params["bit_width"]), ins), ins, DRAWS)
+    if DIAGONALS in passes and (diagonal := diagonal_gathers.plain_form(flat, producer, name, params, ins)) is not None:
+        return diagonal
+    return row_gathers.plain_form(flat, producer, name, params, ins) if ROWS in passes else None
 
 
-def _of_same_operands(
-    flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int], lowering: Lowering
-) -> Any:
-    if name in _SEARCHES:
-        return (_search_pairs if lowering.pairs else _search)(flat, name, params, ins[0], lowering.short_search)
+def _definition(flat: Flat, name: str, params: dict[str, Any], ins: Sequence[int]) -> Any:
+    """A primitive as the others that JAX lowers it to; ``None`` if it lowers it to none."""
     if name == "convert_element_type" and _drops_imaginary_part(flat.dtypes[ins[0]], params["new_dtype"]):
         return _traced(flat, lambda x: lax.real(x).astype(params["new_dtype"]), ins)
     if name == "while" and params["cond_jaxpr"].out_avals[0].shape:
         return _traced(flat, partial(_while_any, params), ins)
-    if name == "random_bits" and _counts_elements(flat, params, ins):
-        return _traced(flat, partial(_bits, params["shape"], params["bit_width"]), ins)
     if name == "reshape" and params["dimensions"] is not None:
         return _traced(flat, lambda x: lax.reshape(lax.transpose(x, params["dimensions"]), params["new_sizes"]), ins)
     if name == "select_n" and len(ins) != 3:
@@ -45,7 +55,7 @@ def _of_same_operands(
         return _traced(flat, partial(_solve, params), ins)
     if name in _COMPOUND and params.get("accuracy") is None:
         return _traced(flat, partial(_COMPOUND[name], params), ins)
-    return diagonal_gathers.plain_form(flat, producer, name, params, ins)
+    return None
 
 
 def _traced(flat: Flat, function: Callable[..., Any], ins: Sequence[int]) -> Any:

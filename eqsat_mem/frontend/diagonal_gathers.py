@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
+from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
+from eqsat_mem.passes import DIAGONALS
 
 LARGEST = 1 << 22
 """Elements up to which positions are evaluated while loading."""
@@ -23,8 +24,8 @@ LARGEST = 1 << 22
 _WRITES: dict[str, Callable[[Any, Any], Any]] = {"scatter": lambda x, u: u, "scatter-add": lax.add, "scatter-mul": lax.mul}
 
 
-def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Any:
-    """A jaxpr of elementwise operations and folds that means the same as this equation, ``None`` if there is none."""
+def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Plain | None:
+    """Elementwise operations and folds that mean the same as this equation, ``None`` if there is none."""
     write = written(name, params)
     if (name != "gather" and write is None) or jax.dtypes.issubdtype(flat.dtypes[ins[0]], jax.dtypes.extended):
         return None
@@ -50,7 +51,7 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
     if not np.array_equal(columns[other], np.arange(len(positions)) + offset) or len(positions) + offset > shape[other] or offset < 0:
         return None
     form = _write(write, kept, other, offset, windows) if write is not None else _read(kept, other, offset, windows)
-    return jax.make_jaxpr(form)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in ins))
+    return Plain(jax.make_jaxpr(form)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in ins)), ins, DIAGONALS)
 
 
 def written(name: str, params: Mapping[str, Any]) -> Callable[[Any, Any], Any] | None:

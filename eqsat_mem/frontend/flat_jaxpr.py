@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr
+
 from eqsat_mem.ir import Source
+from eqsat_mem.passes import Pass
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Equation:
-    """One primitive on numbered values."""
+    """One primitive on numbered values, with the names of the passes that made it of others."""
 
     prim: Any
     params: dict[str, Any]
@@ -21,6 +24,16 @@ class Equation:
     outs: tuple[int, ...]
     effects: bool
     source: Source | None
+    passes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Plain:
+    """What an equation is in other operations: a jaxpr of some values; ``by`` is the pass that says so, ``None`` where JAX says it."""
+
+    jaxpr: ClosedJaxpr
+    operands: Sequence[int]
+    by: Pass | None = None
 
 
 @dataclass

@@ -6,7 +6,7 @@ waits only for the platform is the branch of this platform.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from eqsat_mem.frontend.decompose import plain_form
-from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
+from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.frontend.lowering import PLAIN, Lowering
 from eqsat_mem.ir import Source
+from eqsat_mem.ir.jaxprs import IMPURE
 from eqsat_mem.ir.ops import IDENTITIES
+from eqsat_mem.passes import EVERY, Pass
 
 _BODIES = {
     "jit": "jaxpr",
@@ -36,13 +38,10 @@ _BODIES = {
 }
 """Primitives that are calls, and the parameter that holds their body."""
 
-_IMPURE = frozenset({"rng_uniform", "empty", "create_token"})
-"""Primitives that may return something else each time, though they declare no effect."""
 
-
-def flatten(closed: ClosedJaxpr, lowering: Lowering = PLAIN) -> Flat:
-    """The flat form of a closed jaxpr, as a backend prefers it."""
-    work = _Flattening(Flat(), lowering)
+def flatten(closed: ClosedJaxpr, lowering: Lowering = PLAIN, passes: Collection[Pass] = EVERY) -> Flat:
+    """The flat form of a closed jaxpr, as a backend prefers it; ``passes`` may change it."""
+    work = _Flattening(Flat(), lowering, frozenset(passes))
     jaxpr = closed.jaxpr
     work.flat.inputs = [work.value(v.aval) for v in jaxpr.invars]
     work.flat.outputs = work.inline(jaxpr, closed.consts, work.flat.inputs, None)
@@ -66,8 +65,9 @@ def _live(equations: list[Equation], outputs: Iterable[int]) -> list[Equation]:
 class _Flattening:
     """The state of one flattening: the numbers of literals and of pure equations seen so far."""
 
-    def __init__(self, flat: Flat, lowering: Lowering):
-        self.flat, self.lowering = flat, lowering
+    def __init__(self, flat: Flat, lowering: Lowering, passes: frozenset[Pass]):
+        self.flat, self.lowering, self.passes = flat, lowering, passes
+        self.within: frozenset[str] = frozenset()
         self.known_literals: dict[Any, int] = {}
         self.known_consts: dict[int, int] = {}
         self.known_equations: dict[Any, tuple[int, ...]] = {}
@@ -102,11 +102,19 @@ class _Flattening:
             return ins
         if name == "convert_element_type" and (same := self.converted(ins[0], params["new_dtype"])) is not None:
             return [same]
-        plain = plain_form(self.flat, self.producer, name, params, ins, self.lowering)
+        plain = plain_form(self.flat, self.producer, name, params, ins, self.lowering, self.passes)
         if plain is not None:
-            form, operands = plain
-            return self.inline(form.jaxpr, form.consts, operands, source)
+            return self.changed(plain, source)
         return self.emit(eqn, ins, source)
+
+    def changed(self, plain: Plain, source: Source | None) -> list[int]:
+        """The values of what an equation is by its definition, or by a pass."""
+        before = self.within
+        self.within |= {plain.by.name} if plain.by is not None else set()
+        try:
+            return self.inline(plain.jaxpr.jaxpr, plain.jaxpr.consts, plain.operands, source)
+        finally:
+            self.within = before
 
     def converted(self, value: int, dtype: Any) -> int | None:
         """The value itself if it has this dtype already, or the literal that it is exactly."""
@@ -137,11 +145,11 @@ class _Flattening:
 
     def emit(self, eqn: Any, ins: list[int], source: Source | None) -> Sequence[int]:
         effects = bool(eqn.effects)
-        key = None if effects or eqn.primitive.name in _IMPURE else _key(eqn.primitive, eqn.params, ins)
+        key = None if effects or eqn.primitive.name in IMPURE else _key(eqn.primitive, eqn.params, ins)
         if key is not None and key in self.known_equations:
             return self.known_equations[key]
         outs = tuple(self.value(v.aval) for v in eqn.outvars)
-        new = Equation(eqn.primitive, eqn.params, tuple(ins), outs, effects, source)
+        new = Equation(eqn.primitive, eqn.params, tuple(ins), outs, effects, source, self.within)
         self.flat.equations.append(new)
         self.producer.update((v, new) for v in outs)
         if key is not None:

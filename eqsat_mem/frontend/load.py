@@ -7,7 +7,7 @@ Transposes, broadcasts, squeezes and reshapes are no term at all: they only say 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,23 +42,26 @@ from eqsat_mem.ir import (
     mask_of,
     ops,
 )
+from eqsat_mem.passes import EVERY, Pass
 
 SELECTION_CHUNKS = 4
 """How many of the smallest chunks that an operation can pick elements from its axis must have for it to be taken apart."""
 
 
-def load(closed: ClosedJaxpr, arg_names: Sequence[str], lowering: Lowering = PLAIN) -> Program:
-    """The program of a closed jaxpr, whose arguments are called ``arg_names``, as a backend prefers it.
+def load(closed: ClosedJaxpr, arg_names: Sequence[str], lowering: Lowering = PLAIN, passes: Collection[Pass] = EVERY) -> Program:
+    """The program of a closed jaxpr, whose arguments are called ``arg_names``, as a backend prefers it; ``passes`` may change it.
 
     Every jaxpr loads: a primitive without a row in the operation table becomes an opaque call. Raises ``ValueError`` if the
     number of names is not that of the arguments.
     """
-    return load_with_variables(closed, arg_names, lowering)[0]
+    return load_with_variables(closed, arg_names, lowering, passes)[0]
 
 
-def load_with_variables(closed: ClosedJaxpr, arg_names: Sequence[str], lowering: Lowering = PLAIN) -> tuple[Program, dict[Any, int]]:
+def load_with_variables(
+    closed: ClosedJaxpr, arg_names: Sequence[str], lowering: Lowering = PLAIN, passes: Collection[Pass] = EVERY
+) -> tuple[Program, dict[Any, int]]:
     """:func:`load`, and the term of each variable of the jaxpr whose value the program has."""
-    flat = flatten(closed, lowering)
+    flat = flatten(closed, lowering, passes)
     builder = _Builder(flat, Inference(flat).run(), arg_names)
     program = builder.build()
     terms = {variable: builder.term[v] for variable, v in flat.variables.items() if v >= 0}
@@ -71,7 +74,7 @@ class _Builder:
     def __init__(self, flat: Flat, inference: Inference, arg_names: Sequence[str]):
         self.flat, self.inference, self.table = flat, inference, inference.table
         self.term: list[int] = [-1] * len(flat.shapes)
-        self.program = Program()
+        self.program = Program(passes=frozenset().union(*(eqn.passes for eqn in flat.equations)))
         self.program.inputs = [Buffer(name, flat.shapes[v], flat.dtypes[v]) for name, v in zip(arg_names, flat.inputs, strict=True)]
         self.program.consts = list(flat.consts.values())
         self.number = self.number_indices()

@@ -17,11 +17,9 @@ import numpy as np
 from jax import lax
 
 from eqsat_mem.frontend.diagonal_gathers import Known, written
-from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
+from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.ir.ops import ALIASES, MAPS, REDUCTIONS
-
-Plain = tuple[Any, Sequence[int]]
-"""A jaxpr and the values that it is of."""
+from eqsat_mem.passes import ROWS
 
 _VIEWS = frozenset({"reshape", "transpose", "squeeze", "expand_dims", "broadcast_in_dim", "convert_element_type"})
 
@@ -36,7 +34,7 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
         return None
     values = [ins[0], rows.column, *ins[2:]]
     form = rows.write(write) if write is not None else rows.read(params)
-    return jax.make_jaxpr(form)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in values)), values
+    return Plain(jax.make_jaxpr(form)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in values)), values, ROWS)
 
 
 def _is_computed(flat: Flat, producer: Mapping[int, Equation], value: int) -> bool:

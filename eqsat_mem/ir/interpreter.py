@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eqsat_mem.ir import Axes, Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, Term, axes_mask, bits, children
+from eqsat_mem.ir import Axes, Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, Term, axes_mask, bits, children
 from eqsat_mem.ir.ops import MONOIDS, bind_call, map_row
 
 Array = Any
@@ -107,6 +107,8 @@ def _operation(
             return machine.fold(term, along(term.arg, mask), axes)
         case Dot():
             return _dot(program, term, along, machine)
+        case DotPlus():
+            return _dot_plus(program, term, free, along, machine)
         case Rename():
             to = dict(term.pairs)
             return from_axes(program, values[term.arg], tuple((to.get(i, i),) for i in bits(program.free[term.arg])))
@@ -134,6 +136,18 @@ def _dot(program: Program, term: Dot, along: Any, machine: Machine) -> Array:
     out = machine.dot(term, along(term.lhs, lhs), along(term.rhs, rhs), contract, batch)
     axes = [*bits(shared), *bits(lhs & ~shared & ~term.over), *bits(rhs & ~shared & ~term.over)]
     return from_axes(program, out, tuple((i,) for i in axes))
+
+
+def _dot_plus(program: Program, term: DotPlus, free: int, along: Any, machine: Machine) -> Array:
+    """A contraction, to which the sums of two more operands over the same indices are added, first that of the left."""
+    product = Dot(term.dtype, term.over, term.lhs, term.rhs)
+    total = expand(program, _dot(program, product, along, machine), program.free_of(product), free)
+    for added in (term.left, term.right):
+        fold = Fold(term.dtype, "add", term.over, added)
+        mask = program.free[added] | term.over
+        summed = machine.fold(fold, along(added, mask), [k for k, i in enumerate(bits(mask)) if term.over >> i & 1])
+        total = machine.map(Map(term.dtype, "add", ()), [total, expand(program, summed, program.free_of(fold), free)])
+    return total
 
 
 # --- layouts ----------------------------------------------------------------------------------------

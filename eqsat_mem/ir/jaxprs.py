@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from eqsat_mem.ir.program import itemsize
 
-IMPURE = frozenset({"rng_uniform"})
+IMPURE = frozenset({"rng_uniform", "empty", "create_token"})
 """Primitives that may return something else each time, though they declare no effect."""
 
 

@@ -7,8 +7,8 @@ A program is a list of hash-consed terms in topological order. Sharing a term is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from eqsat_mem.ir.terms import (
     Call,
     Const,
     Dot,
+    DotPlus,
     Fold,
     Index,
     Input,
@@ -70,7 +71,10 @@ class Output:
 
 @dataclass
 class Program:
-    """Terms in topological order with inputs, constants, outputs and effects (roots that must run, in order)."""
+    """Terms in topological order with inputs, constants, outputs and effects (roots that must run, in order).
+
+    ``passes`` are the names of the passes that have changed it (:mod:`eqsat_mem.passes`).
+    """
 
     indices: list[Index] = field(default_factory=list)
     inputs: list[Buffer] = field(default_factory=list)
@@ -80,6 +84,7 @@ class Program:
     outputs: list[Output] = field(default_factory=list)
     effects: list[int] = field(default_factory=list)
     source: dict[int, Source] = field(default_factory=dict)
+    passes: frozenset[str] = frozenset()
     _ids: dict[Term, int] = field(default_factory=dict, repr=False)
     _operands: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
@@ -142,20 +147,26 @@ class Program:
             case Iota():
                 return 1 << term.index
             case Map():
-                out = 0
-                for a in term.args:
-                    out |= self.free[a]
-                return out
+                return self._read(term)
             case Fold():
                 return self.free[term.arg] & ~term.over
             case Dot():
                 return (self.free[term.lhs] | self.free[term.rhs]) & ~term.over
+            case DotPlus():
+                return self._read(term) & ~term.over
             case Rename():
                 to = dict(term.pairs)
                 return mask_of(to.get(i, i) for i in bits(self.free[term.arg]))
             case Block():
                 return axes_mask(term.call.out_axes[term.out])
         raise TypeError(f"not a term: {term!r}")
+
+    def _read(self, term: Term) -> int:
+        """The indices that operands of a term depend on."""
+        out = 0
+        for c in children(term):
+            out |= self.free[c]
+        return out
 
     def extent(self, mask: int) -> int:
         """The product of the extents of an index set."""
@@ -198,28 +209,58 @@ class Program:
                 stack.extend(children(self.terms[t]))
         return sorted(seen)
 
+    # writing anew
+
+    def rewritten(
+        self, rewrite: Rewrite, terms: Iterable[int] | None = None, into: Program | None = None
+    ) -> tuple[Program, dict[int, int]]:
+        """The program with some of its terms replaced, and the number of each old term in the new program.
+
+        Args:
+            rewrite: called as ``rewrite(new, t, ids)`` for each term ``t`` of this program, operands first; ``ids`` has the numbers of
+                the terms before. It returns a term of ``new`` or the number of one that it has added there; ``None`` copies the term.
+            terms: the terms to go through, in ascending order: those that outputs and effects need unless others are given.
+            into: the program to add terms to: :meth:`empty_like` unless another is given.
+        """
+        out = self.empty_like() if into is None else into
+        ids: dict[int, int] = {}
+        for t in self.reachable() if terms is None else terms:
+            new = rewrite(out, t, ids)
+            ids[t] = new if isinstance(new, int) else out.add(self.on(t, ids) if new is None else new, self.source.get(t))
+        out.take_roots(self, ids.__getitem__)
+        return out, ids
+
+    def on(self, t: int, ids: Mapping[int, int]) -> Term:
+        """The operation of a term on the operands that ``ids`` has for its own."""
+        return with_children(self.terms[t], tuple(ids[c] for c in children(self.terms[t])))
+
+    def take_roots(self, old: Program, number: Callable[[int], int]) -> None:
+        """Have the outputs and effects of ``old``, of whose terms ``number`` tells the number here."""
+        self.outputs = [replace(o, term=number(o.term)) for o in old.outputs]
+        self.effects = [number(t) for t in old.effects]
+
     def replace_calls(self, new: Mapping[Call, Call]) -> Program:
         """The same program with other calls in place of some."""
-        out = self.empty_like()
-        ids: dict[int, int] = {}
-        for t in self.reachable():
-            term = with_children(self.terms[t], tuple(ids[c] for c in children(self.terms[t])))
-            if isinstance(term, Block) and term.call in new:
-                term = Block(term.dtype, new[term.call], term.args, term.out)
-            ids[t] = out.add(term, self.source.get(t))
-        out.outputs = [Output(ids[o.term], o.axes, o.weak_type) for o in self.outputs]
-        out.effects = [ids[t] for t in self.effects]
-        return out
+
+        def called(_: Program, t: int, ids: Mapping[int, int]) -> Term | None:
+            term = self.on(t, ids)
+            return Block(term.dtype, new[term.call], term.args, term.out) if isinstance(term, Block) and term.call in new else None
+
+        return self.rewritten(called)[0]
 
     def empty_like(self) -> Program:
-        """A program with the same indices, inputs and constants, and no terms."""
-        return Program(list(self.indices), list(self.inputs), list(self.consts))
+        """A program with the same indices, inputs and constants, changed by the same passes, and no terms."""
+        return Program(list(self.indices), list(self.inputs), list(self.consts), passes=self.passes)
 
     def __str__(self) -> str:
         return "\n".join(
             [f"%{t} = {describe(self, t)}" for t in self.reachable()]
             + [f"return %{o.term} as {axes_text(self, o.axes)}" for o in self.outputs]
         )
+
+
+Rewrite = Callable[[Program, int, Mapping[int, int]], Term | int | None]
+"""What :meth:`Program.rewritten` puts in place of a term."""
 
 
 def itemsize(dtype: Any) -> int:
@@ -272,6 +313,8 @@ def describe(program: Program, t: int) -> str:
             return f"{term.monoid}[{names(program, term.over)}]({args}){tail}"
         case Dot():
             return f"dot[{names(program, term.over)}]({args}){tail}"
+        case DotPlus():
+            return f"dot_plus[{names(program, term.over)}]({args}){tail}"
         case Rename():
             pairs = ", ".join(f"{program.indices[s].name}->{program.indices[d].name}" for s, d in term.pairs)
             return f"rename[{pairs}]({args}){tail}"
@@ -303,6 +346,9 @@ def check(program: Program) -> None:
                 assert not stay & mask_of(targets), f"a renamed index meets another at {where}"
                 for s, d in term.pairs:
                     assert program.indices[s].extent == program.indices[d].extent, f"extents at {where}"
+            case DotPlus():
+                assert not program.free[term.left] & ~(program.free[term.lhs] | term.over), f"indices of the left sum at {where}"
+                assert not program.free[term.right] & ~(program.free[term.rhs] | term.over), f"indices of the right sum at {where}"
             case Block():
                 call = term.call
                 assert len(call.in_axes) == len(term.args), f"operands of {where}"

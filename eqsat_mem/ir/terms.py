@@ -123,6 +123,21 @@ class Dot(Term):
 
 
 @dataclass(frozen=True)
+class DotPlus(Term):
+    """The augmented contraction ``sum_over (lhs * rhs + left + right)``, where ``left`` has the indices of ``lhs`` and ``right`` those of
+    ``rhs``: sums that are added to a contraction as part of it.
+
+    It stands in the e-graph; programs that are scheduled have it as a contraction (:mod:`eqsat_mem.egraph.augmented_lowering`).
+    """
+
+    over: int
+    lhs: int
+    rhs: int
+    left: int
+    right: int
+
+
+@dataclass(frozen=True)
 class Rename(Term):
     """``arg`` read under other index names: ``pairs`` (source, destination), all at once, destinations not free in ``arg`` unless
     renamed away."""
@@ -177,6 +192,8 @@ def children(term: Term) -> tuple[int, ...]:
             return (term.arg,)
         case Dot():
             return (term.lhs, term.rhs)
+        case DotPlus():
+            return (term.lhs, term.rhs, term.left, term.right)
         case _:
             return ()
 
@@ -205,5 +222,7 @@ def with_children(term: Term, new: tuple[int, ...]) -> Term:
             return Rename(term.dtype, term.pairs, new[0])
         case Dot():
             return Dot(term.dtype, term.over, new[0], new[1], term.precision)
+        case DotPlus():
+            return DotPlus(term.dtype, term.over, *new)
         case _:
             return term

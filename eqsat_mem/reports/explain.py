@@ -194,11 +194,19 @@ def _needed(searches: _Searches, fired: Sequence[str]) -> list[NeededRule]:
 
     names = smallest(fired, enough)
     only = searches.seen_with(every - frozenset(names))
+    where = {name: only if name in only.first_step else searches.seen for name in names}
     options = searches.record.options
-    cards = {rule.name: rule for rule in load_rules(options.rules, accuracy=options.accuracy, operations=options.operations).rules}
+    cards = {
+        card.name: card for card in load_rules(options.rules, options.accuracy, options.only_rules, operations=options.operations).cards
+    }
     order = {name: k for k, name in enumerate(cards)}
     needed = [
-        NeededRule(rule=cards[name], step=only.first_step[name], matches=only.matches[name], without=searches.found(frozenset([name])))
+        NeededRule(
+            rule=cards[name],
+            step=where[name].first_step[name],
+            matches=where[name].matches[name],
+            without=searches.found(frozenset([name])),
+        )
         for name in names
     ]
     return sorted(needed, key=lambda n: (n.step, order[n.rule.name]))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from eqsat_mem.egraph.rule_files import Rule
+from eqsat_mem.passes import Pass
 from eqsat_mem.reports.plan import LoopSummary, time_text, times_as_long
 from eqsat_mem.reports.runners_up import Rival
 from eqsat_mem.units import format_bytes
@@ -41,16 +42,18 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class NeededRule:
-    """A rule without which the plan is not reached; or one of the fewest others that complete these, for which others can stand in.
+    """A rule or pass without which the plan is not reached; or one of the fewest others that complete these, for which others can stand in.
 
     Attributes:
-        rule: the rule with its card.
-        step: the step of saturation in which it first matched, counted over all rulesets; rules of one step act at once.
-        matches: how often it matched, the other needed rules being the only ones.
+        rule: the rule or pass with its card.
+        step: the step of saturation in which it first matched, counted over all rulesets; rules of one step act at once. Passes count as
+            one step after that.
+        matches: how often it matched, the other needed rules being the only ones, or all rules where it does not match among those;
+            of a pass, how many candidates it has changed.
         without: what the search finds without it, all other rules applied. Where that is as good as the plan, other rules stand in.
     """
 
-    rule: Rule
+    rule: Rule | Pass
     step: int
     matches: int
     without: Found

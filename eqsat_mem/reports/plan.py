@@ -70,7 +70,7 @@ class Plan:
         predicted_s, original_predicted_s: seconds by the time model, or None where it was not asked.
         seconds: seconds that each stage of planning took.
         loops: the loops of the plan in the order of the program, outer ones before those inside.
-        rules_fired: the names of the rules that matched something in the program.
+        rules_fired: the names of the rules that matched something in the program, and of the passes that changed it.
         peak_tensors: ``(description, bytes, source)`` of what is held at the plan's peak.
         device: the device that the plan is for.
         compiler_options: the options that XLA compiles the plan with when the function is called on its own, to be passed to a ``jax.jit``

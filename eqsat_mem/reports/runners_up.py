@@ -75,7 +75,7 @@ class Search:
             self.matches[rule_of(name)] += count
 
     def rules_fired(self) -> list[str]:
-        """The rules that matched, in the order of their first matches, by name where these are one step."""
+        """The rules that matched and the passes that changed a program, in the order in which they first did, by name within a step."""
         return sorted(self.first_step, key=lambda name: (self.first_step[name], name))
 
     def origin(self, s: Schedule) -> str:

@@ -8,6 +8,7 @@ carried by searches and schedules, so that every stage asks the same one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -21,7 +22,8 @@ from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.precision import rounds
 from eqsat_mem.schedule.device import Device
-from eqsat_mem.schedule.idioms import Idioms, Tie
+from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.ties import Tie
 from eqsat_mem.schedule.weights import BASE, Weights
 
 if TYPE_CHECKING:
@@ -67,10 +69,30 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Check:
-    """Bytes that a compiled program holds at its peak, and the program (None where it was compiled for a device that is not there)."""
+    """A compiled program.
+
+    Attributes:
+        held_bytes: bytes that it holds at its peak.
+        compiled: the program; None where it was compiled for a device that is not there.
+        doubts: as those of :class:`Hidden`.
+    """
 
     held_bytes: int
     compiled: Any = None
+    doubts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Memory of a compiled program that the compiler does not report.
+
+    Attributes:
+        nbytes: an estimate, in bytes.
+        doubts: sentences on memory that is not in it because it cannot be seen; usually none.
+    """
+
+    nbytes: int = 0
+    doubts: tuple[str, ...] = ()
 
 
 # --- behaviour ---------------------------------------------------------------------------------------
@@ -102,10 +124,18 @@ class Backend:
     """Block operations inside which XLA computes elementwise operands."""
     room_toll: ClassVar[float] = 0.02
     """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
-    augments_dots: ClassVar[bool] = False
-    """Whether sums that are added to a contraction are better part of it: additions to its result cost traffic of their own."""
-    needless_rules: ClassVar[tuple[str, ...]] = ()
-    """Rules whose facts do not help this compiler."""
+    needless_rules: ClassVar[tuple[str, ...]] = ("augmented",)
+    """Rules, or files of rules, that do not help this compiler: additions to a contraction's result are fused with what follows."""
+    unrolled_elements: ClassVar[int] = 16
+    """Folds and searches over at most so many elements may be written out element by element, which makes them elementwise."""
+    unrolled_weight: ClassVar[float] = 1.0
+    """The cost of an operation that is repeated for each element of a fold that is written out."""
+    crowded_weight: ClassVar[float] = 1.0
+    """The same in a kernel with an operation of at least :attr:`crowding_weight`."""
+    crowding_weight: ClassVar[float] = math.inf
+    """The weight from which on an operation leaves no registers for several elements at once."""
+    short_fold: ClassVar[int] = 32
+    """A fold over fewer elements than this does not fill vector registers along its axis."""
     rereads: ClassVar[frozenset[str]] = frozenset()
     """Block operations that read operands in several kernels, each of which computes virtual operands again."""
 
@@ -222,9 +252,9 @@ class Backend:
         fill = m / (m + THIN) * n / (n + THIN) * k / (k + THIN)
         return 2.0 * batch * m * n * k / (self.contraction_rate(term) * fill)
 
-    def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int, short: int) -> float:
-        """Additions for each of ``count`` elements that a fold combines; fewer than ``short`` do not fill vector registers."""
-        return self.device.short_reduce_weight if count < short else self.device.reduce_weight
+    def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int) -> float:
+        """Additions for each of ``count`` elements that a fold combines."""
+        return self.device.short_reduce_weight if count < self.short_fold else self.device.reduce_weight
 
     def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
         """Seconds of a kernel's arithmetic, given their sum over its terms; ``of_term`` tells those of any term."""
@@ -290,7 +320,7 @@ class Backend:
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
         lowered = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
         compiled = lowered.compile() if optimise else self._compiled_for_check(lowered)
-        return Check(self.held_bytes(compiled), compiled)
+        return self.checked(compiled)
 
     def _compiled_for_check(self, lowered: Any) -> Any:
         try:
@@ -298,9 +328,9 @@ class Backend:
         except jax.errors.JaxRuntimeError:  # a jaxlib of other options
             return lowered.compile()
 
-    def held_bytes(self, compiled: Any) -> int:
-        """Bytes that a compiled program takes at its peak: arguments (used or not), outputs and temporaries, without outputs in the memory
-        of donated arguments, and :meth:`hidden_bytes`.
+    def checked(self, compiled: Any) -> Check:
+        """How much memory a compiled program takes at its peak: arguments (used or not), outputs and temporaries, without outputs in the
+        memory of donated arguments, and what is :meth:`hidden`.
 
         Raises:
             NotImplementedError: if the compiler does not analyse memory.
@@ -309,15 +339,12 @@ class Backend:
         if memory is None:
             raise NotImplementedError("this backend does not tell what a compiled program holds: pass verify=False to plan without it.")
         reported = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes - memory.alias_size_in_bytes
-        return int(reported) + self.hidden_bytes(compiled)
+        hidden = self.hidden(compiled)
+        return Check(int(reported) + hidden.nbytes, compiled, hidden.doubts)
 
-    def hidden_bytes(self, compiled: Any) -> int:
-        """Bytes that a compiled program takes at its peak besides those that its memory analysis reports."""
-        return 0
-
-    def doubts(self) -> tuple[str, ...]:
-        """Sentences on what a check of a compiled program's memory cannot see; none where it sees all."""
-        return ()
+    def hidden(self, compiled: Any) -> Hidden:
+        """The memory that a compiled program takes at its peak besides that which its memory analysis reports."""
+        return Hidden()
 
 
 INVERTED = ("sqrt", "rsqrt", "exp", "pow")

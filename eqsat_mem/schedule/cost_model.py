@@ -9,22 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, children
+from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, children
+from eqsat_mem.ir.precision import of_rules
 from eqsat_mem.schedule.backend import Backend, extent_of
-
-SPREAD, CROWDED = 0.4, 0.9
-"""The cost of an addition or a product in an unrolled fold: its terms do not wait for one another, as those of the unit do, and products
-are added as they are made. The second is that beside a function of many operations, which leaves no registers for several elements."""
-FUNCTION = 16
-"""The weight from which on an operation is such a function: a polynomial, where a root is one instruction."""
-SHORT = 32
-"""A reduction over fewer elements than this does not fill vector registers along its axis."""
 
 
 def spread_weight(program: Program, members: Iterable[int], backend: Backend) -> float:
     """The cost of an addition of an unrolled fold in the kernel of these terms."""
     maps = (term for t in members if isinstance(term := program.terms[t], Map))
-    return CROWDED if any(backend.weights.of_map(term) >= FUNCTION for term in maps) else SPREAD
+    crowded = any(backend.weights.of_map(term) >= backend.crowding_weight for term in maps)
+    return backend.crowded_weight if crowded else backend.unrolled_weight
 
 
 def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Backend, spread: float | None = None) -> float:
@@ -41,10 +35,12 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
             return out * width * (weight if spread is None or weight > 1 else weight * spread) / device.elements
         case Fold():
             count = extent_of(extents, program.free[term.arg] & term.over)
-            weight = backend.fold_weight(program, t, extents, count, SHORT) if spread is None else spread
+            weight = backend.fold_weight(program, t, extents, count) if spread is None else spread
             return out * count * width * weight / device.elements
         case Dot():
             return dot_s(program, term, extents, backend)
+        case DotPlus():
+            return _dot_plus_s(program, term, extents, backend)
         case Block():
             ins = [_shape(extents, axes) for axes in term.call.in_axes]
             outs = [_shape(extents, axes) for axes in term.call.out_axes]
@@ -61,6 +57,18 @@ def dot_s(program: Program, term: Dot, extents: Sequence[int], backend: Backend)
     if m == n == 1:  # no matrix: XLA multiplies elementwise, having copied an operand into the layout of the other
         return 2 * vector
     return min(backend.contraction_s(term, batch, m, n, k), vector)
+
+
+def _dot_plus_s(program: Program, term: DotPlus, extents: Sequence[int], backend: Backend) -> float:
+    """An augmented contraction as extraction sees it: the contraction and the sums that are joined to its operands.
+
+    The time of the columns that hold these sums is left out, for they save digits: where rules expand a distance, its sums are part of
+    the contraction also where adding them to its result would be as fast.
+    """
+    product = Dot(term.dtype, term.over, term.lhs, term.rhs, of_rules(term.dtype, backend.rounds_operands))
+    elements = sum(extent_of(extents, program.free[s]) for s in (term.left, term.right))
+    sums = elements * backend.element_factor(term.dtype) * backend.device.reduce_weight / backend.device.elements
+    return dot_s(program, product, extents, backend) + sums
 
 
 def sides(program: Program, term: Dot, extents: Sequence[int]) -> tuple[int, int, int, int]:
@@ -85,20 +93,9 @@ def term_seconds(program: Program, t: int, unrolled: bool = False, *, backend: B
     term = program.terms[t]
     if isinstance(term, (Input, Const, Iota, Literal, Rename)):
         return 0.0
-    if backend.augments_dots and _adds_smaller(program, t):
-        return 0.0
-    seconds = arithmetic_s(program, t, [i.extent for i in program.indices], backend, CROWDED if unrolled else None)
-    touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, Block)) else 0
+    seconds = arithmetic_s(program, t, [i.extent for i in program.indices], backend, backend.crowded_weight if unrolled else None)
+    touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, DotPlus, Block)) else 0
     return seconds + touched / backend.device.levels[backend.device.tile_level][1]
-
-
-def _adds_smaller(program: Program, t: int) -> bool:
-    """Whether a term adds a value of fewer indices to one of all: sums that are added to a contraction become part of it."""
-    term = program.terms[t]
-    if not isinstance(term, Map) or term.op not in ("add", "sub"):
-        return False
-    free = [program.free[a] for a in term.args]
-    return program.free[t] in free and free[0] != free[1]
 
 
 def _shape(extents: Sequence[int], axes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ class Device:
         kernel_s: seconds to launch a kernel.
         iteration_s: seconds for one more turn of a loop.
         reduce_weight: additions that folding one element takes.
-        short_reduce_weight: the same along an axis of fewer than :data:`eqsat_mem.schedule.cost_model.SHORT` elements.
+        short_reduce_weight: the same along an axis of fewer than :attr:`eqsat_mem.schedule.backend.Backend.short_fold` elements.
         matrix_cores: units to which the rows of a contraction are distributed.
         reused_bytes: an allocation of at least so many bytes is new memory in every run.
         fresh_rate: bytes per second at which the system hands out new memory.

@@ -144,13 +144,11 @@ def _is_virtual(ex: Extraction, t: int, users: list[int], ends: frozenset[int], 
             return backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
             return alone or backend.is_cheap(program, t)
-        case Fold() | Dot():
-            if ex.unrolls.get(t):
+        case Fold() | Dot() if not ex.unrolls.get(t) and backend.computes_in_tiles(ex, program.extent(term.over), ends):
+            return True
+        case Fold():
+            if not alone or ex.unrolls.get(t):
                 return alone
-            if backend.computes_in_tiles(ex, program.extent(term.over), ends):
-                return True
-            if not alone or isinstance(term, Dot):
-                return False
             return backend.fuses_fold(ex, t, program.extent(term.over), program.terms[next(iter(ends))])
         case Block():
             readers = [program.terms[e] for e in ends]

@@ -1,13 +1,12 @@
-"""How source is written for a compiler, and how values that are computed again are kept apart from the first computation."""
+"""How source is written for a compiler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Program, Term
 from eqsat_mem.ir.loop_tree import Seq
 from eqsat_mem.ir.ops.blocks import Text
 
@@ -62,16 +61,3 @@ class Idioms:
     def block(self, name: str) -> BlockSource:
         """What replaces the operation table's source of a primitive."""
         return BlockSource()
-
-
-class Tie(Protocol):
-    """How a value computed again is kept apart from the first computation, with which compilers would merge it."""
-
-    def can_tie(self, dtype: Any) -> bool:
-        """Whether values of a dtype can be tied."""
-
-    def token(self, program: Program, late: int, add: Callable[[Term], int]) -> int:
-        """A term that exists only after ``late`` does; ``add`` appends terms to the program."""
-
-    def tied(self, program: Program, value: int, token: int, add: Callable[[Term], int]) -> int:
-        """A term equal to ``value`` that does not exist before ``token``."""

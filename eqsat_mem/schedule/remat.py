@@ -24,10 +24,10 @@ from eqsat_mem.ir.jaxprs import IMPURE, inner_jaxprs, repeatable
 from eqsat_mem.ir.loop_tree import Loop, Path, Seq, at, enclosing, made
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.idioms import Tie
 from eqsat_mem.schedule.memory import Extents, Memory, within
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import has_effects
+from eqsat_mem.schedule.ties import Tie
 from eqsat_mem.schedule.timing import Timing
 
 MOST_MOVES = 400
@@ -249,8 +249,7 @@ class _Rebuilt:
         self.chunks: dict[Loop, int] = {}
         values: dict[int, int] = {}
         self.seq = self.sequence(s.seq, values, ())
-        self.program.outputs = [replace(o, term=self.read(o.term, values)) for o in self.old.outputs]
-        self.program.effects = [self.read(t, values) for t in self.old.effects]
+        self.program.take_roots(self.old, lambda t: self.read(t, values))
         self.ex = Extraction(
             self.program,
             self.stated(s.ex.splits),

@@ -20,7 +20,7 @@ from eqsat_mem.ir import Block, Dot, Map, argument_bytes, bits, children, folded
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops, regions, with_region
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder, same_loop, tied
-from eqsat_mem.schedule.cost_model import SPREAD, arithmetic_s
+from eqsat_mem.schedule.cost_model import arithmetic_s
 from eqsat_mem.schedule.memory import Extents, Memory, Peak, within
 from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region, split
 from eqsat_mem.schedule.timing import Known, Timing
@@ -394,4 +394,5 @@ class Search:
     def recompute_s(self, t: int, extents: Extents) -> float:
         term = self.ex.program.terms[t]
         dear = isinstance(term, (Dot, Block)) or bool(folded(term))
-        return arithmetic_s(self.ex.program, t, extents, self.backend, SPREAD if self.ex.unrolls.get(t) else None) if dear else 0.0
+        spread = self.backend.unrolled_weight if self.ex.unrolls.get(t) else None
+        return arithmetic_s(self.ex.program, t, extents, self.backend, spread) if dear else 0.0

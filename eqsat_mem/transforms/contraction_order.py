@@ -8,17 +8,16 @@ results is one more candidate to be scheduled.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from opt_einsum import paths
 
 from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.egraph.rule_files import RuleSet
-from eqsat_mem.ir import Dot, Map, Output, Program, bits, children, with_children
+from eqsat_mem.ir import Dot, Map, Program, bits, children
+from eqsat_mem.passes import ORDER
 
-RULE = "reassociate"
-"""The rule that this follows: without it, orders stay as they are."""
 FEWEST = 4
 """Factors from which on an order is looked for; of fewer, rules have all."""
 NEIGHBOURS = 2
@@ -29,12 +28,13 @@ FEW = 8
 
 def reordered(ex: Extraction, rules: RuleSet, seconds: Callable[[Program, int], float]) -> Extraction | None:
     """The program with its long products in the order that takes the fewest multiplications; None if it is not faster by ``seconds``."""
-    if all(rule.name != RULE for rule in rules.rules):
+    if ORDER not in rules.passes:
         return None
     products = [p for p in _products(ex.program) if len(p.factors) >= FEWEST]
     if not products:
         return None
     program = _rebuilt(ex.program, {p.root: p for p in products})
+    program.passes |= {ORDER.name}
     before, after = (sum(seconds(p, t) for t in p.reachable()) for p in (ex.program, program))
     return original(program, rules) if after < before else None
 
@@ -101,20 +101,17 @@ def _two_factors(program: Program, t: int, top: Dot) -> tuple[tuple[int, ...], i
 
 def _rebuilt(program: Program, products: dict[int, _Product]) -> Program:
     """The program with these products in their orders."""
-    out = program.empty_like()
-    skipped = {t for p in products.values() for t in p.inner}
-    ids: dict[int, int] = {}
-    for t in program.reachable():
-        term, source = program.terms[t], program.source.get(t)
-        if t in products:
-            ids[t] = _ordered(out, products[t], [ids[f] for f in products[t].factors])
-            if source is not None:
-                out.source.setdefault(ids[t], source)
-        elif t not in skipped:
-            ids[t] = out.add(with_children(term, tuple(ids[c] for c in children(term))), source)
-    out.outputs = [Output(ids[o.term], o.axes, o.weak_type) for o in program.outputs]
-    out.effects = [ids[t] for t in program.effects]
-    return out
+    inner = {t for p in products.values() for t in p.inner}
+
+    def ordered(new: Program, t: int, ids: Mapping[int, int]) -> int | None:
+        if t not in products:
+            return None
+        product = _ordered(new, products[t], [ids[f] for f in products[t].factors])
+        if t in program.source:
+            new.source.setdefault(product, program.source[t])
+        return product
+
+    return program.rewritten(ordered, (t for t in program.reachable() if t not in inner))[0]
 
 
 def _ordered(out: Program, product: _Product, factors: list[int]) -> int:

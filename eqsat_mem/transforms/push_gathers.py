@@ -8,6 +8,7 @@ again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,6 @@ from eqsat_mem.ir import (
     Iota,
     Literal,
     Map,
-    Output,
     Program,
     Rename,
     Term,
@@ -35,6 +35,7 @@ from eqsat_mem.ir import (
     mask_of,
     with_children,
 )
+from eqsat_mem.passes import LOOKUPS
 
 RULES = {"slice-pointwise": Map, "slice-fold": Fold, "slice-dot": Dot}
 """The rules that allow rows of a term to be computed from rows of its operands; without its rule, a term is computed whole."""
@@ -42,21 +43,21 @@ RULES = {"slice-pointwise": Map, "slice-fold": Fold, "slice-dot": Dot}
 
 def looked_up(program: Program, rules: RuleSet) -> Program | None:
     """The program with lookups in computed values, and slices of them, taken apart as far as rules allow, ``None`` if nothing is."""
-    sliced = (Rename, Iota, *(RULES[rule.name] for rule in rules.rules if rule.name in RULES))
-    new = program.empty_like()
-    ids: dict[int, int] = {}
-    changed = False
-    for t in program.reachable():
-        term = with_children(program.terms[t], tuple(ids[c] for c in children(program.terms[t])))
-        taken = _taken_from(new, term, sliced)
-        rows = None if taken is None else taken.value()
-        changed |= rows is not None
-        ids[t] = new.add(term, program.source.get(t)) if rows is None else rows
-    if not changed:
+    if LOOKUPS not in rules.passes:
         return None
-    new.outputs = [Output(ids[o.term], o.axes, o.weak_type) for o in program.outputs]
-    new.effects = [ids[t] for t in program.effects]
-    return new
+    sliced = (Rename, Iota, *(RULES[rule.name] for rule in rules.rules if rule.name in RULES))
+    changed = False
+
+    def rows(new: Program, t: int, ids: Mapping[int, int]) -> int | None:
+        nonlocal changed
+        taken = _taken_from(new, program.on(t, ids), sliced)
+        found = None if taken is None else taken.value()
+        changed |= found is not None
+        return found
+
+    new, _ = program.rewritten(rows)
+    new.passes |= {LOOKUPS.name}
+    return new if changed else None
 
 
 @dataclass

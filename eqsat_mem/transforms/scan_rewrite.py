@@ -24,12 +24,14 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.frontend.inline import lines_of
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.lowering import LOADED
 from eqsat_mem.ir import Fold, Iota, Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir.ops import MONOIDS, accumulator
+from eqsat_mem.passes import SCANS
 from eqsat_mem.transforms.control_flow import Choice, Scan, While
 from eqsat_mem.transforms.scan_analysis import How, Slices, Stage, Stages
 
@@ -38,15 +40,18 @@ Carry = tuple[list[Array], list[Array]]
 """What a scan hands from step to step: its own carry, and the folds that accumulate in it."""
 
 
-def forms(ex: Extraction) -> Iterator[Program]:
+def forms(ex: Extraction, rules: RuleSet) -> Iterator[Program]:
     """Programs that compute the same with less and less stacked by scans; none if there is nothing to gain."""
+    if SCANS not in rules.passes:
+        return
     seen = {Stages(ex, Stage.WRITTEN).decisions()}
     for stage in Stage:
         stages = Stages(ex, stage)
         if stages.decisions() in seen:
             continue
         seen.add(stages.decisions())
-        program = load(_traced(stages), [b.name for b in ex.program.inputs], LOADED)
+        program = load(_traced(stages), [b.name for b in ex.program.inputs], LOADED, rules.passes)
+        program.passes |= {*ex.program.passes, SCANS.name}
         program.outputs = [replace(o, weak_type=w.weak_type) for o, w in zip(program.outputs, ex.program.outputs, strict=True)]
         yield program
 

@@ -10,6 +10,7 @@ import pytest
 from eqsat_mem import optimize
 from eqsat_mem.backends.xla import held_bytes
 from eqsat_mem.testing import same_values
+from tests.tiers import tiered
 
 N, LIMIT = 1500, 2**20  # the matrix of distances alone has 9 MB
 
@@ -38,7 +39,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("name", tiered(TRANSFORMS, ["call", "grad", "vmap"]))
 def test_transformed_functions_hold_no_more_than_the_limit(name):
     args = arguments()
     transformed = jax.jit(TRANSFORMS[name](optimize(loss, memory_limit=LIMIT)))

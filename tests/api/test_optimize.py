@@ -18,6 +18,7 @@ import eqsat_mem
 from eqsat_mem import pipeline
 from eqsat_mem.api.optimize import Optimized, optimize
 from eqsat_mem.errors import MemoryLimitError, OptionError
+from tests.tiers import tiered
 
 
 @dataclass
@@ -334,17 +335,19 @@ DERIVATIVES = {
 }
 
 
-@pytest.mark.parametrize("name", DERIVATIVES)
+@pytest.mark.parametrize(
+    "name", tiered(DERIVATIVES, ["grad", "value_and_grad", "jacfwd", "jacrev", "checkpoint", "jit of grad", "linearize"])
+)
 def test_derivatives(name):
     args = xyv()
     transform = DERIVATIVES[name]
-    same(transform(optimize(loss))(*args), transform(loss)(*args))
+    same(transform(optimize(loss))(*args), jax.jit(transform(loss))(*args))
 
 
 def test_jacobians_of_a_vector():
     args = xyv()
     for transform in (jax.jacfwd, jax.jacrev):
-        same(transform(optimize(kernel), argnums=(0, 1))(*args), transform(kernel, argnums=(0, 1))(*args))
+        same(transform(optimize(kernel), argnums=(0, 1))(*args), jax.jit(transform(kernel, argnums=(0, 1)))(*args))
 
 
 def test_gradient_keeps_only_the_arguments(plans):
@@ -419,7 +422,7 @@ def test_vmap(in_axes, out_axes):
         args = ({"a": jnp.stack([x, x]), "b": x}, y, v)
     else:
         args = tuple(with_axis(a, axis) for a, axis in zip((x, y, v), in_axes if isinstance(in_axes, tuple) else (0, 0, 0), strict=True))
-    same(jax.vmap(optimize(f), in_axes, out_axes)(*args), jax.vmap(f, in_axes, out_axes)(*args))
+    same(jax.vmap(optimize(f), in_axes, out_axes)(*args), jax.jit(jax.vmap(f, in_axes, out_axes))(*args))
 
 
 @pytest.mark.parametrize(
@@ -428,7 +431,8 @@ def test_vmap(in_axes, out_axes):
 )
 def test_vmap_and_grad(transform):
     x, y, v = xyv()
-    same(transform(optimize(loss))(x[None] * jnp.ones((2, 1, 1)), y, v), transform(loss)(x[None] * jnp.ones((2, 1, 1)), y, v))
+    args = x[None] * jnp.ones((2, 1, 1)), y, v
+    same(transform(optimize(loss))(*args), jax.jit(transform(loss))(*args))
 
 
 def test_vmap_of_vmap_and_of_hessian():
@@ -436,9 +440,10 @@ def test_vmap_of_vmap_and_of_hessian():
     v2 = jnp.stack([v, 2 * v])
     same(
         jax.vmap(jax.vmap(optimize(loss), (None, None, 0)), (0, None, None))(x[:, None], y, v2),
-        jax.vmap(jax.vmap(loss, (None, None, 0)), (0, None, None))(x[:, None], y, v2),
+        jax.jit(jax.vmap(jax.vmap(loss, (None, None, 0)), (0, None, None)))(x[:, None], y, v2),
     )
-    same(jax.vmap(jax.hessian(optimize(loss), 2), (None, None, 0))(x, y, v2), jax.vmap(jax.hessian(loss, 2), (None, None, 0))(x, y, v2))
+    batched = [jax.vmap(jax.hessian(f, 2), (None, None, 0)) for f in (optimize(loss), loss)]
+    same(batched[0](x, y, v2), jax.jit(batched[1])(x, y, v2))
 
 
 def test_vmap_with_a_named_axis():
@@ -494,7 +499,7 @@ def test_loops_of_a_plan_inside_shard_map(monkeypatch):
         def function(x):
             return [lax.fori_loop(0, len(x), lambda i, acc: acc + x[i], jnp.zeros((), x.dtype))]
 
-        return types.SimpleNamespace(record=None, function=function)
+        return types.SimpleNamespace(record=None, schedule=None, function=function)
 
     monkeypatch.setattr(pipeline, "plan", plan)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))

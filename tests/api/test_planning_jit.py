@@ -333,6 +333,7 @@ def test_donated_arguments_are_given_away(jit, x):
     assert not x.is_deleted()
 
 
+@pytest.mark.slow
 def test_outputs_in_the_memory_of_donated_arguments_count_once(jit, ledger):
     """A state of 400 kB, and the next one: a third does not fit. As written, a step holds 80 MB."""
 
@@ -356,6 +357,7 @@ def test_outputs_in_the_memory_of_donated_arguments_count_once(jit, ledger):
     assert kept.outcome == "failed"
 
 
+@pytest.mark.slow
 def test_programs_that_fit_because_they_are_given_memory_run_as_written(jit, ledger):
     f = jit(lambda x: jnp.sin(x) + 1, donate_argnums=0)
     x = jnp.linspace(0.0, 1.0, 200_000)
@@ -464,6 +466,16 @@ def no_array(f, x):
     f(x, "text")
 
 
+@pytest.fixture
+def filtered_tracebacks():
+    """Tracebacks as users see them: conftest turns the filter off for the other tests."""
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "auto")
+    yield
+    jax.config.update("jax_traceback_filtering", before)
+
+
+@pytest.mark.usefixtures("filtered_tracebacks")
 @pytest.mark.parametrize("call", [wrong_arguments, wrong_shapes, no_array], ids=lambda call: call.__name__)
 def test_errors_of_the_function_are_its_own(call, jit, ledger, x):
     with pytest.raises(Exception) as expected:  # noqa: PT011  # whatever JAX raises
@@ -472,7 +484,7 @@ def test_errors_of_the_function_are_its_own(call, jit, ledger, x):
         call(jit(nearest), x)
     texts = [re.sub(r" at 0x\w+", "", str(error.value)) for error in (caught, expected)]
     assert texts[0] == texts[1]
-    assert [str(frame.path) for frame in caught.traceback if frame.path.name == "jitted.py"] == []
+    assert [str(frame.path) for frame in caught.traceback if frame.path.name == "planning_jit.py"] == []
     traced = [] if call is no_array else [f"it raised {type(expected.value).__name__} while JAX traced it"]
     assert [entry.reason for entry in ledger.entries] == traced
 

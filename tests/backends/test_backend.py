@@ -14,9 +14,9 @@ import pytest
 
 from benchmarks.programs import BENCHMARKS
 from eqsat_mem import MemoryLimitError, pipeline
+from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu import hidden_scratch
 from eqsat_mem.backends.cpu.backend import CpuBackend
-from eqsat_mem.backends.cpu.weights import WEIGHTS
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.egraph.rule_files import load_rules
@@ -192,8 +192,8 @@ def test_nothing_is_rematerialised_where_no_tie_is_known():
 def test_weights_name_operations_that_there_are():
     from eqsat_mem.schedule import weights as base
 
-    assert set(base.ELEMENTWISE) | set(WEIGHTS.elementwise) <= set(MAPS)
-    assert set(base.BLOCKS) | set(WEIGHTS.blocks) | set(WEIGHTS.workspaces) <= set(BLOCKS)
+    assert set(base.ELEMENTWISE) | set(CPU.weights.elementwise) <= set(MAPS)
+    assert set(base.BLOCKS) | set(CPU.weights.blocks) | set(CPU.weights.workspaces) <= set(BLOCKS)
 
 
 # --- bits ---------------------------------------------------------------------------------------------
@@ -234,6 +234,9 @@ def pipeline_function(function, a, b):
 # --- what the compiler hides --------------------------------------------------------------------------
 
 
+COMPILED = jax.jit(jnp.sin).lower(jax.ShapeDtypeStruct((3,), jnp.float32)).compile()
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA:CPU's kernel library")
 def test_the_canary_sings_in_this_version_of_jaxlib():
     assert jaxlib.__version__ in hidden_scratch.SEEN_IN
@@ -244,11 +247,11 @@ def test_a_renamed_fusion_is_told(monkeypatch):
     """A jaxlib of the future that calls the library's fusions otherwise, and reports no more than this one."""
     monkeypatch.setattr(hidden_scratch, "SEEN_IN", frozenset())
     monkeypatch.setattr(hidden_scratch, "LIBRARY_FUSION", '"kind":"__renamed"')
-    monkeypatch.setattr(hidden_scratch, "_BATCHED", "no_such_attribute")
+    monkeypatch.setattr(hidden_scratch, "BATCH", "no_such_attribute")
     hidden_scratch.canary.cache_clear()
     try:
         assert not hidden_scratch.canary()
-        (doubt,) = CPU.doubts()
+        (doubt,) = CPU.checked(COMPILED).doubts
         jaxpr = jax.make_jaxpr(jnp.sin)(jnp.ones(3))
         plan = pipeline.plan(jaxpr, Options(memory_limit=MIB), ["x"], "sine", CPU)
         assert plan.doubts == (doubt,)
@@ -260,5 +263,16 @@ def test_a_renamed_fusion_is_told(monkeypatch):
 
 def test_known_versions_are_not_asked(monkeypatch):
     monkeypatch.setattr(hidden_scratch, "canary", lambda: pytest.fail("compiled something"))
-    assert CpuBackend(CPU.device).doubts() == ()
-    assert BASE.doubts() == ()
+    assert CpuBackend(CPU.device).checked(COMPILED).doubts == ()
+    assert BASE.checked(COMPILED).doubts == ()
+
+
+def test_a_program_that_cannot_be_read_is_told(monkeypatch):
+    monkeypatch.setattr(hlo, "TYPES", {})
+    monkeypatch.setattr(hlo, "_OP", re.compile("no such operation"))
+    jaxpr = jax.make_jaxpr(jnp.sin)(jnp.ones(3))
+    plan = pipeline.plan(jaxpr, Options(memory_limit=MIB), ["x"], "sine", CPU)
+    (doubt,) = plan.doubts
+    assert "instructions cannot be read" in doubt
+    assert doubt in str(plan)
+    assert BASE.checked(COMPILED).doubts == ()

@@ -17,8 +17,13 @@ from eqsat_mem.backends.gpu.targets import named
 from eqsat_mem.backends.gpu.workspaces import library_bytes, workspaces
 from eqsat_mem.errors import DeviceCompilerError
 
-compiler = pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs pip install 'eqsat-mem[gpu]'")
+missing = pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs pip install 'eqsat-mem[gpu]'")
 H100, L4 = named("h100"), named("l4")
+
+
+def compiler(test):
+    """A test that asks the compiler: of the second tier, as what the extra ``gpu`` installs is only needed there."""
+    return pytest.mark.slow(missing(test))
 
 
 def f32(*shape, dtype=jnp.float32):

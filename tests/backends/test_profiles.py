@@ -48,6 +48,27 @@ def test_what_is_kept_is_used_until_it_is_forgotten(home):
     assert backend_in_use().device == built_in
 
 
+def test_what_is_measured_is_read_back_as_it_was_kept(home):
+    measured = calibrate.measure(CPU, shortest_s=1e-5)
+    profiles.keep(measured)
+    assert backend_in_use() == replace(CPU, device=measured)
+
+
+def test_functions_distribution_and_thin_sides_cost_as_in_the_profile(home):
+    def seconds(f, *shapes, **figures):
+        profiles.keep(replace(CPU.device, **figures))
+        avals = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        return eqsat_mem.optimize(f, verify=False).plan(*avals).original_predicted_s
+
+    assert seconds(jnp.exp, (2**20,), function_factor=2.0) > 1.5 * seconds(jnp.exp, (2**20,))
+    assert seconds(jnp.negative, (2**20,), function_factor=2.0) == seconds(jnp.negative, (2**20,))
+    large = (512, 512), (512, 512)
+    more = CPU.device.deal_s if CPU.device.matrix_cores > 1 else 0.0
+    assert seconds(jnp.matmul, *large, deal_s=2 * CPU.device.deal_s) == pytest.approx(seconds(jnp.matmul, *large) + more)
+    thin = (2048, 1024), (1024, 12)
+    assert seconds(jnp.matmul, *thin, thin_columns=60.0) > 1.5 * seconds(jnp.matmul, *thin)
+
+
 def test_plans_are_made_with_the_profile(home):
     def f(x):
         return jnp.sin(x @ x.T).sum()

@@ -7,10 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.backends.cpu.hidden_scratch import LONE_AXIS, PACKED, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
 from eqsat_mem.backends.xla import compiled_peak, donations
 from eqsat_mem.testing import same_values
+
+try:
+    from jaxlib import _hlo as jaxlib_hlo
+except ImportError:  # versions that parse no text
+    jaxlib_hlo = None
 
 cpu_only = pytest.mark.skipif(jax.default_backend() != "cpu", reason="options and fusions are XLA:CPU's")
 
@@ -75,6 +81,15 @@ def test_typed_keys_and_weak_types():
     assert compiled_peak(lambda key, x: jax.random.normal(key) * x, [key, number])[0] >= 16
 
 
+def scratch(compiled):
+    """The estimate for a compiled program, which is the same for both ways of reading it."""
+    modules = hlo.from_message(hlo.message_of(compiled)), hlo.from_text(compiled.as_text())
+    assert [module.unread for module in modules] == [(), ()]
+    structured, printed = map(hidden_scratch_bytes, modules)
+    assert structured == printed
+    return structured
+
+
 def attention(q, k, v):
     return jnp.einsum("hqk,hkd->hqd", jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k)), v)
 
@@ -84,38 +99,60 @@ def test_scores_of_attention_are_held_although_not_reported():
     scores = 4 * 2 * 2048**2
     held, compiled = compiled_peak(attention, shapes(*[(2, 2048, 64)] * 3))
     assert held >= scores
-    assert scores <= hidden_scratch_bytes(compiled.as_text()) + compiled.memory_analysis().temp_size_in_bytes <= 1.3 * scores
+    assert scores <= scratch(compiled) + compiled.memory_analysis().temp_size_in_bytes <= 1.3 * scores
 
 
-HLO = """
-%fused (param_0: f32[{rows},64], param_1: f32[4096,64]) -> f32[{rows}] {{
-  %param_0 = f32[{rows},64]{{1,0}} parameter(0)
-  %param_1 = f32[4096,64]{{1,0}} parameter(1)
-  %scores.1 = bf16[{rows},4096]{{1,0}} dot(%param_0, %param_1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
-  %exp.0 = bf16[{rows},4096]{{1,0}} exponential(%scores.1), metadata={{op_name="exp(x)"}}
-  %zero = bf16[] constant(0)
-  ROOT %sum = bf16[{rows}]{{0}} reduce(%exp.0, %zero), dimensions={{1}}, to_apply=%add{more}
+HLO = """HloModule reduced
+
+%add (x: bf16[], y: bf16[]) -> bf16[] {{
+  %x = bf16[] parameter(0)
+  %y = bf16[] parameter(1)
+  ROOT %sum.1 = bf16[] add(%x, %y)
 }}
 
-ENTRY %main (a: f32[{rows},64], b: f32[4096,64]) -> f32[{rows}] {{
-  ROOT %ynn_fusion = bf16[{rows}]{{0}} fusion(%a, %b), kind=kCustom, calls=%fused, config={{"fusion_config":{{"kind":"__ynn_fusion"}}}}
+%fused (param_0: bf16[{rows},64], param_1: bf16[4096,64]) -> {result} {{
+  %param_0 = bf16[{rows},64]{{1,0}} parameter(0)
+  %param_1 = bf16[4096,64]{{1,0}} parameter(1)
+  {contraction}%scores.1 = bf16[{rows},4096]{{1,0}} dot(%param_0, %param_1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{1}}
+  %exp.0 = bf16[{rows},4096]{{1,0}} exponential(%scores.1), metadata={{op_name="exp(x), (twice), as {{it}} \\"is\\""}}{more}
+  %zero = bf16[] constant(0)
+  {sum}%sum = bf16[{rows}]{{0}} reduce(%exp.0, %zero), dimensions={{1}}, to_apply=%add
+}}
+
+ENTRY %main (a: bf16[{rows},64], b: bf16[4096,64]) -> {result} {{
+  %a = bf16[{rows},64]{{1,0}} parameter(0)
+  %b = bf16[4096,64]{{1,0}} parameter(1)
+  ROOT %ynn_fusion = {result} fusion(%a, %b), kind=kCustom, calls=%fused, backend_config={{"fusion_config":{{"kind":"{kind}"}}}}
 }}
 """
 
 
+def written(rows, more="", root="sum", kind="__ynn_fusion"):
+    """The estimate for a program by its text; the same if this jaxlib parses and serialises it."""
+    result = f"bf16[{rows}]" if root == "sum" else f"bf16[{rows},4096]"
+    marks = {name: "ROOT " if root == name else "" for name in ("sum", "contraction")}
+    text = HLO.format(rows=rows, more=more, result=result, kind=kind, **marks)
+    module = hlo.from_text(text)
+    assert module.unread == ()
+    estimate = hidden_scratch_bytes(module)
+    parse = getattr(jaxlib_hlo, "hlo_module_from_text", None)
+    if parse is not None:
+        assert hidden_scratch_bytes(hlo.from_message(parse(text).as_serialized_hlo_module_proto())) == estimate
+    return estimate
+
+
 def test_a_reduced_contraction_is_held_by_blocks_of_rows():
     row = 4096 * 2
-    assert hidden_scratch_bytes(HLO.format(rows=100, more="")) == 100 * row
-    assert hidden_scratch_bytes(HLO.format(rows=9000, more="")) == STREAMED_ROWS * row
+    assert written(rows=100) == 100 * row
+    assert written(rows=9000) == STREAMED_ROWS * row
 
 
 def test_a_contraction_used_twice_is_held_whole():
-    assert hidden_scratch_bytes(HLO.format(rows=9000, more="\n  %again = bf16[] negate(%scores.1)")) == 9000 * 4096 * 2
+    assert written(rows=9000, more="\n  %again = bf16[9000,4096]{1,0} negate(%scores.1)") == 9000 * 4096 * 2
 
 
 def test_a_contraction_that_is_the_result_is_not_scratch():
-    text = HLO.format(rows=100, more="").replace("%scores.1 = ", "ROOT %scores.1 = ", 1)
-    assert hidden_scratch_bytes(text) == 0 == hidden_scratch_bytes(HLO.format(rows=9, more="").replace("__ynn_fusion", "kLoop"))
+    assert written(rows=100, root="contraction") == 0 == written(rows=9, kind="another")
 
 
 @cpu_only
@@ -135,7 +172,7 @@ def test_batched_contractions_of_turned_operands_are_packed_all_at_once(spec, x,
         return jax.lax.fori_loop(0, turns, lambda t, total: total + jnp.einsum(spec, a * (1.0 + t), b), jnp.einsum(spec, a, b))
 
     _, compiled = compiled_peak(contract, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x, y)])
-    assert hidden_scratch_bytes(compiled.as_text()) == packed * PACKED * 4 * (np.prod(x) + np.prod(y))
+    assert scratch(compiled) == packed * PACKED * 4 * (np.prod(x) + np.prod(y))
 
 
 def counted_bytes(function, avals):
@@ -144,7 +181,7 @@ def counted_bytes(function, avals):
     XLA of jaxlib 0.10.0 computes elementwise values before its kernel library folds them, so it knows of them.
     """
     _, compiled = compiled_peak(function, avals)
-    return hidden_scratch_bytes(compiled.as_text()), compiled.memory_analysis().temp_size_in_bytes
+    return scratch(compiled), compiled.memory_analysis().temp_size_in_bytes
 
 
 @cpu_only

@@ -210,6 +210,7 @@ def test_importing_costs_little(statement, absent):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_a_plan_with_its_reasons(kernel, capsys):
     command = ["plan", f"{kernel}:matvec", "--args", f"{kernel}:make_args", "--limit", "2MiB", "--explain"]
     assert main(command) == 0

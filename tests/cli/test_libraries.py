@@ -19,6 +19,7 @@ SCRIPTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "libraries", "limit"), SCRIPTS, ids=[name for name, *_ in SCRIPTS])
 def test_scripts_on_libraries_fit(name, libraries, limit, tmp_path):
     missing = [library for library in libraries if find_spec(library) is None]

@@ -169,6 +169,7 @@ USES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -193,6 +194,7 @@ def test_scripts_that_use_jax(script, said, tmp_path):
     assert ours_said == f"eqsat-mem: {script.removeprefix('-m ')}{said}"
 
 
+@pytest.mark.slow
 def test_scripts_that_have_closed_stderr_still_run(tmp_path):
     (tmp_path / "closed.py").write_text("import sys\nsys.stderr.close()\n" + NEIGHBOURS)
     ours, said = run("--memory-limit", "100kB", "--report", "report.json", "closed.py", cwd=tmp_path)
@@ -208,6 +210,7 @@ def test_a_fork_that_ends_reports_nothing(tmp_path):
     assert said == "eqsat-mem: forks.py did not import jax: there was nothing to plan.\n"
 
 
+@pytest.mark.slow
 def test_strict_scripts_stop(tmp_path):
     (tmp_path / "nearest.py").write_text(NEIGHBOURS)
     command = ["--memory-limit", "100kB", "--report", "report.json", "nearest.py"]

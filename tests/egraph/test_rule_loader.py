@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from eqsat_mem.egraph import rule_files
 from eqsat_mem.egraph.engine import EGraph
 from eqsat_mem.egraph.extract import extract
 from eqsat_mem.egraph.rule_files import default_files, load_rules
@@ -17,6 +18,7 @@ from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.errors import RuleError
 from eqsat_mem.frontend.load import load
+from eqsat_mem.ir.ops import Operation
 
 CARD = ";; a = a\n;; sound: real -- why\n;; memory: none\n"
 FORMS = [form for path in default_files() for form in read_forms(path.read_text(), path.name)]
@@ -119,4 +121,37 @@ def test_without_the_grammar_egglog_would_panic(monkeypatch):
     """What the checks are for: a name twice, which the loader refuses, is a panic of egglog's."""
     twice = [("one", '(rewrite (Neg a) a :ruleset simplify :name "twice")')] * 2
     with pytest.raises(RuleError, match="egglog failed"):
-        EGraph(PROGRAM, twice, {}, 0)
+        EGraph(PROGRAM, twice, {}, 0, 16)
+
+
+def test_files_are_parsed_once_and_again_when_they_change(tmp_path, monkeypatch):
+    path, parsed = tmp_path / "own.egg", []
+    monkeypatch.setattr(rule_files, "read_forms", lambda text, name: parsed.append(name) or read_forms(text, name))
+
+    def names(rule):
+        path.write_text(f'{CARD}(rewrite (Exp a) (Exp a) :ruleset simplify :name "{rule}")', encoding="utf-8")
+        return {rule.name for rule in load_rules([path]).rules}
+
+    assert "first" in names("first")
+    assert "own.egg" in parsed
+    parsed.clear()
+    assert "first" in {rule.name for rule in load_rules([path], without=["splitting"]).rules}
+    assert parsed == [], "other options need no other text"
+    assert "other" in names("other"), "of the same length"
+    assert "longer" in names("longer")
+    path.write_text("(rule", encoding="utf-8")
+    for _ in range(2):
+        with pytest.raises(RuleError, match=r"own\.egg:1: the form that begins here lacks"):
+            load_rules([path])
+    path.unlink()
+    with pytest.raises(RuleError, match="cannot be read"):
+        load_rules([path])
+
+
+def test_what_one_caller_changes_no_other_sees():
+    twice = [Operation("twice", lambda x: x + x) for _ in range(2)]
+    one, other = (load_rules(operations=[operation]) for operation in twice)
+    assert (one.own["Twice"], other.own["Twice"]) == tuple(twice)
+    one.own.clear()
+    assert load_rules(operations=twice[:1]).own == {"Twice": twice[0]}
+    assert load_rules().own == {}

@@ -21,7 +21,10 @@ from eqsat_mem.errors import RuleError
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot, Fold, Input, Map, Program
 from eqsat_mem.ir.interpreter import evaluate
+from tests.oracles.evaluation import values
 from tests.oracles.extraction import chaos
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SMALL = Limits(max_rows=20_000, max_seconds=20.0, large_elements=0)
 RULES = load_rules()
@@ -52,12 +55,12 @@ def test_programs_drawn_from_the_e_graph_equal_the_original(name):
     fun, args = PROGRAMS[name]
     program = program_of(fun, *args)
     view = saturate(program, RULES, SMALL)
-    want = evaluate(program, args)
-    for seed in range(5):
-        drawn = chaos(view, seed).program
-        for got, expected in zip(evaluate(drawn, args), want, strict=True):
+    drawn = [chaos(view, seed).program for seed in range(5)]
+    want, *every = values(args, program, *drawn)
+    for seed, outputs in enumerate(every):
+        for got, expected in zip(outputs, want, strict=True):
             assert got.dtype == expected.dtype
-            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9, err_msg=f"seed {seed}\n{drawn}")
+            np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9, err_msg=f"seed {seed}\n{drawn[seed]}")
 
 
 def test_names_changed_twice_do_not_meet_in_a_value_that_is_constant_along_one():
@@ -74,9 +77,10 @@ def test_names_changed_twice_do_not_meet_in_a_value_that_is_constant_along_one()
     apart = program.add(ir.Map(kind, "mul", (one, program.add(ir.Rename(kind, ((s, q),), w)))))
     program.outputs = [ir.Output(constant, ((m,), (s,))), ir.Output(along_q, ((q,),)), ir.Output(apart, ((m,), (j,), (q,)))]
     args = [np.linspace(-1, 2, 5)]
-    want, view = evaluate(program, args), saturate(program, RULES, SMALL)
-    for seed in range(10):
-        for got, expected in zip(evaluate(chaos(view, seed).program, args), want, strict=True):
+    view = saturate(program, RULES, SMALL)
+    want, *every = values(args, program, *(chaos(view, seed).program for seed in range(10)))
+    for seed, outputs in enumerate(every):
+        for got, expected in zip(outputs, want, strict=True):
             np.testing.assert_allclose(got, expected, rtol=1e-12, err_msg=f"seed {seed}")
 
 
@@ -130,8 +134,8 @@ def test_squares_of_contractions_match_no_node_that_egglog_has_replaced(capfd):
     view = saturate(program, RULES, SMALL)
     assert view.stopped == "saturated"
     assert capfd.readouterr().err == ""  # a panic of egglog writes there, and saturation begins again with fewer iterations
-    for seed in range(5):
-        np.testing.assert_allclose(evaluate(chaos(view, seed).program, args)[0], graph_laplacian(*args), rtol=1e-9)
+    for (got,) in values(args, *(chaos(view, seed).program for seed in range(5))):
+        np.testing.assert_allclose(got, graph_laplacian(*args), rtol=1e-9)
 
 
 def nodes_of(tree) -> Iterator[list]:
@@ -179,7 +183,7 @@ def expanded(x, y):
     program = program_of(sq, x, y)
     best = extract(saturate(program, RULES, SMALL), elements, 0.0).program
     assert largest(best) < largest(program)
-    return np.asarray(evaluate(best, [x, y])[0])
+    return np.asarray(values([x, y], best)[0][0])
 
 
 def test_distances_far_from_the_origin_keep_their_digits():
@@ -223,7 +227,7 @@ def test_negative_weights_are_not_clamped():
     x, y, w = np.ones((3, 2), np.float32), np.zeros((4, 2), np.float32), np.array([-1.0, 0.5], np.float32)
     program = program_of(PROGRAMS["weighted"][0], x, y, w)
     best = extract(saturate(program, RULES, SMALL), elements, 0.0).program
-    np.testing.assert_allclose(evaluate(best, [x, y, w])[0], -0.5)
+    np.testing.assert_allclose(values([x, y, w], best)[0][0], -0.5)
 
 
 def test_a_chain_of_ten_is_associated_from_its_thin_end():
@@ -312,7 +316,7 @@ def test_a_program_with_more_indices_than_bits_is_still_rewritten_where_it_is_la
     view = saturate(program, RULES)
     assert view.matches["expand-distance"] == 1
     best = extract(view, elements, 1e-9).program
-    for got, want in zip(evaluate(best, args), evaluate(program, args), strict=True):
+    for got, want in zip(*values(args, best, program), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-9)
 
 

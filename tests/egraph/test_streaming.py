@@ -22,6 +22,9 @@ from eqsat_mem.schedule.split import region, split
 from tests.oracles.execution import execute
 from tests.oracles.targets import CPU
 from tests.schedule.test_split import index_of
+from tests.tiers import tiered
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 ROWS, KEYS, COLUMNS = 6, 11, 3
 RULES = load_rules(only=("simplify", "splitting", "streaming"))
@@ -125,16 +128,16 @@ def specials(keys: int = KEYS) -> dict[str, np.ndarray]:
     return out
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 10])
+@pytest.mark.parametrize("chunk", tiered([1, 2, 3, 7, 10], [3]))
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_streamed_programs_mean_what_was_written(name, chunk):
     fun, v = PROGRAMS[name], values()
     ex = streamed(fun, [scores(), v])
     tree = split(ex, region(ex), index_of(ex.program, KEYS))
     made = Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), chunk), 0, 0.0)
-    emitted = emit(made).function
+    emitted, original = jax.jit(emit(made).function), jax.jit(fun)
     for kind, s in specials().items():
-        want = jax.tree.leaves(jax.jit(fun)(s, v))
+        want = jax.tree.leaves(original(s, v))
         rounding = rounding_of_means(s) if name in ABOUT_MEANS else 0.0
         for got in (emitted(s, v), execute(made, [s, v])):
             for a, b in zip(got, want, strict=True):
@@ -157,7 +160,7 @@ def test_rows_in_chunks_inside_of_keys_in_chunks():
     keys, rows = loops(tree)
     made = Schedule(ex, CPU, tree, {keys: 4, rows: 2}, 0, 0.0)
     want = by_hand(s, v)
-    for got in (emit(made).function(s, v)[0], execute(made, [s, v])[0]):
+    for got in (jax.jit(emit(made).function)(s, v)[0], execute(made, [s, v])[0]):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
 
 
@@ -169,7 +172,7 @@ def test_two_summed_indices_one_inside_the_other():
         return jnp.sum(jnp.exp(s - jnp.max(s, axis=(1, 2), keepdims=True)), axis=(1, 2))
 
     made = both_in_chunks(fun, s, 4, 2)
-    for got in (emit(made).function(s)[0], execute(made, [s])[0]):
+    for got in (jax.jit(emit(made).function)(s)[0], execute(made, [s])[0]):
         np.testing.assert_allclose(got, fun(s), rtol=1e-5)
 
 
@@ -190,7 +193,7 @@ def test_a_variance_over_two_indices_one_inside_the_other(chunks):
     s = 7 + np.random.default_rng(5).standard_normal((4, KEYS, 5)).astype(np.float32)
     s[1, :, 3] += 100
     made = both_in_chunks(lambda s: jnp.var(s, axis=(1, 2)), s, *chunks)
-    for got in (emit(made).function(s)[0], execute(made, [s])[0]):
+    for got in (jax.jit(emit(made).function)(s)[0], execute(made, [s])[0]):
         np.testing.assert_allclose(got, np.var(s.astype(np.float64), axis=(1, 2)), rtol=1e-5)
 
 
@@ -225,7 +228,7 @@ def test_narrow_numbers_are_accumulated_in_float32():
     ex = streamed(by_hand, [s, v])
     tree = split(ex, region(ex), index_of(ex.program, KEYS))
     made = Schedule(ex, CPU, tree, dict.fromkeys(loops(tree), 2), 0, 0.0)
-    (got,) = emit(made).function(s, v)
+    (got,) = jax.jit(emit(made).function)(s, v)
     assert got.dtype == jnp.bfloat16
     np.testing.assert_allclose(got.astype(np.float32), by_hand(*(a.astype(jnp.float32) for a in (s, v))), atol=0.05)
 
@@ -307,7 +310,7 @@ def test_an_extreme_and_its_place_are_one_loop(name):
     assert loop.rescaled
 
 
-@pytest.mark.parametrize("chunk", [4, 16])
+@pytest.mark.parametrize("chunk", tiered([4, 16], [4]))
 @pytest.mark.parametrize("name", PLACES)
 def test_streamed_places_are_those_of_the_original(name, chunk):
     fun = PLACES[name]

@@ -10,6 +10,8 @@ from jax import lax
 
 import eqsat_mem
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 B, T, K = 37, 41, 53
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((B, 1, 4), np.float32), RNG.standard_normal((1, T, 4), np.float32)

@@ -11,6 +11,9 @@ import eqsat_mem
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, folded
+from tests.tiers import tiered
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 N, M, PLACES = 331, 307, 11
 RNG = np.random.default_rng(0)
@@ -75,7 +78,7 @@ def two_sides(x, y):
 FOLDED = [histogram, counts, moments, taken_away, products, segment_least, largest_above_zero, table_gradient, two_sides]
 
 
-@pytest.mark.parametrize("fun", FOLDED, ids=lambda fun: fun.__name__)
+@pytest.mark.parametrize("fun", tiered(FOLDED, [histogram, segment_least, table_gradient]), ids=lambda fun: fun.__name__)
 def test_elements_that_meet_are_made_in_chunks(fun):
     fast = eqsat_mem.optimize(fun, memory_limit=X.nbytes + Y.nbytes + N * M)  # a byte per element, which has four at the least
     assert fast.plan(X, Y).loops

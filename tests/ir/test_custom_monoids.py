@@ -17,12 +17,14 @@ from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.egraph.soundness.judge import judge
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Fold, check
-from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.schedule.cost_model import term_seconds
+from tests.oracles.evaluation import values
 from tests.oracles.extraction import chaos
 from tests.oracles.targets import CPU
 
 SECONDS = partial(term_seconds, backend=CPU)
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def both(a, b):
@@ -67,10 +69,11 @@ def program_of(function, *args):
 def test_a_fold_is_what_its_parts_say(monoid, shape):
     x = normal(*shape)
     plain = PLAIN[monoid.name]
-    for got in (monoid(x), jax.jit(monoid)(x), monoid(np.moveaxis(x, -1, 0), axis=0)):
-        np.testing.assert_allclose(got, plain(x), rtol=1e-5)
+    want, *others = jax.jit(lambda x: (plain(x), monoid(x), monoid(jnp.moveaxis(x, -1, 0), axis=0)))(x)
+    for got in (monoid(x), *others):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
     if monoid is not COUNT:
-        grads = (jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (monoid, plain))
+        grads = jax.jit(lambda x: [jax.grad(lambda x, f=f: jnp.sum(jnp.sin(f(x))))(x) for f in (monoid, plain)])(x)
         np.testing.assert_allclose(*grads, rtol=1e-4, atol=1e-6)
 
 
@@ -112,10 +115,9 @@ def test_loops_fold_chunk_by_chunk_within_the_limit(function):
     assert not plan.namespace
     scope = {}
     exec(plan.source, scope)
-    for got in (planned(*args), scope[function.__name__](*args)):
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), jax.tree.leaves(got), jax.tree.leaves(function(*args))
-        )
+    want = jax.tree.leaves(jax.jit(function)(*args))
+    for got in (planned(*args), jax.jit(scope[function.__name__])(*args)):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), jax.tree.leaves(got), want)
 
 
 def test_one_loop_over_the_folded_axis_carries_the_state():
@@ -124,10 +126,11 @@ def test_one_loop_over_the_folded_axis_carries_the_state():
     assert "jnp.full((97,), -jnp.inf, jnp.float32)" in plan.source
 
 
+@pytest.mark.slow
 def test_gradients_stay_near_the_value():
     args = normal(40, 2), normal(301, 2)
     planned = eqsat_mem.optimize(rows, memory_limit="1MiB")
-    got, want = (jax.grad(lambda *a, f=f: sum(jnp.sum(r**2) for r in f(*a)))(*args) for f in (planned, rows))
+    got, want = (jax.jit(jax.grad(lambda *a, f=f: sum(jnp.sum(r**2) for r in f(*a))))(*args) for f in (planned, rows))
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
@@ -139,7 +142,7 @@ def test_a_fold_taken_apart_is_the_fold(function):
     check(ex.program)
     assert not any(isinstance(t, Block) and t.call.prim.name == "operation" for t in ex.program.terms)
     assert any(isinstance(t, Fold) or (isinstance(t, Block) and t.call.prim.name == "reduce") for t in ex.program.terms)
-    for got, want in zip(evaluate(ex.program, args), evaluate(program, args)):
+    for got, want in zip(*values(args, ex.program, program), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
@@ -167,6 +170,7 @@ def rules_of(tmp_path, *texts):
     return load_rules([path], operations=OWN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [INTO, SHIFT])
 def test_the_check_passes_rules_that_are_right(tmp_path, text):
     rules = rules_of(tmp_path, text)
@@ -190,7 +194,7 @@ def test_programs_drawn_from_the_e_graph_equal_the_original(tmp_path, seed):
 
     view = saturate(program_of(program, *args), rules_of(tmp_path, INTO, SHIFT), Limits(large_elements=0))
     assert {"into-log-sum-exp", "shift"} <= set(view.matches)
-    for got, want in zip(evaluate(chaos(view, seed).program, args), program(*args)):
+    for got, want in zip(values(args, chaos(view, seed).program)[0], jax.jit(program)(*args), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -257,6 +261,7 @@ def test_states_that_do_not_fit():
         eqsat_mem.optimize(fixed, memory_limit="1MiB").plan(jax.ShapeDtypeStruct((8, 8), jnp.float32))
 
 
+@pytest.mark.slow
 def test_the_command_checks_them(tmp_path, capsys):
     rule = '(rewrite (Total k a) (Fold "add" k a) :when ((= t (dtype a)) (floating t)) :ruleset simplify :name "total")'
     (tmp_path / "own.egg").write_text(CARD.format("real") + rule)

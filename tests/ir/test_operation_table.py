@@ -18,6 +18,8 @@ from eqsat_mem.ir import Call, ops
 from eqsat_mem.schedule.backend import Backend
 from tests.oracles.targets import CPU
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 RNG = np.random.default_rng(0)
 FLOATS = np.array([0.25, -0.5, 0.75, 1.5, -2.5, 3.0, -0.0, np.inf, -np.inf, np.nan, 100.0, 1e-20], np.float32)
 INTS = np.array([0, 1, -1, 2, 7, -8, 31, 2**31 - 1, -(2**31), 5, 12, 3], np.int32)
@@ -42,6 +44,11 @@ PARAMS: dict[str, dict[str, Any]] = {
 SAMPLE_TEXTS = {
     "add": "(x * 2) + y", "exp": "jnp.exp(x * 2)", "max": "jnp.maximum(x * 2, y)", "neg": "-(x * 2)", "integer_pow": "(x * 2) ** 3",
 }  # fmt: skip
+
+
+def compiled(function: Callable[..., Any], *args: Any) -> Any:
+    """What a function returns, compiled as one program, which takes a fraction of compiling each of its operations."""
+    return jax.jit(function)(*args)
 
 
 def same(a: Any, b: Any) -> None:
@@ -72,7 +79,7 @@ def map_cases(name: str) -> list[tuple[list[np.ndarray], dict[str, Any]]]:
         if name == "conj":
             params = {"input_dtype": args[0].dtype}
         try:
-            row.bind(*map(jnp.asarray, args), **params)
+            jax.eval_shape(partial(row.bind, **params), *args)
         except (TypeError, ValueError, NotImplementedError):
             continue
         cases.append((args, params))
@@ -83,12 +90,16 @@ def map_cases(name: str) -> list[tuple[list[np.ndarray], dict[str, Any]]]:
 def test_source_of_an_elementwise_operation_equals_its_primitive(name: str) -> None:
     cases = map_cases(name)
     assert cases, "the row takes no dtype"
-    for args, params in cases:
-        want = ops.MAPS[name].bind(*map(jnp.asarray, args), **params)
-        source = ops.map_text(name, params, [f"args[{k}]" for k in range(len(args))], want.dtype)
-        assert source is not None or name in ("bessel_i0e", "conj")
-        if source is not None:
-            same(eval(source, {"jnp": jnp, "lax": lax, "np": np, "args": list(map(jnp.asarray, args))}), want)
+
+    def both(every: list[Any]) -> Any:
+        for args, (_, params) in zip(every, cases):
+            want = ops.MAPS[name].bind(*args, **params)
+            source = ops.map_text(name, params, [f"args[{k}]" for k in range(len(args))], want.dtype)
+            assert source is not None or name in ("bessel_i0e", "conj")
+            yield want, want if source is None else eval(source, {"jnp": jnp, "lax": lax, "np": np, "args": args})
+
+    for want, got in compiled(lambda every: list(both(every)), [args for args, _ in cases]):
+        same(got, want)
 
 
 SLOW_TO_COMPILE = ("polygamma", "igamma_grad_a", "igamma", "igammac", "zeta")
@@ -148,18 +159,23 @@ def test_monoid(name: str, dtype: str) -> None:
     if not ops.foldable(name, values.dtype):
         return
     try:
-        want = row.reduce(values, (1,))
-        folded = row.combine(values[:, :2], values[:, :2])
+        jax.eval_shape(lambda x: (row.reduce(x, (1,)), row.combine(x, x)), values)
     except TypeError:
         return  # the primitive does not take this dtype
-    assert folded.dtype == want.dtype == values.dtype
-    same(eval(row.reduce_text.format("x", (1,)), {"lax": lax, "x": values}), want)
-    parts = {"a": row.reduce(values[:, :2], (1,)), "b": row.reduce(values[:, 2:], (1,))}
-    same(eval(row.combine_text.format("a", "b"), {"jnp": jnp, **parts}), want)
-    same(row.combine(want, jnp.full_like(want, row.identity(values.dtype))), want)
-    same(row.reduce(values[:, :0], (1,)), jnp.full_like(want, row.identity(values.dtype)))
-    for n in (1, 2, 3):
-        same(row.repeat(values, n), row.reduce(jnp.stack([values] * n), (0,)))
+
+    def pairs(x: Any) -> Any:
+        want = row.reduce(x, (1,))
+        assert row.combine(x[:, :2], x[:, :2]).dtype == want.dtype == x.dtype
+        yield eval(row.reduce_text.format("x", (1,)), {"lax": lax, "x": x}), want
+        parts = {"a": row.reduce(x[:, :2], (1,)), "b": row.reduce(x[:, 2:], (1,))}
+        yield eval(row.combine_text.format("a", "b"), {"jnp": jnp, **parts}), want
+        yield row.combine(want, jnp.full_like(want, row.identity(x.dtype))), want
+        yield row.reduce(x[:, :0], (1,)), jnp.full_like(want, row.identity(x.dtype))
+        for n in (1, 2, 3):
+            yield row.repeat(x, n), row.reduce(jnp.stack([x] * n), (0,))
+
+    for got, want in compiled(lambda x: list(pairs(x)), values):
+        same(got, want)
 
 
 # --- blocks -----------------------------------------------------------------------------------------
@@ -296,6 +312,9 @@ BLOCK_CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("cond", lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x), (f32(3),)),
 ]  # fmt: skip
 
+TIERED_CASES = [pytest.param(*c, marks=[pytest.mark.slow] if c[0] == "random_gamma" else []) for c in BLOCK_CASES]
+"""The same; what takes seconds to compile is of the second tier."""
+
 
 def find(jaxpr: Any, name: str) -> Any:
     """The first equation of a primitive, in calls too."""
@@ -346,21 +365,25 @@ def close(a: Any, b: Any) -> None:
     np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize(("name", "function", "args"), BLOCK_CASES, ids=[f"{c[0]}{n}" for n, c in enumerate(BLOCK_CASES)])
+@pytest.mark.parametrize(("name", "function", "args"), TIERED_CASES, ids=[f"{c[0]}{n}" for n, c in enumerate(BLOCK_CASES)])
 def test_pointwise_axes_of_a_block_are_pointwise(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     eqn = find(jax.make_jaxpr(function)(*args).jaxpr, name)
     assert eqn is not None, "the function does not reach the primitive"
     call, operands = call_of(eqn), [operand(v.aval) for v in eqn.invars]
-    whole = ops.bind_call(call, operands)
-    for index in range(call.pointwise.bit_count()):
-        extent = next(a.shape[k] for a, axes in zip(operands, call.in_axes) for k, axis in enumerate(axes) if axis == (index,))
-        for part in (slice(0, 1), slice(0, extent - 1), slice(1, extent)):
-            sliced = ops.bind_call(call, [cut(a, axes, index, part) for a, axes in zip(operands, call.in_axes)])
-            for got, want, axes in zip(sliced, whole, call.out_axes):
-                close(got, cut(want, axes, index, part))
+
+    def slices(operands: Any) -> Any:
+        whole = ops.bind_call(call, operands)
+        for index in range(call.pointwise.bit_count()):
+            extent = next(a.shape[k] for a, axes in zip(operands, call.in_axes) for k, axis in enumerate(axes) if axis == (index,))
+            for part in (slice(0, 1), slice(0, extent - 1), slice(1, extent)):
+                sliced = ops.bind_call(call, [cut(a, axes, index, part) for a, axes in zip(operands, call.in_axes)])
+                yield from ((got, cut(want, axes, index, part)) for got, want, axes in zip(sliced, whole, call.out_axes))
+
+    for got, want in compiled(lambda operands: list(slices(operands)), operands):
+        close(got, want)
 
 
-@pytest.mark.parametrize(("name", "function", "args"), BLOCK_CASES, ids=[f"{c[0]}{n}" for n, c in enumerate(BLOCK_CASES)])
+@pytest.mark.parametrize(("name", "function", "args"), TIERED_CASES, ids=[f"{c[0]}{n}" for n, c in enumerate(BLOCK_CASES)])
 def test_source_and_cost_of_a_block(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     eqn = find(jax.make_jaxpr(function)(*args).jaxpr, name)
     call, operands = call_of(eqn), [operand(v.aval) for v in eqn.invars]

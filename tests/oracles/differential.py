@@ -135,7 +135,7 @@ def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, S
     """Plans of a program, each with a word for it; a few of them unless ``thorough``."""
     rng = random.Random(seed)
     program = load(case.jaxpr, case.names)
-    staged = [program, *forms(original(program, RULES))]
+    staged = [program, *forms(original(program, RULES), RULES)]
     program = staged[rng.randrange(len(staged))]
     if rng.random() < 0.3:
         program = planned_bodies(program, seed)
@@ -154,7 +154,7 @@ def few_plans(case: Case, seed: int) -> Iterator[tuple[str, Schedule]]:
     """A random loop tree of a random form of a program as it is written, and the same with values computed again: no e-graph."""
     rng = random.Random(seed)
     written = original(load(case.jaxpr, case.names), RULES)
-    staged = [written.program, *forms(written)]
+    staged = [written.program, *forms(written, RULES)]
     chosen = staged[rng.randrange(len(staged))]
     tree = random_schedule(written if chosen is written.program else original(chosen, RULES), rng)
     yield "as written, random tree", tree

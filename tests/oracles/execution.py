@@ -1,4 +1,4 @@
-"""Loop trees run step by step: the slow, obvious meaning of a schedule, and what it holds while it runs."""
+"""Loop trees run step by step: the slow, obvious meaning of a schedule."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from eqsat_mem.ir import Block, Dot, Fold, Index, Map, Program, Rename, bits, children, interpreter, is_leaf
-from eqsat_mem.ir.loop_tree import Loop, Seq, made, regions
+from eqsat_mem.ir import Block, Dot, Fold, Index, Program, Rename, bits, children, interpreter, is_leaf
+from eqsat_mem.ir.loop_tree import Loop, Seq, regions
 from eqsat_mem.ir.ops import MONOIDS, block_op
-from eqsat_mem.schedule.memory import Extents, Memory, within
 from eqsat_mem.schedule.search import Schedule
 from tests.oracles import stepwise
 
@@ -243,112 +242,3 @@ def _all_outputs(program: Program, term: Block, values: Any) -> list[Any]:
     results: dict[Any, list[Any]] = {}
     interpreter._block(program, term, values, results)
     return [interpreter.from_axes(program, r, axes) for r, axes in zip(results[term.call, term.args], term.call.out_axes)]
-
-
-# --- memory -----------------------------------------------------------------------------------------
-
-
-@dataclass
-class Heap:
-    """Bytes allocated, and the most there ever were."""
-
-    now: int = 0
-    high: int = 0
-
-    def allocate(self, nbytes: int) -> None:
-        self.now += nbytes
-        self.high = max(self.high, self.now)
-
-    def release(self, nbytes: int) -> None:
-        self.now -= nbytes
-
-
-def brute_force_peak(made_by: Schedule) -> int:
-    """The most bytes that values of the loop tree take together, by running every turn of every loop with reference counts."""
-    heap = Heap()
-    _hold(made_by, Memory(made_by.ex, made_by.backend), made_by.seq, Extents(i.extent for i in made_by.ex.program.indices), heap)
-    return heap.high
-
-
-def _hold(made_by: Schedule, memory: Memory, seq: Seq, extents: Extents, heap: Heap, along: int | None = None) -> dict[int, int]:
-    """Run a region, in a turn of a loop over ``along``; afterwards its results are still allocated: their bytes."""
-    fused = memory.fused(seq)
-    references = {
-        t: sum(t in operands for operands in fused.operands) + (t in seq.outs) for t in {s for step in fused.kept for s in made(step)}
-    }
-    alive: dict[int, int] = {}
-    written_out = memory.written_out(seq, extents)
-    for position, (step, operands) in enumerate(zip(fused.kept, fused.operands)):
-        spread = written_out[position]
-        heap.allocate(spread)
-        for t in operands:
-            if t in references:
-                references[t] -= 1
-        dying = [t for t in operands if t in alive and not references[t]]
-        if isinstance(step, Loop):
-            for t in made(step):
-                alive[t] = memory.size(t, extents) if t in step.folds else memory.stored(t, extents)
-                heap.allocate(alive[t])
-            slices = _slices(memory, operands, alive, extents, along)
-            heap.allocate(slices)
-            _turns(made_by, memory, step, extents, heap)
-            heap.release(slices)
-        elif isinstance(step, Seq):
-            alive |= _hold(made_by, memory, step, extents, heap, along)
-        else:
-            _compute(memory, step, operands, dying, alive, extents, heap, along)
-        for t in {*dying, *(t for t in made(step) if t in alive and not references[t])} & set(alive):
-            heap.release(alive.pop(t))
-        heap.release(spread)
-    return alive
-
-
-def _turns(made_by: Schedule, memory: Memory, loop: Loop, extents: Extents, heap: Heap) -> None:
-    left = extents[loop.index]
-    inside = within(extents, loop, made_by.chunks)
-    if left // inside[loop.index] == 1 and (rest := left % inside[loop.index]):  # both pieces at once
-        beside = Heap()
-        _hold(made_by, memory, loop.body, inside.with_extent(loop.index, rest), beside, loop.index)
-        heap.allocate(beside.high)
-        results = _hold(made_by, memory, loop.body, inside, heap, loop.index)
-        heap.release(beside.high + sum(results.values()))
-        return
-    while left:
-        chunk = min(inside[loop.index], left)
-        results = _hold(made_by, memory, loop.body, inside.with_extent(loop.index, chunk), heap, loop.index)
-        heap.release(sum(results.values()))
-        left -= chunk
-
-
-def _slices(memory: Memory, read: frozenset[int], alive: dict[int, int], extents: Extents, along: int | None) -> int:
-    """Bytes of the slices that the loop over ``along`` takes of outer values."""
-    outer = [c for c in read if c not in alive]
-    return sum(memory.size(c, extents) for c in outer if along is not None and memory.ex.program.free[c] >> along & 1)
-
-
-def _compute(
-    memory: Memory,
-    step: int,
-    operands: frozenset[int],
-    dying: list[int],
-    alive: dict[int, int],
-    extents: Extents,
-    heap: Heap,
-    along: int | None,
-) -> None:
-    """One kernel: its result, slices of outer values that it needs as arrays of their own, and its scratch."""
-    term, size = memory.ex.program.terms[step], memory.size(step, extents)
-    taken = (
-        next((t for t in dying if alive[t] == size and memory.backend.can_take_over(memory.ex, t, extents)), None)
-        if isinstance(term, Map)
-        else None
-    )
-    if taken is not None:
-        heap.release(alive.pop(taken))
-    scratch = term.call.scratch_bytes if isinstance(term, Block) else 0
-    library_fold = isinstance(term, Fold) and not memory.ex.unrolls.get(step)
-    if isinstance(term, (Dot, Block)) or library_fold:
-        scratch += _slices(memory, operands, alive, extents, along)
-    heap.allocate(size + scratch)
-    heap.release(scratch)
-    alive[step] = size

@@ -19,9 +19,10 @@ from eqsat_mem.reports.page.classes import plan_classes
 from eqsat_mem.reports.page.programs import button, jaxpr_html, source_html
 from tests.cli.test_cli import KERNEL, error_of
 from tests.reports import test_explain
+from tests.tiers import tiered
 
 VOID = {"meta", "br"}
-NAMES = ["bound", "chain", "scan"]
+NAMES = ["bound", "longer", "scan"]
 RULES = ("associativity", "distance", "simplify", "splitting")
 """A page explains its plan, which takes a search for each rule that matched."""
 
@@ -67,7 +68,7 @@ def data_of(name):
     return json.loads(Reader(written(name)).texts["data"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES, ["chain"]))
 def test_it_is_well_formed_and_asks_for_nothing(name):
     reader = Reader(written(name))
     assert {"html", "head", "body", "main", "aside", "svg", "table", "pre", "script"} <= {tag for tag, _ in reader.tags}
@@ -79,7 +80,7 @@ def test_it_is_well_formed_and_asks_for_nothing(name):
         assert way not in written(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES, ["chain"]))
 def test_every_class_that_is_named_is_there(name):
     data, reader = data_of(name), Reader(written(name))
     buttons = {attrs["data-class"] for _, attrs in reader.tags if "data-class" in attrs}
@@ -96,7 +97,7 @@ def extracted(plan):
     return {t for t in reachable if origin is None or t in origin[1]}
 
 
-@pytest.mark.parametrize("name", ["bound", "chain"])
+@pytest.mark.parametrize("name", tiered(["bound", "longer"], ["longer"]))
 def test_every_value_of_the_programs_has_a_class(name):
     plan = planned(name)
     original = jaxpr_html(plan.record.jaxpr, plan.record.arg_names, dict.fromkeys(variables(plan.record.jaxpr.jaxpr), 0))
@@ -116,7 +117,7 @@ def variables(jaxpr):
     return [*jaxpr.invars, *(var for eqn in jaxpr.eqns for var in eqn.outvars)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES, ["chain"]))
 def test_the_plan_chooses_one_way_for_each_of_its_values(name):
     data, plan = data_of(name), planned(name)
     chosen = [sum(node["chosen"] for node in found["nodes"]) for found in data["classes"].values()]
@@ -130,7 +131,7 @@ def test_the_plan_chooses_one_way_for_each_of_its_values(name):
 
 
 def test_other_ways_are_there():
-    data = data_of("chain")
+    data = data_of("longer")
     most = max(data["classes"].values(), key=lambda found: len(found["nodes"]))
     assert len(most["nodes"]) > 2
     assert {"splits-dot"} <= most["facts"].keys()
@@ -139,7 +140,7 @@ def test_other_ways_are_there():
     assert any(node["written"] and not node["chosen"] for node in nodes)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES, ["chain"]))
 def test_a_bar_for_each_point(name):
     data, plan = data_of(name), planned(name)
     bars = [(attrs["data-points"], int(attrs["data-point"])) for _, attrs in Reader(written(name)).tags if "data-point" in attrs]
@@ -149,7 +150,7 @@ def test_a_bar_for_each_point(name):
     assert max((t["share"] for point in data["after"] for t in point["held"]), default=0) <= 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES, ["chain"]))
 def test_the_reasons_are_there(name):
     text, why = written(name), planned(name).explain()
     for part in ("Memory over the program", "Runners-up", "Original, as traced", "Emitted"):

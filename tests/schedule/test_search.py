@@ -18,6 +18,7 @@ from eqsat_mem.schedule.search import BEHIND, Search, fastest, schedule, straigh
 from eqsat_mem.schedule.timing import Known
 from tests.oracles.targets import CPU, TINY
 from tests.schedule.test_split import bound, softmax, traced
+from tests.tiers import tiered
 
 
 def kernel_vector(x, y, v):
@@ -31,6 +32,7 @@ PROGRAMS = {
     "bound gradient": (jax.grad(bound, (0, 2)), [(97, 2), (97, 1), (5, 2)]),
     "layer": (lambda x, w, u: jnp.tanh(x @ w) @ u, [(64, 8), (8, 67), (67, 4)]),
 }
+QUICK = [name for name in PROGRAMS if name != "attention gradient"]
 
 
 def program(name: str) -> Extraction:
@@ -38,7 +40,7 @@ def program(name: str) -> Extraction:
     return traced(fun, *shapes)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", tiered(PROGRAMS, QUICK))
 def test_schedules_are_the_same_every_time(name):
     ex = program(name)
     middle = (schedule(ex, 1, TINY).peak_bytes + straight(ex, TINY).peak_bytes) // 2
@@ -46,7 +48,7 @@ def test_schedules_are_the_same_every_time(name):
 
 
 @pytest.mark.parametrize("device", [TINY, CPU], ids=["tiny", "cpu"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", tiered(PROGRAMS, QUICK))
 def test_looser_limits_are_kept_where_tighter_ones_are_and_never_slow_a_plan_down(name, device):
     ex = program(name)
     smallest, largest = schedule(ex, 1, device).peak_bytes, straight(ex, device).peak_bytes
@@ -109,7 +111,7 @@ def test_a_search_for_another_limit_knows_what_the_first_has_found_out():
     assert (again.peak_bytes, again.seconds, again.splits) == (alone.peak_bytes, alone.seconds, alone.splits)
 
 
-@pytest.mark.parametrize("name", ["attention gradient", "kernel times vector"])
+@pytest.mark.parametrize("name", tiered(["attention gradient", "kernel times vector"], ["kernel times vector"]))
 def test_searches_that_share_what_they_know_find_what_each_would_alone(name):
     ex, shared = program(name), Known.nothing(program(name), TINY)
 

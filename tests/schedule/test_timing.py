@@ -17,7 +17,7 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Fold
 from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.schedule.backend import Backend
-from eqsat_mem.schedule.cost_model import CROWDED, arithmetic_s
+from eqsat_mem.schedule.cost_model import arithmetic_s
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import schedule, straight
 from eqsat_mem.schedule.split import Choices, region, split
@@ -39,6 +39,9 @@ DEVICE = CpuDevice(
     reused_bytes=2**25,
     fresh_rate=4e9,
     vector_bits=256,
+    thin_columns=12.0,
+    deal_s=2e-5,
+    function_factor=1.0,
 )
 BACKEND = CpuBackend(DEVICE)
 PLENTY = 2**34
@@ -151,7 +154,7 @@ def test_what_is_written_out_for_each_element_of_a_fold_costs_less():
     spread, none = (Memory(ex, BACKEND).fused(region(ex)).spread for ex in (few, many))
     assert [type(few.program.terms[t]).__name__ for t in sorted(spread)] == ["Map", "Map", "Fold"]
     assert not none
-    three_terms = 3 * 3 * CROWDED * 2000**2 / DEVICE.elements
+    three_terms = 3 * 3 * CpuBackend.crowded_weight * 2000**2 / DEVICE.elements
     assert timing(few).arithmetic(region(few), Memory(few, BACKEND).full_extents()) == pytest.approx(
         three_terms + 21 * 2000**2 / DEVICE.elements
     )

@@ -11,8 +11,10 @@ import eqsat_mem
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot
-from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.transforms.push_gathers import looked_up
+from tests.oracles.evaluation import values
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 RULES = load_rules()
 N, M, D = 7, 5, 3
@@ -85,7 +87,7 @@ def apart(fun, *args):
     """The program with its lookups taken apart, once it has been found to compute the same."""
     program = looked_up(load(jax.make_jaxpr(fun)(*args), ["x", "y", "i"]), RULES)
     assert program is not None
-    for mine, theirs in zip(evaluate(program, list(args)), jax.tree.leaves(fun(*map(jnp.asarray, args))), strict=True):
+    for mine, theirs in zip(values(args, program)[0], jax.tree.leaves(jax.jit(fun)(*args)), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
     return program
 
@@ -147,7 +149,8 @@ def test_positions_along_another_axis_of_the_same_value_stay():
 
     program = looked_up(load(jax.make_jaxpr(fun)(made(N, D), made(M, D), INSIDE), ["x", "y", "i"]), RULES)
     for p in [] if program is None else [program]:
-        np.testing.assert_allclose(evaluate(p, [made(N, D), made(M, D), INSIDE])[0], fun(made(N, D), made(M, D), INSIDE), rtol=1e-6)
+        args = [made(N, D), made(M, D), INSIDE]
+        np.testing.assert_allclose(values(args, p)[0][0], jax.jit(fun)(*args), rtol=1e-6)
 
 
 def test_rows_and_columns_of_one_kernel_fit_where_the_kernel_does_not():
@@ -158,7 +161,7 @@ def test_rows_and_columns_of_one_kernel_fit_where_the_kernel_does_not():
     x, v, i = made(2003, 3), made(2003, 2), np.arange(0, 2003, 9)
     plan = eqsat_mem.optimize(fun, memory_limit="1 MiB").plan(x, v, i)
     assert plan.compiled_peak_bytes <= 1 << 20 < 4 * 2003 * 2003
-    for mine, theirs in zip(plan.function(x, v, i), fun(x, v, i), strict=True):
+    for mine, theirs in zip(jax.jit(plan.function)(x, v, i), jax.jit(fun)(x, v, i), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -184,4 +187,4 @@ def test_rows_of_a_scan_after_the_first_are_computed_in_the_scan():
     x, y = made(301, 40), made(301, 50)
     plan = eqsat_mem.optimize(fun, memory_limit="512 KiB").plan(x, y)
     assert plan.compiled_peak_bytes <= 1 << 19 < 301 * 40 * 50 * 4
-    np.testing.assert_allclose(plan.function(x, y)[0], fun(x, y), rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(plan.function)(x, y)[0], jax.jit(fun)(x, y), rtol=1e-5)

@@ -7,18 +7,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from eqsat_mem.backends.cpu import fusion
+from eqsat_mem.backends import hlo
+from eqsat_mem.backends.cpu import fusion, weights
 from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, is_seen, workspace_bytes
-from eqsat_mem.backends.cpu.idioms import BitTie, CpuIdioms
+from eqsat_mem.backends.cpu.idioms import CpuIdioms
 from eqsat_mem.backends.cpu.profile import CpuDevice, built_in
 from eqsat_mem.backends.cpu.vector_width import compiler_options
-from eqsat_mem.backends.cpu.weights import SHORT_SEARCH, WEIGHTS
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
-from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
+from eqsat_mem.schedule.backend import Backend, Hidden, Kernel, extent_of
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.idioms import Idioms, Tie
+from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.weights import Weights
 
 # --- memory
@@ -32,11 +33,23 @@ LONG_ROW, PER_LONG_ROW = 2**16, 250.0
 """Where rows of a fold's result have more bytes than this, the kernel library takes so many additions for each element that it folds.
 Other folds are as fast as those along rows: 48 rows of 16,384 or 32,772 float32 numbers are added in 0.3 or 8 ms.
 Sweep: benchmarks/calibration/long_rows.py."""
+UNROLLED = 16
+"""Elements of a fold or a search up to which it may be written out: benchmarks/calibration/unrolled_folds.py."""
+SPREAD, CROWDED = 0.4, 0.9
+"""The cost of an addition or a product in an unrolled fold: its terms do not wait for one another, as those of the unit do, and products
+are added as they are made. The second is that beside a function of many operations, which leaves no registers for several elements.
+Measured: benchmarks/calibration/unrolled_folds.py."""
+CROWDING = 16
+"""The weight from which on an operation is such a function: a polynomial, where a root is one instruction.
+Measured: benchmarks/calibration/unrolled_folds.py."""
+SHORT = 32
+"""A fold over fewer elements than this does not fill vector registers along its axis: benchmarks/calibration/folds.py."""
 CORE_ROWS, CORE_COLUMNS = 64, 512
 """Rows of a contraction's result that occupy one core; fewer where they are longer than so many columns:
 benchmarks/calibration/small_contractions.py."""
-THIN_ROWS, THIN_COLUMNS, THIN_DEPTH = 2, 12, 8
-"""Extents of a contraction that run at half the full rate: benchmarks/calibration/small_contractions.py."""
+THIN_ROWS, THIN_DEPTH = 2, 8
+"""Rows of a contraction's result, and elements of its contracted axis, that run at half the full rate:
+benchmarks/calibration/small_contractions.py."""
 STRIDED = 1.5
 """How much longer unrolled folds take outside of loops, where XLA:CPU fuses the strided reads of their operands into them.
 Measured: benchmarks/calibration/unrolled_folds.py."""
@@ -50,12 +63,13 @@ STALL = 9
 SCRATCH = 2
 """How many times its result a contraction may allocate in the kernel library, anew in every turn of a loop:
 benchmarks/calibration/contraction_scratch.py."""
-DEALT, DEAL_S = 2**16, 2e-5
-"""A contraction with more results than this is distributed to all cores by the kernel library, which takes so many seconds:
+DEALT = 2**16
+"""A contraction with more results than this is distributed to all cores by the kernel library:
 benchmarks/calibration/small_contractions.py."""
 
 DOUBT = 2
-"""How often the estimated scratch of kernel libraries counts: chains of contractions took twice the estimate."""
+"""How often the estimated scratch of kernel libraries counts: chains of contractions took twice the estimate.
+Measured: benchmarks/calibration/hidden_scratch.py."""
 UNOPTIMISED: Mapping[str, str | bool] = {
     "xla_backend_optimization_level": "0",
     "xla_cpu_use_fusion_emitters": False,
@@ -67,6 +81,10 @@ code, and takes the shortest way there. Without its fusion emitters a scatter be
 
 BLIND = (
     "What this version of jaxlib hands to its kernel library is not recognised, so memory that the library takes for itself is not in "
+    "the compiled peak: leave room below the limit, or use a version of jaxlib that the README names."
+)
+UNREAD = (
+    "Of the compiled program, {} instructions cannot be read ({} ...), so memory that a kernel library or LAPACK takes for them is not in "
     "the compiled peak: leave room below the limit, or use a version of jaxlib that the README names."
 )
 
@@ -88,12 +106,15 @@ class CpuBackend(Backend):
     keeps_bits: bool = False
 
     platform: ClassVar[str] = "cpu"
-    weights: ClassVar[Weights] = WEIGHTS
     tie: ClassVar[Tie] = BitTie()
     runs_remainder_beside: ClassVar[bool] = True
     room_toll: ClassVar[float] = 0.1  # libraries take memory that is not predicted
-    augments_dots: ClassVar[bool] = True
     needless_rules: ClassVar[tuple[str, ...]] = ("dot-with-vector",)  # the library contracts faster than it folds
+    unrolled_elements: ClassVar[int] = UNROLLED
+    unrolled_weight: ClassVar[float] = SPREAD
+    crowded_weight: ClassVar[float] = CROWDED
+    crowding_weight: ClassVar[float] = CROWDING
+    short_fold: ClassVar[int] = SHORT
     rereads: ClassVar[frozenset[str]] = frozenset({"top_k"})  # by blocks: their maxima, then the blocks that are chosen
 
     @classmethod
@@ -102,8 +123,12 @@ class CpuBackend(Backend):
         return cls(built_in())
 
     @property
+    def weights(self) -> Weights:  # type: ignore[override]  # depends on the device
+        return weights.table(self.device.function_factor)
+
+    @property
     def lowering(self) -> Lowering:
-        return Lowering(self.platform, SHORT_SEARCH)
+        return Lowering(self.platform, weights.SHORT_SEARCH)
 
     @property
     def idioms(self) -> Idioms:
@@ -170,11 +195,11 @@ class CpuBackend(Backend):
 
     # time
 
-    def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int, short: int) -> float:
+    def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int) -> float:
         term = program.terms[t]
         assert isinstance(term, Fold)
         row = extent_of(extents, program.free[t] & -1 << term.over.bit_length()) * itemsize(term.dtype)
-        return PER_LONG_ROW if row > LONG_ROW else super().fold_weight(program, t, extents, count, short)
+        return PER_LONG_ROW if row > LONG_ROW else super().fold_weight(program, t, extents, count)
 
     def contraction_s(self, term: Dot, batch: int, m: int, n: int, k: int) -> float:
         """Less than the full rate where a side is thin, or where there are too few rows for all cores.
@@ -182,7 +207,7 @@ class CpuBackend(Backend):
         The library copies the right operand into an order of its own first, for however few rows.
         """
         cores = self.device.matrix_cores
-        fill = m / (m + THIN_ROWS) * n / (n + THIN_COLUMNS) * k / (k + THIN_DEPTH)
+        fill = m / (m + THIN_ROWS) * n / (n + self.device.thin_columns) * k / (k + THIN_DEPTH)
         busy = min(cores, max(1.0, m / CORE_ROWS * max(1.0, n / CORE_COLUMNS))) / cores
         packing = batch * k * n * itemsize(term.dtype) / self.device.levels[-1][1]
         return 2.0 * batch * m * n * k / (self.contraction_rate(term) * max(fill * busy, 1e-3)) + packing
@@ -202,7 +227,7 @@ class CpuBackend(Backend):
         seconds = super().overhead_s(kernel)
         if isinstance(kernel.term, Dot):
             results = extent_of(kernel.extents, kernel.ex.program.free[kernel.step])
-            seconds += DEAL_S if results > DEALT and self.device.matrix_cores > 1 else 0.0
+            seconds += self.device.deal_s if results > DEALT and self.device.matrix_cores > 1 else 0.0
             seconds += 0.0 if kernel.outside else self.device.fresh_s(SCRATCH * kernel.nbytes)
         return seconds
 
@@ -223,10 +248,9 @@ class CpuBackend(Backend):
     def compiler_options(self) -> Mapping[str, str]:
         return compiler_options(self.device.vector_bits)
 
-    def hidden_bytes(self, compiled: Any) -> int:
+    def hidden(self, compiled: Any) -> Hidden:
         """The scratch of kernel libraries, and LAPACK's."""
-        text = compiled.as_text()
-        return int(max(DOUBT * hidden_scratch_bytes(text), workspace_bytes(text)))
-
-    def doubts(self) -> tuple[str, ...]:
-        return () if is_seen() else (BLIND,)
+        module = hlo.read(compiled)
+        unseen = () if is_seen() else (BLIND,)
+        unread = (UNREAD.format(len(module.unread), module.unread[0]),) if module.unread else ()
+        return Hidden(int(max(DOUBT * hidden_scratch_bytes(module), workspace_bytes(module))), (*unseen, *unread))

@@ -1,17 +1,19 @@
-"""What XLA:CPU's kernel libraries and LAPACK allocate besides what XLA reports: an estimate from the text of the compiled program."""
+"""What XLA:CPU's kernel libraries and LAPACK allocate besides what XLA reports: an estimate from the compiled program."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 import jax
 import jax.numpy as jnp
 from jaxlib import version
 
+from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu import lapack
+from eqsat_mem.backends.hlo import Instruction, Module
 
 # XLA:CPU hands contractions, with the elementwise operations and reductions around them, to a kernel library as fusions of
 # the kind below. The library allocates room for contractions whose result is used inside the fusion; XLA does not count it.
@@ -49,38 +51,41 @@ from eqsat_mem.backends.cpu import lapack
 # An identity that the library does not know (reduce_precision to the dtype's own precision) keeps the contraction out of the
 # fusion, and XLA then reports its result; optimization_barrier does not, because XLA:CPU drops it before it fuses.
 LIBRARY_FUSION = '"kind":"__ynn_fusion"'
+BATCH = "lhs_batch_dims"
 
 STREAMED_ROWS = 1088
-"""Most rows of a contraction's result that the library was seen to hold where it works in blocks of rows."""
+"""Most rows of a contraction's result that the library was seen to hold where it works in blocks of rows:
+benchmarks/calibration/hidden_scratch.py."""
 WEIGHTED_ROWS = 256
-"""Most rows of values that it was seen to hold while it sums them with weights."""
+"""Most rows of values that it was seen to hold while it sums them with weights: benchmarks/calibration/hidden_scratch.py."""
 LONE_AXIS = 5
-"""How many times it was seen to hold products that it sums along some of their axes, where one of the others has extent one."""
+"""How many times it was seen to hold products that it sums along some of their axes, where one of the others has extent one:
+benchmarks/calibration/hidden_scratch.py."""
 PACKED = 0.5
-"""The share of the operands of a batched contraction that the other library was seen to pack at once, of those that count twice."""
+"""The share of the operands of a batched contraction that the other library was seen to pack at once, of those that count twice:
+benchmarks/calibration/hidden_scratch.py."""
 PACKED_ELEMENTS = 2**16
-"""Elements of both operands of one contraction of a batch up to which nothing was seen to be held."""
+"""Elements of both operands of one contraction of a batch up to which nothing was seen to be held:
+benchmarks/calibration/hidden_scratch.py."""
 
 
-def hidden_scratch_bytes(compiled_text: str) -> int:
+def hidden_scratch_bytes(module: Module) -> int:
     """Bytes that XLA:CPU's kernel libraries allocate beyond what ``memory_analysis()`` reports: an estimate.
 
-    ``compiled_text`` is the compiled program's HLO. The largest kernel counts, as one runs at a time. The estimate is an upper bound,
-    up to four times what was measured, for a contraction that is reduced at once; and up to half of it too small for batched contractions
-    chained inside one fusion.
+    The largest kernel counts, as one runs at a time. The estimate is an upper bound, up to four times what was measured, for a
+    contraction that is reduced at once; and up to half of it too small for batched contractions chained inside one fusion.
     """
-    if LIBRARY_FUSION not in compiled_text and _BATCHED not in compiled_text:
-        return 0
-    bodies = dict(_computations(compiled_text))
-    called = re.findall(rf"calls=%?([\w.\-]+).*{re.escape(LIBRARY_FUSION)}", compiled_text)
-    sums = {name for name, body in bodies.items() if any(" add(" in line for line in body)}
-    fused = {*re.findall(r"calls=%?([\w.\-]+)", compiled_text)}
+    fusions = [i for i in module.instructions if i.op == "fusion"]
+    fused = {name for fusion in fusions for name in fusion.called}
+    called = [name for fusion in fusions if LIBRARY_FUSION in fusion.text("backend_config") for name in fusion.called]
+    sums = {i.computation for i in module.instructions if i.op == "add"}
+    bodies = {name: {i.name: i for i in body.values() if i.type != "tuple"} for name, body in module.computations.items()}
     packed = (nbytes for name, body in bodies.items() if name not in fused for nbytes in _packed(body))
-    return max((*(sum(_scratch(bodies[name], sums)) for name in called), *packed), default=0)
+    return max((*(sum(_scratch(bodies[name], sums)) for name in called if name in bodies), *packed), default=0)
 
 
 SEEN_IN = frozenset({"0.10.0", "0.10.1", "0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0"})
-"""Versions of jaxlib whose compiled text is known to be read."""
+"""Versions of jaxlib whose compiled programs are known to be read."""
 
 
 def is_seen() -> bool:
@@ -103,153 +108,113 @@ def canary() -> bool:
 
     compiled = jax.jit(summed).lower(shape, shape).compile()
     whole = 4 * batch * rows * rows
-    memory, text = compiled.memory_analysis(), compiled.as_text()
-    return (memory is not None and memory.temp_size_in_bytes >= whole) or (text is not None and hidden_scratch_bytes(text) >= whole)
+    memory = compiled.memory_analysis()
+    return (memory is not None and memory.temp_size_in_bytes >= whole) or hidden_scratch_bytes(hlo.read(compiled)) >= whole
 
 
-def workspace_bytes(compiled_text: str) -> int:
-    """Bytes that LAPACK allocates, which ``memory_analysis()`` does not report either: of the largest call, as one runs at a time."""
-    return max(map(_workspace, _LAPACK.finditer(compiled_text)), default=0)
+# --- LAPACK -------------------------------------------------------------------------------------------
 
-
-_LAPACK = re.compile(
-    r'custom_call_target="lapack_[sdcz](?P<routine>\w+)_ffi", '
-    r"operand_layout_constraints=\{(?P<type>\w+)\[(?P<shape>[\d,]*)\](?P<rest>.*)"
-)
+_ROUTINE = re.compile(r"lapack_[sdcz](\w+)_ffi")
+_VECTORS = re.compile(r"\b(?:mode|compute_left|compute_right) = (\d+)")
 _NO_VECTORS = str(ord("N"))
 
 
-def _workspace(call: re.Match[str]) -> int:
-    """Bytes that a routine allocates for itself."""
-    wanted = re.findall(r"\b(?:mode|compute_left|compute_right) = (\d+)", call["rest"])
-    vectors = sum(flag != _NO_VECTORS for flag in wanted)
-    return int(lapack.workspace(call["routine"], min(_shape(call)[-2:]), vectors)) * _itemsize(call["type"])
+def workspace_bytes(module: Module) -> int:
+    """Bytes that LAPACK allocates, which ``memory_analysis()`` does not report either: of the largest call, as one runs at a time."""
+    return max((_workspace(i, body) for body in module.computations.values() for i in body.values()), default=0)
 
 
-def _computations(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The computations of HLO text: names, and lines of instructions."""
-    for match in re.finditer(r"^(?:ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL):
-        yield match[1], match[2].splitlines()
+def _workspace(call: Instruction, body: Mapping[str, Instruction]) -> int:
+    """Bytes that a routine allocates for itself; none where an instruction does not call one."""
+    routine = _ROUTINE.fullmatch(call.text("custom_call_target"))
+    if routine is None:
+        return 0
+    matrix = body[call.operands[0]]
+    vectors = sum(flag != _NO_VECTORS for flag in _VECTORS.findall(call.text("backend_config")))
+    return int(lapack.workspace(routine[1], min(matrix.shape[-2:], default=0), vectors)) * hlo.itemsize(matrix.type)
 
 
-_INSTRUCTION = re.compile(
-    r"\s*(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<type>\w+)\[(?P<shape>[\d,]*)\]\S* (?P<op>[\w\-]+)\((?P<operands>[^)]*)\)(?P<rest>.*)"
-)
+# --- kernel libraries: instructions of one computation by name, tuples left out ---------------------------
 
 
-_BATCHED = "lhs_batch_dims={"
-
-
-def _packed(body: list[str]) -> Iterator[int]:
+def _packed(body: Mapping[str, Instruction]) -> Iterator[int]:
     """Bytes packed for each batched contraction that XLA leaves to the other library: see the table above."""
-    if not any(_BATCHED in line for line in body):
-        return
-    made_by = {match["name"]: match for line in body if (match := _INSTRUCTION.match(line))}
-    for dot in made_by.values():
-        if dot["op"] != "dot" or _BATCHED not in dot["rest"]:
+    for dot in body.values():
+        if dot.op != "dot" or not dot.axes(BATCH):
             continue
-        operands = [made_by[name] for name in re.findall(r"%([\w.\-]+)", dot["operands"])]
-        shape = _shape(operands[0])
-        batch = math.prod(shape[axis] for axis in _axes(dot, "lhs_batch_dims"))
-        elements = sum(math.prod(_shape(operand)) for operand in operands)
-        if batch > 1 and elements > batch * PACKED_ELEMENTS and len(shape) - 1 not in _axes(dot, "lhs_contracting_dims"):
-            yield int(PACKED * sum(map(_nbytes, operands)))
+        operands = [body[name] for name in dot.operands]
+        shape = operands[0].shape
+        batch = math.prod(shape[axis] for axis in dot.axes(BATCH))
+        elements = sum(math.prod(operand.shape) for operand in operands)
+        if batch > 1 and elements > batch * PACKED_ELEMENTS and len(shape) - 1 not in dot.axes("lhs_contracting_dims"):
+            yield int(PACKED * sum(operand.nbytes for operand in operands))
 
 
-def _scratch(body: list[str], sums: set[str]) -> Iterator[int]:
+def _scratch(body: Mapping[str, Instruction], sums: set[str]) -> Iterator[int]:
     """Bytes held for each contraction inside a fusion whose result is not the fusion's own, and for folds: see the table above.
 
     ``sums`` are the computations that add.
     """
-    instructions = [match for line in body if (match := _INSTRUCTION.match(line))]
-    reads = {match["name"]: re.findall(r"%([\w.\-]+)", match["operands"]) for match in instructions}
-    contractions = {match["name"] for match in instructions if match["op"] == "dot"}
-    for dot in instructions:
-        if dot["op"] != "dot" or dot["root"]:
+    for dot in body.values():
+        if dot.op != "dot" or dot.is_root:
             continue
-        shape = _shape(dot)
-        rows = shape[0] if shape else 1
-        if _is_streamed(dot, reads, contractions):
+        rows = dot.shape[0] if dot.shape else 1
+        if _is_streamed(dot, body):
             rows = min(rows, STREAMED_ROWS)
-        yield rows * math.prod(shape[1:]) * _itemsize(dot["type"])
-    yield _held_for_folds(instructions, reads)
-    yield from _held_for_weights(instructions, reads, sums)
+        yield rows * math.prod(dot.shape[1:]) * hlo.itemsize(dot.type)
+    yield _held_for_folds(body)
+    yield from _held_for_weights(body, sums)
 
 
-def _held_for_folds(instructions: list[re.Match[str]], reads: dict[str, list[str]]) -> int:
+def _reductions(body: Mapping[str, Instruction]) -> Iterator[Instruction]:
+    return (i for i in body.values() if i.op == "reduce")
+
+
+def _held_for_folds(body: Mapping[str, Instruction]) -> int:
     """Bytes of the largest argument of a fusion that folds what it has computed, and computes on with something no larger."""
-    made_by = {i["name"]: i for i in instructions}
-    root = next((i for i in instructions if i["root"]), None)
-    while root is not None and root["op"] == "bitcast":  # the same numbers: of sums whose axis is kept, with extent one
-        root = made_by.get(reads[root["name"]][0])
-    arguments = {i["name"]: _nbytes(i) for i in instructions if i["op"] == "parameter"}
-    for fold in instructions:
-        read = reads[fold["name"]][:1]
-        squares = [
-            operands for name in read if len(operands := reads[name]) == 2 and operands[0] == operands[1] and operands[0] in arguments
-        ]
-        goes_on = root is not None and fold["op"] == "reduce" and fold is not root and _nbytes(root) <= _nbytes(fold)
-        if goes_on and not squares and not arguments.keys() & set(read):
-            return max(arguments.values())
+    root = next((i for i in body.values() if i.is_root), None)
+    while root is not None and root.op == "bitcast":  # the same numbers: of sums whose axis is kept, with extent one
+        root = body.get(root.operands[0])
+    if root is None:
+        return 0
+    arguments = {i.name: i.nbytes for i in body.values() if i.op == "parameter"}
+    for fold in _reductions(body):
+        read = body[fold.operands[0]]
+        is_square = len(read.operands) == 2 and len({*read.operands}) == 1 and read.operands[0] in arguments
+        if fold is not root and root.nbytes <= fold.nbytes and not is_square and read.name not in arguments:
+            return max(arguments.values(), default=0)
     return 0
 
 
-def _held_for_weights(instructions: list[re.Match[str]], reads: dict[str, list[str]], sums: set[str]) -> Iterator[int]:
+def _held_for_weights(body: Mapping[str, Instruction], sums: set[str]) -> Iterator[int]:
     """Bytes held for each sum of products: if an axis that stays has extent one, or if a factor, the weight, is the same along one."""
-    made_by = {i["name"]: i for i in instructions}
-    for fold in instructions:
-        product = made_by.get(next(iter(reads[fold["name"]]), ""))
-        while product is not None and product["op"] == "negate":
-            product = made_by.get(reads[product["name"]][0])
-        adds = fold["op"] == "reduce" and (match := re.search(r"to_apply=%?([\w.\-]+)", fold["rest"])) and match[1] in sums
-        if product is None or product["op"] != "multiply" or not adds:
+    for fold in _reductions(body):
+        product = body[fold.operands[0]]
+        while product.op == "negate":
+            product = body[product.operands[0]]
+        if product.op != "multiply" or sums.isdisjoint(fold.called):
             continue
-        shape, folded, factors = _shape(product), _dimensions(fold), reads[product["name"]]
+        shape, folded = product.shape, {*fold.axes("dimensions")}
         axes = [a for a, extent in enumerate(shape) if extent > 1]
-        if len(set(factors)) > 1 and any(shape[a] == 1 for a in range(len(shape)) if a not in folded):
-            yield LONE_AXIS * _nbytes(product)
+        if len({*product.operands}) > 1 and any(shape[a] == 1 for a in range(len(shape)) if a not in folded):
+            yield LONE_AXIS * product.nbytes
             continue
         folded, stays = folded & set(axes), set(axes) - folded
-        broadcasts = [_dimensions(factor) for name in factors if (factor := made_by[name])["op"] == "broadcast"]
+        broadcasts = [{*factor.axes("dimensions")} for name in product.operands if (factor := body[name]).op == "broadcast"]
         if any(along & folded and stays - along for along in broadcasts):
             sums_rows = axes[-1] not in folded
             rows = min(shape[axes[0]], WEIGHTED_ROWS) if len(axes) == 2 and not sums_rows else shape[axes[0]]
             twice = 2 if len(axes) > 2 and sums_rows and len(folded) == 1 else 1
-            yield rows * math.prod(shape[a] for a in axes[1:]) * _itemsize(product["type"]) * twice
+            yield rows * math.prod(shape[a] for a in axes[1:]) * hlo.itemsize(product.type) * twice
 
 
-def _is_streamed(dot: re.Match[str], reads: dict[str, list[str]], contractions: set[str]) -> bool:
+def _is_streamed(dot: Instruction, body: Mapping[str, Instruction]) -> bool:
     """Whether a contraction without batch dimensions goes straight through a chain of operations that are not contractions."""
-    if _BATCHED in dot["rest"]:
+    if dot.axes(BATCH):
         return False
-    value = dot["name"]
-    while users := [name for name, operands in reads.items() if value in operands]:
-        if len(users) > 1 or users[0] in contractions:
+    value = dot
+    while users := [i for i in body.values() if value.name in i.operands]:
+        if len(users) > 1 or users[0].op == "dot":
             return False
         value = users[0]
     return True
-
-
-def _nbytes(instruction: re.Match[str]) -> int:
-    """Bytes of the result of an instruction."""
-    return math.prod(_shape(instruction)) * _itemsize(instruction["type"])
-
-
-def _shape(instruction: re.Match[str]) -> list[int]:
-    return [int(extent) for extent in instruction["shape"].split(",") if extent]
-
-
-def _dimensions(instruction: re.Match[str]) -> set[int]:
-    """The axes that a reduction folds, or those of a broadcast's result that its operand has."""
-    return _axes(instruction, "dimensions")
-
-
-def _axes(instruction: re.Match[str], attribute: str) -> set[int]:
-    found = re.search(rf"\b{attribute}=\{{([\d,]*)\}}", instruction["rest"])
-    return {int(axis) for axis in found[1].split(",") if axis} if found else set()
-
-
-def _itemsize(hlo_type: str) -> int:
-    """Bytes of an element of an HLO type: f32, bf16, s8, pred, c64, f8e4m3fn ..."""
-    width = re.match(r"[a-z]+(\d+)", hlo_type)
-    return max(int(width[1]) // 8, 1) if width else 1

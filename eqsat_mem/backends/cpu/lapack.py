@@ -13,7 +13,8 @@ from __future__ import annotations
 #
 # Matrices of a batch are worked on one by one, and so are calls.
 WORKSPACE = {"syevd": (2.0, 0.0), "heevd": (2.0, 0.0), "gesdd": (0.0, 4.0), "gesvd": (0.0, 1.0), "geev": (1.0, 1.0)}
-"""By routine: what it holds, and what it holds besides for each set of vectors that is wanted, in squares of the lesser extent."""
+"""By routine: what it holds, and what it holds besides for each set of vectors that is wanted, in squares of the lesser extent.
+Measured: benchmarks/calibration/lapack_workspaces.py."""
 
 
 def workspace(routine: str, extent: int, vectors: int) -> float:

@@ -10,6 +10,11 @@ from pathlib import Path
 from eqsat_mem.backends.cpu.vector_width import machine_bits
 from eqsat_mem.schedule.device import Device
 
+THIN_COLUMNS = 12.0
+"""Columns of a contraction's result that run at half the full rate: benchmarks/calibration/small_contractions.py."""
+DEAL_S = 2e-5
+"""Seconds in which the kernel library distributes a contraction to all cores: benchmarks/calibration/small_contractions.py."""
+
 
 @dataclass(frozen=True)
 class CpuDevice(Device):
@@ -17,9 +22,16 @@ class CpuDevice(Device):
 
     Attributes:
         vector_bits: width of the vectors for which plans are compiled (:mod:`eqsat_mem.backends.cpu.vector_width`).
+        thin_columns: columns of a contraction's result that run at half the full rate.
+        deal_s: seconds that the kernel library takes to distribute a large contraction to all cores.
+        function_factor: how many times the additions of :data:`eqsat_mem.backends.cpu.weights.MEASURED` an exponential takes, or another
+            function.
     """
 
     vector_bits: int
+    thin_columns: float
+    deal_s: float
+    function_factor: float
 
 
 def built_in() -> CpuDevice:
@@ -48,6 +60,9 @@ def built_in() -> CpuDevice:
         reused_bytes=32 * 2**20,
         fresh_rate=4e9,
         vector_bits=machine_bits(),
+        thin_columns=THIN_COLUMNS,
+        deal_s=DEAL_S,
+        function_factor=1.0,
     )
 
 

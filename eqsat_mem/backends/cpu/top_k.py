@@ -1,4 +1,7 @@
-"""Exact selection of the largest elements by blocks, which emitted programs carry with them as source."""
+"""Exact selection of the largest elements by blocks, which emitted programs carry with them as source.
+
+benchmarks/calibration/searches.py compares it with selections from all elements.
+"""
 
 from __future__ import annotations
 

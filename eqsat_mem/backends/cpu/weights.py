@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 
 from eqsat_mem.backends.cpu.lapack import workspace
 from eqsat_mem.backends.cpu.top_k import block_length
@@ -40,9 +41,11 @@ MEASURED: Mapping[str, float] = {
 
 # --- linear algebra --------------------------------------------------------------------------------------
 
-SQUARED, LINEAR = 100.0, 1000.0
-"""Additions that LAPACK's Cholesky factorisation takes besides its cubic cost, for each element and each row: small matrices
-take much longer than their operations. Measured on matrices of 4 to 2048 rows: benchmarks/calibration/linear_algebra.py."""
+CUBED, SQUARED, LINEAR = 0.7, 100.0, 1000.0
+"""Additions of LAPACK's Cholesky factorisation for the cube of the number of rows, for each element and for each row: small
+matrices take much longer than their operations. Measured on matrices of 4 to 2048 rows: benchmarks/calibration/linear_algebra.py."""
+EIGENVECTORS = 10.0
+"""Additions of an eigendecomposition for the cube of the number of rows: benchmarks/calibration/linear_algebra.py."""
 SOLVED, SUBSTITUTED, STARTED = 60.0, 0.65, 50.0
 """Additions of a triangular solve for each element of its matrix, for each of its products, and for each element of the right
 side. Measured on matrices of 4 to 1000 rows: benchmarks/calibration/linear_algebra.py."""
@@ -50,7 +53,7 @@ side. Measured on matrices of 4 to 1000 rows: benchmarks/calibration/linear_alge
 
 def _cholesky(ins: Shapes, outs: Shapes, params: Params) -> float:
     *batch, n, _ = ins[0]
-    return math.prod(batch) * n * (0.7 * n * n + SQUARED * n + LINEAR)
+    return math.prod(batch) * n * (CUBED * n * n + SQUARED * n + LINEAR)
 
 
 def _triangular_solve(ins: Shapes, outs: Shapes, params: Params) -> float:
@@ -83,20 +86,26 @@ def _convolution(ins: Shapes, outs: Shapes, params: Params) -> float:
 STEP, COMBINED = 20.0, 4.0
 """Additions to combine one more element by a function of the user's, and for each operation of that function.
 Measured: benchmarks/calibration/folds.py."""
+CUMULATED, CUMULATED_LOGARITHM = 180.0, 40.0
+"""Additions for each element of a cumulative sum, product or extreme, and of a cumulative logarithm of sums of exponentials.
+Measured: benchmarks/calibration/folds.py."""
 
 # --- gathers, searches, sorts ----------------------------------------------------------------------------
 
-READ_AT, WRITTEN_AT = 40.0, 100.0
-"""Additions to find the place of a window that is read, or written. Measured on windows of 1 to 64 elements:
+READ_AT, READ = 40.0, 8.0
+"""Additions to find the place of a window that is read, and to read one of its elements. Measured on windows of 1 to 64 elements:
 benchmarks/calibration/gathers.py."""
+WRITTEN_AT, WRITTEN, COPIED = 100.0, 5.0, 2.0
+"""Additions to find the place of a window that is written, to write one of its elements, and to copy an element of what it is written
+to. Measured likewise: benchmarks/calibration/gathers.py."""
 
 
 def _gather(ins: Shapes, outs: Shapes, params: Params) -> float:
-    return 8.0 * math.prod(outs[0]) + READ_AT * math.prod(ins[1][:-1])
+    return READ * math.prod(outs[0]) + READ_AT * math.prod(ins[1][:-1])
 
 
 def _scatter(ins: Shapes, outs: Shapes, params: Params) -> float:
-    return 2.0 * math.prod(outs[0]) + 5.0 * math.prod(ins[2]) + WRITTEN_AT * math.prod(ins[1][:-1])
+    return COPIED * math.prod(outs[0]) + WRITTEN * math.prod(ins[2]) + WRITTEN_AT * math.prod(ins[1][:-1])
 
 
 SHORT_SEARCH = 32
@@ -132,30 +141,43 @@ def _selection(n: int, k: int) -> float:
     return SELECTION * n + REPLACEMENT * k * (1 + math.log(max(n / max(k, 1), 1)))
 
 
-WEIGHTS = Weights(
-    {**dict.fromkeys(ELEMENTWISE, 1.0), **MEASURED},
-    {
-        **BLOCKS,
-        "cholesky": _cholesky,
-        "triangular_solve": _triangular_solve,
-        "eigh": cubic(10),
-        "conv_general_dilated": _convolution,
-        "reduce": reduction(STEP, COMBINED),
-        "gather": _gather,
-        **dict.fromkeys(SCATTERS, _scatter),
-        **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), per_element(180)),
-        "cumlogsumexp": per_element(40),
-        **dict.fromkeys(("argmax", "argmin"), _search),
-        "sort": sorting(1000.0),
-        "top_k": _top_k,
-        "approx_top_k": per_element(SELECTION),
-    },
-    {
-        **WORKSPACES,
-        "eigh": _lapack("syevd"),
-        "eig": _lapack("geev", "compute_left_eigenvectors", "compute_right_eigenvectors"),
-        "svd": _lapack("gesdd", "compute_uv"),
-    },
-    STEP,
-    COMBINED,
-)
+COMPARED = 1000.0
+"""Additions of a sort for each element and each halving of the axis: benchmarks/calibration/searches.py."""
+
+
+FUNCTION = 16.0
+"""The weight from which on an operation is a polynomial or worse, whose cost depends on the processor: a root is one instruction.
+Measured: benchmarks/calibration/elementwise.py."""
+
+
+@cache
+def table(function_factor: float = 1.0) -> Weights:
+    """The weights where functions take so many times the additions of :data:`MEASURED`."""
+    measured = {op: weight * (function_factor if weight >= FUNCTION else 1.0) for op, weight in MEASURED.items()}
+    return Weights(
+        {**dict.fromkeys(ELEMENTWISE, 1.0), **measured},
+        {
+            **BLOCKS,
+            "cholesky": _cholesky,
+            "triangular_solve": _triangular_solve,
+            "eigh": cubic(EIGENVECTORS),
+            "conv_general_dilated": _convolution,
+            "reduce": reduction(STEP, COMBINED),
+            "gather": _gather,
+            **dict.fromkeys(SCATTERS, _scatter),
+            **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), per_element(CUMULATED)),
+            "cumlogsumexp": per_element(CUMULATED_LOGARITHM),
+            **dict.fromkeys(("argmax", "argmin"), _search),
+            "sort": sorting(COMPARED),
+            "top_k": _top_k,
+            "approx_top_k": per_element(SELECTION),
+        },
+        {
+            **WORKSPACES,
+            "eigh": _lapack("syevd"),
+            "eig": _lapack("geev", "compute_left_eigenvectors", "compute_right_eigenvectors"),
+            "svd": _lapack("gesdd", "compute_uv"),
+        },
+        STEP,
+        COMBINED,
+    )

@@ -22,10 +22,11 @@ from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, itemsize
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import Shapes, operation_of
-from eqsat_mem.schedule.backend import Backend, Check, Kernel, extent_of
+from eqsat_mem.schedule.backend import Backend, Check, Hidden, Kernel, extent_of
 from eqsat_mem.schedule.cost_model import arithmetic_s, sides
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.tiles import MOST_WRITTEN_OUT, Tile
 from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights, per_element
 
@@ -98,8 +99,9 @@ class GpuBackend(Backend):
     """Folds as tile kernels; None where there are none."""
 
     platform: ClassVar[str] = "gpu"
+    tie: ClassVar[Tie] = BitTie()
     asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
-    needless_rules: ClassVar[tuple[str, ...]] = ("unroll-fold",)  # short folds are computed inside their readers
+    needless_rules: ClassVar[tuple[str, ...]] = (*Backend.needless_rules, "unroll-fold")  # short folds are computed inside their readers
 
     @classmethod
     def of(cls, target: Target) -> Self:
@@ -320,9 +322,9 @@ class GpuBackend(Backend):
                 break
         return Check(most)
 
-    def hidden_bytes(self, compiled: Any) -> int:
+    def hidden(self, compiled: Any) -> Hidden:
         """Scratch that libraries ask for at run time, from a table."""
-        return workspaces.library_bytes(compiled.as_text(), self.target)
+        return Hidden(workspaces.library_bytes(compiled.as_text(), self.target))
 
 
 # --- scratch of libraries -----------------------------------------------------------------------------

@@ -15,7 +15,8 @@ def add(commands: Any) -> None:
         "check-rules",
         help="check rule files: both sides of each rule on random values",
         description="Check each rule on random left sides: indices, extents (one among them), dtypes and values. What the card claims "
-        "is what both sides are held to. The exit status is 1 if a rule is wrong or could not be checked.",
+        "is what both sides are held to. Rules that state one equation must claim the same of it. The exit status is 1 if a rule "
+        "is wrong, contradicts another or could not be checked.",
     )
     parser.add_argument("files", nargs="*", metavar="FILE.egg", help="rule files (default: the shipped ones)")
     add_operations(parser)
@@ -45,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     from eqsat_mem.cli.counterexample import counterexample
     from eqsat_mem.cli.user_files import load_operations
     from eqsat_mem.egraph.rule_files import default_files, load_rules, select
+    from eqsat_mem.egraph.soundness.claims import contradictions
     from eqsat_mem.egraph.soundness.judge import judge
     from eqsat_mem.egraph.soundness.sample_programs import fired
     from eqsat_mem.ir.ops import Monoid
@@ -64,8 +66,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"{verdict.status:<9} {rule.name:<{width}}  {rule.sound:<11}  {rule.place}  {verdict.summary()}", flush=True)
         if verdict.wrong is not None:
             print("\n".join(f"    {line}".rstrip() for line in counterexample(verdict.wrong).splitlines()), flush=True)
-    idle = sorted({r.name for r in chosen} - fired(rules))
+    names = {rule.name for rule in chosen}
+    contradicted = [pair for pair in contradictions(rules.rules, rules.own) if names & {rule.name for rule in pair}]
+    for one, other in contradicted:
+        print(f"{one.name} ({one.place}) and {other.name} ({other.place}) state one equation: {one.sound} and {other.sound}")
+    idle = sorted(names - fired(rules))
     if idle:
         print(f"never fire on the sample programs: {', '.join(idle)}")
     print(f"{len(chosen)} rules: {len(chosen) - bad} right, {bad} not")
-    return 1 if bad or no_monoids else 0
+    return 1 if bad or no_monoids or contradicted else 0

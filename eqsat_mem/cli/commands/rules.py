@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, get_args
 from eqsat_mem.cli.commands.check_rules import add_operations
 from eqsat_mem.cli.commands.show import add_function, traced
 from eqsat_mem.options import Accuracy, Options
+from eqsat_mem.passes import FILE
 
 if TYPE_CHECKING:
     from eqsat_mem.egraph.rule_files import Rule
+    from eqsat_mem.passes import Pass
 
 
 def add(commands: Any) -> None:
@@ -58,26 +60,28 @@ def run(options: argparse.Namespace) -> int:
     given = Options(**chosen(options))
     rules = load_rules(given.rules, given.accuracy, given.only_rules, given.without_rules, given.operations)
     if options.function is None:
-        print(table(rules.rules))
+        print(table(rules.cards))
         return 0
     if options.args is None:
         raise OptionError("--args is missing: what is the function called with?")
-    view = saturate(traced(options), rules)
-    print(table(rules.rules, view.matches, view.seconds))
+    program = traced(options, rules.passes)
+    view = saturate(program, rules)
+    matches = {**view.matches, **dict.fromkeys(program.passes, 1)}
+    print(table(rules.cards, matches, view.seconds))
     print(f"{view.rows} rows in {view.iterations} iterations; stopped: {view.stopped}")
     return 0
 
 
-def _shipped_first(rules: Sequence[Rule]) -> list[Rule]:
-    """The rules in their order, the user's last, where a terminal shows them."""
+def _shipped_first(rules: Sequence[Rule | Pass]) -> list[Rule | Pass]:
+    """The rules and passes in their order, the user's last, where a terminal shows them."""
     from eqsat_mem.egraph.rule_files import default_files
 
-    shipped = {Path(f).name for f in default_files()}
-    return sorted(rules, key=lambda r: r.place.rpartition(":")[0] not in shipped)
+    shipped = {FILE, *(Path(f).stem for f in default_files())}
+    return sorted(rules, key=lambda r: r.file not in shipped)
 
 
-def table(rules: Sequence[Rule], matches: Mapping[str, int] | None = None, seconds: Mapping[str, float] | None = None) -> str:
-    """One line per rule; those that match in a program first, the costliest on top."""
+def table(rules: Sequence[Rule | Pass], matches: Mapping[str, int] | None = None, seconds: Mapping[str, float] | None = None) -> str:
+    """One line per rule or pass; those that match in a program first, the costliest on top."""
     matches, seconds = matches or {}, seconds or {}
     ordered = sorted(rules, key=lambda r: (-seconds.get(r.name, 0.0), -matches.get(r.name, 0))) if matches else _shipped_first(rules)
     rows = [[r.name, r.sound, r.ruleset, r.place, r.equation] for r in ordered]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
+
+from eqsat_mem.passes import EVERY, Pass
 
 if TYPE_CHECKING:
     from eqsat_mem.ir import Program
@@ -27,8 +30,8 @@ def add_function(parser: argparse.ArgumentParser, required: bool = True) -> None
     )
 
 
-def traced(options: argparse.Namespace) -> Program:
-    """The program of the function that the command line names."""
+def traced(options: argparse.Namespace, passes: Collection[Pass] = EVERY) -> Program:
+    """The program of the function that the command line names, which ``passes`` may change."""
     import jax
 
     from eqsat_mem.api.optimize import Optimized, argument_names
@@ -40,7 +43,7 @@ def traced(options: argparse.Namespace) -> Program:
     plain = function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
     check_call(options.function, plain, args, kwargs)
     leaves = jax.tree.leaves((args, kwargs))
-    return load(jax.make_jaxpr(plain)(*args, **kwargs), argument_names(plain, args, kwargs, leaves))
+    return load(jax.make_jaxpr(plain)(*args, **kwargs), argument_names(plain, args, kwargs, leaves), passes=passes)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ def first_difference(claim: str, left: np.ndarray, right: np.ndarray, scale: np.
     """What is wrong between two sides, and in which sample; None if they agree as far as ``claim`` says.
 
     Bits are compared for ``bitwise``. What holds over the reals may differ by the root of the precision times the largest number
-    that either side met on its way (``scale``, per sample); ``finite`` tells in which samples the right side met no infinity.
+    that either side met on its way (``scale``, per sample); ``finite`` tells in which samples neither met an infinity.
     """
     for sample, kind in enumerate(KINDS):
         a, b = left[sample], right[sample]

@@ -68,12 +68,16 @@ class Builder:
                 if term.monoid not in MONOIDS or not _folds(term.monoid, str(dtype)):
                     raise IllFormed(f"no fold {term.monoid!r} of {dtype}")
                 term = ir.Fold(dtype, term.monoid, term.over, term.arg)
-            case ir.Dot():
-                left, right = (program.terms[a].dtype for a in args)
-                if left != right or left.kind == "b":
-                    raise IllFormed(f"no contraction of {left} and {right}")
-                term = ir.Dot(left, term.over, term.lhs, term.rhs, term.precision)
+            case ir.Dot() | ir.DotPlus():
+                term = replace(term, dtype=self._contracted(args))
         return program.add(term)
+
+    def _contracted(self, args: Sequence[int]) -> Any:
+        """The dtype of a contraction of these operands."""
+        first, *others = (self.program.terms[a].dtype for a in args)
+        if any(other != first for other in others) or first.kind == "b":
+            raise IllFormed(f"no contraction of {', '.join(map(str, (first, *others)))}")
+        return first
 
     def _operation(self, node: Node, args: Sequence[int]) -> int:
         """An operation of the user's, if its function takes such operands."""
@@ -204,6 +208,8 @@ class Draw:
         self.universe = list(range(len(self.builder.program.indices)))
         self.last = self.rng.choice(self.universe)
         self.density = self.rng.choice((0.25, 0.45, 0.65))
+        self.free = {self.shape.resolve(term): self.shape.resolve(name) for name, term in self.shape.free}
+        self.sets: dict[Any, int] = {}
 
     def fill(self) -> list[int]:
         """The keys of the roots.
@@ -217,7 +223,7 @@ class Draw:
         term = self.shape.resolve(term)
         if not isinstance(term, App):
             if term not in self.values:
-                self.values[term] = self._anything(dtype)
+                self.values[term] = self._anything(dtype) if term not in self.free else self._with_indices(self.free[term], dtype)
             return self.values[term]
         if depth > DEEPEST:
             raise IllFormed("a term that contains itself")
@@ -297,8 +303,16 @@ class Draw:
             return self._node(head, [*(self._constant(role, dtype) for role in constants), *operands])
         return self._leaf(dtype)
 
-    def _leaf(self, dtype: str) -> int:
-        free = mask_of(i for i in self.universe if self.rng.random() < self.density)
+    def _with_indices(self, name: Any, dtype: str) -> int:
+        """A term that depends on the indices that premises have a name for: the same wherever they use it."""
+        if name in self.sets:
+            return self._leaf(dtype, self.sets[name])
+        new = self._anything(dtype)
+        self.sets[name] = self.builder.program.free[self.terms[new]]
+        return new
+
+    def _leaf(self, dtype: str, free: int | None = None) -> int:
+        free = mask_of(i for i in self.universe if self.rng.random() < self.density) if free is None else free
         leaf = self.builder.leaf(free, dtype)
         if "summed" in self.shape.functions and dtype == "float64":
             leaf = self._mixed(free)

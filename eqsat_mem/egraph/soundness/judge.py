@@ -8,7 +8,7 @@ asks for. Afterwards all nodes of a class must have one value.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from eqsat_mem.egraph.engine import Classes, EGraph
 from eqsat_mem.egraph.language import Own
 from eqsat_mem.egraph.online_folds import chain, squares, with_higher_level
 from eqsat_mem.egraph.rule_files import Rule, RuleSet
+from eqsat_mem.egraph.saturate import Limits
 from eqsat_mem.egraph.soundness import patterns
 from eqsat_mem.egraph.soundness.compare import KINDS, first_difference
 from eqsat_mem.egraph.soundness.generators import Builder, Draw, IllFormed, arities, values_of
@@ -150,7 +151,7 @@ class _Trial:
             ("meaning", "(ruleset meaning)"),
             *rules.meanings,
         ]
-        graph = EGraph(self.program, texts, dict(rules.maps) | arities(), 0, rules.own)
+        graph = EGraph(self.program, texts, dict(rules.maps) | arities(), 0, Limits().unrolled_elements, rules.own)
         for node, key in self.nodes.items():
             graph.add(key, node)
         self.matches = 0
@@ -246,7 +247,7 @@ class _Trial:
         free = [self.program.free[t] for t in (left, right)]
         sides = [_broadcast(self.program, values.of[t], have, free[0] | free[1]) for t, have in zip((left, right), free)]
         scale = np.maximum(values.scale[left], values.scale[right])
-        return first_difference(claim, sides[0], sides[1], scale, values.finite[right])
+        return first_difference(claim, sides[0], sides[1], scale, values.finite[left] & values.finite[right])
 
     def _pieces(self) -> Iterator[Difference | None]:
         """What splitting rules state, done: slices and chunks instead of the whole."""
@@ -318,16 +319,18 @@ def _evaluate(program: Program, args: Sequence[np.ndarray], wanted: Sequence[int
     sample = many.new_index("sample", len(KINDS))
     many.inputs = [ir.Buffer(b.name, np.shape(a), b.dtype) for b, a in zip(program.inputs, args)]
     program.outputs = [_output(program, t) for t in wanted]
-    ids: dict[int, int] = {}
-    order = program.reachable()
-    for t in order:
-        term = ir.with_children(program.terms[t], tuple(ids[c] for c in children(program.terms[t])))
+
+    def sampled(_: Program, t: int, ids: Mapping[int, int]) -> ir.Term | None:
+        term = program.on(t, ids)
         if isinstance(term, ir.Input):
-            term = ir.Input(term.dtype, term.slot, ((sample,), *term.axes))
-        elif isinstance(term, ir.Block) and (own := operation_of(term.call.params)) is not None:
+            return ir.Input(term.dtype, term.slot, ((sample,), *term.axes))
+        if isinstance(term, ir.Block) and (own := operation_of(term.call.params)) is not None:
             named = tuple(named_axes(own, term.call).values())
-            term = ir.Block(term.dtype, call_on(own, named, [many.free[a] for a in term.args], term.dtype), term.args, 0)
-        ids[t] = many.add(term)
+            return ir.Block(term.dtype, call_on(own, named, [many.free[a] for a in term.args], term.dtype), term.args, 0)
+        return None
+
+    order = program.reachable()
+    _, ids = program.rewritten(sampled, order, many)
     many.outputs = [ir.Output(ids[t], ((sample,), *((i,) for i in bits(program.free[t])))) for t in order]
     with np.errstate(all="ignore"):
         values = {t: np.asarray(v) for t, v in zip(order, evaluate(many, args, Sequential()))}

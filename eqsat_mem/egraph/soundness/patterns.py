@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -22,6 +22,8 @@ Tree = Any
 Variable = tuple[str, int]
 """A name, and the number of the rule's use that it belongs to."""
 
+TRIES = 40
+"""How often other rules are looked for that state the facts of a premise, where those that were taken contradict one another."""
 DEPTH = 4
 """How far premises are traced back through rules that state facts."""
 
@@ -36,12 +38,16 @@ class App:
 
 @dataclass
 class Shape:
-    """What variables stand for, as far as the premises say; ``roots`` are the terms that must be there."""
+    """What variables stand for, as far as the premises say.
+
+    ``roots`` are the terms that must be there; ``free`` are variables for index sets, each with a term that depends on these indices.
+    """
 
     bound: dict[Variable, Any] = field(default_factory=dict)
     roots: list[Any] = field(default_factory=list)
     uses: int = 0
     functions: set[str] = field(default_factory=set)
+    free: list[tuple[Variable, Any]] = field(default_factory=list)
 
     def resolve(self, term: Any) -> Any:
         """A term with its outermost variable replaced by what it stands for."""
@@ -83,9 +89,12 @@ def directions(rule: Rule) -> Sequence[tuple[list[Tree], list[Tree]]]:
 
 def shape(rule: Rule, rules: RuleSet, rng: random.Random) -> Shape | None:
     """A shape of a rule's left side, at random among those that its facts may come from; None if none was found."""
-    out = Shape()
-    premises, _ = rng.choice(directions(rule))
-    return out if _assume(out, premises, rules, rng, DEPTH) else None
+    for _ in range(TRIES):
+        out = Shape()
+        premises, _ = rng.choice(directions(rule))
+        if _assume(out, premises, rules, rng, DEPTH):
+            return out
+    return None
 
 
 def stated(actions: Sequence[Tree]) -> Iterator[Tree]:
@@ -143,6 +152,8 @@ def _premise(out: Shape, premise: Tree, use: int, rules: RuleSet, rng: random.Ra
         sides = [_term(a, use, rules.own) for a in args]
         known = [s for s in sides if s is not None]
         out.roots += [s for s in known if isinstance(s, App)]
+        of = [_term(a[1], use, rules.own) for a in args if isinstance(a, list) and a[0] == "free"]
+        out.free += [(s, term) for s in known if isinstance(s, tuple) for term in of if isinstance(term, tuple)]
         facts = [a for a in args if isinstance(a, list) and _is_stated(a[0], rules.own)]
         united = all(out.unify(known[0], other) for other in known[1:])
         return united and all(_state(out, fact, use, rules, rng, depth) for fact in facts)
@@ -160,27 +171,29 @@ def _is_stated(head: str, own: language.Own) -> bool:
 def _state(out: Shape, fact: Tree, use: int, rules: RuleSet, rng: random.Random, depth: int) -> bool:
     """Add the premises of some rule that states a fact."""
     ways = [
-        (premises, said) for rule in rules.rules for premises, actions in directions(rule) for said in stated(actions) if said[0] == fact[0]
+        (premises, actions, said)
+        for rule in rules.rules
+        for premises, actions in directions(rule)
+        for said in stated(actions)
+        if said[0] == fact[0]
     ]
     if not ways or depth == 0:
         return False
-    premises, said = rng.choice(ways)
+    premises, actions, said = rng.choice(ways)
     inner = out.uses
     if not _assume(out, premises, rules, rng, depth - 1):
         return False
-    given = _variables(premises)  # what else the rule names is a term that its actions make
-    pairs = [
-        (_term(a, use, rules.own), _term(b, inner, rules.own))
-        for a, b in zip(fact[1:], said[1:])
-        if isinstance(b, str) and (_is_literal(b) or b in given)
-    ]
-    return all(a is None or out.unify(a, b) for a, b in pairs)
+    made = {action[1]: action[2] for action in actions if action[0] == "let"}
+    pairs = [(_term(a, use, rules.own), _term(filled(b, made), inner, rules.own)) for a, b in zip(fact[1:], said[1:])]
+    return all(a is None or b is None or out.unify(a, b) for a, b in pairs)
 
 
-def _variables(tree: Tree) -> set[str]:
+def filled(tree: Tree, meaning: Mapping[str, Tree]) -> Tree:
+    """An expression with names replaced by what they mean, and names in that likewise."""
     if isinstance(tree, str):
-        return {tree}
-    return {name for part in tree for name in _variables(part)}
+        inner = {name: other for name, other in meaning.items() if name != tree}
+        return filled(meaning[tree], inner) if tree in meaning else tree
+    return [tree[0], *(filled(part, meaning) for part in tree[1:])]
 
 
 def _term(tree: Tree, use: int, own: language.Own) -> Any:

@@ -140,6 +140,13 @@ def quotients(a: Array, b: Array, v: Array) -> Any:
     return (a / b[:, None]) @ v, jnp.sum(a / b[:, None], 1), (-jnp.tanh(a)) @ v
 
 
+def distances_by_hand(x: Array, y: Array) -> Any:
+    """Squared distances as users expand them, in several orders and with the sign of a kernel's exponent."""
+    squares = jnp.sum(x * x, -1)[:, None] + jnp.sum(y * y, -1)
+    norms = jnp.einsum("ik,ik->i", x, x)[:, None], jnp.einsum("jk,jk->j", y, y)
+    return squares - 2.0 * (x @ y.T), (x @ y.T) * 2.0 - squares, (norms[0] - 2.0 * (x @ y.T)) + norms[1]
+
+
 def self_product(a: Array, b: Array) -> Any:
     e = jnp.exp(a @ b.T)
     return e.T @ e
@@ -286,6 +293,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (forces, [*XY, (4,), (5,)]), (gradient, [*XY, (4, 2)]),
     (chain, [(5, 4), (4, 6), (6, 2)]), (chain_with_transposes, [(5, 2), (4, 2), (3, 4), (3, 1)]),
     (chain_with_batch, [(2, 3, 4), (2, 4, 5), (2, 5, 2)]), (sums, [(3, 4), (4, 5)]), (self_product, [(6, 2), (4, 2)]),
+    (distances_by_hand, XY),
     (plus_noise, [(5, 2), (5, 1)]),
     (powers, XY), (noise_plus, [(5, 2), (5, 1)]), (diagonal_scale, [(4, 2), (4,)]), (trace_of_product, [(4, 4), (4, 4)]),
     (trace_of_covariance, [(4, 2)]),

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from eqsat_mem.ir import Axis, Call, Map, Params, mask_of
-from eqsat_mem.ir.ops.augmented_dot import SUMMING, with_sums_p
+from eqsat_mem.ir.ops.augmented_dot import SUMMING, longer, parts_of, with_sums_p
 from eqsat_mem.ir.ops.blocks import BlockOp, Group, Place, Selection, Shapes, Text
 from eqsat_mem.ir.ops.control import CONTROL, OPAQUE, held_inside
 from eqsat_mem.ir.ops.custom.monoid import Monoid
@@ -29,8 +29,9 @@ from eqsat_mem.ir.ops.source_text import is_key, param_text, primitive_text
 __all__ = [
     "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",
     "Operation", "Place", "Selection", "Shapes", "Text", "accumulator", "bind_call", "block_op", "block_text", "call_groups", "call_on",
-    "call_params", "foldable", "held_inside", "is_elementwise", "is_key", "map_of", "map_params", "map_row", "map_text",
-    "named_axes", "of_one_rank", "operation_of", "param_text", "picks", "primitive_text", "result_axes", "searched", "with_sums_p",
+    "call_params", "foldable", "held_inside", "is_elementwise", "is_key", "longer", "map_of", "map_params", "map_row", "map_text",
+    "named_axes", "of_one_rank", "operation_of", "param_text", "parts_of", "picks", "primitive_text", "result_axes", "searched",
+    "with_sums_p",
 ]  # fmt: skip
 
 BLOCKS: dict[str, BlockOp] = {row.name: row for row in [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *SUMMING, *USER]}

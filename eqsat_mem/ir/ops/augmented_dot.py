@@ -12,6 +12,19 @@ from jax.interpreters import mlir
 
 from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, all_but
 
+MOST_PARTS = 3
+"""Parts of a contraction that are each followed by their sums; of fewer than eight elements there is one."""
+
+
+def parts_of(extent: int) -> int:
+    """The parts that a contraction over so many elements has, each of which is followed by its sums."""
+    return max(min(extent // 8, MOST_PARTS), 1)
+
+
+def longer(extent: int) -> int:
+    """The elements that a contraction over ``extent`` elements has once sums are part of it: two more for each part."""
+    return extent + 2 * parts_of(extent)
+
 
 def append_sums(x: Any, s: Any, parts: int, first: bool) -> Any:
     """``x``, and behind each of the parts of its last axis the sum of that part of ``s`` and a one, or these two the other way round.

@@ -11,6 +11,7 @@ from typing import Any
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load_with_variables
 from eqsat_mem.ir import Program
+from eqsat_mem.passes import named
 from eqsat_mem.reports.explain import Record
 from eqsat_mem.reports.explanation import Explanation, LoopEffect, NeededRule
 from eqsat_mem.reports.outline import describe
@@ -96,7 +97,7 @@ class _Values:
         view = seen.searched[0].view
         winner = next((found.view for found in seen.searched if found.schedule is best), view)
         shift = 0 if winner is view else len(view.nodes)
-        loaded, variables = load_with_variables(record.jaxpr, record.arg_names, record.backend.lowering)
+        loaded, variables = load_with_variables(record.jaxpr, record.arg_names, record.backend.lowering, named(record.loaded.passes))
         same = dict(zip(loaded.reachable(), view.program.reachable()))  # bodies were planned in between, which keeps the order
         self.of_loaded = {t: view.class_of[u] for t, u in same.items()}
         self.of_variables = {variable: self.of_loaded[t] for variable, t in variables.items() if t in self.of_loaded}

@@ -1,0 +1,33 @@
+"""Costs of convolutions by their products and by the patches that a library lays out, for few and many features.
+
+python -m benchmarks.calibration.convolution
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from jax import lax
+
+from benchmarks.calibration.sweep import Case, main
+
+MEASURES = tuple(f"backends.cpu.weights.{name}" for name in ("MULTIPLIED", "LAID_OUT", "SCATTERED", "TOGETHER"))
+WINDOW = 3
+
+
+def cases(tiny: bool) -> Iterator[Case]:
+    """Costs are for each element of a patch: with one feature out that of laying it out, with many that of the products besides."""
+    extent, batch = (4, 1) if tiny else (64, 4)
+    for dimensions, layout in ((1, ("NWC", "WIO", "NWC")), (2, ("NHWC", "HWIO", "NHWC"))):
+        sides = (extent,) * dimensions
+        for features in (1, 2) if tiny else (1, 4, 8, 12, 16, 24, 32, 64):
+            for out in (1, 2) if tiny else (1, 16, 256):
+                convolve = partial(lax.conv_general_dilated, window_strides=(1,) * dimensions, padding="SAME", dimension_numbers=layout)
+                shapes = [(batch, *sides, features), ((WINDOW,) * dimensions + (features, out))]
+                work = batch * extent**dimensions * features * WINDOW**dimensions
+                yield Case(f"{dimensions} dimensions, {features} features to {out}", convolve, shapes, float(work))
+
+
+if __name__ == "__main__":
+    main("convolution")

@@ -1,0 +1,48 @@
+"""Growth of resident memory in programs whose kernel libraries take memory that XLA does not report.
+
+python -m benchmarks.calibration.hidden_scratch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+
+from benchmarks.calibration.sweep import Case, main
+
+MEASURES = (
+    "backends.cpu.backend.DOUBT",
+    *(f"backends.cpu.hidden_scratch.{name}" for name in ("STREAMED_ROWS", "WEIGHTED_ROWS", "LONE_AXIS", "PACKED", "PACKED_ELEMENTS")),
+)
+
+
+def cases(tiny: bool) -> Iterator[Case]:
+    """Costs are multiples of the value named; the table in the module of these constants has what was seen."""
+    n, depth = (8, 2) if tiny else (4096, 16)
+    square = 4.0 * n * n
+    yield Case(f"sum exp(q k), {n} x {n}", lambda q, k: jnp.exp(q @ k.T).sum(1), [(n, depth)] * 2, square, watched=True)
+    yield Case(f"sum exp(q k), {n // 2} x {n * 2}", lambda q, k: jnp.exp(q @ k.T).sum(1), [(n // 2, depth), (n * 2, depth)], square, True)
+    yield Case("the same in a batch of 2", _attention_weights, [(2, n // 2, depth)] * 2, square / 2, watched=True)
+    yield Case("two attentions, one of the other", _chained, [(2, n // 2, depth)] * 2, square / 2, watched=True)
+    yield Case("a weighted sum of rows", lambda x, y, w: (jnp.abs(x[:, None] - y) * w).sum(1), [(n,)] * 3, square, watched=True)
+    yield Case("a weighted sum of columns", lambda x, y, w: (jnp.abs(x[:, None] - y) * w[:, None]).sum(0), [(n,)] * 3, square, True)
+    yield Case("products with a lone axis", lambda x, y: (x * y).sum(-1), [(1, n, n)] * 2, square, watched=True)
+    yield Case("products without one", lambda x, y: (x * y).sum(-1), [(n, n)] * 2, square, watched=True)
+    for batch, extent in ((2, 4),) if tiny else ((8, 1024), (64, 512), (256, 128)):
+        shapes, operands = [(batch, extent, extent), (batch, extent, extent)], 8.0 * batch * extent**2
+        yield Case(f"bki,bkj->bij, {batch} x {extent} x {extent}", lambda a, b: jnp.einsum("bki,bkj->bij", a, b), shapes, operands, True)
+
+
+def _attention_weights(q: Any, k: Any) -> Any:
+    return jnp.exp(jnp.einsum("bqd,bkd->bqk", q, k)).sum(-1)
+
+
+def _chained(q: Any, k: Any) -> Any:
+    first = jnp.exp(jnp.einsum("bqd,bkd->bqk", q, k)) @ k
+    return (jnp.exp(jnp.einsum("bqd,bkd->bqk", first, k)) @ k).sum()
+
+
+if __name__ == "__main__":
+    main("hidden_scratch")

@@ -1,0 +1,345 @@
+"""Compiled programs, instruction by instruction, as XLA has optimised them.
+
+XLA hands a compiled program out in two ways: as a message of the protocol ``HloModuleProto``, in which everything has a
+type and a number that never changes, and as text. :func:`read` takes the message where the installed jaxlib gives one, and
+the text otherwise; both fill the same :class:`Module`, so that nothing else depends on where it came from. (The Python
+objects ``HloComputation`` and ``HloInstruction`` tell no attributes, and shapes only since jaxlib 0.12.) Field numbers and
+the names of attributes are those of XLA's ``xla/service/hlo.proto``, ``xla/xla_data.proto`` and ``hlo_instruction.cc``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+Attribute = str | tuple[int, ...]
+UNREAD = "unread"
+"""The operation of an instruction that could not be read."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction.
+
+    Attributes:
+        name: unique in its computation.
+        op: HLO's name of the operation: ``dot``, ``reduce``, ``custom-call``.
+        type: HLO's name of the elements' type: ``f32``, ``pred``; ``tuple`` for several values.
+        shape: the extents of the result; empty for scalars and tuples.
+        operands: names of the instructions that it reads, in order.
+        called: names of the computations that it calls: of a fusion its body, of a reduction its combination.
+        attributes: sets of axes as tuples of numbers, all else as text; of those in :data:`ATTRIBUTES`, what is not empty.
+        computation: the name of the computation that it is in.
+        is_root: whether its result is the computation's.
+    """
+
+    name: str
+    op: str
+    type: str
+    shape: tuple[int, ...]
+    operands: tuple[str, ...]
+    called: tuple[str, ...]
+    attributes: Mapping[str, Attribute]
+    computation: str
+    is_root: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the result; a tuple has none of its own."""
+        return 0 if self.type == "tuple" else math.prod(self.shape) * itemsize(self.type)
+
+    def axes(self, name: str) -> tuple[int, ...]:
+        """An attribute that is a set of axes; empty where the instruction has none."""
+        value = self.attributes.get(name, ())
+        return value if isinstance(value, tuple) else ()
+
+    def text(self, name: str) -> str:
+        """An attribute that is text; empty where the instruction has none."""
+        value = self.attributes.get(name, "")
+        return value if isinstance(value, str) else ""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A compiled program.
+
+    Attributes:
+        instructions: all instructions, those of one computation side by side.
+        unread: the beginnings of what could not be read, or the names of its instructions; none where all was.
+    """
+
+    instructions: tuple[Instruction, ...]
+    unread: tuple[str, ...] = ()
+
+    @cached_property
+    def computations(self) -> Mapping[str, Mapping[str, Instruction]]:
+        """The instructions by name, by the name of their computation."""
+        found: dict[str, dict[str, Instruction]] = {}
+        for instruction in self.instructions:
+            found.setdefault(instruction.computation, {})[instruction.name] = instruction
+        return found
+
+
+def itemsize(hlo_type: str) -> int:
+    """Bytes of an element of a type.
+
+    >>> [itemsize(name) for name in ("f32", "bf16", "pred", "c128", "f8e4m3fn", "s4")]
+    [4, 2, 1, 16, 1, 1]
+    """
+    width = re.match(r"[a-z]+(\d+)", hlo_type)
+    return max(int(width[1]) // 8, 1) if width else 1
+
+
+def read(compiled: Any) -> Module:
+    """A compiled program: what ``jax.jit(...).lower(...).compile()`` returns.
+
+    Returns:
+        The program from the source of which less is left unread; one that is unread as a whole if there is no source.
+    """
+    found = []
+    message = message_of(compiled)
+    if message is not None:
+        found.append(from_message(message))
+    if not found or found[0].unread:
+        text = compiled.as_text() if hasattr(compiled, "as_text") else None
+        found.append(from_text(text) if text else Module((), ("the program as a whole",)))
+    return min(found, key=lambda module: len(module.unread))
+
+
+def message_of(compiled: Any) -> bytes | None:
+    """The program as XLA serialises it; None where this jaxlib does not, or not so large a one: a message has less than 2 GiB."""
+    try:
+        (module,) = compiled.runtime_executable().hlo_modules()
+        return bytes(module.as_serialized_hlo_module_proto())
+    except (AttributeError, NotImplementedError, RuntimeError, ValueError):
+        return None
+
+
+def _closed(instructions: Sequence[Instruction], unread: Sequence[str]) -> Module:
+    """A program in which every operand is an instruction: one that is missing is there as unread."""
+    known = {(i.computation, i.name) for i in instructions}
+    wanted = dict.fromkeys((i.computation, name) for i in instructions for name in i.operands)
+    missing = [key for key in wanted if key not in known]
+    placeholders = [_unread(name, computation) for computation, name in missing]
+    return Module((*instructions, *placeholders), (*unread, *(name for _, name in missing)))
+
+
+def _unread(name: str, computation: str) -> Instruction:
+    return Instruction(name, UNREAD, "", (), (), (), {}, computation, is_root=False)
+
+
+# --- messages -----------------------------------------------------------------------------------------
+
+TYPES = {
+    1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64", 10: "f16", 11: "f32", 12: "f64",
+    13: "tuple", 14: "opaque", 15: "c64", 16: "bf16", 17: "token", 18: "c128", 19: "f8e5m2", 20: "f8e4m3fn", 21: "s4", 22: "u4",
+    23: "f8e4m3b11fnuz", 24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4", 30: "s1", 31: "u1",
+    32: "f4e2m1fn", 33: "f8e8m0fnu",
+}  # fmt: skip
+"""``PrimitiveType``."""
+TEXTS = {11: "kind", 28: "custom_call_target", 43: "backend_config"}
+DOT, DOT_AXES = 30, {1: "lhs_contracting_dims", 2: "rhs_contracting_dims", 3: "lhs_batch_dims", 4: "rhs_batch_dims"}
+ATTRIBUTES = frozenset({"dimensions", *TEXTS.values(), *DOT_AXES.values()})
+"""The attributes that are read."""
+
+Fields = Mapping[int, Sequence[int | memoryview]]
+
+
+def from_message(data: bytes) -> Module:
+    """A program from a serialised ``HloModuleProto``.
+
+    Whatever is not such a message is unread as a whole.
+    """
+    try:
+        computations = [_fields(c) for c in _submessages(_fields(memoryview(data)), 3)]
+        called = {_number(c, 5): _text(c, 1) for c in computations}
+        instructions: list[Instruction] = []
+        unread: list[str] = []
+        for c in computations:
+            own = [_fields(i) for i in _submessages(c, 2)]
+            names = {_number(i, 35): _text(i, 1) for i in own}
+            for i in own:
+                made = _from_fields(i, names, called, _text(c, 1), _number(i, 35) == _number(c, 6))
+                instructions.append(made)
+                if made.op == UNREAD:
+                    unread.append(made.name)
+    except (IndexError, KeyError, ValueError) as error:
+        return Module((), (f"a message of {len(data)} bytes ({type(error).__name__})",))
+    return _closed(instructions, unread) if instructions else Module((), (f"a message of {len(data)} bytes",))
+
+
+def _from_fields(fields: Fields, names: Mapping[int, str], called: Mapping[int, str], computation: str, is_root: bool) -> Instruction:
+    (shape,) = map(_fields, _submessages(fields, 3))
+    hlo_type = TYPES.get(_number(shape, 2))
+    if hlo_type is None:
+        return _unread(_text(fields, 1), computation)
+    attributes: dict[str, Attribute] = {name: _text(fields, number) for number, name in TEXTS.items()}
+    attributes["dimensions"] = _numbers(fields, 14)
+    for dot in map(_fields, _submessages(fields, DOT)):
+        attributes |= {name: _numbers(dot, number) for number, name in DOT_AXES.items()}
+    return Instruction(
+        _text(fields, 1),
+        _text(fields, 2),
+        hlo_type,
+        _numbers(shape, 3),
+        tuple(names[n] for n in _numbers(fields, 36)),
+        tuple(called[n] for n in _numbers(fields, 38)),
+        {name: value for name, value in attributes.items() if value},
+        computation,
+        is_root,
+    )
+
+
+def _fields(data: memoryview) -> Fields:
+    """The fields of a message by number, in protocol buffers' wire format: numbers, and everything else as bytes."""
+    found: dict[int, list[int | memoryview]] = {}
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind = key & 7
+        value: int | memoryview
+        if kind == 0:
+            value, at = _varint(data, at)
+        else:
+            if kind == 2:
+                length, at = _varint(data, at)
+            else:
+                length = {1: 8, 5: 4}[kind]
+            if at + length > len(data):
+                raise ValueError("a field that is longer than its message")
+            value, at = data[at : at + length], at + length
+        found.setdefault(key >> 3, []).append(value)
+    return found
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """A number at a place, and the place behind it."""
+    number = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at
+        shift += 7
+
+
+def _submessages(fields: Fields, number: int) -> list[memoryview]:
+    return [value for value in fields.get(number, ()) if isinstance(value, memoryview)]
+
+
+def _text(fields: Fields, number: int) -> str:
+    values = _submessages(fields, number)
+    return str(values[-1], "utf-8") if values else ""
+
+
+def _number(fields: Fields, number: int) -> int:
+    numbers = _numbers(fields, number)
+    return numbers[-1] if numbers else 0
+
+
+def _numbers(fields: Fields, number: int) -> tuple[int, ...]:
+    """Repeated numbers, packed or one by one."""
+    found: list[int] = []
+    for value in fields.get(number, ()):
+        if isinstance(value, int):
+            found.append(value)
+        else:
+            at = 0
+            while at < len(value):
+                one, at = _varint(value, at)
+                found.append(one)
+    return tuple(found)
+
+
+# --- text ---------------------------------------------------------------------------------------------
+
+_COMPUTATION = re.compile(r"(?:ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*$")
+_HEAD = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = ")
+_ARRAY = re.compile(r"(?P<type>\w+)\[(?P<shape>[\d,<=]*)\]\S* ")
+_OP = re.compile(r"\s*(?P<op>[\w\-]+)\(")
+_NAME = re.compile(r"%([\w.\-]+)")
+_MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\],]')
+_CALLS = frozenset({"calls", "to_apply", "body", "condition", "called_computations", "branch_computations",
+                    "true_computation", "false_computation", "select", "scatter"})  # fmt: skip
+_ALSO = {"iota_dimension": "dimensions"}
+"""Attributes that the message has under another name."""
+
+
+def from_text(text: str) -> Module:
+    """A program from its HLO text; lines inside a computation that are not instructions are unread."""
+    instructions: list[Instruction] = []
+    unread: list[str] = []
+    computation = ""
+    for line in text.splitlines():
+        if not line[:1].isspace():
+            head = _COMPUTATION.match(line)
+            computation = head["name"] if head else ""
+        elif computation and line.strip():
+            made = _from_line(line, computation)
+            instructions.append(made)
+            if made.op == UNREAD:
+                unread.append(line.strip()[:60])
+    return _closed(instructions, unread) if instructions else Module((), (f"a text of {len(text)} characters",))
+
+
+def _from_line(line: str, computation: str) -> Instruction:
+    head = _HEAD.match(line)
+    if head is None:
+        return _unread(line.strip(), computation)
+    at = head.end()
+    array = _ARRAY.match(line, at)
+    if array is None and line[at : at + 1] != "(":
+        return _unread(head["name"], computation)
+    op = _OP.match(line, array.end() if array else _behind(line, at))
+    if op is None:
+        return _unread(head["name"], computation)
+    end = _behind(line, op.end() - 1)
+    named = [part.partition("=") for part in _parts(line[end:])]
+    return Instruction(
+        head["name"],
+        op["op"],
+        array["type"] if array else "tuple",
+        tuple(int(extent.lstrip("<=")) for extent in array["shape"].split(",") if extent) if array else (),
+        tuple(_NAME.findall(line[op.end() : end])),
+        tuple(name for key, _, value in named if key in _CALLS for name in _NAME.findall(value)),
+        {
+            name: read
+            for key, _, value in named
+            if (name := _ALSO.get(key, key)) in ATTRIBUTES and (read := _value(name, value)) not in ("", ())
+        },
+        computation,
+        head["root"] is not None,
+    )
+
+
+def _value(name: str, text: str) -> Attribute:
+    """An attribute as the message has it: axes as numbers, text without quotes."""
+    if name in TEXTS.values():
+        return re.sub(r"\\(.)", r"\1", text[1:-1]) if text.startswith('"') else text
+    return tuple(int(axis) for axis in re.findall(r"\d+", text))
+
+
+def _behind(text: str, at: int) -> int:
+    """The place behind the bracket that closes the one at a place."""
+    depth = 0
+    for mark in _MARK.finditer(text, at):
+        depth += (mark[0] in "({[") - (mark[0] in ")}]")
+        if not depth:
+            return mark.end()
+    return len(text)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """What commas outside of brackets and quotes separate."""
+    depth = start = 0
+    for mark in _MARK.finditer(text):
+        depth += (mark[0] in "({[") - (mark[0] in ")}]")
+        if mark[0] == "," and not depth:
+            yield text[start : mark.start()].strip()
+            start = mark.end()
+    yield text[start:].strip()

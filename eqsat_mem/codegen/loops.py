@@ -1,0 +1,274 @@
+"""Regions of a loop tree as source: sequences of kernels, and loops with what they carry."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from eqsat_mem.codegen.calls import CallWriter
+from eqsat_mem.codegen.expressions import ExpressionWriter
+from eqsat_mem.codegen.reads import Reader
+from eqsat_mem.codegen.source import Region, Scope, Value, identifier, number, tuple_text, wrap
+from eqsat_mem.codegen.tiles import TileWriter
+from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, children
+from eqsat_mem.ir.loop_tree import Loop, Seq, regions
+from eqsat_mem.ir.ops import MONOIDS, accumulator, block_op, picks
+from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.split import least_chunk, selection_of
+
+DEEP = 100
+"""Kernels of more terms than this are written term by term, since Python's stack is not deep."""
+
+
+class RegionWriter:
+    """Sequences and loops of a schedule.
+
+    Attributes:
+        holds: the term of each variable that holds a value of the program or a slice of one.
+    """
+
+    def __init__(self, schedule: Schedule, reads: Reader, calls: CallWriter, expressions: ExpressionWriter):
+        self.schedule = schedule
+        self.reads = reads
+        self.calls = calls
+        self.expressions = expressions
+        self.tiles = TileWriter(reads, calls, expressions)
+        self.memory = Memory(schedule.ex, schedule.backend)
+        self.holds: dict[str, int] = {}
+
+    def sequence(self, seq: Seq, scope: Scope, rescaled: Collection[int] = ()) -> None:
+        """The lines of a region; values that are ``rescaled`` are multiplied where a loop combines them."""
+        fused = self.memory.fused(seq)
+        terms = [s for s in seq.steps if isinstance(s, int)]
+        users = Counter(self.reads.program.source_of(c) for s in terms for c in children(self.reads.program.terms[s]))
+        kept = frozenset(s for s in fused.kept if isinstance(s, int))
+        region = Region(
+            frozenset(terms),
+            users,
+            seq.outs,
+            kept,
+            self.reads.idioms.fenced(self.reads.ex, seq, fused, rescaled),
+        )
+        place = {step: k for k, step in enumerate(seq.steps)}
+        for step, members in sorted(zip(fused.kept, fused.members), key=lambda kernel: place[kernel[0]]):
+            if isinstance(step, int):
+                tile = self.schedule.backend.tile(self.reads.ex, step, members, self.reads.extents(scope))
+                if tile is not None:
+                    self.tiles.tile(tile, scope, region)
+                elif len(members) > DEEP and not fused.unrolled.intersection(members):
+                    for t in members:  # operands first: expressions that call for theirs would nest as deep as the kernel is long
+                        self.expressions.value(t, scope, region)
+                self.expressions.value(step, scope, region)
+            elif isinstance(step, Seq):
+                self.sequence(step, scope)
+            else:
+                self.loop(step, scope)
+        for t in seq.outs:
+            if t in region.terms:
+                self.expressions.value(t, scope, region)
+
+    def loop(self, loop: Loop, scope: Scope) -> None:
+        extent, chunk = self.reads.program.indices[loop.index].extent, self.schedule.chunks[loop]
+        first = self.first_size(loop)
+        count = (extent - first) // chunk
+        results = [*loop.folds, *loop.stacks]
+        names = [identifier(self.reads.word(t), self.reads.taken) for t in results]
+        body = identifier(f"chunk_of_{self.reads.indices[loop.index]}", self.reads.taken)
+        index = self.reads.indices[loop.index]
+        carry = identifier("carry", self.reads.taken)
+        ind = scope.indent
+        known = [self.reads.ex.rescales[t] for t in loop.rescaled]
+        shifts, means = {r.shift: r.level for r in known if r.exponential}, {r.level: r.mean_over for r in known if r.mean_over}
+        inner = Scope(scope, loop.index, ind + "    ", shifts=shifts, means=means, chunk=chunk)
+        self.reads.line(inner, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {carry}")
+        self.sequence(loop.body, inner, loop.rescaled)
+        self.note_names(inner)
+        self.holds |= {name: t for name, t in zip(names, results) if name not in self.holds}
+        carried = dict(zip(results, names))
+        returned = self.rescaled(carried, loop, inner) if loop.rescaled else self.updated(carried, loop, inner)
+        self.selections(carried, loop, inner)
+        self.reads.line(inner, f"return {tuple_text([returned.get(t, name) for t, name in carried.items()])}")
+        self.reads.comment(scope, f"loop over {index}: {extent} in chunks of {chunk}")
+        self.reads.line(scope, f"def {body}(start_{index}, {carry}, size_{index}):")
+        scope.lines += inner.lines
+        start = ", ".join(self.initial(t, loop, scope) for t in results) + ("," if len(names) == 1 else "")
+        state = identifier("state", self.reads.taken)
+        self.reads.line(scope, f"{state} = ({start})")
+        if first:
+            self.reads.line(scope, f"{state} = {body}({self.start(0, scope)}, {state}, {first})")
+        if count == 1:
+            self.reads.line(scope, f"{state} = {body}({self.start(first, scope)}, {state}, {chunk})")
+        elif count:
+            begin = f"{first} + t * {chunk}" if first else f"t * {chunk}"
+            self.reads.line(scope, f"{state} = lax.fori_loop(0, {count}, lambda t, {carry}: {body}({begin}, {carry}, {chunk}), {state})")
+        self.reads.line(scope, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {state}")
+        scope.values |= {t: self.outcome(t, carried, loop, scope) for t in results}
+
+    def outcome(self, t: int, carried: Mapping[int, str], loop: Loop, scope: Scope) -> Value:
+        """A result of a loop, from what it has carried."""
+        name = carried[t]
+        if (block := self.selection(t, loop)) is not None:
+            return self.expressions.result(block, name, scope)
+        exponential = t in loop.rescaled and self.reads.ex.rescales[t].exponential
+        if exponential and not any(self.reads.ex.rescales[t].shift in holder.shifts for holder in scope.around()):
+            level = self.level(t, {u: self.folded(u, carried[u]) for u in loop.folds}, loop, scope)
+            name = self.reads.assign(
+                self.expressions.with_helpers(f"without_elements({name}, {level})"), self.reads.layout(t), scope, self.reads.word(t)
+            ).text
+        return Value(name, self.reads.layout(t)) if t in loop.stacks else self.folded(t, name)
+
+    def folded(self, t: int, name: str) -> Value:
+        """What is accumulated, as a value of its dtype."""
+        dtype = self.reads.program.terms[t].dtype
+        return Value(name if self.accumulator(t) == dtype else f"{name}.astype({self.reads.dtype(dtype)})", self.reads.layout(t))
+
+    def updated(self, carried: Mapping[int, str], loop: Loop, inner: Scope) -> dict[int, str]:
+        """Results with those of a chunk; the lines that compute them."""
+        for t, name in carried.items():
+            if self.selection(t, loop) is None:
+                self.reads.line(inner, f"{name} = {self.combined(t, name, loop, inner)}")
+        return {}
+
+    def rescaled(self, carried: Mapping[int, str], loop: Loop, inner: Scope) -> dict[int, str]:
+        """Results with those of a chunk, under new names: what is rescaled reads levels before and after."""
+        new: dict[int, str] = {}
+        for t, name in carried.items():
+            if self.selection(t, loop) is not None:
+                continue
+            if t not in loop.rescaled:
+                text = self.combined(t, name, loop, inner)
+            else:
+                parts = {u: self.reads.read(u, inner) for u in loop.folds}
+                before, after = ({u: self.folded(u, names[u]) for u in loop.folds if u in names} for names in (carried, new))
+                text = self.expressions.with_helpers(self.rejoined(t, name, (before, parts, after), loop, inner))
+            new[t] = self.reads.assign(text, self.reads.layout(t), inner, f"new_{self.reads.word(t)}").text
+        return new
+
+    def rejoined(self, t: int, name: str, folds: Sequence[Mapping[int, Value]], loop: Loop, inner: Scope) -> str:
+        """A sum with that of a chunk, for the values of folds before, in the chunk and after."""
+        part, known = self.part(t, inner), self.reads.ex.rescales[t]
+        if known.mean_over:
+            total = children(self.reads.program.terms[known.level])[0]
+            sums = [self.reads.aligned(values[total], self.reads.layout(t)).text for values in folds[:2]]
+            counts = [self.reads.count(known.mean_over, inner, before) for before in (loop.index, None)]
+            return f"joined({name}, {sums[0]}, {counts[0]}, {part}, {sums[1]}, {counts[1]})"
+        before, here, after = (self.level(t, values, loop, inner) for values in folds)
+        if known.extreme:
+            term = self.reads.program.terms[t]
+            monoid = MONOIDS[term.monoid if isinstance(term, Fold) else "add"]
+            keep = "at_extreme_or_nan" if monoid.name == "min" else "at_extreme"
+            none = number(monoid.identity(self.accumulator(t)))
+            kept = (f"{keep}({value}, {level}, {after}, {none})" for value, level in ((name, before), (part, here)))
+            return monoid.combine_text.format(*kept)
+        return f"rescaled({name}, {before}, {after}) + rescaled({part}, {here}, {after})"
+
+    def level(self, t: int, folds: Mapping[int, Value], loop: Loop, scope: Scope) -> str:
+        """The level of a rescaled sum for these values of the folds that it is made of, against the axes of the sum."""
+        level = self.reads.ex.rescales[t].level
+        inside = {step for _, seq in regions(loop.body) for step in seq.steps if isinstance(step, int)}
+        there = Scope(scope, indent=scope.indent, values=dict(folds))
+        region = Region(frozenset(inside - folds.keys()), Counter(inside), frozenset(), frozenset(), frozenset())
+        value = self.expressions.value(level, there, region)
+        scope.lines += there.lines
+        return self.reads.aligned(value, self.reads.layout(t)).text
+
+    def first_size(self, loop: Loop) -> int:
+        """What runs before the loop: what its chunks leave over; where elements are picked, the chunk they are first picked from."""
+        chunk = self.schedule.chunks[loop]
+        rest = self.reads.program.indices[loop.index].extent % chunk
+        least = least_chunk(self.reads.ex, loop)
+        return rest if least == 1 or rest >= least else rest + chunk
+
+    def start(self, position: int, scope: Scope) -> str:
+        """Where a piece outside of its own loop begins.
+
+        XLA would compute ahead of the loop around it, and hold all along, what that loop does not change. So it is not told that this
+        number is always the same.
+        """
+        if scope.index is None:
+            return str(position)
+        return f"jnp.minimum(start_{self.reads.indices[scope.index]}, 0)" + (f" + {position}" if position else "")
+
+    def selection(self, t: int, loop: Loop) -> Block | None:
+        """The operation that picks or writes elements chunk by chunk whose result ``t`` is, if it is one."""
+        term = self.reads.program.terms[t]
+        return term if t in loop.folds and isinstance(term, Block) else None
+
+    def selections(self, names: Mapping[int, str], loop: Loop, inner: Scope) -> None:
+        """What operations have picked or written for the chunks so far, combined with this one's: all results of a call at once."""
+        calls: dict[Any, list[tuple[int, str, Block]]] = {}
+        for t in loop.folds:
+            if (block := self.selection(t, loop)) is not None:
+                calls.setdefault((id(block.call), block.args), []).append((t, names[t], block))
+        for group in calls.values():
+            group.sort(key=lambda result: result[2].out)
+            call = group[0][2].call
+            more = [self.reads.in_axes(self.reads.read(t, inner), call.out_axes[term.out], inner).text for t, _, term in group]
+            picked = [name for _, name, _ in group]
+            monoid = block_op(call.prim.name).monoid
+            if monoid is not None:
+                self.reads.line(inner, f"{picked[0]} = {MONOIDS[monoid].combine_text.format(picked[0], more[0])}")
+                continue
+            self.reads.line(inner, f"{', '.join(picked)}{',' if len(picked) == 1 else ''} = {self.merged(call, picked, more, loop, inner)}")
+
+    def merged(self, call: Call, before: list[str], more: list[str], loop: Loop, inner: Scope) -> str:
+        """The results of a call for the chunks so far and for one more."""
+        write = selection_of(call).text
+        if write is None:
+            return f"{self.calls.combination(call, inner)}({tuple_text(before)}, {tuple_text(more)})"
+        text = write(call.params, len(call.in_axes[0]), before, more, f"start_{self.reads.indices[loop.index]}")
+        self.calls.carry_helpers(block_op(call.prim.name).helpers, text)
+        return text
+
+    def note_names(self, scope: Scope) -> None:
+        """Keep which variable of a scope holds which term."""
+        for key, value in scope.values.items():
+            if value.text.isidentifier():
+                self.holds.setdefault(value.text, key if isinstance(key, int) else key[0])
+
+    def accumulator(self, t: int) -> Any:
+        """The dtype that a fold is accumulated in: sums of narrow floating-point numbers are kept in float32."""
+        term = self.reads.program.terms[t]
+        return accumulator(getattr(term, "monoid", "add"), term.dtype)
+
+    def part(self, t: int, inner: Scope) -> str:
+        """What a chunk adds to a fold, in the dtype that it is accumulated in."""
+        part = self.reads.aligned(self.reads.read(t, inner), self.reads.layout(t))
+        if self.accumulator(t) == self.reads.program.terms[t].dtype:
+            return part.text
+        return f"{wrap(part)}.astype({self.reads.dtype(self.accumulator(t))})"
+
+    def combined(self, t: int, name: str, loop: Loop, inner: Scope) -> str:
+        if t in loop.folds:
+            term = self.reads.program.terms[t]
+            if isinstance(term, Dot):
+                return f"{name} + {self.part(t, inner)}"
+            assert isinstance(term, Fold)
+            return MONOIDS[term.monoid].combine_text.format(name, self.part(t, inner))
+        axis, part = self.reads.layout(t).index(loop.index), self.reads.aligned(self.reads.read(t, inner), self.reads.layout(t))
+        return f"lax.dynamic_update_slice_in_dim({name}, {part.text}, start_{self.reads.indices[loop.index]}, {axis})"
+
+    def initial(self, t: int, loop: Loop, scope: Scope) -> str:
+        """A result of a loop before the first chunk."""
+        if (block := self.selection(t, loop)) is not None:
+            return self.nothing_picked(block, scope)
+        term, shape = self.reads.program.terms[t], self.reads.shape(self.reads.layout(t), scope)
+        if t in loop.stacks or isinstance(term, Dot):
+            return f"jnp.zeros({shape}, {self.reads.dtype(self.accumulator(t) if t in loop.folds else term.dtype)})"
+        assert isinstance(term, Fold)
+        identity = MONOIDS[term.monoid].identity(term.dtype)
+        return f"jnp.full({shape}, {number(identity)}, {self.reads.dtype(self.accumulator(t))})"
+
+    def nothing_picked(self, block: Block, scope: Scope) -> str:
+        """What an operation has picked from no element: an array without any; what it has written to: the identity everywhere."""
+        call, dtype = block.call, self.reads.dtype(block.dtype)
+        extents = [self.reads.product(axis, scope) for axis in call.out_axes[block.out]]
+        if picks(call):
+            extents[selection_of(call).axis(call.params, len(call.in_axes[0]))] = "0"
+            return f"jnp.zeros({tuple_text(extents)}, {dtype})"
+        written = block_op(call.prim.name).monoid is not None
+        identity = self.reads.program.terms[block.args[0 if written else len(block.args) // 2 + block.out]]
+        assert isinstance(identity, Literal)
+        return f"jnp.full({tuple_text(extents)}, {number(identity.value)}, {dtype})"

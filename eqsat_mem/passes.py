@@ -1,0 +1,115 @@
+"""Passes: rewrites of programs that are no rules of the e-graph, each with a card as a rule has.
+
+A rule says that one small term equals another, and extraction chooses. A pass is what cannot be said so: it needs an algorithm over the
+whole program (the order of a long product), a program of another shape (a scan that computes what stood around it), or the operation
+as JAX has it, before there are terms. Options name passes as they name rules, by their own names or all together as ``passes``.
+
+Primitives that JAX itself defines by others (``log2``, ``custom_linear_solve``, a ``while`` of a batch) are read as their definitions, as
+calls are read as their bodies: that is no pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+FILE = "passes"
+"""The name that options give to all passes together, as to the rules of a file."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a reader needs to judge a rule or a pass.
+
+    Attributes:
+        name: unique among all rules and passes.
+        equation: what it says.
+        sound: "bitwise", "reassociate", "real", "guarded" or "approx".
+        why: why it is sound, and where not.
+        memory: what it does to memory.
+        place: where it stands: file and line of a rule, the module of a pass.
+    """
+
+    name: str
+    equation: str
+    sound: str
+    why: str
+    memory: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.name} [{self.sound}]: {self.equation} ({self.place})"
+
+
+@dataclass(frozen=True)
+class Pass(Card):
+    """A pass with its card; ``ruleset`` is where rules have theirs."""
+
+    ruleset: str = "pass"
+    file = FILE
+
+
+SEARCHES = Pass(
+    "search-by-folds",
+    "argmin_k a = the first place along k where a is min_k a, or is not a number: two folds and a comparison",
+    "bitwise",
+    "a place is no rounded number; positions are counted in a dtype that holds each",
+    "a search fuses and is done in chunks, where XLA's holds extremes beside their places",
+    "frontend/decompose.py",
+)
+DRAWS = Pass(
+    "draws-by-position",
+    "random_bits(key)[i] = the hash of key and i, for large draws of Threefry",
+    "bitwise",
+    "the bits that JAX draws with jax_threefry_partitionable are defined so",
+    "random numbers are made where they are needed: a mask is never whole",
+    "frontend/decompose.py",
+)
+DIAGONALS = Pass(
+    "diagonal-by-mask",
+    "x[i, i] = sum_j where(i == j, x[i, j], 0), and x.at[i, i].add(u) = where(i == j, x + u, x)",
+    "real",
+    "a sum with zeros; a zero that is read may lose its sign",
+    "the computation of x need not stop at its diagonal",
+    "frontend/diagonal_gathers.py",
+)
+ROWS = Pass(
+    "rows-by-mask",
+    "x[i, p[i]] = sum_j where(j == p[i], x[i, j], 0), and x.at[i, p[i]].add(u) = where(j == p[i], x + u, x), where x is computed",
+    "real",
+    "a sum with zeros; a zero that is read may lose its sign",
+    "x is computed in chunks of both axes",
+    "frontend/row_gathers.py",
+)
+ORDER = Pass(
+    "order-of-products",
+    "the product of four or more factors = the same product in the order with the fewest multiplications",
+    "reassociate",
+    "contractions associate; the e-graph holds all orders of a few factors, dynamic programming finds the best of many",
+    "intermediate results are smaller",
+    "transforms/contraction_order.py",
+)
+LOOKUPS = Pass(
+    "rows-of-computed",
+    "f(a)[p] = f(a[p]) for elementwise operations, folds and contractions, and slices likewise, as far as the rules slice-* allow it",
+    "bitwise",
+    "each element is computed as before; slices of contractions ask for slice-dot",
+    "rows instead of the whole",
+    "transforms/push_gathers.py",
+)
+SCANS = Pass(
+    "slices-in-scans",
+    "a scan over f(x) = a scan over x whose steps compute f; results that another scan reads are computed again by it",
+    "bitwise",
+    "each element is computed as before; what rules do not split stays whole, and folds accumulate in a carry where rules let them",
+    "a step's slices instead of what is stacked for all steps; carries only at checkpoints",
+    "transforms/scan_rewrite.py",
+)
+
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ORDER, LOOKUPS, SCANS)
+"""All passes, in the order in which a program meets them."""
+
+
+def named(names: Collection[str]) -> tuple[Pass, ...]:
+    """The passes of these names."""
+    return tuple(known for known in EVERY if known.name in names)

@@ -1,0 +1,172 @@
+"""Passes have cards as rules have: options name them, accuracy leaves them out, and plans tell which of them changed a program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import eqsat_mem
+from eqsat_mem.__main__ import main
+from eqsat_mem.codegen.emit import emit
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.egraph.rule_files import SOUNDNESS, load_rules
+from eqsat_mem.errors import RuleError
+from eqsat_mem.frontend.load import load
+from eqsat_mem.passes import EVERY, FILE
+from eqsat_mem.schedule.search import unscheduled
+from tests.oracles.targets import CPU
+
+PACKAGE = Path(eqsat_mem.__file__).parent
+KIB = 2**10
+
+
+def f32(*shape):
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+def nearest(x, y):
+    return jnp.argmin(jnp.sum((x[:, None] - y[None]) ** 2, -1), -1)
+
+
+def dropped(key):
+    return jnp.sum(jax.random.uniform(key, (300, 400)) > 0.5)
+
+
+def trace(x):
+    return jnp.sum(jnp.diagonal(jnp.exp(x @ x.T)))
+
+
+def labels(x, w, i):
+    logits = x @ w.T
+    return jnp.sum(jax.nn.logsumexp(logits, -1) - logits[jnp.arange(len(x)), i])
+
+
+def chain(x, *factors):
+    for factor in factors:
+        x = x @ factor
+    return x
+
+
+def some_rows(x, i):
+    k = jnp.exp(x @ x.T)
+    return k[i] @ x, k[:, i].T @ x
+
+
+def steps(x, v):
+    return lax.scan(lambda c, row: (c + jnp.tanh(row @ v), None), jnp.zeros(300), jnp.exp(x[:, :, None] * x[:, None]))[0]
+
+
+PLACES = np.arange(0, 700, 9, dtype=np.int32)
+PROGRAMS = {
+    "search-by-folds": (nearest, [f32(900, 8), f32(800, 8)], 120 * KIB),
+    "draws-by-position": (dropped, [jax.random.key(0)], 100 * KIB),
+    "diagonal-by-mask": (trace, [f32(700, 8)], 400 * KIB),
+    "rows-by-mask": (labels, [f32(600, 4), f32(500, 4), np.arange(600, dtype=np.int32) % 500], 400 * KIB),
+    "order-of-products": (chain, [f32(2, 300), *[f32(300, 301)[:, :300] for _ in range(11)], f32(300, 1)], 2**30),
+    "rows-of-computed": (some_rows, [f32(701, 3), PLACES], 300 * KIB),
+    "slices-in-scans": (steps, [f32(400, 300), f32(300)], 4 * 2**20),
+}
+
+
+def planned(name, **options):
+    fun, args, limit = PROGRAMS[name]
+    return eqsat_mem.optimize(fun, memory_limit=limit, verify=False, **options).plan(*args)
+
+
+def test_every_pass_has_a_program():
+    assert [known.name for known in EVERY] == list(PROGRAMS)
+
+
+@pytest.mark.parametrize("known", EVERY, ids=lambda known: known.name)
+def test_a_card_is_whole(known):
+    assert known.sound in SOUNDNESS["all"]
+    assert (PACKAGE / known.place).is_file()
+    assert all((known.equation, known.why, known.memory))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_pass_is_named_where_it_changed_the_program_and_left_out_by_its_name(name):
+    fun, args, _ = PROGRAMS[name]
+    plan = planned(name)
+    assert name in plan.rules_fired
+    want = fun(*args)
+    for mine, theirs in zip(plan.function(*args), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=1e-3 * float(jnp.max(jnp.abs(theirs))))
+    try:
+        without = planned(name, without_rules=name)
+    except eqsat_mem.MemoryLimitError:
+        return
+    assert name not in without.rules_fired
+    assert without.source != plan.source
+    for mine, theirs in zip(without.function(*args), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=1e-3 * float(jnp.max(jnp.abs(theirs))))
+
+
+def names(**options):
+    return {known.name for known in load_rules(**options).passes}
+
+
+def test_options_name_passes_as_they_name_rules():
+    every = {known.name for known in EVERY}
+    assert names() == every
+    assert names(without=(FILE,)) == set()
+    assert names(only=(FILE,)) == every
+    assert load_rules(only=(FILE,)).rules == ()
+    assert names(only=("splitting", "order-of-products")) == {"order-of-products"}
+    assert names(without=("order-of-products",)) == every - {"order-of-products"}
+    with pytest.raises(RuleError, match="similar ones are 'order-of-products'"):
+        load_rules(without=("order-of-product",))
+
+
+def test_accuracy_leaves_out_passes_that_promise_less():
+    for accuracy, allowed in SOUNDNESS.items():
+        assert names(accuracy=accuracy) == {known.name for known in EVERY if known.sound in allowed}
+    assert names(only=("order-of-products",), accuracy="bitwise") == {"order-of-products"}
+
+
+def test_the_name_of_a_pass_is_taken(tmp_path):
+    path = tmp_path / "mine.egg"
+    path.write_text(';; a\n;; sound: real -- why\n;; memory: none\n(rewrite (Neg (Neg a)) a :ruleset simplify :name "order-of-products")')
+    with pytest.raises(RuleError, match="another rule is named 'order-of-products'"):
+        load_rules([path])
+
+
+def test_rules_of_other_names_switch_no_pass():
+    plan = planned("order-of-products", without_rules=("reassociate",))
+    assert "order-of-products" in plan.rules_fired
+
+
+def test_an_explanation_names_the_passes_that_a_plan_needs():
+    why = planned("search-by-folds").explain()
+    (needed,) = (n for n in why.rules if n.rule.name == "search-by-folds")
+    assert not needed.without.reached
+    assert needed.matches > 0
+    assert "search-by-folds [bitwise]: argmin_k a" in str(why)
+
+
+def test_the_page_of_rules_lists_every_pass():
+    text = (PACKAGE.parent / "rules" / "README.md").read_text().partition("## What is not a rule")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    assert [(row[0].strip("| `"), row[1]) for row in rows] == [(known.name, known.sound) for known in EVERY]
+
+
+def test_bodies_without_a_plan_are_emitted_as_they_were_written():
+    """Options may not allow passes, and nothing tells the emitter which they allow."""
+
+    def function(x):
+        return lax.fori_loop(0, 3, lambda _, total: total + jnp.take(x, jnp.argmin(x * total)), 0.0)
+
+    x = f32(1000)
+    written = emit(unscheduled(Extraction(load(jax.make_jaxpr(function)(x), ["x"])), CPU))
+    assert "argmin" in written.source
+    np.testing.assert_allclose(written.function(x)[0], function(x), rtol=1e-6)
+
+
+def test_passes_are_listed_with_the_rules(capsys):
+    assert main(["rules", "--only", FILE]) == 0
+    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()] == [[c.name, c.sound, "pass"] for c in EVERY]
