@@ -182,6 +182,18 @@ def test_options_without_tile_kernels(options):
     assert made.predicted_s == planned(*kernel_product(LARGE, 3), backend().without_tiles(), **options).predicted_s
 
 
+def test_plans_are_no_slower_than_those_without_tile_kernels():
+    """Here most folds have too few rows for tiles, and share distances."""
+
+    def several(x, y, v):
+        near = jnp.exp(-pairs.distances(x, y) / 2)
+        return jnp.sum(near * v, 1), jnp.sum(near * v**2, 1), jnp.sum(near * pairs.distances(x, y), 1)
+
+    avals = f32((3000, 6), (3000, 6), (3000,))
+    ours, plain = (planned(several, avals, own, memory_limit="4MiB") for own in (backend(), backend().without_tiles()))
+    assert ours.predicted_s <= plain.predicted_s * 1.001
+
+
 def test_a_program_as_written_has_no_tile_kernels():
     function, avals = kernel_product(LARGE, 3)
     ours, plain = (planned(function, avals, own) for own in (backend(), backend().without_tiles()))
@@ -260,7 +272,12 @@ def test_source_reads_as_the_formula():
 # --- the kernels themselves: with a JAX that has them
 
 FIRST = ".".join(map(str, tiles.OLDEST_JAX))
-kernels = pytest.mark.skipif(not tiles.has_kernels(), reason=f"needs JAX {FIRST}, whose Mosaic GPU kernels run in an interpreter")
+with_kernels = pytest.mark.skipif(not tiles.has_kernels(), reason=f"needs JAX {FIRST}, whose Mosaic GPU kernels run in an interpreter")
+
+
+def kernels(test):
+    """A test of the second tier that needs a JAX with tile kernels."""
+    return pytest.mark.slow(with_kernels(test))
 
 
 def _compiler() -> bool:
