@@ -100,8 +100,7 @@ class Forms:
         known = self._candidates(program)
         with self.clock("schedule"):
             knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
-            backends = dict.fromkeys((backend, backend.without_tiles()))  # what tile kernels compute inside is held where none is faster
-            every = (Search(ex, limit, own, *knobs, known.of(ex, own)) for own in backends for ex in known.every)
+            every = (Search(ex, limit, own, *knobs, known.of(ex, own)) for ex in known.every for own in backend.variants(ex.program))
             searches = sorted(every, key=lambda search: search.straight.seconds)
             best = _searched(searches, scheduler, known)
             tell(Searched(best, known.view))

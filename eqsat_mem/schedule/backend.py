@@ -153,6 +153,13 @@ class Backend:
         """The same target with only those idioms that keep every bit of the operations that they replace."""
         return self
 
+    def variants(self, program: Program) -> tuple[Self, ...]:
+        """The targets that a program is searched for: with tile kernels and without, if they may be of use to it.
+
+        Both, since what tile kernels compute inside is held, or computed several times, where none is faster.
+        """
+        return (self,)
+
     def without_tiles(self) -> Self:
         """The same target whose folds are never tile kernels: what a program as its author wrote it runs on."""
         return self

@@ -149,6 +149,10 @@ class GpuBackend(Backend):
     def weights(self) -> Weights:  # type: ignore[override]  # depends on the card
         return _weights(self.target)
 
+    def variants(self, program: Program) -> tuple[Self, ...]:
+        may_help = self.tiles is not None and any(self.tiles.suits(program, t) for t in range(len(program.terms)))
+        return (self, self.without_tiles()) if may_help else (self.without_tiles(),)
+
     def without_tiles(self) -> Self:
         return replace(self, tiles=None)
 
@@ -235,7 +239,10 @@ class GpuBackend(Backend):
         width = itemsize(term.dtype)
         if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
             return 0
-        return max(habits.product_scratch(batch, m, n, k, width, self.target), _library_bytes(program, extents))
+        return max(
+            habits.product_scratch(batch, m, n, k, width, self.target),
+            workspaces.cublaslt_bytes(any(extent != i.extent for extent, i in zip(extents, program.indices))),
+        )
 
     # time
 
@@ -325,21 +332,6 @@ class GpuBackend(Backend):
     def hidden(self, compiled: Any) -> Hidden:
         """Scratch that libraries ask for at run time, from a table."""
         return Hidden(workspaces.library_bytes(compiled.as_text(), self.target))
-
-
-# --- scratch of libraries -----------------------------------------------------------------------------
-
-
-def _library_bytes(program: Program, extents: Sequence[int]) -> int:
-    """Scratch of cuBLASLt: more for a product in a loop, which may read slices where they stand."""
-    inside = any(extent != index.extent for extent, index in zip(extents, program.indices))
-    versions = workspaces.CUBLASLT
-    version = next((v for v in versions if jax.__version__.startswith(f"{v}.")), max(versions, key=_numbers))
-    return versions[version] if inside else min(versions.values())
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
 
 
 # --- costs and workspaces of operations ----------------------------------------------------------------

@@ -13,10 +13,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import jax
+
 from eqsat_mem.backends.gpu.targets import MiB, Target
 
 CUBLASLT: Mapping[str, int] = MappingProxyType({"0.10": 4 * MiB, "0.11": 32 * MiB})
 """Bytes of scratch that XLA plans for a product by cuBLASLt, by version of JAX: read from compiled programs."""
+
+
+def cublaslt_bytes(in_loop: bool) -> int:
+    """Scratch of a product by cuBLASLt with the installed JAX: more in a loop, where it may read slices where they stand."""
+    version = next((v for v in CUBLASLT if jax.__version__.startswith(f"{v}.")), max(CUBLASLT, key=_numbers))
+    return CUBLASLT[version] if in_loop else min(CUBLASLT.values())
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 @dataclass(frozen=True)
