@@ -239,10 +239,8 @@ class GpuBackend(Backend):
         width = itemsize(term.dtype)
         if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
             return 0
-        return max(
-            habits.product_scratch(batch, m, n, k, width, self.target),
-            workspaces.cublaslt_bytes(any(extent != i.extent for extent, i in zip(extents, program.indices))),
-        )
+        in_loop = any(extent != index.extent for extent, index in zip(extents, program.indices))
+        return max(habits.product_scratch(batch, m, n, k, width, self.target), workspaces.cublaslt_bytes(in_loop))
 
     # time
 
