@@ -124,6 +124,10 @@ class Backend:
     """Block operations inside which XLA computes elementwise operands."""
     room_toll: ClassVar[float] = 0.02
     """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
+    repeats: ClassVar[int] = 1
+    """How many kernels at most compute a short fold that they all read, so that it is not materialised."""
+    adds_in_place: ClassVar[bool] = False
+    """Whether a contraction over chunks adds to the sum of those before as it is computed: then it has no result of its own."""
     needless_rules: ClassVar[tuple[str, ...]] = ("augmented",)
     """Rules, or files of rules, that do not help this compiler: additions to a contraction's result are fused with what follows."""
     unrolled_elements: ClassVar[int] = 16
@@ -175,9 +179,12 @@ class Backend:
         term = ex.program.terms[t]
         return alone or (isinstance(term, Map) and self.is_cheap(ex.program, t))
 
-    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
-        """Whether a fold over so many elements, not unrolled, is computed inside the kernel ``end``, which alone needs it."""
-        return extent <= SMALL_FOLD
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
+        """Whether a fold over so many elements, not unrolled, is computed inside the fold or kernel ``reader``.
+
+        ``alone``: no other needs it. Where several do, they are no more than :attr:`repeats`.
+        """
+        return alone and extent <= SMALL_FOLD
 
     def computes_in_tiles(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
         """Whether a fold or contraction over so many elements is computed inside each of the kernels ``ends``, being tile kernels."""
@@ -187,8 +194,9 @@ class Backend:
         """Whether a block operation is computed inside elementwise kernels that read it, and inside folds."""
         return name == "slice" and not into_folds
 
-    def takes_in(self, term: Term) -> bool:
+    def takes_in(self, program: Program, t: int) -> bool:
         """Whether an operation computes elementwise operands inside itself."""
+        term = program.terms[t]
         return isinstance(term, Map | Fold) or (isinstance(term, Block) and term.call.prim.name in self.fused_blocks)
 
     def is_cheap(self, program: Program, t: int) -> bool:
@@ -236,8 +244,8 @@ class Backend:
         """
         return 0
 
-    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
-        """Whether an elementwise result can be written into the buffer of ``t``, of its size, which dies there."""
+    def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
+        """Whether the elementwise result ``step`` can be written into the buffer of ``t``, of its size, which dies there."""
         return True
 
     # time
@@ -317,7 +325,7 @@ class Backend:
             avals: the arguments; they have ``shape`` and ``dtype``.
             donate: positions of donated arguments.
             optimise: whether the program is going to be run. Otherwise machine code may be slower and sooner there; the program
-                holds the same (some hundred bytes more for a scatter on XLA:CPU).
+                holds the same.
             limit: bytes beyond which it does not matter how many they are.
 
         Raises:

@@ -128,9 +128,16 @@ class Memory:
             return 0, 0
         term, size = self.ex.program.terms[step], self.size(step, extents)
         if step not in seq.outs or seq in self._sliced_along or step in self.fused(seq).last_use:
-            return size, 0
+            return (0 if self._is_added(step, seq) else size), 0
         stored = self.stored(step, extents)
         return stored, size if isinstance(term, Dot) and stored < size else 0
+
+    def _is_added(self, step: int, seq: Seq) -> bool:
+        """Whether a contraction adds to the sum of a loop as it is computed."""
+        term, along = self.ex.program.terms[step], self._sliced_along.get(seq)
+        if not self.backend.adds_in_place or along is None or not isinstance(term, Dot):
+            return False
+        return step in seq.outs and step not in self.fused(seq).last_use and bool(term.over >> along & 1)
 
     def size(self, t: int, extents: Extents) -> int:
         """Bytes of a value at the given extents of its indices."""
@@ -307,7 +314,7 @@ class Memory:
         """Bytes that an elementwise result does not need because an operand of its size dies here."""
         if not isinstance(step, int) or not isinstance(self.ex.program.terms[step], Map):
             return 0
-        return new[step] if any(live[t] == new[step] and self.backend.can_take_over(self.ex, t, extents) for t in dying) else 0
+        return new[step] if any(live[t] == new[step] and self.backend.can_take_over(self.ex, t, step, extents) for t in dying) else 0
 
     def _copied_reads(self, step: int, members: tuple[int, ...]) -> Iterable[int]:
         """The operands that a kernel reads from a copy if they are slices of a loop; widened ones are counted as such already."""

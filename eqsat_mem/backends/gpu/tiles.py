@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 
-from eqsat_mem.backends.gpu import shapes
+from eqsat_mem.backends.gpu import scratch
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.backends.gpu.weights import COUNTS, SPECIAL_LANES
 from eqsat_mem.egraph.extract import Extraction
@@ -82,7 +82,7 @@ class Tiles:
     def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], device: Device) -> Tile | None:
         """The fastest tile kernel of a fold; None if it cannot be one."""
         program, term = ex.program, ex.program.terms[step]
-        pairs = pairs_of(ex, step, members, extents, shapes.order)
+        pairs = pairs_of(ex, step, members, extents, scratch.order)
         if pairs is None or not isinstance(term, Fold) or not _compiles(program, pairs):
             return None
         approximate = not any(isinstance(m := program.terms[t], Map) and m.op in INEXACT for t in pairs.members)
