@@ -100,7 +100,7 @@ class Forms:
         known = self._candidates(program)
         with self.clock("schedule"):
             knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
-            every = (Search(ex, limit, backend, *knobs, known.of(ex, backend)) for ex in known.every)
+            every = (Search(ex, limit, own, *knobs, known.of(ex, own)) for ex in known.every for own in backend.variants(ex.program))
             searches = sorted(every, key=lambda search: search.straight.seconds)
             best = _searched(searches, scheduler, known)
             tell(Searched(best, known.view))

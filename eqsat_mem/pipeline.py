@@ -61,6 +61,7 @@ def plan(
     _refuse_more_than_there_is(limit, backend)
     taken, shared_bytes = donations(jaxpr, donated)
     backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
+    backend = backend if options.tiles and options.accuracy == "all" else backend.without_tiles()
     request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes)
     tell(Began(name, limit))
     made = None

@@ -28,6 +28,7 @@ from eqsat_mem.schedule.weights import BASE, Weights
 
 if TYPE_CHECKING:
     from eqsat_mem.schedule.fusion import Fused
+    from eqsat_mem.schedule.tiles import Tile
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,7 @@ class Kernel:
     Attributes:
         ex: the program with what rules allow.
         step: the term that the kernel keeps.
+        members: the terms that it computes, ascending.
         operands: the kept values that it reads.
         extents: the extents of all indices where it runs.
         nbytes: bytes of its result.
@@ -48,6 +50,7 @@ class Kernel:
 
     ex: Extraction
     step: int
+    members: Sequence[int]
     operands: Collection[int]
     extents: Sequence[int]
     nbytes: int
@@ -156,6 +159,17 @@ class Backend:
         """The same target with only those idioms that keep every bit of the operations that they replace."""
         return self
 
+    def variants(self, program: Program) -> tuple[Self, ...]:
+        """The targets that a program is searched for: with tile kernels and without, if they may be of use to it.
+
+        Both, since what tile kernels compute inside is held, or computed several times, where none is faster.
+        """
+        return (self,)
+
+    def without_tiles(self) -> Self:
+        """The same target whose folds are never tile kernels: what a program as its author wrote it runs on."""
+        return self
+
     def cautious(self) -> Self | None:
         """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""
         return None
@@ -173,6 +187,10 @@ class Backend:
         ``alone``: no other needs it. Where several do, they are no more than :attr:`repeats`.
         """
         return alone and extent <= SMALL_FOLD
+
+    def computes_in_tiles(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
+        """Whether a fold or contraction over so many elements is computed inside each of the kernels ``ends``, being tile kernels."""
+        return False
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         """Whether a block operation is computed inside elementwise kernels that read it, and inside folds."""
@@ -202,6 +220,10 @@ class Backend:
     def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
         """The kernels of a region in the order in which they run, with the copies that the compiler makes."""
         return fused
+
+    def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:
+        """The kernel of ``step``, which computes ``members``, as a tile kernel; None where there is none, or it is slower."""
+        return None
 
     # memory
 
