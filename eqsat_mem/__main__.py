@@ -127,6 +127,7 @@ def _add_function(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--mesh", metavar="AXIS=N[,AXIS=N]", help="plan for a mesh of devices, such as x=64, with the limit on each; they need not be here"
     )
+    command.add_argument("--no-tiles", action="store_true", help="no tile kernels: loops and XLA's own kernels only")
     rules.add_choice(command)
 
 
@@ -140,7 +141,7 @@ def _planned(options: argparse.Namespace) -> Plan:
     args, kwargs = call_arguments(options.args)
     plain = function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
     check_call(options.function, plain, args, kwargs)
-    said = rules.chosen(options) | ({"device": options.device} if options.device else {})
+    said = rules.chosen(options) | ({"device": options.device} if options.device else {}) | ({"tiles": False} if options.no_tiles else {})
     said |= {"mesh": mesh_of_text(options.mesh)} if options.mesh else {}
     if plain is function or options.limit or said:
         function = optimize(plain, memory_limit=options.limit, **said)

@@ -10,17 +10,17 @@ from functools import partial
 
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.egraph.engine import View
 from eqsat_mem.egraph.extract import Extraction, as_written, extractions, original
+from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
-from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.egraph.saturate import Limits, attributed, saturate
 from eqsat_mem.events import Clock, Extracted, Searched, Stepped, tell
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program, itemsize
 from eqsat_mem.ir.mesh import Devices, Placement, share_of
 from eqsat_mem.mesh.bodies import Bodies, Specs
 from eqsat_mem.mesh.choose import Spread, spread
-from eqsat_mem.options import Options
+from eqsat_mem.options import Options, format_bytes
 from eqsat_mem.reports.explain import Scheduler
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
@@ -109,7 +109,7 @@ class Forms:
         known = self._candidates(program)
         with self.clock("schedule"):
             knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
-            every = (Search(ex, limit, backend, *knobs, known.of(ex, backend)) for ex in known.every)
+            every = (Search(ex, limit, own, *knobs, known.of(ex, own)) for ex in known.every for own in backend.variants(ex.program))
             searches = sorted(every, key=lambda search: search.straight.seconds)
             best = _searched(searches, scheduler, known)
             tell(Searched(best, known.view))
@@ -137,9 +137,9 @@ class Forms:
             tell(Searched(best, known.view))
         return Found(best, before, tuple(sorted({*known.view.matches, *best.ex.program.passes})))
 
-    def on_more_devices(self, limit: int, shapes: Sequence[Sequence[int]]) -> list[tuple[Devices, Schedule]]:
-        """The best schedules on twice and four times as many devices along the longest mesh axis, up to the first that fits; ``shapes`` are
-        those of arguments and results, which have to divide.
+    def with_more_devices(self, limit: int, shapes: Sequence[Sequence[int]], shared_bytes: int) -> str:
+        """What is predicted of twice and four times as many devices along the longest mesh axis, up to where the program fits: a sentence,
+        empty where nothing is known. ``shapes`` are those of arguments and results, which have to divide.
         """
         found: list[tuple[Devices, Schedule]] = []
         for times in (2, 4):
@@ -148,7 +148,9 @@ class Forms:
                 break
             wider = Forms(self.loaded, self.rules, self.options, self.backend, self.planner, Clock(), larger)
             found.append((larger.devices, wider.fastest(self.backend, limit).best))
-        return found
+        texts = [f"with {devices} {format_bytes(best.peak_bytes - shared_bytes, round_up=True)}" for devices, best in found]
+        end = ", which fits" if found and found[-1][1].fits(limit) else ""
+        return f"On more devices the smallest peak is predicted to be: {', '.join(texts)}{end}." if texts else ""
 
     def _body(self, placement: Placement, backend: Backend, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int) -> tuple[Schedule, int]:
         """The body of a loop or branch as each device runs it, and what it holds besides its arguments."""
@@ -165,11 +167,15 @@ class Forms:
         if known is not None:
             return known
         rules, options = self.rules, self.options
-        with self.clock("saturate"):
-            limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=self.backend.unrolled_elements)
-            view = saturate(program, rules, limits, self.backend.rounds_operands)
-        with self.clock("extract"):
-            known = _extracted(view, rules, self.backend)
+        limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=self.backend.unrolled_elements)
+
+        def extracted(rules: RuleSet) -> _Candidates:
+            with self.clock("saturate"):
+                view = saturate(program, rules, limits, self.backend.rounds_operands)
+            with self.clock("extract"):
+                return _extracted(view, rules, self.backend)
+
+        known = attributed(rules, extracted)
         if any(program is form for form in self.made):
             self.candidates[id(program)] = known
         return known

@@ -38,8 +38,8 @@ CLOSE = 1.25
 """A plan may fit though up to so many times the limit is predicted."""
 PATIENCE_S = 3600.0
 """Seconds for saturation when a plan is explained: what stops it then is the number of rows or iterations, which repeats itself."""
-RETRIES = 6
-"""How often the limit is tightened because the compiled program holds more than was predicted."""
+ATTEMPTS = 6
+"""How many searches and compilations are made for one limit, each for a lower target than the one before."""
 
 
 def plan(
@@ -66,6 +66,7 @@ def plan(
     if placement is not None:
         backend = backend.among(devices_here(placement))
     backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
+    backend = backend if options.tiles and options.accuracy == "all" and placement is None else backend.without_tiles()
     request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes, placement)
     tell(Began(name, limit))
     made = None
@@ -317,8 +318,11 @@ def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule)
     Where nothing fits at all as predicted, but nearly, XLA is asked about the plan for what that holds.
     """
     limit = request.limit
-    target, smallest, above = limit, None, 0
-    for _ in range(RETRIES):
+    target, above = limit, 0
+    smallest: tuple[int, Schedule] | None = None
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            best = forms.fastest(backend, target).best
         if best.fits(target):
             code = emit(best, request.name)
             shares = best.ex.program.shares
@@ -326,7 +330,8 @@ def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule)
             if check is None or check.held_bytes <= limit:
                 return _Chosen(best, code, check, backend, target)
             held = check.held_bytes
-            smallest = min(smallest or held, held)
+            if smallest is None or held < smallest[0]:
+                smallest = held, best
             if target > limit:
                 break
             target, above = _tighter(best, held, limit), best.peak_bytes
@@ -336,8 +341,8 @@ def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule)
             target = (best.peak_bytes + above) // 2
         else:
             break
-        best = forms.fastest(backend, target).best
-    raise _too_large(request, forms, best, smallest or best.peak_bytes)
+    closest_bytes, closest = smallest or (best.peak_bytes, best)
+    raise _too_large(request, forms, closest, closest_bytes)
 
 
 def _tighter(s: Schedule, held: int, limit: int) -> int:
@@ -351,16 +356,9 @@ def _too_large(request: _Request, forms: Forms, s: Schedule, smallest: int) -> M
     fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
     limit, smallest, fixed = map(request.held, (request.limit, smallest, fixed))
     known = peak_tensors(s), request.name, fixed, restrictions(s, request.options), request.shared_bytes
-    mesh = () if request.placement is None else (request.placement.devices.total, _with_more_devices(request, forms))
-    return MemoryLimitError(limit, smallest, *known, *mesh)
-
-
-def _with_more_devices(request: _Request, forms: Forms) -> str:
-    """What is predicted of the program on more devices, up to where it fits."""
-    tried = forms.on_more_devices(request.limit, [aval.shape for aval in (*request.jaxpr.in_avals, *request.jaxpr.out_avals)])
-    found = [f"with {devices} {format_bytes(request.held(best.peak_bytes), round_up=True)}" for devices, best in tried]
-    end = ", which fits" if tried and tried[-1][1].fits(request.limit) else ""
-    return f"On more devices the smallest peak is predicted to be: {', '.join(found)}{end}." if found else ""
+    devices = 1 if request.placement is None else request.placement.devices.total
+    shapes = [aval.shape for aval in (*request.jaxpr.in_avals, *request.jaxpr.out_avals)]
+    return MemoryLimitError(limit, smallest, *known, devices, forms.with_more_devices(request.limit, shapes, request.shared_bytes))
 
 
 def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, record: Record) -> Plan:

@@ -10,6 +10,7 @@ from eqsat_mem.codegen.calls import CallWriter
 from eqsat_mem.codegen.expressions import ExpressionWriter
 from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Region, Scope, Value, identifier, number, tuple_text, wrap
+from eqsat_mem.codegen.tiles import TileWriter
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, regions
 from eqsat_mem.ir.ops import MONOIDS, accumulator, block_op, picks
@@ -33,6 +34,7 @@ class RegionWriter:
         self.reads = reads
         self.calls = calls
         self.expressions = expressions
+        self.tiles = TileWriter(reads, calls, expressions)
         self.memory = Memory(schedule.ex, schedule.backend)
         self.holds: dict[str, int] = {}
 
@@ -58,8 +60,11 @@ class RegionWriter:
         place = {step: k for k, step in enumerate(seq.steps)}
         for step, members in sorted(zip(fused.kept, fused.members), key=lambda kernel: place[kernel[0]]):
             if isinstance(step, int):
-                if len(members) > DEEP and not fused.unrolled.intersection(members):
-                    for t in members:  # operands first: the recursion through operands would otherwise be as deep as the kernel is long
+                tile = self.schedule.backend.tile(self.reads.ex, step, members, self.reads.extents(scope))
+                if tile is not None:
+                    self.tiles.tile(tile, scope, region)
+                elif len(members) > DEEP and not fused.unrolled.intersection(members):
+                    for t in members:  # operands first: the recursion through operands would otherwise be as deep as the kernel
                         self.expressions.value(t, scope, region)
                 self.expressions.value(step, scope, region)
             elif isinstance(step, Seq):

@@ -29,6 +29,7 @@ from eqsat_mem.schedule.weights import BASE, Weights
 
 if TYPE_CHECKING:
     from eqsat_mem.schedule.fusion import Fused
+    from eqsat_mem.schedule.tiles import Tile
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Kernel:
     Attributes:
         ex: the program with what rules allow.
         step: the term that the kernel keeps.
+        members: the terms that it computes, ascending.
         operands: the kept values that it reads.
         extents: the extents of all indices where it runs.
         nbytes: bytes of its result.
@@ -57,6 +59,7 @@ class Kernel:
 
     ex: Extraction
     step: int
+    members: Sequence[int]
     operands: Collection[int]
     extents: Sequence[int]
     nbytes: int
@@ -126,6 +129,8 @@ class Backend:
     """Whether operands of float32 contractions are rounded unless full precision is asked for."""
     runs_remainder_beside: ClassVar[bool] = False
     """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
+    loops_beside_outputs: ClassVar[bool] = False
+    """Whether bodies of loops take no memory of outputs that are not written yet."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
     """Block operations inside which XLA computes elementwise operands."""
     near: ClassVar[Link] = Link(2e-5, 370e9)
@@ -171,6 +176,17 @@ class Backend:
         """The same target where so many devices of this machine run a program at once."""
         return self
 
+    def variants(self, program: Program) -> tuple[Self, ...]:
+        """The targets that a program is searched for: with tile kernels and without, if they may be of use to it.
+
+        Both, since what tile kernels compute inside is held, or computed several times, where none is faster.
+        """
+        return (self,)
+
+    def without_tiles(self) -> Self:
+        """The same target whose folds are never tile kernels: what a program as its author wrote it runs on."""
+        return self
+
     def cautious(self) -> Self | None:
         """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""
         return None
@@ -188,6 +204,10 @@ class Backend:
         ``alone``: no other needs it. Where several do, they are no more than :attr:`repeats`.
         """
         return alone and extent <= SMALL_FOLD
+
+    def computes_in_tiles(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
+        """Whether a fold or contraction over so many elements is computed inside each of the kernels ``ends``, being tile kernels."""
+        return False
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         """Whether a block operation is computed inside elementwise kernels that read it, and inside folds."""
@@ -217,6 +237,10 @@ class Backend:
     def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
         """The kernels of a region in the order in which they run, with the copies that the compiler makes."""
         return fused
+
+    def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:
+        """The kernel of ``step``, which computes ``members``, as a tile kernel; None where there is none, or it is slower."""
+        return None
 
     # memory
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Fold, Map, Rename, Term, children
+from eqsat_mem.ir import Block, Dot, Fold, Map, Rename, Term, children
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.split import has_effects
@@ -153,6 +153,8 @@ def _is_virtual(
             return backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
             return alone or backend.is_cheap(program, t)
+        case Fold() | Dot() if not ex.unrolls.get(t) and backend.computes_in_tiles(ex, program.extent(term.over), ends):
+            return True
         case Fold():
             if ex.unrolls.get(t):
                 return alone

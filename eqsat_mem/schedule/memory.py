@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Self
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Call, Const, Dot, Input, Map, Program, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
-from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, regions
+from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made, regions
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
 from eqsat_mem.schedule.strided_reads import Columns
@@ -262,6 +262,8 @@ class Memory:
                 scratch += self._slices(seq, fused.operands[position], extents, live) + self._ahead(step, seq, extents)
             elif seq in self._sliced_along:
                 self._sliced_along[step] = self._sliced_along[seq]
+            if not isinstance(step, int):
+                scratch += self._outputs_ahead(seq, live.keys() | made(step))
             around.append(total + sum(new.values()) - self._taken_over(step, new, dying, live, extents) + scratch)
             if isinstance(step, Seq):
                 new = {t: self.size(t, extents) for t in step.outs}
@@ -273,6 +275,12 @@ class Memory:
             for t in [*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)]:
                 total -= live.pop(t)
         return Footprint(fused.kept, tuple(around), tuple(lives))
+
+    def _outputs_ahead(self, seq: Seq, there: Collection[int]) -> int:
+        """Bytes of the program's outputs that a region makes after a loop, where the loop cannot use their memory."""
+        if not self.backend.loops_beside_outputs or seq in self._sliced_along:
+            return 0
+        return sum(self.stored(t, self.full_extents()) for t in {o.term for o in self.ex.program.outputs} & seq.outs - set(there))
 
     def beside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> int:
         """What a remainder holds beside the only whole chunk: there is no loop then, and the backend may run both at once."""

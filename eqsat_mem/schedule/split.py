@@ -7,9 +7,9 @@ A region is a straight-line sequence of terms. Splitting it along index ``i`` as
 - *whole*: all other terms.
 
 The phase of a term is the number of loops over ``i`` that must finish before it can be computed: the maximum over its operands of
-the operand's phase, plus one if the operand is a fold over ``i`` or a slice that is needed whole. One loop per phase accumulates
-that phase's folds, stacks the slices that are needed whole, and rematerialises the slices of earlier phases that it reads. Whole terms
-are computed between the loops. Loop bodies and the sequences between loops are regions again.
+the operand's phase, plus one if the operand is a fold over ``i`` or a slice that is needed whole. One loop per phase accumulates its folds,
+stacks the slices that are needed whole, and recomputes the earlier slices that it reads. Whole terms are computed between the
+loops. Loop bodies and the sequences between loops are regions again.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ class Choices:
 
     Attributes:
         keep: the slices to be stacked by the loop of their phase rather than rematerialised by the loops of later phases.
-        sink: the whole terms to be rematerialised in every iteration of the loops that read them, so that these loops can be split
-            further.
+        sink: the whole terms to be recomputed in every turn of the loops that read them, so that these loops can be split further.
         small: the terms that may be computed whole if all their operands are whole.
     """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from eqsat_mem.egraph.engine import View
 from eqsat_mem.egraph.extract import Choice, Costs, Dag, Extraction, build, greedy, node_costs
+from eqsat_mem.egraph.graph import View
 
 
 def chaos(view: View, seed: int, rounds: int = 4) -> Extraction:

@@ -7,8 +7,8 @@ data sheets and counts of machine instructions, which no clock has confirmed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import jax
@@ -16,16 +16,18 @@ import jax
 from eqsat_mem.backends.gpu import habits, scratch, workspaces
 from eqsat_mem.backends.gpu.operations import LAUNCHES, weights_of
 from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
+from eqsat_mem.backends.gpu.tiles import Tiles
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import DeviceCompilerError
 from eqsat_mem.frontend.lowering import Lowering
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, itemsize
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.schedule.backend import Backend, Check, Hidden, Kernel, extent_of
-from eqsat_mem.schedule.cost_model import sides
+from eqsat_mem.schedule.cost_model import arithmetic_s, sides
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.ties import BitTie, Tie
+from eqsat_mem.schedule.tiles import MOST_WRITTEN_OUT, Tile
 from eqsat_mem.schedule.weights import Weights
 
 USUAL = "h100"
@@ -70,8 +72,11 @@ class GpuBackend(Backend):
     """XLA:GPU for one card."""
 
     target: Target
+    tiles: Tiles | None = None
+    """Folds as tile kernels; None where there are none."""
 
     platform: ClassVar[str] = "gpu"
+    loops_beside_outputs: ClassVar[bool] = True
     tie: ClassVar[Tie] = BitTie()
     asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
     needless_rules: ClassVar[tuple[str, ...]] = (*Backend.needless_rules, "unroll-fold")  # short folds are computed inside their readers
@@ -84,6 +89,7 @@ class GpuBackend(Backend):
         return cls(
             Device(**target.attained(), tile_level=0, kernel_s=KERNEL_S, iteration_s=KERNEL_S, reduce_weight=1.0, short_reduce_weight=1.0),
             target,
+            Tiles.of(target),
         )
 
     @classmethod
@@ -123,6 +129,28 @@ class GpuBackend(Backend):
     def weights(self) -> Weights:  # type: ignore[override]  # depends on the card
         return weights_of(self.target)
 
+    def variants(self, program: Program) -> tuple[Self, ...]:
+        may_help = self.tiles is not None and any(self.tiles.suits(program, t) for t in range(len(program.terms)))
+        return (self, self.without_tiles()) if may_help else (self.without_tiles(),)
+
+    def without_tiles(self) -> Self:
+        return replace(self, tiles=None)
+
+    def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:
+        """A tile kernel where it takes less time than the one that XLA makes of a fold."""
+        tile = None if self.tiles is None else self.tiles.tile(ex, step, members, extents, self.device)
+        if tile is None:
+            return None
+        seconds = sum(arithmetic_s(ex.program, t, extents, self) for t in members)
+        return tile if tile.seconds < self._usual_s(ex, step, members, extents, seconds) else None
+
+    def _usual_s(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], seconds: float) -> float:
+        """Seconds of XLA's kernel, given those of its arithmetic at the full rate; what it does not compute inside comes from memory."""
+        held = (
+            0 if self.tiles is None else sum(scratch.size(ex.program, m, extents) for m in scratch.left_to_tiles(ex.program, step, members))
+        )
+        return seconds / self._busy(ex, step, extents) + 2 * held / self.device.bandwidth(held)
+
     # fusion
 
     def takes_in(self, program: Program, t: int) -> bool:
@@ -142,12 +170,18 @@ class GpuBackend(Backend):
 
         Elementwise kernels compute a short one as a loop, unless it is a power of two, which has a kernel of its own.
         """
+        if self.tiles is not None and not isinstance(ex.program.terms[reader], Fold) and self.tiles.suits(ex.program, t):
+            return False  # what may be a tile kernel is none of XLA's
         read_by = ex.program.terms[reader]
         if isinstance(read_by, Fold):
             return extent < habits.INNER_FOLD // 2
         if not alone or isinstance(read_by, Block):
             return alone and extent < habits.SEARCHED_FOLD
         return habits.is_looped(extent) or scratch.transformed(ex.program, reader) == t
+
+    def computes_in_tiles(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
+        """Those that can be written out. Where it turns out that no tile kernel is faster, they are held: see :meth:`scratch_bytes`."""
+        return self.tiles is not None and extent <= MOST_WRITTEN_OUT and all(self.tiles.suits(ex.program, t) for t in ends)
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         return name in FUSED_BLOCKS
@@ -172,7 +206,11 @@ class GpuBackend(Backend):
             return scratch.copied_operand_bytes(program, term, self.weights, size)
         if not isinstance(term, Fold) or ex.unrolls.get(t):
             return 0
-        return scratch.fold_bytes(program, t, members, extents, self.weights, size)
+        tile = self.tile(ex, t, members, extents)
+        if tile is not None:
+            return sum(size(read.term) for read in tile.pairs.reads if read.copied)
+        inner = 0 if self.tiles is None else sum(map(size, scratch.left_to_tiles(program, t, members)))
+        return inner + scratch.fold_bytes(program, t, members, extents, self.weights, size)
 
     # time
 
@@ -197,15 +235,20 @@ class GpuBackend(Backend):
         """Less than the full rate where a kernel has few thread blocks."""
         if isinstance(kernel.term, Dot | Block):
             return seconds
-        return seconds / min(1.0, self._blocks(kernel) / (BLOCKS_PER_CORE * self.target.multiprocessors))
+        tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
+        return tile.seconds if tile else self._usual_s(kernel.ex, kernel.step, kernel.members, kernel.extents, seconds)
 
-    def _blocks(self, kernel: Kernel) -> float:
+    def _busy(self, ex: Extraction, t: int, extents: Sequence[int]) -> float:
+        """The share of the full rate that the kernel of an elementwise value or a fold has blocks for."""
+        return min(1.0, self._blocks(ex, t, extents) / (BLOCKS_PER_CORE * self.target.multiprocessors))
+
+    def _blocks(self, ex: Extraction, t: int, extents: Sequence[int]) -> float:
         """Thread blocks of an elementwise kernel or a fold."""
-        program, term = kernel.ex.program, kernel.term
-        results = extent_of(kernel.extents, program.free[kernel.step])
-        if not isinstance(term, Fold) or kernel.ex.unrolls.get(kernel.step):
+        program, term = ex.program, ex.program.terms[t]
+        results = extent_of(extents, program.free[t])
+        if not isinstance(term, Fold) or ex.unrolls.get(t):
             return max(results / THREADS, 1.0)
-        extent, last = scratch.folded(program, kernel.step, kernel.extents)
+        extent, last = scratch.folded(program, t, extents)
         own = results if last else max(results / scratch.COLUMNS_AT_ONCE, 1.0)
         return float(own * habits.fold_parts(extent, last))
 
@@ -219,6 +262,9 @@ class GpuBackend(Backend):
             m, n, k, batch = sides(program, term, kernel.extents)
             return 1 if habits.product_parts(batch, m, n, k, itemsize(term.dtype), self.target) == 1 else 2
         if isinstance(term, Fold) and not kernel.ex.unrolls.get(kernel.step):
+            tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
+            if tile is not None:
+                return 1 + sum(read.copied for read in tile.pairs.reads)
             return 1 if habits.fold_parts(*scratch.folded(program, kernel.step, kernel.extents)) == 1 else 2
         return LAUNCHES.get(term.call.prim.name, 1) if isinstance(term, Block) else 1
 

@@ -80,8 +80,8 @@ def product_bytes(program: Program, term: Dot, extents: Sequence[int], target: T
 def _vector_bytes(program: Program, term: Dot, extents: Sequence[int]) -> int:
     """What a product with a vector takes as a fold of products."""
     matrix = max((term.lhs, term.rhs), key=lambda c: program.free[c].bit_count())
-    order = _order(program, matrix)
-    last = order is not None and bool(term.over >> order[-1] & 1)
+    axes = order(program, matrix)
+    last = axes is not None and bool(term.over >> axes[-1] & 1)
     extent = extent_of(extents, program.free[matrix] & term.over)
     results = extent_of(extents, program.free[matrix] & ~term.over)
     partial = _partial_bytes(extent, last, results * itemsize(term.dtype))
@@ -181,8 +181,8 @@ def _made_whole(program: Program, term: Dot, extents: Sequence[int]) -> int:
 def _turned_bytes(program: Program, members: Sequence[int], size: Callable[[int], int]) -> int:
     """Bytes of the smallest array that a fold reads in another order of axes than the others, of which XLA makes a copy."""
     read = {c for t in members for c in elementwise_operands(program, t) if c not in members and program.free[c].bit_count() > 1}
-    orders = {c: order for c in read if (order := _order(program, c)) is not None}
-    turned = [c for c, order in orders.items() if order != tuple(sorted(order))]
+    orders = {c: axes for c in read if (axes := order(program, c)) is not None}
+    turned = [c for c, axes in orders.items() if axes != tuple(sorted(axes))]
     straight = [c for c in orders if c not in turned]
     return min(map(size, (*turned, *straight))) if turned and straight else 0
 
@@ -193,12 +193,12 @@ def elementwise_operands(program: Program, t: int) -> Sequence[int]:
     return term.args if isinstance(term, Map) else (term.arg,) if isinstance(term, Fold) else ()
 
 
-def _order(program: Program, t: int) -> tuple[int, ...] | None:
+def order(program: Program, t: int) -> tuple[int, ...] | None:
     """The indices of an array in the order of its axes; None for what is no array."""
     term = program.terms[t]
     if isinstance(term, Rename):
         names = dict(term.pairs)
-        own = _order(program, term.arg)
+        own = order(program, term.arg)
         return None if own is None else tuple(names.get(i, i) for i in own)
     if isinstance(term, Input | Const):
         return tuple(i for axis in term.axes for i in axis)
@@ -215,3 +215,20 @@ def _library_bytes(program: Program, extents: Sequence[int]) -> int:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
+
+
+def left_to_tiles(program: Program, step: int, members: Sequence[int]) -> list[int]:
+    """The values that only tile kernels compute inside the fold ``step``, and XLA writes out."""
+    if not isinstance(program.terms[step], Fold):
+        return []
+
+    def is_held(t: int) -> bool:
+        term = program.terms[t]
+        return isinstance(term, Dot) or (isinstance(term, Fold) and program.extent(term.over) >= habits.INNER_FOLD // 2)
+
+    return [t for t in members if t != step and is_held(t)]
+
+
+def size(program: Program, t: int, extents: Sequence[int]) -> int:
+    """The bytes of a value at the given extents of its indices."""
+    return extent_of(extents, program.free[t]) * itemsize(program.terms[t].dtype)

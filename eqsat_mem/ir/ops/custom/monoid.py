@@ -191,12 +191,14 @@ class Monoid:
         rng = np.random.default_rng(0)
         fold = jax.jit(partial(_folded, self))
         with np.errstate(all="ignore"):
-            for kind in ("normal", "positive", "whole"):
+            for kind in ("normal", "positive", "whole", "large"):
                 samples = [_sample(rng, kind, (ELEMENTS, SAMPLES)) for _ in self.operation.operands]
                 left, right, mixed, padded = (np.asarray(x, np.float64) for x in fold(samples))
                 for other, what in ((padded, "its identity changes what it is combined with"), (right, "combine is not associative"),
                                     (mixed, "combine is not commutative")):  # fmt: skip
                     bad = _different(left, other)
+                    if kind == "large":  # what overflows may do so in one order only
+                        bad &= np.isfinite(left) & np.isfinite(other)
                     if bad.any():
                         at = int(np.argmax(bad))
                         elements = "; ".join(", ".join(f"{x:.4g}" for x in s[:, at]) for s in samples)
@@ -220,7 +222,14 @@ def _folded(monoid: Monoid, samples: Sequence[Any]) -> tuple[Any, Any, Any, Any]
 
 def _sample(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
     x = rng.standard_normal(shape, dtype=np.float32)
-    return np.abs(x) + np.float32(0.1) if kind == "positive" else np.round(2 * x) if kind == "whole" else x
+    match kind:
+        case "positive":
+            return np.abs(x) + np.float32(0.1)
+        case "whole":
+            return np.round(2 * x)
+        case "large":
+            return np.float32(1000) * x
+    return x
 
 
 def _different(left: np.ndarray, right: np.ndarray) -> np.ndarray:
