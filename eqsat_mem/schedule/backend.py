@@ -22,7 +22,7 @@ from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.mesh import Devices, Names
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.precision import rounds
-from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.device import Device, Link
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.ties import Tie
 from eqsat_mem.schedule.weights import BASE, Weights
@@ -30,14 +30,6 @@ from eqsat_mem.schedule.weights import BASE, Weights
 if TYPE_CHECKING:
     from eqsat_mem.schedule.fusion import Fused
     from eqsat_mem.schedule.tiles import Tile
-
-
-@dataclass(frozen=True)
-class Link:
-    """What devices exchange values over: seconds for the first byte of an exchange, and bytes that a device receives per second."""
-
-    latency_s: float
-    rate: float
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,3 +52,11 @@ class Device:
     def fresh_s(self, allocated: float) -> float:
         """Return the seconds that the system takes to provide an allocation, given its bytes; zero if memory is reused."""
         return allocated / self.fresh_rate if allocated >= self.reused_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """What devices exchange values over: seconds for the first byte of an exchange, and bytes that a device receives per second."""
+
+    latency_s: float
+    rate: float
