@@ -138,6 +138,8 @@ class Encoder:
                 return Node("Dot", (self.bits_of(term.over),), (term.lhs, term.rhs))
             case ir.Rename() if self._copies(term) <= RENAMED_TERMS:
                 return self._rename(term)
+            case ir.Take():
+                return Node("Take", (1 << self._bit[term.index],), (term.positions, term.arg))
             case ir.Block():
                 return self._operation(term)
         return None
@@ -207,7 +209,7 @@ class Encoder:
                 inner = program.terms[t]
                 if isinstance(inner, ir.Rename):
                     changed |= mask_of(s for s, d in inner.pairs if changed >> d & 1)
-                if self._encoded[t].node.constructor not in ("Leaf", "Block"):
+                if self._encoded[t].node.constructor not in ("Leaf", "Block", "Take"):
                     stack.extend((c, changed) for c in ir.children(inner))
         return len(seen)
 
@@ -257,6 +259,8 @@ class Encoder:
                 return ir.Dot(value, self.indices_of(payload[0]), args[0], args[1], precision)
             case "DotPlus":
                 return ir.DotPlus(value, self.indices_of(payload[0]), *args)
+            case "Take":
+                return ir.Take(value, self._one(payload[0]), *args)
             case "Ren":
                 return ir.Rename(value, ((self._one(payload[0]), self._one(payload[1])),), args[0])
             case "Convert":
@@ -324,6 +328,8 @@ def _mentions(program: Program, t: int) -> int:
             mask |= term.over
         case ir.Rename():
             mask |= mask_of(i for pair in term.pairs for i in pair)
+        case ir.Take():
+            mask |= 1 << term.index
     return mask
 
 

@@ -22,6 +22,7 @@ from eqsat_mem.egraph.monoid_lowering import monoid_folds
 from eqsat_mem.egraph.online_folds import Rescaled, rescaled_sums
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.egraph.take_lowering import takes
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.bitwise import compared
@@ -33,7 +34,7 @@ Choice = dict[int, Node]
 
 TOLL = 1.15
 """What a term must save to replace what was written, which is as accurate as its author expects."""
-HELD = ir.Dot | ir.DotPlus | ir.Block | ir.Rename
+HELD = ir.Dot | ir.DotPlus | ir.Block | ir.Rename | ir.Take
 """Terms whose bytes have a price: other values may be computed on the way to a reader; a rename reads one that is not."""
 PASSES = 4
 """How often the search starts again with the classes in use as paid."""
@@ -137,7 +138,8 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
         table("accumulates", lambda t: ir.folded(program.terms[t])),
         table("unrolls", lambda t: _elements(program.terms[t])),
     )
-    lowered, allowed, ids = Lowering(program, allowed).run(monoid_folds(program) | augmented_contractions(program, view.rounds_operands))
+    lowerings = monoid_folds(program) | augmented_contractions(program, view.rounds_operands) | takes(program)
+    lowered, allowed, ids = Lowering(program, allowed).run(lowerings)
     rescales = {ids[t]: rescaled.renumbered(ids) for t, rescaled in rescaled_sums(view, program, class_of).items()}
     origin = None if lowered is program else (program, {new: t for t, new in ids.items()})
     return Extraction(lowered, allowed.splits, allowed.accumulates, allowed.unrolls, rescales, origin)
@@ -178,6 +180,8 @@ def priced(view: View, seconds: Seconds, memory_prices: Sequence[float]) -> list
         args = tuple(known[a] for a in node.children)
         if node.constructor == "Ren" and scratch.free[args[0]] & view.encoder.indices_of(node.payload[1]):
             continue
+        if node.constructor == "Take" and scratch.free[args[0]] & scratch.free[args[1]] & ~view.encoder.indices_of(node.payload[0]):
+            continue
         t = view.add(scratch, c, node, args)
         if scratch.free[t] != scratch.free[known[c]]:
             continue
@@ -185,11 +189,18 @@ def priced(view: View, seconds: Seconds, memory_prices: Sequence[float]) -> list
         elements = _elements(term) if isinstance(term, ir.Fold | ir.Block) else 0
         unrolled = elements != 0 and not elements & ~view.facts["unrolls"].get(c, 0)
         written = (c, node) in original
-        held = isinstance(term, HELD)
+        held = _held_bytes(scratch, t)
         work = seconds(scratch, t, unrolled) * (1.0 if written else TOLL)
         for at_price, price in zip(costs, memory_prices, strict=True):
-            at_price.of[c][k] = work + (price * scratch.nbytes(t) if held else 0.0) + (1e-12 if written else 2e-12)
+            at_price.of[c][k] = work + price * held + (1e-12 if written else 2e-12)
     return costs
+
+
+def _held_bytes(program: Program, t: int) -> int:
+    """The bytes that choosing a term puts into memory: its value's, and those of a computed value that rows are taken of."""
+    term = program.terms[t]
+    read = term.arg if isinstance(term, ir.Take) and not ir.is_leaf(program.terms[term.arg]) else None
+    return (program.nbytes(t) if isinstance(term, HELD) else 0) + (0 if read is None else program.nbytes(read))
 
 
 def _fewest_indices(view: View, scratch: Program, order: Sequence[tuple[int, int]]) -> dict[int, int]:

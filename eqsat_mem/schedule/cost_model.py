@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, children
+from eqsat_mem.egraph.take_lowering import as_block
+from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, Take, children
 from eqsat_mem.ir.precision import of_rules
 from eqsat_mem.schedule.backend import Backend, extent_of
 
@@ -41,10 +42,11 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
             return dot_s(program, term, extents, backend)
         case DotPlus():
             return _dot_plus_s(program, term, extents, backend)
-        case Block():
-            ins = [_shape(extents, axes) for axes in term.call.in_axes]
-            outs = [_shape(extents, axes) for axes in term.call.out_axes]
-            weight = backend.weights.of_block(term.call, ins, outs)
+        case Block() | Take():
+            call = term.call if isinstance(term, Block) else as_block(program, term).call
+            ins = [_shape(extents, axes) for axes in call.in_axes]
+            outs = [_shape(extents, axes) for axes in call.out_axes]
+            weight = backend.weights.of_block(call, ins, outs)
             return weight * width * (1.0 if spread is None else spread) / device.elements
     return 0.0
 
@@ -94,7 +96,7 @@ def term_seconds(program: Program, t: int, unrolled: bool = False, *, backend: B
     if isinstance(term, (Input, Const, Iota, Literal, Rename)):
         return 0.0
     seconds = arithmetic_s(program, t, [i.extent for i in program.indices], backend, backend.crowded_weight if unrolled else None)
-    touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, DotPlus, Block)) else 0
+    touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, DotPlus, Block, Take)) else 0
     return seconds + touched / backend.device.levels[backend.device.tile_level][1]
 
 

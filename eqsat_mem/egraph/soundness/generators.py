@@ -49,6 +49,8 @@ class Builder:
         match node.constructor:
             case "Ren":
                 return self._rename(payload, args[0])
+            case "Take":
+                return self._take(payload, *args)
             case "Delta":
                 i, j = self._pair(payload)
                 return self._where_equal(i, j, args[0])
@@ -128,6 +130,12 @@ class Builder:
         if free >> d & 1:
             raise IllFormed("a renamed index meets another")
         return self.program.add(ir.Rename(self.program.terms[arg].dtype, ((s, d),), arg))
+
+    def _take(self, payload: Sequence[int], positions: int, arg: int) -> int:
+        index, terms = self._index(payload[0]), self.program.terms
+        if np.dtype(terms[positions].dtype).kind not in "iu":
+            raise IllFormed("positions are integers")
+        return self.program.add(ir.Take(terms[arg].dtype, index, positions, arg)) if self.program.free[arg] >> index & 1 else arg
 
     def _where_equal(self, i: int, j: int, arg: int) -> int:
         add, dtype = self.program.add, self.program.terms[arg].dtype
@@ -259,6 +267,8 @@ class Draw:
         """The dtype that an operand is to have for its operation to have ``dtype``."""
         if app.head == "Select" and k == 0:
             return "bool"
+        if app.head == "Take" and k == 1:
+            return "int32"
         if app.head in COMPARISONS or app.head == "Convert":
             return self.values.setdefault(("operands of", id(app)), self.rng.choice(FLOATS if app.head == "IsFinite" else DTYPES[:-1]))
         operation = self.builder.encoder.own.get(app.head)
