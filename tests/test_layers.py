@@ -28,7 +28,7 @@ ALLOWED = {
     "backends.gpu": "egraph errors frontend ir schedule",
     "backends": "backends.cpu backends.gpu errors ir schedule",
     "reports": "egraph errors events frontend ir options passes schedule transforms units",
-    "candidates": "egraph events ir options reports schedule transforms",
+    "candidates": "egraph events frontend ir options reports schedule transforms",
     "pipeline": "backends candidates codegen egraph errors events frontend ir options passes reports schedule transforms",
     "api": "backends egraph errors frontend ir options pipeline reports units",
     "cli": "api backends backends.gpu codegen egraph egraph.soundness errors frontend ir options passes reports schedule units",

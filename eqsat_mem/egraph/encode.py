@@ -263,17 +263,21 @@ class Encoder:
                 return ir.Take(value, self._one(payload[0]), *args)
             case "Ren":
                 return ir.Rename(value, ((self._one(payload[0]), self._one(payload[1])),), args[0])
+        if kind in self.own:
+            return self._called(self.own[kind], payload, args, value, program)
+        return self._elementwise(kind, payload, args, value)
+
+    def _elementwise(self, kind: str, payload: tuple[Any, ...], args: tuple[int, ...], dtype: Any) -> ir.Map:
+        match kind:
             case "Convert":
                 target = self._dtype(payload[0])
                 return ir.Map(target, "convert_element_type", args, self._converts.get(payload[0], (("new_dtype", target),)))
             case "IntegerPow":
-                return ir.Map(value, "integer_pow", args, (("y", payload[0]),))
+                return ir.Map(dtype, "integer_pow", args, (("y", payload[0]),))
             case "Map1" | "Map2" | "Map3":
                 op, params = list(self._keys)[payload[0]]
-                return ir.Map(value, op, args, params)
-        if kind in self.own:
-            return self._called(self.own[kind], payload, args, value, program)
-        return ir.Map(value, language.primitive_of()[kind], args)
+                return ir.Map(dtype, op, args, params)
+        return ir.Map(dtype, language.primitive_of()[kind], args)
 
     def _called(self, operation: Operation, payload: tuple[int, ...], args: tuple[int, ...], dtype: Any, program: Program) -> ir.Term:
         """The user's operation on operands; equal calls are one, so that equal terms are."""

@@ -177,7 +177,11 @@ def _elementwise(constructor: str, payload: str, arity: int) -> str:
     given = f"(= d {dtype})" if known else ""
     actions = f"(set (free e) f) (set (pointwise e) f){' (set (dtype e) d)' if known else ''}"
     facts = f"(rule ((= e ({constructor} {payload} {' '.join(args)})) {free} (= f {union}) {given}) ({actions})"
-    return f'{facts} :ruleset analysis :name "facts-{constructor}")' + _names_pass(constructor, payload, arity) + _takes_sink(constructor, payload, arity)
+    return (
+        f'{facts} :ruleset analysis :name "facts-{constructor}")'
+        + _names_pass(constructor, payload, arity)
+        + _takes_sink(constructor, payload, arity)
+    )
 
 
 def _names_pass(constructor: str, payload: str, arity: int, when: str = "") -> str:
@@ -197,8 +201,7 @@ def _takes_sink(constructor: str, payload: str, arity: int, when: str = "") -> s
     operation = f"({constructor} {payload} {' '.join(f'a{k}' for k in range(arity))})"
     of_rows = f"({constructor} {payload} {' '.join(f'(Take i p a{k})' for k in range(arity))})"
     return (
-        f"(rule ((sinks i p {operation}) {when}) ((union (Take i p {operation}) {of_rows})) "
-        f':ruleset simplify :name "take-{constructor}")'
+        f'(rule ((sinks i p {operation}) {when}) ((union (Take i p {operation}) {of_rows})) :ruleset simplify :name "take-{constructor}")'
     )
 
 

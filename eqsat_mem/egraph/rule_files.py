@@ -73,6 +73,10 @@ class RuleSet:
         """All that applies."""
         return (*self.rules, *self.passes)
 
+    def names(self, constructor: str) -> bool:
+        """Whether any rule speaks of a constructor."""
+        return any(f"({constructor} " in rule.text for rule in self.rules)
+
     def texts(self) -> Iterator[tuple[str, str]]:
         """What egglog is to run, piece by piece, each with the file and line for its messages."""
         yield from self.declarations

@@ -46,14 +46,16 @@ class _Steps:
 def _steps(program: Program, t: int) -> _Steps | None:
     """The positions that a value counts, if it does; the arithmetic that rules may have made of it included."""
     term = program.terms[t]
+    if np.dtype(term.dtype).kind not in "iu" or np.dtype(term.dtype).itemsize < 4:  # narrower ones may wrap around on the way
+        return None
     match term:
         case Literal():
             return _Steps(int(term.value))
         case Iota():
             return _Steps(0, 1, term.index)
-        case Map("convert_element_type") if np.dtype(term.dtype).kind in "iu":
+        case Map(op="convert_element_type"):
             return _steps(program, term.args[0])
-        case Map("add" | "sub" | "mul" as op):
+        case Map(op="add" | "sub" | "mul" as op):
             one, other = (_steps(program, a) for a in term.args)
             return None if one is None or other is None else _combined(op, one, other)
     return None

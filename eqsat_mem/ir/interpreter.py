@@ -12,7 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eqsat_mem.ir import Axes, Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, Take, Term, axes_mask, bits, children
+from eqsat_mem.ir import (
+    Axes,
+    Block,
+    Const,
+    Dot,
+    DotPlus,
+    Fold,
+    Input,
+    Iota,
+    Literal,
+    Map,
+    Program,
+    Rename,
+    Take,
+    Term,
+    axes_mask,
+    bits,
+    children,
+)
 from eqsat_mem.ir.ops import MONOIDS, bind_call, map_row
 
 Array = Any
