@@ -7,7 +7,7 @@ memory stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ def with_takes(program: Program) -> Program | None:
     def taken(new: Program, t: int, ids: Mapping[int, int]) -> int | None:
         nonlocal changed
         term = program.on(t, ids)
-        found = _taken(new, term) if isinstance(term, Block) and isinstance(new.terms[term.args[0]], COMPUTED) else None
+        found = _taken(new, term) if isinstance(term, Block) else None
         changed |= found is not None
         return found
 
@@ -36,9 +36,8 @@ def with_takes(program: Program) -> Program | None:
 
 
 def _taken(program: Program, term: Block) -> int | None:
-    if term.call.prim is primitives.slice_p:
-        return _of_slice(program, term)
-    return _of_gather(program, term) if term.call.prim is primitives.gather_p else None
+    read = _READS.get(term.call.prim)
+    return read(program, term) if read is not None and isinstance(program.terms[term.args[0]], COMPUTED) else None
 
 
 def _of_slice(program: Program, term: Block) -> int | None:
@@ -118,3 +117,6 @@ def _column(program: Program, starts: int, column: int, count: int) -> int | Non
     if not isinstance(term, Block) or term.call.prim is not primitives.concatenate_p or len(term.args) != count:
         return None
     return term.args[column] if term.call.params["dimension"] == len(term.call.in_axes[0]) - 1 else None
+
+
+_READS: dict[Any, Callable[[Program, Block], int | None]] = {primitives.slice_p: _of_slice, primitives.gather_p: _of_gather}

@@ -356,7 +356,9 @@ def check(program: Program) -> None:
                 assert not program.free[term.right] & ~(program.free[term.rhs] | term.over), f"indices of the right sum at {where}"
             case Take():
                 assert program.free[term.arg] >> term.index & 1, f"an index that is not there at {where}"
-                assert np.dtype(program.terms[term.positions].dtype).kind in "iu", f"dtype of positions at {where}"
+                dtype = np.dtype(program.terms[term.positions].dtype)
+                assert dtype.kind in "iu", f"dtype of positions at {where}"
+                assert dtype.itemsize >= 4, f"dtype of positions at {where}"
             case Block():
                 call = term.call
                 assert len(call.in_axes) == len(term.args), f"operands of {where}"

@@ -148,8 +148,8 @@ class Rename(Term):
 
 @dataclass(frozen=True)
 class Take(Term):
-    """``arg`` with ``index`` at ``positions``, an integer value, whose indices the result has in place of ``index``: a gather, or a slice
-    where positions count. A position outside stands for the nearest inside.
+    """``arg`` with ``index`` at ``positions``, integers of at least 32 bits, whose indices the result has in place of ``index``: a gather,
+    or a slice where positions count. A position outside stands for the nearest inside.
 
     It stands in the e-graph; programs that are scheduled have it as a block (:mod:`eqsat_mem.egraph.take_lowering`).
     """

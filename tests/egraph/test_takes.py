@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +13,14 @@ import eqsat_mem
 from eqsat_mem.egraph.extract import as_written, extract
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.egraph.take_lowering import as_block
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.takes import with_takes
-from eqsat_mem.ir import Const, Dot, Input, Program, Take
+from eqsat_mem.ir import Buffer, Const, Dot, Fold, Index, Input, Iota, Literal, Map, Output, Program, Take, bits, check
+from eqsat_mem.schedule.cost_model import term_seconds
 from tests.oracles.evaluation import values
+from tests.oracles.extraction import chaos
+from tests.oracles.targets import CPU
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -208,3 +214,88 @@ def test_rows_of_a_scan_after_the_first_are_computed_in_the_scan():
     plan = eqsat_mem.optimize(fun, memory_limit="512 KiB").plan(x, y)
     assert plan.compiled_peak_bytes <= 1 << 19 < 301 * 40 * 50 * 4
     np.testing.assert_allclose(jax.jit(plan.function)(x, y)[0], jax.jit(fun)(x, y), rtol=1e-5)
+
+
+def take_of(positions):
+    """A take of an argument over i at positions that are made in an empty program, and what it is written as."""
+    program = Program([Index("i", 300), Index("j", 5), Index("k", 3)])
+    program.inputs.append(Buffer("x", (300, 3), np.dtype("float32")))
+    x = program.add(Input(np.dtype("float32"), 0, ((0,), (2,))))
+    return program, Take(np.dtype("float32"), 0, positions(program), x)
+
+
+def counted(dtype, start, stride, op="add"):
+    """``start + stride * j`` in a dtype."""
+    kind = np.dtype(dtype)
+
+    def positions(program):
+        first, step = (program.add(Literal.of(n, kind)) for n in (start, stride))
+        return program.add(Map(kind, op, (program.add(Map(kind, "mul", (step, program.add(Iota(kind, 1))))), first)))
+
+    return positions
+
+
+def converted(dtype, t):
+    return Map(dtype, "convert_element_type", (t,), (("new_dtype", dtype), ("weak_type", False), ("sharding", None)))
+
+
+def wrapped(program):
+    """Positions that would count, had they not wrapped around before they were converted."""
+    kind = np.dtype("int32")
+    narrow = counted("int8", 100, 40)(program)
+    return program.add(converted(kind, narrow))
+
+
+@pytest.mark.parametrize(
+    ("positions", "written"),
+    [
+        (counted("int32", 3, 2), "slice"),
+        (counted("int64", -1, 1, "sub"), "slice"),
+        (counted("int32", 291, 2), "slice"),
+        (counted("int32", 292, 2), "gather"),  # the last position is outside
+        (counted("int32", 4, -1), "gather"),
+        (wrapped, "gather"),
+        (lambda program: program.add(Literal.of(7, np.dtype("int32"))), "slice"),
+    ],
+)
+def test_positions_that_count_are_a_slice(positions, written):
+    program, take = take_of(positions)
+    block = as_block(program, take)
+    assert block.call.prim.name == written
+    t, s = program.add(take), program.add(block)
+    axes = tuple((i,) for i in bits(program.free[t]))
+    program.outputs = [Output(t, axes), Output(s, axes)]
+    check(program)
+    with jax.enable_x64(True):
+        one, other = values([made(300, 3)], program)[0]
+    np.testing.assert_array_equal(one, other)
+
+
+def test_positions_of_a_folded_index_stay_outside_the_fold():
+    """The positions depend on the index j that is folded below: taken inside, they would be folded with it."""
+    program, take = take_of(lambda program: program.add(Iota(np.dtype("int32"), 1)))
+    xy = program.add(Map(take.dtype, "mul", (take.arg, program.add(converted(take.dtype, take.positions)))))
+    folded = program.add(Fold(take.dtype, "max", 1 << 1, xy))
+    t = program.add(Take(take.dtype, 0, take.positions, folded))
+    program.outputs = [Output(t, ((1,), (2,)))]
+    view = saturate(program, RULES, Limits(large_elements=0))
+    assert "take-fold" not in view.matches
+    want, *drawn = values([made(300, 3)], program, *(chaos(view, seed).program for seed in range(3)))
+    for (got,) in drawn:
+        np.testing.assert_array_equal(got, want[0])
+
+
+def test_rows_are_read_where_that_is_cheaper():
+    """At no price of memory, rows of a value that is needed whole are read; at a high one they are computed alone."""
+
+    def fun(x, y, i):
+        k = jnp.exp(x @ y.T)
+        return k.sum(0), k[i]
+
+    program = taken(fun, made(400, 64), made(300, 64), np.arange(0, 400, 2))
+    view = saturate(program, RULES)
+    seconds = partial(term_seconds, backend=CPU)
+    exps = [
+        sum(isinstance(term, Map) and term.op == "exp" for term in extract(view, seconds, price).program.terms) for price in (0.0, 1e-6)
+    ]
+    assert exps == [1, 2]
