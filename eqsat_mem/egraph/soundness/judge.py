@@ -24,7 +24,8 @@ from eqsat_mem.egraph.rule_files import Rule, RuleSet
 from eqsat_mem.egraph.saturate import Limits
 from eqsat_mem.egraph.soundness import patterns
 from eqsat_mem.egraph.soundness.compare import KINDS, first_difference
-from eqsat_mem.egraph.soundness.generators import Builder, Draw, IllFormed, arities, values_of
+from eqsat_mem.egraph.soundness.generators import Builder, Draw, IllFormed, arities
+from eqsat_mem.egraph.soundness.sample_values import values_of
 from eqsat_mem.egraph.soundness.sequential_interpreter import Sequential
 from eqsat_mem.egraph.soundness.split_checks import wrong_piece
 from eqsat_mem.errors import RuleError
