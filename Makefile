@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow test-all versions repro bench lint format clean
+.PHONY: demo test test-slow test-all compiler versions repro bench gpu lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m eqsat_mem demo $(ARGS)
@@ -24,6 +24,14 @@ test-all: $(READY)
 
 versions:
 	.ci/versions $(ARGS)
+
+# XLA's compiler for GPUs, for the tests that ask it: they are skipped where it cannot be installed.
+compiler: $(READY)
+	@$(BIN)/python -c 'import jax_cuda13_plugin' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gpu]' \
+	  || echo "the compiler for GPUs (the extra gpu) cannot be installed: tests that need it will be skipped" >&2
+
+gpu: $(READY)
+	$(BIN)/python -m benchmarks.gpu_visit $(ARGS)
 
 repro: $(READY)
 	@$(BIN)/python -c 'import faiss, h5py, matplotlib, pykeops, scipy, sklearn, tqdm' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[repro]'

@@ -42,21 +42,35 @@ class Planned:
 
 def programs(files: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The collection and the name of every program."""
+    for collection in ("benchmarks", *files, "samples", "random"):
+        yield from ((collection, name) for name in names(collection))
+
+
+def names(collection: str) -> list[str]:
+    """The programs of a collection: ``benchmarks``, ``gpu``, ``samples``, ``random``, or a file."""
+    if collection in ("benchmarks", "gpu"):
+        return [program.name for program in _listed(collection)]
+    if collection == "samples":
+        return list(_samples())
+    if collection == "random":
+        return [str(seed) for seed in range(RANDOM)]
+    return [case.name for case in _cases(collection)]
+
+
+def _listed(collection: str) -> list[Any]:
+    if collection == "gpu":
+        from benchmarks.gpu_programs import PROGRAMS
+
+        return PROGRAMS
     from benchmarks.programs import BENCHMARKS
 
-    yield from (("benchmarks", program.name) for program in BENCHMARKS)
-    for file in files:
-        yield from ((file, case.name) for case in _cases(file))
-    yield from (("samples", name) for name in _samples())
-    yield from (("random", str(seed)) for seed in range(RANDOM))
+    return BENCHMARKS
 
 
 def find(collection: str, name: str) -> Planned:
     """One program."""
-    if collection == "benchmarks":
-        from benchmarks.programs import BENCHMARKS
-
-        program = next(program for program in BENCHMARKS if program.name == name)
+    if collection in ("benchmarks", "gpu"):
+        program = next(program for program in _listed(collection) if program.name == name)
         return Planned(name, program.function, program.specs(), program.limit_bytes, program.x64, {})
     if collection == "samples":
         function, arguments = _samples()[name]

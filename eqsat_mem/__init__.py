@@ -1,6 +1,6 @@
 """Give a JAX function a memory limit: get back the fastest equivalent program that fits it.
 
-The public names load on first use, so that importing the package costs next to nothing.
+The public names are imported on first use, so that importing the package takes almost no time.
 """
 
 from __future__ import annotations

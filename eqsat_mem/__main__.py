@@ -124,6 +124,7 @@ def _add_function(command: argparse.ArgumentParser) -> None:
         "--limit", metavar="SIZE", help="such as 64MiB or \"1.5 GB\"; else the function's own, EQSAT_MEM_LIMIT, or the device's"
     )
     command.add_argument("--device", metavar="NAME", help=DEVICE_HELP)
+    command.add_argument("--no-tiles", action="store_true", help="no tile kernels: loops and XLA's own kernels only")
     rules.add_choice(command)
 
 
@@ -136,7 +137,7 @@ def _planned(options: argparse.Namespace) -> Plan:
     args, kwargs = call_arguments(options.args)
     plain = function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
     check_call(options.function, plain, args, kwargs)
-    said = rules.chosen(options) | ({"device": options.device} if options.device else {})
+    said = rules.chosen(options) | ({"device": options.device} if options.device else {}) | ({"tiles": False} if options.no_tiles else {})
     if plain is function or options.limit or said:
         function = optimize(plain, memory_limit=options.limit, **said)
     plan: Plan = function.plan(*args, **kwargs)  # type: ignore[attr-defined]

@@ -9,10 +9,10 @@ from functools import partial
 
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.egraph.engine import View
 from eqsat_mem.egraph.extract import Extraction, as_written, extract, extractions, original
+from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
-from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.egraph.saturate import Limits, attributed, saturate
 from eqsat_mem.events import Clock, Extracted, Searched, Stepped, tell
 from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Program, Take
@@ -103,7 +103,7 @@ class Forms:
         known = self._candidates(program)
         with self.clock("schedule"):
             knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
-            every = (Search(ex, limit, backend, *knobs, known.of(ex, backend)) for ex in known.every)
+            every = (Search(ex, limit, own, *knobs, known.of(ex, own)) for ex in known.every for own in backend.variants(ex.program))
             searches = sorted(every, key=lambda search: search.straight.seconds)
             best = _searched(searches, scheduler, known)
             tell(Searched(best, known.view))
@@ -117,11 +117,15 @@ class Forms:
         if known is not None:
             return known
         rules, options = self.rules, self.options
-        with self.clock("saturate"):
-            limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=self.backend.unrolled_elements)
-            view = saturate(program, rules, limits, self.backend.rounds_operands)
-        with self.clock("extract"):
-            known = _extracted(view, rules, self.backend)
+        limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=self.backend.unrolled_elements)
+
+        def extracted(rules: RuleSet) -> _Candidates:
+            with self.clock("saturate"):
+                view = saturate(program, rules, limits, self.backend.rounds_operands)
+            with self.clock("extract"):
+                return _extracted(view, rules, self.backend)
+
+        known = attributed(rules, extracted)
         if any(program is form for form in self.made):
             self.candidates[id(program)] = known
         return known

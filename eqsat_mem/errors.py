@@ -1,4 +1,4 @@
-"""The errors that users meet. Each message says what happened, why as a rule, and what to change."""
+"""The errors that users see. Each message says what happened, usually why, and what to change."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Sequence
 from eqsat_mem.units import format_bytes
 
 Tensor = tuple[str, int, str | None]
-"""A tensor of a message: its description, its size in bytes, and the user's file and line if they are known."""
+"""A tensor named in a message: its description, its size in bytes, and the user's file and line if known."""
 
 
 class EqsatMemError(Exception):
-    """What every error of this package is."""
+    """The base class of all errors of this package."""
 
 
 class OptionError(EqsatMemError, ValueError):
-    """An argument, an environment variable or an option of the command line has a value that means nothing."""
+    """An argument, an environment variable or a command-line option has an invalid value."""
 
 
 class RuleError(EqsatMemError):
-    """A rule file does not load, or a rule in it does what no rule may."""
+    """A rule file cannot be loaded, or one of its rules does something that rules must not do."""
 
 
 class UserFileError(EqsatMemError):
-    """A file named on the command line does not load, lacks the named function, or that function raises."""
+    """A file named on the command line cannot be loaded, lacks the named function, or that function raises."""
 
 
 class PlanningError(EqsatMemError):
-    """Planning a function of a script failed, and ``eqsat-mem run --strict`` does not run it unplanned."""
+    """Planning a function of a script failed, and ``eqsat-mem run --strict`` refuses to run it unplanned."""
 
     def __init__(self, function: str, reason: str) -> None:
-        super().__init__(function, reason)  # as `args`, so that it can be pickled
+        super().__init__(function, reason)  # as `args`, so that the error can be pickled
         self.function = function
         self.reason = reason
 
@@ -39,25 +39,26 @@ class PlanningError(EqsatMemError):
 
 
 class DeviceCompilerError(EqsatMemError):
-    """The compiler for a device that is not there is missing, or cannot compile for it."""
+    """The compiler for a device that this machine lacks is not installed, or cannot compile for that device."""
 
 
 class DeviceError(EqsatMemError, RuntimeError):
-    """A plan that was made for one device is run on another."""
+    """A plan made for one device was run on another."""
 
 
 class MemoryLimitError(EqsatMemError):
-    """No plan holds as little as the limit.
+    """No plan was found whose peak fits the memory limit.
 
     Attributes:
-        limit_bytes: what the program may hold at its peak.
-        smallest_bytes: the smallest peak of all plans that were found.
-        tensors: ``(description, bytes, source)`` of what that plan holds at its peak, the largest first; ``source`` is
-            the user's file and line, or None.
+        limit_bytes: the limit, in bytes.
+        smallest_bytes: the smallest peak of all plans that were found, in bytes.
+        tensors: ``(description, bytes, source)`` of each tensor that the plan with the smallest peak holds at that peak, largest first;
+            ``source`` is the user's file and line, or None.
         function: the name of the user's function.
-        fixed_bytes: how much of the peak is arguments and outputs, or None where it is not known.
-        restrictions: a sentence for each option of the user's that keeps tensors whole.
-        shared_bytes: of outputs that take the memory of donated arguments; the other figures count these once, the tensors twice.
+        fixed_bytes: the part of the peak that is arguments and outputs, in bytes, or None if unknown.
+        restrictions: a sentence for each of the user's options that keeps tensors from being split.
+        shared_bytes: bytes of the outputs that reuse the memory of donated arguments; the other figures count them once, while
+            ``tensors`` lists both the argument and the output.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class MemoryLimitError(EqsatMemError):
         restrictions: Sequence[str] = (),
         shared_bytes: int = 0,
     ) -> None:
-        # as `args`, so that it can be pickled
+        # as `args`, so that the error can be pickled
         super().__init__(limit_bytes, smallest_bytes, tensors, function, fixed_bytes, restrictions, shared_bytes)
         self.limit_bytes = limit_bytes
         self.smallest_bytes = smallest_bytes
@@ -117,7 +118,7 @@ class MemoryLimitError(EqsatMemError):
 
 
 def tensor_lines(tensors: Sequence[Tensor]) -> list[str]:
-    """One line per tensor: its size, what it is, and where it comes from."""
+    """Return one line per tensor: its size, its description, and the user's file and line if known."""
     sizes = [format_bytes(nbytes) for _, nbytes, _ in tensors]
     width = max(map(len, sizes), default=0)
     return [
@@ -127,6 +128,6 @@ def tensor_lines(tensors: Sequence[Tensor]) -> list[str]:
 
 
 def _distinct(limit: int, smallest: int) -> tuple[str, str]:
-    """Both sizes as text; in bytes where rounding would make them look the same."""
+    """Return both sizes as text, in bytes if rounding would make them look equal."""
     texts = format_bytes(limit), format_bytes(smallest)
     return texts if texts[0] != texts[1] else (f"{limit} B", f"{smallest} B")

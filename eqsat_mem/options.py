@@ -50,6 +50,7 @@ class Options:
         verify: whether the plan is compiled and its peak compared with the limit.
         device: the device to plan for: a name that ``eqsat-mem devices`` lists, ``"cpu"``, or the file of a profile; None is
             ``EQSAT_MEM_DEVICE``, or the device in use.
+        tiles: whether folds of pairs may be tile kernels, on GPUs and with versions of JAX that have them; they need ``accuracy="all"``.
 
     Raises:
         OptionError: naming the option that has a wrong value, and the values it may have.
@@ -68,6 +69,7 @@ class Options:
     max_seconds: float = 60.0
     verify: bool = True
     device: str | None = None
+    tiles: bool = True
 
     def __post_init__(self) -> None:
         for name in ("memory_limit", "tensor_size_threshold", "tensor_split_size"):
@@ -83,8 +85,9 @@ class Options:
         object.__setattr__(self, "without_rules", _names(self.without_rules, "without_rules"))
         if self.accuracy not in get_args(Accuracy):
             raise OptionError(f'accuracy must be "bitwise", "reassociate" or "all", not {self.accuracy!r}.')
-        if not isinstance(self.verify, bool):
-            raise OptionError(f"verify must be True or False, not {self.verify!r}.")
+        for name in ("verify", "tiles"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} must be True or False, not {getattr(self, name)!r}.")
         if self.device is not None:
             if not isinstance(self.device, (str, os.PathLike)):
                 raise OptionError(f"device must be the name of a device or the file of a profile, not {self.device!r}.")

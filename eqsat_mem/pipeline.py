@@ -37,8 +37,8 @@ CLOSE = 1.25
 """A plan may fit though up to so many times the limit is predicted."""
 PATIENCE_S = 3600.0
 """Seconds for saturation when a plan is explained: what stops it then is the number of rows or iterations, which repeats itself."""
-RETRIES = 6
-"""How often the limit is tightened because the compiled program holds more than was predicted."""
+ATTEMPTS = 6
+"""How many searches and compilations are made for one limit, each for a lower target than the one before."""
 
 
 def plan(
@@ -61,6 +61,7 @@ def plan(
     _refuse_more_than_there_is(limit, backend)
     taken, shared_bytes = donations(jaxpr, donated)
     backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
+    backend = backend if options.tiles and options.accuracy == "all" else backend.without_tiles()
     request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes)
     tell(Began(name, limit))
     made = None
@@ -298,15 +299,19 @@ def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule)
     Where nothing fits at all as predicted, but nearly, XLA is asked about the plan for what that holds.
     """
     limit = request.limit
-    target, smallest, above = limit, None, 0
-    for _ in range(RETRIES):
+    target, above = limit, 0
+    smallest: tuple[int, Schedule] | None = None
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            best = forms.fastest(backend, target).best
         if best.fits(target):
             code = emit(best, request.name)
             check = request.compiled(code.function, best.peak_bytes)
             if check is None or check.held_bytes <= limit:
                 return _Chosen(best, code, check, backend, target)
             held = check.held_bytes
-            smallest = min(smallest or held, held)
+            if smallest is None or held < smallest[0]:
+                smallest = held, best
             if target > limit:
                 break
             target, above = _tighter(best, held, limit), best.peak_bytes
@@ -316,8 +321,8 @@ def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule)
             target = (best.peak_bytes + above) // 2
         else:
             break
-        best = forms.fastest(backend, target).best
-    raise _too_large(request, best, smallest or best.peak_bytes)
+    closest_bytes, closest = smallest or (best.peak_bytes, best)
+    raise _too_large(request, closest, closest_bytes)
 
 
 def _tighter(s: Schedule, held: int, limit: int) -> int:

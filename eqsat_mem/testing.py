@@ -1,4 +1,4 @@
-"""Compare the values of two functions, as tests of a planned program do."""
+"""Comparison of the results of two functions, for tests of planned programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 LARGEST_TOLERANCE = 0.1
 WRONG_INTEGERS = 1e-3
-"""Share of integers that may differ: the rank of nearly equal values turns on rounding."""
+"""The fraction of integers that may differ: the order of nearly equal values depends on rounding."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Comparison:
     """The worst difference between the results of two functions.
 
     Attributes:
-        error: largest absolute difference within one result, over the largest absolute value in it; 1 where integers, shapes, dtypes
-            or the places of infinities and NaNs differ.
-        tolerance: the bound for ``error``.
-        where: the result with that difference, as a path.
-        why: what differs, in words.
+        error: the largest absolute difference within one result, divided by the largest absolute value in it; 1 if integers, shapes,
+            dtypes or the positions of infinities and NaNs differ.
+        tolerance: the largest ``error`` that counts as agreement.
+        where: the path of the result with that difference.
+        why: the difference in words.
     """
 
     error: float
@@ -48,12 +48,21 @@ def same_values(
     *,
     tolerance: float | None = None,
 ) -> Comparison:
-    """Run both functions and compare all results; give the worst.
+    """Run both functions on the same arguments and compare all their results.
 
-    ``tolerance`` bounds the relative error of each result (see :class:`Comparison`); by default 1000 roundings in its dtype.
+    Args:
+        fun: the reference.
+        other: the function to compare with it.
+        args: positional arguments of both.
+        kwargs: keyword arguments of both.
+        tolerance: the largest relative error allowed in each result (see :class:`Comparison`); by default 1000 machine epsilons
+            of its dtype, and at most ``LARGEST_TOLERANCE``.
+
+    Returns:
+        The comparison of the result that differs most, relative to its tolerance.
 
     Raises:
-        ValueError: if the results are not the same pytree.
+        ValueError: if the results have different pytree structures.
 
     >>> same_values(np.sin, lambda x: np.sin(x) + 1e-3, [np.arange(3.0)]).same
     False

@@ -1,4 +1,4 @@
-"""Sizes in bytes: their units, and how a message shows them."""
+"""Sizes in bytes: their units, and how messages show them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ UNITS = {
     "TiB": 2**40,
     "PiB": 2**50,
 }
-"""Bytes of one unit; decimal prefixes are powers of ten, binary ones powers of two."""
+"""The bytes in one of each unit; decimal prefixes are powers of ten, binary ones powers of two."""
 
 
 def format_bytes(size: int, round_up: bool = False) -> str:
-    """A size in bytes with at most two decimals and a binary unit; with ``round_up`` never less than the size.
+    """Return a size as text with a binary unit and at most two decimals.
+
+    Args:
+        size: the size in bytes.
+        round_up: round up, so that the text never says less than the size.
 
     >>> format_bytes(900), format_bytes(64 * 2**20), format_bytes(60_397_977_600)
     ('900 B', '64 MiB', '56.25 GiB')

@@ -95,7 +95,7 @@ def test_debugging_levels_are_those_of_the_code():
     assert shown == written
 
 
-INTERNAL = {"program", "expressions", "interpreter", "calls", "__init__"}
+INTERNAL = {"program", "expressions", "interpreter", "calls", "hlo", "__init__"}
 """Modules whose errors a user does not meet: they say that this package contradicts itself, or are Python's own."""
 
 

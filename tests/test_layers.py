@@ -18,7 +18,7 @@ ALLOWED = {
     "passes": "",
     "ir": "errors",
     "frontend": "ir passes",
-    "egraph": "errors events frontend ir passes",
+    "egraph": "errors events frontend ir passes units",
     "egraph.soundness": "egraph errors frontend ir",
     "transforms": "egraph frontend ir passes",
     "schedule": "egraph errors events frontend ir",

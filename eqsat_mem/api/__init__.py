@@ -1,1 +1,1 @@
-"""``optimize`` and its place among JAX's transformations."""
+"""``optimize``, and how it composes with JAX's transformations."""

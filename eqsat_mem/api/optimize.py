@@ -48,6 +48,7 @@ def optimize(
     max_seconds: float = 60.0,
     verify: bool = True,
     device: str | None = None,
+    tiles: bool = True,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
@@ -77,6 +78,8 @@ def optimize(
         device: the device to plan for: a name that ``eqsat-mem devices`` lists (``"h100"``), or the file of a profile. None is
             ``EQSAT_MEM_DEVICE``, or else the device in use. A plan for a device that is not here can be looked at and exported; it does
             not run.
+        tiles: use tile kernels where they are faster: sums, maxima and minima over pairs as one kernel in JAX's Mosaic GPU, which holds
+            nothing besides operands and results. There are some for an H100 or H200 from JAX 0.11 on, and with ``accuracy="all"``.
         static_argnums: as for ``jax.jit``.
         static_argnames: as for ``jax.jit``.
         donate_argnums: as for ``jax.jit``.
@@ -111,6 +114,7 @@ def optimize(
         max_seconds=max_seconds,
         verify=verify,
         device=device,
+        tiles=tiles,
     )
     backend_for(resolve_device(options))  # tells now if there is none
     own_constructors(options.operations)  # tells now what is wrong with them

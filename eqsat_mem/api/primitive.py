@@ -1,12 +1,12 @@
-"""A planned function as a JAX primitive, so that grad, vmap, jit, scan and the rest see one operation.
+"""A planned function as a JAX primitive, so that grad, vmap, jit, scan and other transformations see one operation.
 
-Two primitives, both with a :class:`~eqsat_mem.api.function.Function` as parameter:
+There are two primitives, both with a :class:`~eqsat_mem.api.function.Function` as parameter:
 
 - ``planned``: ``out = f(x)``.
 - ``planned_linear``: ``d_out = df(x; t)``, linear in the tangents ``t``. Its transpose is the planned ``vjp`` of ``f``, which
-  recomputes from ``x``, so that reverse mode keeps no residual but the arguments.
+  recomputes from ``x``, so that the arguments are the only residuals that reverse mode keeps.
 
-Both are planned when they are lowered, under the limit of ``f``.
+Both are planned when they are lowered, under the memory limit of ``f``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eqsat_mem.api.varying import plain_aval, varying_as
 from eqsat_mem.frontend.effects import is_axis_name
 
 Batched = tuple[list[Any], list[int | None]]
-"""Results, and the axis along which each is batched."""
+"""The results, and the axis along which each is batched (None: not batched)."""
 
 planned_p = Primitive("planned")
 planned_p.multiple_results = True
@@ -36,22 +36,28 @@ planned_linear_p.multiple_results = True
 
 
 def bind(function: Function, *args: Any) -> list[Any]:
-    """The results of a planned function. ``jaxpr`` stands in the equation too, where JAX and our own loading look for bodies of calls."""
+    """Bind the primitive of a planned function and return its results.
+
+    The equation has ``jaxpr`` as a parameter too, because JAX and our own frontend look for the bodies of calls there.
+    """
     out: list[Any] = planned_p.bind(*args, function=function, jaxpr=function.jaxpr)
     return out
 
 
 def bind_linear(linear: Linear, *args: Any) -> list[Any]:
-    """The results of a planned linear function, of its primal arguments and tangents."""
+    """Bind the primitive of a planned linear function to its primal arguments and tangents, and return its results."""
     out: list[Any] = planned_linear_p.bind(*args, linear=linear, jaxpr=linear.function.jaxpr)
     return out
 
 
 class Linear:
-    """The parameter of ``planned_linear``: a function of ``primals`` arguments and then of tangents, and how to transpose it.
+    """The parameter of ``planned_linear``: a function that is linear in some of its arguments, and its transpose.
 
-    ``transpose(linear, live)`` is the planned function of the primal arguments and of the cotangents of the live outputs that
-    gives the cotangents of the tangents marked in ``linear``.
+    Args:
+        function: a function of the primal arguments, followed by the tangents in which it is linear.
+        primals: the number of primal arguments.
+        transpose: ``transpose(linear, live)`` returns the planned function that maps the primal arguments and the cotangents
+            of the live outputs to the cotangents of the tangents marked in ``linear``.
     """
 
     def __init__(self, function: Function, primals: int, transpose: Callable[[Mask, Mask], Function]) -> None:
@@ -64,7 +70,7 @@ class Linear:
 
 
 def linearized(function: Function, active: Mask) -> Linear:
-    """The derivative of a function at its arguments, as a linear function of the tangents of the active ones."""
+    """Return the derivative of a function at its arguments, as a linear function of the tangents of the active arguments."""
 
     def transpose(linear: Mask, live: Mask) -> Function:
         wanted, has_tangent = iter(linear), differentiable(function.jaxpr.out_avals)
@@ -76,7 +82,14 @@ def linearized(function: Function, active: Mask) -> Linear:
 
 
 def batched_linear(linear: Linear, dims: Dims, size: int, axis_name: Hashable) -> Linear:
-    """``vmap`` of a linear function whose tangents are all batched along axis 0."""
+    """Return ``vmap`` of a linear function whose tangents are all batched along axis 0.
+
+    Args:
+        linear: the function.
+        dims: the batched axis of each primal argument (None: not batched), then 0 for each tangent.
+        size: the extent of the batch axis.
+        axis_name: the name of the batch axis in collectives.
+    """
 
     def transpose(wanted: Mask, live: Mask) -> Function:
         ours = (*dims[: linear.primals], *(0 for is_live in live if is_live))
@@ -189,9 +202,9 @@ def _uses_axis(function: Function, name: Hashable) -> bool:
 
 
 def _dce(used: list[bool], *equation: Any) -> tuple[list[bool], Any]:
-    """Drop unused outputs, and the arguments that only they need.
+    """Drop unused outputs, and the arguments that only these outputs need.
 
-    JAX 0.12 tells a rule, before the equation, which of its references live on; ours has none.
+    JAX 0.12 passes an argument before the equation, which says which references stay live; planned functions have no references.
     """
     eqn = equation[-1]
     function = eqn.params["function"]

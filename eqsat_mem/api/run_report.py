@@ -1,4 +1,4 @@
-"""What ``eqsat-mem run`` did with each compiled function of a script, and how that prints: as a table and as JSON."""
+"""The report of ``eqsat-mem run``: the outcome for each compiled function of a script, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from typing import Literal, get_args
 from eqsat_mem.units import format_bytes
 
 Outcome = Literal["planned", "failed", "left alone", "fitting"]
-"""A plan runs; planning failed and the original runs; the function is not for us to plan; the original fits."""
+"""A plan runs; planning failed and the original runs; the function is not one that can be planned; the original fits."""
 
 ROWS = 20
-"""Most rows of the table."""
+"""The most rows that the table shows."""
 
 
 def say(text: str) -> None:
-    """A message of ours among the output of a script; nothing where the script has closed or replaced stderr."""
+    """Write a message to stderr, amid the output of a script; write nothing if the script has closed or replaced stderr."""
     with suppress(AttributeError, ValueError, OSError):
         sys.stderr.write(f"eqsat-mem: {text}\n")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One function, called with arguments of certain shapes and dtypes.
+    """The outcome for one function, called with arguments of certain shapes and dtypes.
 
     Attributes:
-        function: its qualified name.
+        function: the qualified name of the function.
         place: its file and line.
-        outcome: what runs.
-        reason: why, where that is not the plan.
-        arguments: the types of its arrays.
-        limit_bytes: what it may hold at its peak.
-        original_peak_bytes: what it is predicted to hold as written.
-        peak_bytes: what the program that runs holds once compiled.
+        outcome: whether the plan or the original runs.
+        reason: why the original runs; empty if the plan runs.
+        arguments: the shapes and dtypes of its array arguments.
+        limit_bytes: the memory limit for its peak, in bytes.
+        original_peak_bytes: the predicted peak of the function as written, in bytes.
+        peak_bytes: the peak of the program that runs, from the compiled program, in bytes.
         planning_s: seconds that planning took.
-        traceback: of an error that stopped the planner.
+        traceback: the traceback of an error that stopped the planner, or empty.
     """
 
     function: str
@@ -56,21 +56,21 @@ class Entry:
 
 
 class Ledger:
-    """The entries of one process, in the order in which they came; each is kept once. Safe to use from several threads."""
+    """The entries of one process in order of arrival, without duplicates. Thread-safe."""
 
     def __init__(self) -> None:
         self.functions = 0
-        """How many functions were made with ``jax.jit``."""
+        """The number of functions made with ``jax.jit``."""
         self._entries: dict[Entry, Entry] = {}
         self._lock = threading.Lock()
 
     def made(self) -> None:
-        """Count a function."""
+        """Count a function made with ``jax.jit``."""
         with self._lock:
             self.functions += 1
 
     def add(self, entry: Entry) -> bool:
-        """Keep an entry; whether it is the first one of this function with this outcome."""
+        """Add an entry, and return whether it is the first one of its function with its outcome."""
         subject = entry.function, entry.place, entry.outcome
         with self._lock:
             known = any(subject == (other.function, other.place, other.outcome) for other in self._entries.values())
@@ -84,12 +84,12 @@ class Ledger:
             return list(self._entries.values())
 
     def to_json(self, script: str) -> str:
-        """The entries as one JSON object, whose keys are the attributes of :class:`Entry`."""
+        """Return one JSON object; each entry in it is an object whose keys are the attributes of :class:`Entry`."""
         record = {"script": script, "jitted_functions": self.functions, "functions": [asdict(entry) for entry in self.entries]}
         return json.dumps(record, indent=2)
 
     def table(self, script: str) -> str:
-        """A line that counts outcomes and one for each function that does not simply fit."""
+        """Return a line that counts the outcomes, and a line for each function whose outcome is not ``fitting``."""
         entries = self.entries
         if not entries:
             return f"{script} {self._nothing()}"

@@ -1,1 +1,1 @@
-"""One folder or file per compiler target, and how to measure and ask one."""
+"""One folder per compiler target, and the modules that choose, measure and query a target."""

@@ -1,4 +1,4 @@
-"""``eqsat-mem calibrate``: the figures of this device, measured by small programs that each show one field of its profile."""
+"""``eqsat-mem calibrate``: measure the profile of this device with small programs, each of which determines one field."""
 
 from __future__ import annotations
 
@@ -22,30 +22,42 @@ from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.device import Device
 
 SHORTEST_S = 5e-3
-"""A measurement is enlarged until it takes so long."""
+"""The work of a measurement is increased until it takes at least this many seconds."""
 REPEATS = 7
 OPERATIONS = 64
-"""Operations on each element where arithmetic is measured, so that memory traffic does not count."""
+"""Operations per element in a measurement of arithmetic, so that memory traffic is negligible."""
+LONGEST_S = 5.0
+"""The work of a measurement is increased no further after this many seconds: on a GPU, each size is autotuned anew."""
 SMALL_KERNELS = 8
 THIN_ROWS, FEW_COLUMNS = 1024, 16
-"""The rows, and depth, and the columns of a contraction that shows how much few columns cost."""
+"""The rows (also the depth) and the columns of the contraction that measures the cost of having few columns."""
 DEAL_DEPTH, DEAL_COLUMNS = 8, 256
-"""The depth and the columns of contractions that take little longer than their distribution to cores."""
+"""The depth and the columns of contractions that take little longer than it takes to distribute them to cores."""
 CLEARLY = 1.1
-"""How many times as fast wider vectors have to be."""
+"""The speed-up from which on wider vectors are preferred."""
 
 
 def measure(backend: Backend, report: Callable[[str], None] = lambda field: None, shortest_s: float = SHORTEST_S) -> Device:
-    """The profile of the default device, for which ``backend`` has the built-in one.
+    """Measure the profile of JAX's default device, which takes some seconds.
 
-    ``report`` is told which field is measured next; all take some seconds together. Numbers are float32 but for ``narrow_flops``, whose
-    are bfloat16. ``matrix_cores``, the capacities of caches and the size of an allocation that is new memory stay built-in.
+    All measurements use float32 except ``narrow_flops``, which uses bfloat16. The capacities of caches and the size from which on an
+    allocation is new memory are not measured: they keep their built-in values, and so does ``matrix_cores`` unless the device tells
+    its number of cores. On a GPU matrices are large from the start, and folds compute what they fold.
+
+    Args:
+        backend: the backend of the default device with its built-in profile.
+        report: called with the names of the fields that are measured next.
+        shortest_s: the least duration of a measurement, in seconds.
+
+    Returns:
+        The built-in profile with the measured fields replaced.
     """
-    device = backend.device
+    device, on_cpu = backend.device, isinstance(backend.device, CpuDevice)
+    first = 256 if on_cpu else 4096
     report("flops")
-    device = replace(device, name=f"{device.name}, measured", flops=_flops(jnp.float32, shortest_s))
+    device = replace(device, name=f"{device.name}, measured", flops=_flops(jnp.float32, shortest_s, first))
     report("narrow_flops")
-    device = replace(device, narrow_flops=_flops(jnp.bfloat16, shortest_s))
+    device = replace(device, narrow_flops=_flops(jnp.bfloat16, shortest_s, first))
     report("elements")
     device = replace(device, elements=elementwise_rate(shortest_s))
     report("levels")
@@ -53,11 +65,15 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
     report("fresh_rate")
     device = replace(device, fresh_rate=_fresh_rate(device, shortest_s))
     report("iteration_s, kernel_s")
-    iteration_s, kernel_s = _overheads(shortest_s)
+    iteration_s, kernel_s = _overheads(shortest_s, launches=1 if on_cpu else 2)
     device = replace(device, iteration_s=iteration_s, kernel_s=kernel_s)
     report("reduce_weight, short_reduce_weight")
-    short_reduce_weight = _fold(device, backend.short_fold // 4, shortest_s)
-    device = replace(device, reduce_weight=_fold(device, 1024, shortest_s), short_reduce_weight=short_reduce_weight)
+    fold = _fold if on_cpu else _computed_fold
+    short_reduce_weight = fold(device, backend.short_fold // 4, shortest_s)
+    device = replace(device, reduce_weight=fold(device, 1024, shortest_s), short_reduce_weight=short_reduce_weight)
+    cores = getattr(jax.local_devices()[0], "core_count", None)
+    if not on_cpu and cores:
+        device = replace(device, matrix_cores=int(cores))
     if isinstance(device, CpuDevice):
         report("vector_bits")
         device = replace(device, vector_bits=_vector_bits(shortest_s))
@@ -68,18 +84,22 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
     return device
 
 
-def _flops(dtype: Any, shortest_s: float) -> float:
-    """Multiplications and additions of a product of square matrices, in full precision."""
+def _flops(dtype: Any, shortest_s: float, first: int) -> float:
+    """Return multiplications and additions per second of a product of square matrices in full precision; ``first`` is the least extent."""
 
     def make(n: int) -> tuple[Callable[..., Any], Any, float]:
         a = jnp.linspace(0, 1, n * n, dtype=dtype).reshape(n, n)
         return partial(jnp.matmul, precision=FULL), (a, a), 2.0 * n**3
 
-    return _rate(make, 256, shortest_s)
+    return _rate(make, first, shortest_s)
 
 
 def elementwise_rate(shortest_s: float) -> float:
-    """Additions and multiplications in one elementwise kernel."""
+    """Return float32 additions and multiplications per second in one elementwise kernel.
+
+    Args:
+        shortest_s: the least duration of the measurement, in seconds.
+    """
 
     def many(x: jax.Array) -> jax.Array:
         for k in range(OPERATIONS // 2):
@@ -93,9 +113,10 @@ def elementwise_rate(shortest_s: float) -> float:
 
 
 def _levels(device: Device, shortest_s: float) -> Iterator[tuple[float, float]]:
-    """Bytes read and written per second by passes over an array of three quarters of each level, or four times the last cache.
+    """Yield the capacity of each memory level, in bytes, and its measured bandwidth, in bytes read and written per second.
 
-    A larger level is not taken to be faster than a smaller one.
+    The array passed over has three quarters of the level's capacity, or four times that of the last cache for main memory. The
+    bandwidth of a level is at most that of the levels before it.
     """
     fastest = math.inf
     largest = max(size for size, _ in device.levels if size < math.inf)
@@ -106,7 +127,7 @@ def _levels(device: Device, shortest_s: float) -> Iterator[tuple[float, float]]:
 
 
 def _bandwidth(elements: int, shortest_s: float) -> float:
-    """Of passes over an array of so many elements, each of which reads and writes it all."""
+    """Return the bytes per second of passes that each read and write a whole float32 array of ``elements`` elements."""
 
     def make(count: int) -> tuple[Callable[..., Any], Any, float]:
         x = jnp.ones(elements, jnp.float32)
@@ -116,7 +137,10 @@ def _bandwidth(elements: int, shortest_s: float) -> float:
 
 
 def _fresh_rate(device: Device, shortest_s: float) -> float:
-    """Bytes per second at which the system hands out a result that is new memory in every run; the built-in figure where none is."""
+    """Return the bytes per second at which the system provides a result that is new memory in every run.
+
+    If an array of that size would be too large to measure, return the built-in figure.
+    """
     elements = int(device.reused_bytes) // 2
     if elements > 2**25:
         return device.fresh_rate
@@ -129,10 +153,11 @@ def _fresh_rate(device: Device, shortest_s: float) -> float:
     return 1 / max(1 / _rate(make, 1, shortest_s) - moving_s, moving_s / 100)
 
 
-def _overheads(shortest_s: float) -> tuple[float, float]:
-    """Seconds that one more iteration of a loop takes, and one more kernel in it.
+def _overheads(shortest_s: float, launches: int) -> tuple[float, float]:
+    """Return the seconds of one more iteration of a loop, and of one more kernel in its body.
 
-    The loop carries a large array, an element of which it writes: XLA makes a single kernel of a loop that touches little.
+    The loop carries a large array and writes one of its elements, because XLA compiles a loop over little data to a single kernel.
+    A sort and a change of sign are one kernel on XLA:CPU, and two ``launches`` on XLA:GPU.
     """
     carried = jnp.zeros(2**18, jnp.float32)
 
@@ -140,7 +165,7 @@ def _overheads(shortest_s: float) -> tuple[float, float]:
         def body(t: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             x, large = state
             for _ in range(kernels):
-                x = -lax.sort(x)  # no compiler merges two of them
+                x = -lax.sort(x)  # no compiler fuses two of these
             return x, lax.dynamic_update_index_in_dim(large, x[0], t % large.size, 0)
 
         def make(count: int) -> tuple[Callable[..., Any], Any, float]:
@@ -149,12 +174,12 @@ def _overheads(shortest_s: float) -> tuple[float, float]:
         return make
 
     one, many = (1 / _rate(loop(kernels), 256, shortest_s) for kernels in (1, SMALL_KERNELS))
-    kernel_s = max((many - one) / (SMALL_KERNELS - 1), 1e-9)
-    return max(one - 2 * kernel_s, 1e-8), kernel_s
+    kernel_s = max((many - one) / (launches * (SMALL_KERNELS - 1)), 1e-9)
+    return max(one - (launches + 1) * kernel_s, 1e-8), kernel_s
 
 
 def _fold(device: Device, length: int, shortest_s: float) -> float:
-    """Seconds of summing one element of rows of so many elements, in elementwise additions."""
+    """Return the time to sum one element along rows of ``length`` elements, in units of elementwise additions."""
 
     def make(rows: int) -> tuple[Callable[..., Any], Any, float]:
         return lambda x: jnp.sum(x, 1), (jnp.ones((rows, length), jnp.float32),), float(rows * length)
@@ -162,8 +187,18 @@ def _fold(device: Device, length: int, shortest_s: float) -> float:
     return max(device.elements / _rate(make, max(2**16 // length, 1), shortest_s), 0.1)
 
 
+def _computed_fold(device: Device, length: int, shortest_s: float) -> float:
+    """The same of products that the fold computes itself, so that no memory is read: what a product takes is left out."""
+
+    def make(rows: int) -> tuple[Callable[..., Any], Any, float]:
+        x, y = jnp.ones((rows, 1), jnp.float32), jnp.ones((1, length), jnp.float32)
+        return lambda x, y: jnp.sum(x * y, 1), (x, y), float(rows * length)
+
+    return max(device.elements / _rate(make, max(2**20 // length, 1), shortest_s) - 1, 0.1)
+
+
 def _vector_bits(shortest_s: float) -> int:
-    """The width of vectors with which exponentials take least time; the usual one unless another is clearly better."""
+    """Return the vector width, in bits, with which exponentials are fastest: the default unless the other is clearly faster."""
 
     def make(n: int) -> tuple[Callable[..., Any], Any, float]:
         return lambda x: jnp.exp(jnp.exp(-x)), (jnp.ones(n, jnp.float32),), float(n)
@@ -174,19 +209,23 @@ def _vector_bits(shortest_s: float) -> int:
 
 
 def _function_factor(device: CpuDevice, backend: Backend, shortest_s: float) -> float:
-    """Seconds of an exponential, in those that the table of weights has for it; the compiler makes vectors of the width that plans have."""
+    """Return the measured time of an exponential divided by its time according to the table of weights.
+
+    It is compiled with the vector width with which plans are compiled.
+    """
 
     def make(n: int) -> tuple[Callable[..., Any], Any, float]:
         return lambda x: jnp.exp(-jnp.exp(-x)), (jnp.ones(n, jnp.float32),), 2.0 * n
 
     rate = _rate(make, 2**14, shortest_s, compiler_options(device.vector_bits))
-    return max(device.elements / rate - 1.0, 1.0) / backend.weights.elementwise["exp"]  # besides a change of sign
+    return max(device.elements / rate - 1.0, 1.0) / backend.weights.elementwise["exp"]  # minus one addition, the change of sign
 
 
 def _thin_columns(device: CpuDevice, shortest_s: float) -> float:
-    """Columns at half the full rate, from the rate of a few: n of them run at the share ``n / (n + thin_columns)`` of it.
+    """Return the number of columns at which a contraction reaches half of its full rate, from its rate with few columns.
 
-    One product makes the operand of the next, so that both stay in a cache.
+    The model is that ``n`` columns run at the fraction ``n / (n + thin_columns)`` of the full rate. Each product is an operand of the
+    next, so that both operands stay in a cache.
     """
 
     def make(count: int) -> tuple[Callable[..., Any], Any, float]:
@@ -198,7 +237,10 @@ def _thin_columns(device: CpuDevice, shortest_s: float) -> float:
 
 
 def _deal_s(shortest_s: float) -> float:
-    """Seconds by which a contraction takes longer than one of hardly fewer results, which is the largest that is not distributed."""
+    """Return the seconds that it takes to distribute a contraction to cores.
+
+    They are the difference between a contraction that is just large enough to be distributed and the largest that is not.
+    """
 
     def contraction_s(rows: int) -> float:
         def body(t: jax.Array, x: jax.Array) -> jax.Array:
@@ -216,25 +258,34 @@ def _deal_s(shortest_s: float) -> float:
 def _rate(
     make: Callable[[int], tuple[Callable[..., Any], Any, float]], n: int, shortest_s: float, options: dict[str, str] | None = None
 ) -> float:
-    """Work per second: ``make(n)`` is a function, its arguments, and the work that it does; ``n`` doubles until that takes long enough."""
+    """Return the work per second of a compiled function, the median of ``REPEATS`` runs.
+
+    Args:
+        make: ``make(n)`` returns a function, its arguments, and the work that the function does; work grows with ``n``.
+        n: the first size to try; it is doubled or quadrupled until a run takes at least ``shortest_s`` seconds.
+        shortest_s: the least duration of a run, in seconds.
+        options: compiler options.
+    """
+    began = time.perf_counter()
     while True:
         function, args, work = make(n)
         compiled = jax.jit(function, compiler_options=options).lower(*args).compile()
         jax.block_until_ready(compiled(*args))
         seconds = timed(compiled, args)
-        if seconds >= shortest_s:
+        if seconds >= shortest_s or time.perf_counter() - began > LONGEST_S:
             return work / statistics.median([seconds, *(timed(compiled, args) for _ in range(REPEATS - 1))])
         n *= 2 if seconds > shortest_s / 8 else 4
 
 
 def timed(compiled: Any, args: Any) -> float:
+    """Return the seconds of one run of a compiled function, with its results complete."""
     start = time.perf_counter()
     jax.block_until_ready(compiled(*args))
     return time.perf_counter() - start
 
 
 def compared(built_in: Device, measured: Device) -> str:
-    """Both profiles as text, a line for each field."""
+    """Return a table of both profiles, with a line for each field."""
     lines = [f"{'':24}{'built-in':>14}{'measured':>14}"]
     units = {"flops": (1e9, "contraction, GFLOP/s"), "narrow_flops": (1e9, "of bfloat16, GFLOP/s"), "elements": (1e9, "elementwise, 1e9/s")}
     for name, (unit, title) in units.items():

@@ -1,4 +1,4 @@
-"""Which backend plans are made for."""
+"""The choice of the backend for which plans are made."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from eqsat_mem.errors import OptionError
 from eqsat_mem.schedule.backend import Backend
 
 BACKENDS: dict[str, type[CpuBackend | GpuBackend]] = {"cpu": CpuBackend, "gpu": GpuBackend}
-"""By JAX's name of the platform."""
+"""The backends by JAX's name of their platform."""
 
 
 def built_in(platform: str) -> CpuBackend | GpuBackend:
-    """The backend of a platform with its built-in profile; a platform that is not known is planned for as a GPU."""
+    """Return the backend of a platform with its built-in profile; an unknown platform is treated as a GPU."""
     return BACKENDS.get(platform, GpuBackend).built_in()
 
 
 def backend_for(device: str | None) -> Backend:
-    """The backend that a user names.
+    """Return the backend that a user names.
 
     Args:
-        device: ``"cpu"``, the name of a card (:mod:`eqsat_mem.backends.gpu.targets`), the file of a profile that was calibrated on another
-            machine, or None for the device in use.
+        device: ``"cpu"``, the name of a card (:mod:`eqsat_mem.backends.gpu.targets`), the path of a profile calibrated on another
+            machine, or None for JAX's default device.
 
     Raises:
-        OptionError: if there is no such device, or the file holds no profile.
+        OptionError: if no device has this name, or the file is missing or is not a profile of this version.
     """
     if device is None:
         return backend_in_use()
@@ -54,10 +54,10 @@ def _of_profile(path: Path) -> Backend:
 
 
 def backend_in_use() -> Backend:
-    """The backend of JAX's default device, with the profile that was calibrated for it, or else the built-in one.
+    """Return the backend of JAX's default device, with its calibrated profile if there is one, else the built-in profile.
 
     Raises:
-        OptionError: if the file of the profile cannot be read as one.
+        OptionError: if the file of the calibrated profile cannot be read as a profile.
     """
     backend: Backend = built_in(jax.default_backend())
     path = profile_path()

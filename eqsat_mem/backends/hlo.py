@@ -1,10 +1,10 @@
-"""Compiled programs, instruction by instruction, as XLA has optimised them.
+"""A reader of compiled programs: the instructions of XLA's optimised HLO.
 
-XLA hands a compiled program out in two ways: as a message of the protocol ``HloModuleProto``, in which everything has a
-type and a number that never changes, and as text. :func:`read` takes the message where the installed jaxlib gives one, and
-the text otherwise; both fill the same :class:`Module`, so that nothing else depends on where it came from. (The Python
-objects ``HloComputation`` and ``HloInstruction`` tell no attributes, and shapes only since jaxlib 0.12.) Field numbers and
-the names of attributes are those of XLA's ``xla/service/hlo.proto``, ``xla/xla_data.proto`` and ``hlo_instruction.cc``.
+XLA provides a compiled program in two forms: as a serialised ``HloModuleProto``, in which every field has a type and a number
+that never changes, and as text. :func:`read` uses the message if the installed jaxlib provides one, and the text otherwise; both
+are read into the same :class:`Module`, so that no other module depends on the form. (The Python objects ``HloComputation`` and
+``HloInstruction`` give no attributes, and give shapes only since jaxlib 0.12.) Field numbers and the names of attributes are those
+of XLA's ``xla/service/hlo.proto``, ``xla/xla_data.proto`` and ``hlo_instruction.cc``.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ UNREAD = "unread"
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction.
+    """One HLO instruction.
 
     Attributes:
-        name: unique in its computation.
-        op: HLO's name of the operation: ``dot``, ``reduce``, ``custom-call``.
-        type: HLO's name of the elements' type: ``f32``, ``pred``; ``tuple`` for several values.
+        name: its name, unique within its computation.
+        op: HLO's name of the operation, such as ``dot``, ``reduce`` or ``custom-call``.
+        type: HLO's name of the element type, such as ``f32`` or ``pred``; ``tuple`` for several values.
         shape: the extents of the result; empty for scalars and tuples.
-        operands: names of the instructions that it reads, in order.
-        called: names of the computations that it calls: of a fusion its body, of a reduction its combination.
-        attributes: sets of axes as tuples of numbers, all else as text; of those in :data:`ATTRIBUTES`, what is not empty.
-        computation: the name of the computation that it is in.
-        is_root: whether its result is the computation's.
+        operands: the names of the instructions that it reads, in order.
+        called: the names of the computations that it calls: the body of a fusion, the combiner of a reduction.
+        attributes: its attributes among :data:`ATTRIBUTES` that are not empty: sets of axes as tuples of numbers, all others as text.
+        computation: the name of the computation that contains it.
+        is_root: whether its result is that of the computation.
     """
 
     name: str
@@ -49,16 +49,16 @@ class Instruction:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the result; a tuple has none of its own."""
+        """The bytes of the result; zero for a tuple."""
         return 0 if self.type == "tuple" else math.prod(self.shape) * itemsize(self.type)
 
     def axes(self, name: str) -> tuple[int, ...]:
-        """An attribute that is a set of axes; empty where the instruction has none."""
+        """Return an attribute that is a set of axes; empty if the instruction lacks it."""
         value = self.attributes.get(name, ())
         return value if isinstance(value, tuple) else ()
 
     def text(self, name: str) -> str:
-        """An attribute that is text; empty where the instruction has none."""
+        """Return an attribute that is text; empty if the instruction lacks it."""
         value = self.attributes.get(name, "")
         return value if isinstance(value, str) else ""
 
@@ -68,8 +68,8 @@ class Module:
     """A compiled program.
 
     Attributes:
-        instructions: all instructions, those of one computation side by side.
-        unread: the beginnings of what could not be read, or the names of its instructions; none where all was.
+        instructions: all instructions, grouped by computation.
+        unread: the names or the first characters of the instructions that could not be read; empty if all were read.
     """
 
     instructions: tuple[Instruction, ...]
@@ -77,7 +77,7 @@ class Module:
 
     @cached_property
     def computations(self) -> Mapping[str, Mapping[str, Instruction]]:
-        """The instructions by name, by the name of their computation."""
+        """For each computation by name, its instructions by name."""
         found: dict[str, dict[str, Instruction]] = {}
         for instruction in self.instructions:
             found.setdefault(instruction.computation, {})[instruction.name] = instruction
@@ -85,7 +85,7 @@ class Module:
 
 
 def itemsize(hlo_type: str) -> int:
-    """Bytes of an element of a type.
+    """Return the bytes of one element of an HLO type.
 
     >>> [itemsize(name) for name in ("f32", "bf16", "pred", "c128", "f8e4m3fn", "s4")]
     [4, 2, 1, 16, 1, 1]
@@ -95,10 +95,14 @@ def itemsize(hlo_type: str) -> int:
 
 
 def read(compiled: Any) -> Module:
-    """A compiled program: what ``jax.jit(...).lower(...).compile()`` returns.
+    """Read a compiled program.
+
+    Args:
+        compiled: the value of ``jax.jit(...).lower(...).compile()``.
 
     Returns:
-        The program from the source of which less is left unread; one that is unread as a whole if there is no source.
+        The program from its message, or from its text if fewer instructions remain unread that way; a module whose only entry is an
+        unread whole program if neither form is available.
     """
     found = []
     message = message_of(compiled)
@@ -111,7 +115,11 @@ def read(compiled: Any) -> Module:
 
 
 def message_of(compiled: Any) -> bytes | None:
-    """The program as XLA serialises it; None where this jaxlib does not, or not so large a one: a message has less than 2 GiB."""
+    """Return the program as a serialised ``HloModuleProto``.
+
+    Returns:
+        The message; None if this jaxlib provides none, or the program is too large for one (2 GiB).
+    """
     try:
         (module,) = compiled.runtime_executable().hlo_modules()
         return bytes(module.as_serialized_hlo_module_proto())
@@ -120,7 +128,7 @@ def message_of(compiled: Any) -> bytes | None:
 
 
 def _closed(instructions: Sequence[Instruction], unread: Sequence[str]) -> Module:
-    """A program in which every operand is an instruction: one that is missing is there as unread."""
+    """Return a module in which every operand is an instruction: missing ones are added as unread."""
     known = {(i.computation, i.name) for i in instructions}
     wanted = dict.fromkeys((i.computation, name) for i in instructions for name in i.operands)
     missing = [key for key in wanted if key not in known]
@@ -140,7 +148,7 @@ TYPES = {
     23: "f8e4m3b11fnuz", 24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4", 30: "s1", 31: "u1",
     32: "f4e2m1fn", 33: "f8e8m0fnu",
 }  # fmt: skip
-"""``PrimitiveType``."""
+"""The names of XLA's ``PrimitiveType`` by number."""
 TEXTS = {11: "kind", 28: "custom_call_target", 43: "backend_config"}
 DOT, DOT_AXES = 30, {1: "lhs_contracting_dims", 2: "rhs_contracting_dims", 3: "lhs_batch_dims", 4: "rhs_batch_dims"}
 ATTRIBUTES = frozenset({"dimensions", *TEXTS.values(), *DOT_AXES.values()})
@@ -150,10 +158,7 @@ Fields = Mapping[int, Sequence[int | memoryview]]
 
 
 def from_message(data: bytes) -> Module:
-    """A program from a serialised ``HloModuleProto``.
-
-    Whatever is not such a message is unread as a whole.
-    """
+    """Read a program from a serialised ``HloModuleProto``; any other data gives a module that is unread as a whole."""
     try:
         computations = [_fields(c) for c in _submessages(_fields(memoryview(data)), 3)]
         called = {_number(c, 5): _text(c, 1) for c in computations}
@@ -195,7 +200,7 @@ def _from_fields(fields: Fields, names: Mapping[int, str], called: Mapping[int, 
 
 
 def _fields(data: memoryview) -> Fields:
-    """The fields of a message by number, in protocol buffers' wire format: numbers, and everything else as bytes."""
+    """Return the fields of a message in protocol buffers' wire format by their numbers: varints as integers, all others as bytes."""
     found: dict[int, list[int | memoryview]] = {}
     at = 0
     while at < len(data):
@@ -217,7 +222,7 @@ def _fields(data: memoryview) -> Fields:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """A number at a place, and the place behind it."""
+    """Return the varint at a position, and the position after it."""
     number = shift = 0
     while True:
         byte = data[at]
@@ -243,7 +248,7 @@ def _number(fields: Fields, number: int) -> int:
 
 
 def _numbers(fields: Fields, number: int) -> tuple[int, ...]:
-    """Repeated numbers, packed or one by one."""
+    """Return the values of a repeated number, packed or not."""
     found: list[int] = []
     for value in fields.get(number, ()):
         if isinstance(value, int):
@@ -267,11 +272,11 @@ _MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\],]')
 _CALLS = frozenset({"calls", "to_apply", "body", "condition", "called_computations", "branch_computations",
                     "true_computation", "false_computation", "select", "scatter"})  # fmt: skip
 _ALSO = {"iota_dimension": "dimensions"}
-"""Attributes that the message has under another name."""
+"""The attributes of the text that have another name in the message."""
 
 
 def from_text(text: str) -> Module:
-    """A program from its HLO text; lines inside a computation that are not instructions are unread."""
+    """Read a program from its HLO text; lines inside a computation that cannot be read as instructions are unread."""
     instructions: list[Instruction] = []
     unread: list[str] = []
     computation = ""
@@ -318,14 +323,14 @@ def _from_line(line: str, computation: str) -> Instruction:
 
 
 def _value(name: str, text: str) -> Attribute:
-    """An attribute as the message has it: axes as numbers, text without quotes."""
+    """Return an attribute in the form that the message has: axes as numbers, text without quotes."""
     if name in TEXTS.values():
         return re.sub(r"\\(.)", r"\1", text[1:-1]) if text.startswith('"') else text
     return tuple(int(axis) for axis in re.findall(r"\d+", text))
 
 
 def _behind(text: str, at: int) -> int:
-    """The place behind the bracket that closes the one at a place."""
+    """Return the position after the bracket that closes the one at ``at``."""
     depth = 0
     for mark in _MARK.finditer(text, at):
         depth += (mark[0] in "({[") - (mark[0] in ")}]")
@@ -335,7 +340,7 @@ def _behind(text: str, at: int) -> int:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """What commas outside of brackets and quotes separate."""
+    """Split a text at commas outside of brackets and quotes."""
     depth = start = 0
     for mark in _MARK.finditer(text):
         depth += (mark[0] in "({[") - (mark[0] in ")}]")

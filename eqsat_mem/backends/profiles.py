@@ -1,6 +1,6 @@
-"""Device profiles that ``eqsat-mem calibrate`` measured, kept in the user's cache folder; without one, the built-in profile counts.
+"""Device profiles measured by ``eqsat-mem calibrate``, stored in the user's cache folder; without one, the built-in profile is used.
 
-A profile is kept under what it depends on: the device's kind, the number of cores, and the version of JAX.
+The name of a profile's file consists of everything that it depends on: the kind of device, the number of cores, the version of JAX.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import sys
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 
@@ -22,17 +22,17 @@ from eqsat_mem.schedule.device import Device
 
 D = TypeVar("D", bound=Device)
 VARIABLE = "EQSAT_MEM_PROFILES"
-"""The folder of profiles in place of the user's cache folder; ``none`` is no folder, so that built-in profiles count."""
+"""The environment variable with a folder of profiles to use instead of the user's cache folder; ``none`` disables stored profiles."""
 
 
 def profile_path() -> Path | None:
-    """Where the profile of the default device is kept, whether or not it is there; None where profiles are switched off."""
+    """Return the path for the profile of the default device, whether or not it exists; None if stored profiles are disabled."""
     home = folder()
     return None if home is None else home / f"{_key()}.json"
 
 
 def folder() -> Path | None:
-    """``EQSAT_MEM_PROFILES``, or what the platform sets aside for files that can be made again."""
+    """Return the folder of profiles: ``EQSAT_MEM_PROFILES``, or else the platform's cache folder; None if profiles are disabled."""
     chosen = os.environ.get(VARIABLE, "").strip()
     if chosen:
         return None if chosen.lower() == "none" else Path(chosen)
@@ -46,25 +46,39 @@ def folder() -> Path | None:
 
 
 def keep(device: Device) -> Path:
-    """Write a profile for the default device, where :func:`eqsat_mem.backends.choose.backend_in_use` finds it.
+    """Store a profile for the default device, where :func:`eqsat_mem.backends.choose.backend_in_use` finds it.
+
+    Returns:
+        The path of its file.
 
     Raises:
-        OptionError: if profiles are switched off.
+        OptionError: if stored profiles are disabled.
     """
     path = profile_path()
     if path is None:
         raise OptionError(f"{VARIABLE}=none keeps no profiles: unset it, or name a folder.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    values = asdict(device) | {"levels": [[None if math.isinf(size) else size, rate] for size, rate in device.levels]}
-    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(as_json(device), indent=1) + "\n", encoding="utf-8")
     return path
 
 
+def as_json(device: Device) -> dict[str, Any]:
+    """A profile as its file has it: the capacity of main memory is null."""
+    return asdict(device) | {"levels": [[None if math.isinf(size) else size, rate] for size, rate in device.levels]}
+
+
 def kept(path: Path, kind: type[D]) -> D | None:
-    """The profile in a file; None if it has other fields than profiles have now, as those of other versions may.
+    """Read a stored profile.
+
+    Args:
+        path: the file.
+        kind: the class of the profile.
+
+    Returns:
+        The profile; None if its fields are not those of ``kind``, as may happen with a profile of another version.
 
     Raises:
-        OptionError: if the file holds no profile.
+        OptionError: if the file cannot be read as a profile.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -86,7 +100,11 @@ def kept(path: Path, kind: type[D]) -> D | None:
 
 
 def forget() -> Path | None:
-    """Remove the profile of the default device; the file that is gone, or None if there was none."""
+    """Remove the stored profile of the default device.
+
+    Returns:
+        The path of the removed file, or None if there was none.
+    """
     path = profile_path()
     if path is None or not path.exists():
         return None

@@ -75,4 +75,6 @@ def _array(values: np.ndarray) -> str:
     def text(part: Any) -> str:
         return f"[{', '.join(map(text, part))}]" if np.ndim(part) else str(part)
 
+    if not values.size:
+        return f"jnp.zeros({values.shape}, {dtype_text(values.dtype)})"
     return f"jnp.array({text(values)}, {dtype_text(values.dtype)})"

@@ -1,4 +1,4 @@
-"""The demonstration: a kernel matrix-vector product that as written holds 56 GiB, under a limit of 64 MiB."""
+"""The demonstration: a kernel matrix-vector product whose peak is 56 GiB as written, planned under a limit of 64 MiB."""
 
 from __future__ import annotations
 
@@ -35,7 +35,15 @@ def matvec(x: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def run(points: int, limit: int | str) -> bool:
-    """Plan, compile, run and check the product; print what happened. True if it fits the limit and its values agree."""
+    """Plan, compile, run and check the product, and print a report.
+
+    Args:
+        points: the number of points on either side of the kernel.
+        limit: the memory limit, in bytes or as text such as ``"64MiB"``.
+
+    Returns:
+        Whether the compiled program fits the limit and its values agree with a float64 computation.
+    """
     limit_bytes = parse_bytes(limit)
     x, y, v = _points(points)
     print(f"A kernel matrix-vector product over {points:,} points in {DIMENSIONS} dimensions, as written:\n")
@@ -72,7 +80,7 @@ def _verdict(
     run_s: float,
     error: float,
 ) -> bool:
-    """Print the figures that matter; whether they are as promised."""
+    """Print the figures, and return whether the program fits the limit and its values agree."""
     fits, agrees = held_bytes <= limit_bytes, error <= TOLERANCE
     print(f"peak before    {format_bytes(before_bytes)} by XLA's analysis, {format_bytes(plan.original_peak_bytes)} planned; not run")
     print(f"peak held      {format_bytes(held_bytes)} of {format_bytes(limit_bytes)}{'' if fits else ': OVER THE LIMIT'}")
@@ -95,14 +103,18 @@ def _points(count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _held_bytes(compiled: Any) -> int:
-    """Arguments, outputs and temporaries that XLA reserves for a compiled program."""
+    """Return the bytes of arguments, outputs and temporaries that XLA reserves for a compiled program."""
     memory = compiled.memory_analysis()
     sizes = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     return int(sizes - memory.alias_size_in_bytes)
 
 
 def _measured(compiled: Any, *args: jax.Array) -> tuple[jax.Array, int | None]:
-    """The result of a run, and the growth of the process's resident memory at its peak where the system tells it."""
+    """Run a compiled function.
+
+    Returns:
+        The result, and the growth of the process's peak resident memory in bytes, or None where the system does not report it.
+    """
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     try:
         before = _status_bytes(status, "VmRSS")
@@ -119,7 +131,7 @@ def _status_bytes(status: Path, key: str) -> int:
 
 
 def _error(x: jax.Array, y: jax.Array, v: jax.Array, result: jax.Array) -> float:
-    """The largest difference of sampled rows from a direct float64 computation, relative to the largest value."""
+    """Return the largest difference of sampled rows from a direct float64 computation, relative to the largest value."""
     wide_x, wide_y, wide_v = (np.asarray(a, np.float64) for a in (x, y, v))
     rows = np.random.default_rng(1).integers(0, len(wide_x), CHECKED_ROWS)
     distance = ((wide_x[rows, None] - wide_y[None]) ** 2).sum(-1)
@@ -132,7 +144,7 @@ def _error(x: jax.Array, y: jax.Array, v: jax.Array, result: jax.Array) -> float
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Show on stderr that something runs and for how long: a line that counts on a terminal, two plain lines elsewhere."""
+    """Show on stderr that a stage runs and for how long: as a counting line on a terminal, as two plain lines elsewhere."""
     done = threading.Event()
     started = time.perf_counter()
     live = sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""``eqsat-mem run``: a script in which every function compiled by ``jax.jit`` is planned under a memory limit."""
+"""``eqsat-mem run``: run a script in which every function compiled by ``jax.jit`` is planned under a memory limit."""
 
 from __future__ import annotations
 
@@ -23,13 +23,24 @@ from eqsat_mem.options import DEVICE_VARIABLE, LIMIT_VARIABLE, parse_bytes
 def prepare(
     target: str, *, is_module: bool, limit: str | None, report: str | None, strict: bool, device: str | None = None
 ) -> Callable[[Sequence[str]], None]:
-    """What runs a script or module as ``__main__`` with its arguments, ``jax.jit`` being one that plans; reports at exit.
+    """Prepare to run a script or module as ``__main__`` with a ``jax.jit`` that plans; the report is written when the process exits.
 
-    JAX is not imported here, because scripts set environment variables before they import it.
+    JAX is not imported here, because scripts may set environment variables before they import it.
+
+    Args:
+        target: the path of a script, directory or zip file, or the dotted name of a module.
+        is_module: whether ``target`` is the name of a module.
+        limit: the memory limit as text, such as ``"64MiB"``; None leaves it to the environment.
+        report: the path of the JSON report; None for no such file.
+        strict: whether a function that cannot be planned raises an error instead of running as written.
+        device: the device for which plans are made; None leaves it to the environment.
+
+    Returns:
+        A function that runs the script with its command-line arguments.
 
     Raises:
-        OptionError: if the limit is no size, or the report cannot be written.
-        UserFileError: if there is no such script.
+        OptionError: if the limit is not a size, or the report cannot be written.
+        UserFileError: if there is no such script or module.
     """
     if limit is not None:
         parse_bytes(limit, "--memory-limit")
@@ -47,7 +58,7 @@ def prepare(
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Call ``then`` with a module once it is imported, before the import statement returns; now if it is already."""
+    """Call ``then`` with a module when it has been imported, before the import statement returns; immediately if it already was."""
     if name in sys.modules:
         then(sys.modules[name])
     else:
@@ -55,7 +66,7 @@ def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
 
 
 class _AfterImport(MetaPathFinder):
-    """Finds one module, by asking the other finders, and adds a step to its import."""
+    """A finder of one module, which asks the other finders for it and adds a step to its import."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self.name = name
@@ -89,7 +100,7 @@ def _install(ledger: Ledger, strict: bool) -> None:
 
 
 def _report(ledger: Ledger, target: str, file: Path | None, process: int) -> None:
-    if os.getpid() != process:  # a fork that ends; the report is that of the script
+    if os.getpid() != process:  # a forked process exits; only the script's own process reports
         return
     say(ledger.table(target))
     if file is not None:
@@ -97,7 +108,7 @@ def _report(ledger: Ledger, target: str, file: Path | None, process: int) -> Non
 
 
 def _writable(report: str) -> Path:
-    """The report's path, which stays the same when the script changes its directory."""
+    """Return the absolute path of the report, which stays valid when the script changes its working directory."""
     try:
         with open(report, "a", encoding="utf-8"):
             return Path(report).absolute()

@@ -1,4 +1,4 @@
-"""Run a Python script or module as ``python`` does, in this process."""
+"""Running a Python script or module in this process as ``python`` would."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from eqsat_mem.errors import UserFileError
 
 @dataclass(frozen=True)
 class Script:
-    """A script that has been found: its code, the attributes of its module, and where its imports begin.
+    """A script that has been found.
 
     Attributes:
-        code: what to run.
-        attributes: ``__file__`` and the like.
+        code: its compiled code.
+        attributes: the attributes of its module, such as ``__file__``.
         argv0: its ``sys.argv[0]``.
         search_path: its ``sys.path[0]``.
     """
@@ -34,9 +34,9 @@ class Script:
 
 
 def execute(script: Script, args: Sequence[str]) -> None:
-    """Run a script as ``__main__``, for the rest of the process. What it raises passes through.
+    """Run a script as ``__main__``, for the rest of the process. Its exceptions propagate.
 
-    An uncaught exception is then printed as ``python`` would print it: its traceback begins in the script.
+    An uncaught exception is printed as ``python`` would print it: the traceback begins in the script.
     """
     main = ModuleType("__main__")
     main.__dict__.update(script.attributes, __builtins__=builtins)
@@ -53,10 +53,10 @@ def execute(script: Script, args: Sequence[str]) -> None:
 
 
 def find(target: str, is_module: bool) -> Script:
-    """The script at a path, or a module by its dotted name (its parent packages are imported).
+    """Find the script at a path, or a module by its dotted name, whose parent packages are imported.
 
     Raises:
-        UserFileError: if there is none.
+        UserFileError: if there is no such script or module.
     """
     if is_module:
         set_search_path(os.getcwd())
@@ -67,13 +67,13 @@ def find(target: str, is_module: bool) -> Script:
 
 
 def set_search_path(path: str) -> None:
-    """Set ``sys.path[0]``, unless ``python -P`` has left out the place of the script."""
+    """Set ``sys.path[0]``, unless ``python -P`` has left out the script's folder."""
     if not sys.flags.safe_path:
         sys.path[0] = path
 
 
 def shorten(error: BaseException) -> None:
-    """Have the uncaught ``error`` printed without the frame that caught it here and those that called that."""
+    """Print the traceback of ``error``, if it remains uncaught, without the frame in which it was caught here and its callers."""
     inside = error.__traceback__.tb_next if error.__traceback__ else None
     hook = sys.excepthook
 
@@ -119,7 +119,7 @@ def _module(name: str) -> Script:
 
 
 def _archive(target: str) -> Script:
-    """A directory or zip file with a ``__main__.py``."""
+    """Find the ``__main__.py`` of a directory or zip file."""
     spec = PathFinder.find_spec("__main__", [target])
     if spec is None:
         raise UserFileError(f"{target} has no __main__.py to run.")

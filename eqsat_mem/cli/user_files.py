@@ -1,4 +1,4 @@
-"""Functions in files that the command line names: loading them, with errors that say what is wrong in the file."""
+"""Loading of functions in files named on the command line, with errors that describe the mistake in the file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from eqsat_mem.ir.ops import Monoid, Operation
 
 
 def load_function(place: str) -> Callable[..., Any]:
-    """The function that ``FILE.py:FUNCTION`` names. The file runs as an imported module, once.
+    """Return the function named by ``FILE.py:FUNCTION``. The file is imported as a module, once.
 
     Raises:
-        UserFileError: if the text has another form, the file is missing or raises, or it has no such function.
+        UserFileError: if the text does not have this form, the file is missing or raises, or it lacks the function.
     """
     file, name = _split(place)
     module = _load(file)
@@ -32,10 +32,10 @@ def load_function(place: str) -> Callable[..., Any]:
 
 
 def load_operations(files: Sequence[str]) -> list[Operation | Monoid]:
-    """The operations that Python files define or import, by the order of their names.
+    """Return the operations and monoids that Python files define or import, for each file in the order of their names.
 
     Raises:
-        UserFileError: if a file is missing or raises, or has none.
+        UserFileError: if a file is missing or raises, or has no operations.
     """
     found: dict[Operation | Monoid, None] = {}
     for file in files:
@@ -47,10 +47,13 @@ def load_operations(files: Sequence[str]) -> list[Operation | Monoid]:
 
 
 def call_arguments(place: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the function that ``FILE.py:FUNCTION`` names returns, as positional and keyword arguments.
+    """Call the function named by ``FILE.py:FUNCTION`` for the arguments that it returns.
+
+    Returns:
+        Positional and keyword arguments: a returned tuple is the former, a dictionary the latter, any other value the only argument.
 
     Raises:
-        UserFileError: as :func:`load_function`, or if that function raises.
+        UserFileError: as :func:`load_function`, or if the function itself raises.
     """
     make = load_function(place)
     with _user_errors(_split(place)[0], f"{place} raised"):
@@ -61,10 +64,16 @@ def call_arguments(place: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def check_call(place: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Trace a user's function once as JAX would, so that its own mistakes are told apart from ours.
+    """Trace a user's function once as JAX would, to tell its own errors from those of planning.
+
+    Args:
+        place: the function as ``FILE.py:FUNCTION``, for the message.
+        function: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
 
     Raises:
-        UserFileError: if it raises.
+        UserFileError: if the function raises.
     """
     import jax
 
@@ -82,7 +91,7 @@ def _split(place: str) -> tuple[Path, str]:
 
 
 def _load(file: Path) -> ModuleType:
-    """The file as a module; functions and their arguments may come from the same one."""
+    """Return the file as a module, imported once: a function and its arguments may come from the same file."""
     path = file.resolve()
     name = f"eqsat_mem_user_{path.stem}_{abs(hash(path)):x}"
     if name in sys.modules:
@@ -94,7 +103,7 @@ def _load(file: Path) -> ModuleType:
         raise UserFileError(f"{file} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))  # it may import what lies beside it, as when Python runs it
+    sys.path.insert(0, str(path.parent))  # it may import modules in its own folder, as when Python runs it
     try:
         with _user_errors(file, f"{file} raised while it loaded"):
             spec.loader.exec_module(module)
@@ -106,7 +115,7 @@ def _load(file: Path) -> ModuleType:
 
 @contextmanager
 def _user_errors(file: Path, what: str) -> Iterator[None]:
-    """Turn what a user's code raises into one message with the line of their file."""
+    """Turn an exception of a user's code into one message with the line of their file."""
     try:
         yield
     except (Exception, SystemExit) as error:

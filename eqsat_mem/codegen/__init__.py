@@ -1,1 +1,1 @@
-"""A schedule as JAX source."""
+"""Code generation: emit a schedule as JAX source."""

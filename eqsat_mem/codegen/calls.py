@@ -1,4 +1,4 @@
-"""Calls of primitives as source: an expression, or local functions for the bodies of loops, branches and reductions."""
+"""Source of calls of primitives: an expression, with local functions for the bodies of loops, branches and reductions."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from eqsat_mem.ir.ops import Operation, bind_call, block_op, block_text, param_t
 from eqsat_mem.transforms.control_flow import consts_and_carries
 
 STANDS_FOR = 7_000_000_000
-"""Plus its number, the extent of an index that a loop runs over, while its name in the source is not known."""
+"""This plus an index's number is a placeholder for the extent of a looped index, until its name in the source is substituted."""
 
 
 @dataclass(frozen=True)
 class Body:
-    """A function inside the source.
+    """A local function in the source.
 
     Attributes:
-        word: what it is called, as far as that is free.
-        jaxpr: what it computes.
-        schedule: its plan, ``None`` if it has none of its own.
-        closed_over: source of its first arguments, which it reads where it stands.
-        parameters: name and length of each tuple that it takes, which together hold the other arguments.
-        results: source of what it returns, from sources of its results.
+        word: its preferred name.
+        jaxpr: the function as a jaxpr.
+        schedule: its plan, or None if it has no plan of its own.
+        closed_over: source of its first arguments, which it reads from the enclosing scope.
+        parameters: the name and length of each tuple that it takes; together they hold the other arguments.
+        results: returns the source of its return value from the sources of its results.
     """
 
     word: str
@@ -42,26 +42,39 @@ class Body:
 
 
 class Functions(Protocol):
-    """Functions that a source defines beside the one that is being written."""
+    """The functions that the source defines in addition to the one being written."""
 
     def local(self, body: Body, scope: Scope) -> str:
         """Write a function into ``scope`` and return its name."""
         ...
 
     def of_user(self, own: Operation, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[Any, ...]) -> str:
-        """The name of a user's operation on operands of these shapes; where they are scalars, arrays may be passed."""
+        """Return the name of the function of a user's operation.
+
+        Args:
+            own: the operation.
+            shapes: the shapes of its operands; a scalar one also takes arrays.
+            dtypes: the dtypes of its operands.
+        """
         ...
 
 
 class CallWriter:
-    """Source of calls."""
+    """A writer of the source of calls."""
 
     def __init__(self, reads: Reader, functions: Functions):
         self.reads = reads
         self.functions = functions
 
     def results(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool = False) -> list[str]:
-        """Make a call that returns several arrays, and name them."""
+        """Write the lines of a call that returns several arrays, and return the names of its results.
+
+        Args:
+            call: the call.
+            args: source of its operands.
+            scope: the scope to which lines are added.
+            in_order: see :class:`eqsat_mem.schedule.idioms.BlockSource`.
+        """
         word, several = call.prim.name, len(call.out_axes) > 1
         control = _CONTROL.get(word)
         if control is not None:
@@ -76,7 +89,7 @@ class CallWriter:
         return names
 
     def call_text(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool) -> str:
-        """Source of a call: readable where there is such and it holds for every chunk, else a named function.
+        """Return the source of a call: a readable expression if there is one that is valid for every chunk, else a named function.
 
         ``in_order``: see :class:`eqsat_mem.schedule.idioms.BlockSource`.
         """
@@ -87,7 +100,7 @@ class CallWriter:
         return f"{self.opaque(call)}({', '.join(args)})"
 
     def vectorized(self, own: Operation, call: Call, args: Sequence[str], dtypes: tuple[Any, ...]) -> str:
-        """An operation of the user's, on each element of the axes that its function does not see."""
+        """Return source of a user's operation, vectorised over the axes that its function does not see."""
         extents = [i.extent for i in self.reads.program.indices]
         named = [axes[len(axes) - len(names) :] for axes, names in zip(call.in_axes, own.operands)]
         function = self.functions.of_user(own, tuple(shape_of(extents, axes) for axes in named), dtypes)
@@ -97,14 +110,14 @@ class CallWriter:
         return f"{function}({', '.join(args)})"
 
     def carry_helpers(self, helpers: Sequence[Callable[..., Any]], text: str) -> None:
-        """Have the source define those of ``helpers`` that ``text`` calls, and those that they call."""
+        """Add to the source the definitions of those ``helpers`` that ``text`` calls, and of those that they call in turn."""
         for helper in helpers:
             if f"{helper.__name__}(" in text and helper.__name__ not in self.reads.module.helpers:
                 self.reads.module.helpers[helper.__name__] = helper
                 self.carry_helpers(helpers, inspect.getsource(helper))
 
     def readable(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool) -> str | None:
-        """The operation table's source, extents of chunks by their names; ``None`` if it depends on them in another way."""
+        """Return the operation table's source, with the extents of chunks by their names; None if it depends on extents in another way."""
         full = [i.extent for i in self.reads.program.indices]
         looped = [i for i in range(len(full)) if self.reads.looped(i, scope)]
         idiom = self.reads.idioms.block(call.prim.name)
@@ -124,7 +137,7 @@ class CallWriter:
         return _with_extents(general, {i: self.reads.extent(i, scope) for i in looped})
 
     def opaque(self, call: Call) -> str:
-        """A named function for a call that has no source."""
+        """Return the name of a function bound in the namespace, for a call that has no source."""
         name = self.reads.module.calls.get(id(call))
         if name is None:
             single = len(call.out_axes) == 1 and not call.prim.multiple_results
@@ -182,7 +195,7 @@ class CallWriter:
         return f"lax.reduce_window({operands}, {', '.join(f'{k}={param_text(p[k])}' for k in options)})", _unpacked
 
     def combination(self, call: Call, scope: Scope) -> str:
-        """The name of the function by which a call reduces."""
+        """Write the function with which a call reduces, and return its name."""
         half, p = len(call.in_axes) // 2, call.params
         jaxpr = p["jaxpr"] if isinstance(p["jaxpr"], ClosedJaxpr) else ClosedJaxpr(p["jaxpr"], p.get("consts", ()))
         return self.functions.local(Body("combine", jaxpr, None, (), (("left", half), ("right", half)), tuple_text), scope)
@@ -202,12 +215,12 @@ def _unpacked(names: Sequence[str]) -> str:
 
 
 def _schedule(call: Call, k: int) -> Any:
-    """The plan of the call's body ``k``."""
+    """Return the plan of body ``k`` of a call, or None."""
     return call.bodies[k] if call.bodies else None
 
 
 def _returned(call: Call) -> bool:
-    """Whether a loop or branch has results: one that is there for its effect only has none."""
+    """Whether a loop or branch has results; one that is called for its effects only has none."""
     p = call.params
     jaxpr = p.get("jaxpr") or p.get("body_jaxpr") or p["branches"][0]
     return bool(jaxpr.out_avals)

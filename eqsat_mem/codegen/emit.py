@@ -160,9 +160,9 @@ def _outside(namespace: Mapping[str, Any]) -> list[str]:
 def _plain_source(function: Callable[..., Any]) -> list[str]:
     """The source of a helper, less the annotations, whose names an emitted program does not have."""
     tree = ast.parse(inspect.getsource(function))
-    definition = tree.body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    definition.returns = None
-    for argument in definition.args.args:
-        argument.annotation = None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
     return ast.unparse(tree).splitlines()

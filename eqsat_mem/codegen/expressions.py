@@ -1,4 +1,4 @@
-"""Expressions of single terms."""
+"""Source of the expressions of single terms."""
 
 from __future__ import annotations
 
@@ -25,18 +25,25 @@ from eqsat_mem.ir.ops import (
 )
 
 INLINE = 60
-"""Expressions that are used once and are shorter than this stand inside their user."""
+"""Expressions of fewer characters that are used once are written inline in their user."""
 
 
 class ExpressionWriter:
-    """The expression of each kind of term."""
+    """A writer of the expression of each kind of term."""
 
     def __init__(self, reads: Reader, calls: CallWriter):
         self.reads = reads
         self.calls = calls
 
     def value(self, t: int, scope: Scope, region: Region, fixed: Fixed = ()) -> Value:
-        """The value of a term, computed here if this region computes it; ``fixed`` pins unrolled indices to positions."""
+        """Return the value of a term, writing its computation if this region computes it.
+
+        Args:
+            t: the term.
+            scope: the scope to which lines are added.
+            region: the region being written.
+            fixed: positions of unrolled indices at which the value is wanted.
+        """
         fixed = tuple((i, p) for i, p in fixed if self.reads.program.free[t] >> i & 1)
         key = (t, fixed) if fixed else t
         known = scope.values.get(key)
@@ -102,20 +109,20 @@ class ExpressionWriter:
         return text, layout
 
     def averaged(self, t: int, scope: Scope) -> int:
-        """The indices that a term is a mean over, in a loop where it is that of a chunk."""
+        """Return the indices over which a term is the mean of a chunk in an enclosing loop; 0 if it is not such a mean."""
         return next((holder.means[t] for holder in scope.around() if t in holder.means), 0)
 
     def with_helpers(self, text: str) -> str:
-        """``text``, whose helpers the source carries."""
+        """Return ``text``, after adding to the source the rescaling helpers that it calls."""
         self.calls.carry_helpers(RESCALING, text)
         return text
 
     def weak_literal(self, term: Map, literal: Literal, operands: Sequence[Term]) -> bool:
-        """May a literal stand as a bare number: does another operand fix its dtype?"""
+        """Whether a literal may be written as a bare number, because another operand has its dtype."""
         return any(not isinstance(o, Literal) and o.dtype == literal.dtype for o in operands)
 
     def primitive_map(self, term: Map, args: Sequence[str]) -> str:
-        """An operation by the name of its primitive, or a named function where that has no source."""
+        """Return source of an operation by the name of its primitive, or of a named function if the primitive has no source."""
         row, params = map_row(term), dict(term.params)
         own = operation_of(params)
         if own is not None:
@@ -152,13 +159,13 @@ class ExpressionWriter:
         return text, layout
 
     def repeated(self, monoid: MonoidOp, text: str, count: str) -> str:
-        """A value folded with itself: a fold over an index that it does not depend on."""
+        """Return source of a value folded with itself: a fold over an index on which it does not depend."""
         if monoid.idempotent:
             return text
         return monoid.repeat_text.format(wrap(Value(text, (), False)), count)
 
     def unrolled(self, t: int, term: Fold, present: list[int], scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
-        """The fold as one expression per position: no axis is left to reduce."""
+        """Return the fold unrolled into one expression per position."""
         layout = tuple(i for i in self.reads.layout(t) if i not in dict(fixed))
         points: list[Fixed] = [fixed]
         for i in present:
@@ -194,12 +201,12 @@ class ExpressionWriter:
         return text, layout
 
     def swaps(self, left: Layout, own: Sequence[Sequence[int]], contracted: Sequence[int], scope: Scope) -> bool:
-        """Whether the backend reads the operands of a contraction better the other way round."""
+        """Whether the backend prefers the operands of a contraction exchanged."""
         rows, columns, depth = (self.reads.positions(indices, scope) for indices in (*own, contracted))
         return self.reads.idioms.swaps_operands(left[-1] in contracted, rows, columns, depth)
 
     def block(self, t: int, term: Block, scope: Scope, region: Region) -> tuple[str, Layout]:
-        """One output of a call; the call itself is made once per scope."""
+        """Return one result of a call; the call itself is written once per scope."""
         if along := self.reads.ex.unrolls.get(t):
             return self.searched(term, along.bit_length() - 1, scope, region), self.reads.layout(t)
         call = term.call
@@ -222,7 +229,7 @@ class ExpressionWriter:
         return value.text, value.layout
 
     def searched(self, term: Block, along: int, scope: Scope, region: Region) -> str:
-        """A search written out, one operand per position."""
+        """Return source of an unrolled search, with one operand per position."""
         call, (arg,) = term.call, term.args
         points = range(self.reads.program.indices[along].extent)
         elements = [self.reads.in_axes(self.value(arg, scope, region, ((along, p),)), call.out_axes[0], scope).text for p in points]
@@ -233,7 +240,7 @@ class ExpressionWriter:
         return text
 
     def result(self, term: Block, name: str, scope: Scope) -> Value:
-        """One result of a call, an array with the call's axes, with an axis per index."""
+        """Return one result of a call, an array with the call's axes, reshaped to one axis per index."""
         axes = term.call.out_axes[term.out]
         flat = tuple(i for axis in axes for i in axis)
         split = any(len(axis) != 1 for axis in axes)

@@ -1,4 +1,4 @@
-"""Regions of a loop tree as source: sequences of kernels, and loops with what they carry."""
+"""Source of the regions of a loop tree: sequences of kernels, and loops with their carries."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from eqsat_mem.codegen.calls import CallWriter
 from eqsat_mem.codegen.expressions import ExpressionWriter
 from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Region, Scope, Value, identifier, number, tuple_text, wrap
+from eqsat_mem.codegen.tiles import TileWriter
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, regions
 from eqsat_mem.ir.ops import MONOIDS, accumulator, block_op, picks
@@ -18,14 +19,14 @@ from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import least_chunk, selection_of
 
 DEEP = 100
-"""Kernels of more terms than this are written term by term, since Python's stack is not deep."""
+"""Kernels of more terms than this are written term by term, because recursion through their operands would exceed Python's stack."""
 
 
 class RegionWriter:
-    """Sequences and loops of a schedule.
+    """A writer of the sequences and loops of a schedule.
 
     Attributes:
-        holds: the term of each variable that holds a value of the program or a slice of one.
+        holds: for each variable whose value is a term of the program or a slice of one, that term.
     """
 
     def __init__(self, schedule: Schedule, reads: Reader, calls: CallWriter, expressions: ExpressionWriter):
@@ -33,11 +34,18 @@ class RegionWriter:
         self.reads = reads
         self.calls = calls
         self.expressions = expressions
+        self.tiles = TileWriter(reads, calls, expressions)
         self.memory = Memory(schedule.ex, schedule.backend)
         self.holds: dict[str, int] = {}
 
     def sequence(self, seq: Seq, scope: Scope, rescaled: Collection[int] = ()) -> None:
-        """The lines of a region; values that are ``rescaled`` are multiplied where a loop combines them."""
+        """Write the lines of a region.
+
+        Args:
+            seq: the region.
+            scope: the scope to which lines are added.
+            rescaled: the folds of the region that the enclosing loop rescales when it combines them.
+        """
         fused = self.memory.fused(seq)
         terms = [s for s in seq.steps if isinstance(s, int)]
         users = Counter(self.reads.program.source_of(c) for s in terms for c in children(self.reads.program.terms[s]))
@@ -52,8 +60,11 @@ class RegionWriter:
         place = {step: k for k, step in enumerate(seq.steps)}
         for step, members in sorted(zip(fused.kept, fused.members), key=lambda kernel: place[kernel[0]]):
             if isinstance(step, int):
-                if len(members) > DEEP and not fused.unrolled.intersection(members):
-                    for t in members:  # operands first: expressions that call for theirs would nest as deep as the kernel is long
+                tile = self.schedule.backend.tile(self.reads.ex, step, members, self.reads.extents(scope))
+                if tile is not None:
+                    self.tiles.tile(tile, scope, region)
+                elif len(members) > DEEP and not fused.unrolled.intersection(members):
+                    for t in members:  # operands first: the recursion through operands would otherwise be as deep as the kernel
                         self.expressions.value(t, scope, region)
                 self.expressions.value(step, scope, region)
             elif isinstance(step, Seq):
@@ -65,6 +76,7 @@ class RegionWriter:
                 self.expressions.value(t, scope, region)
 
     def loop(self, loop: Loop, scope: Scope) -> None:
+        """Write a loop: a function of one chunk, and its calls for a first piece and for all other chunks."""
         extent, chunk = self.reads.program.indices[loop.index].extent, self.schedule.chunks[loop]
         first = self.first_size(loop)
         count = (extent - first) // chunk
@@ -102,7 +114,7 @@ class RegionWriter:
         scope.values |= {t: self.outcome(t, carried, loop, scope) for t in results}
 
     def outcome(self, t: int, carried: Mapping[int, str], loop: Loop, scope: Scope) -> Value:
-        """A result of a loop, from what it has carried."""
+        """Return the value of a loop's result from its carry."""
         name = carried[t]
         if (block := self.selection(t, loop)) is not None:
             return self.expressions.result(block, name, scope)
@@ -115,19 +127,23 @@ class RegionWriter:
         return Value(name, self.reads.layout(t)) if t in loop.stacks else self.folded(t, name)
 
     def folded(self, t: int, name: str) -> Value:
-        """What is accumulated, as a value of its dtype."""
+        """Return an accumulator as a value of the term's dtype."""
         dtype = self.reads.program.terms[t].dtype
         return Value(name if self.accumulator(t) == dtype else f"{name}.astype({self.reads.dtype(dtype)})", self.reads.layout(t))
 
     def updated(self, carried: Mapping[int, str], loop: Loop, inner: Scope) -> dict[int, str]:
-        """Results with those of a chunk; the lines that compute them."""
+        """Write the lines that combine the carried results with those of a chunk in place, and return no new names."""
         for t, name in carried.items():
             if self.selection(t, loop) is None:
                 self.reads.line(inner, f"{name} = {self.combined(t, name, loop, inner)}")
         return {}
 
     def rescaled(self, carried: Mapping[int, str], loop: Loop, inner: Scope) -> dict[int, str]:
-        """Results with those of a chunk, under new names: what is rescaled reads levels before and after."""
+        """Combine the carried results with those of a chunk under new names, because rescaling reads the levels before and after.
+
+        Returns:
+            The new name of each result.
+        """
         new: dict[int, str] = {}
         for t, name in carried.items():
             if self.selection(t, loop) is not None:
@@ -142,7 +158,15 @@ class RegionWriter:
         return new
 
     def rejoined(self, t: int, name: str, folds: Sequence[Mapping[int, Value]], loop: Loop, inner: Scope) -> str:
-        """A sum with that of a chunk, for the values of folds before, in the chunk and after."""
+        """Return source that combines a rescaled fold with that of a chunk.
+
+        Args:
+            t: the fold.
+            name: the name of its carry.
+            folds: the values of the loop's folds before the chunk, in the chunk, and after it.
+            loop: the loop.
+            inner: the scope of its body.
+        """
         part, known = self.part(t, inner), self.reads.ex.rescales[t]
         if known.mean_over:
             total = children(self.reads.program.terms[known.level])[0]
@@ -160,7 +184,7 @@ class RegionWriter:
         return f"rescaled({name}, {before}, {after}) + rescaled({part}, {here}, {after})"
 
     def level(self, t: int, folds: Mapping[int, Value], loop: Loop, scope: Scope) -> str:
-        """The level of a rescaled sum for these values of the folds that it is made of, against the axes of the sum."""
+        """Return source of the level of a rescaled fold, aligned with its axes, given values of the folds that the level depends on."""
         level = self.reads.ex.rescales[t].level
         inside = {step for _, seq in regions(loop.body) for step in seq.steps if isinstance(step, int)}
         there = Scope(scope, indent=scope.indent, values=dict(folds))
@@ -170,29 +194,32 @@ class RegionWriter:
         return self.reads.aligned(value, self.reads.layout(t)).text
 
     def first_size(self, loop: Loop) -> int:
-        """What runs before the loop: what its chunks leave over; where elements are picked, the chunk they are first picked from."""
+        """Return the size of the piece that runs before the loop: the remainder of the extent.
+
+        If the remainder is smaller than the least chunk of a selection, one chunk is added to it.
+        """
         chunk = self.schedule.chunks[loop]
         rest = self.reads.program.indices[loop.index].extent % chunk
         least = least_chunk(self.reads.ex, loop)
         return rest if least == 1 or rest >= least else rest + chunk
 
     def start(self, position: int, scope: Scope) -> str:
-        """Where a piece outside of its own loop begins.
+        """Return source of the position at which a piece outside of its own loop begins.
 
-        XLA would compute ahead of the loop around it, and hold all along, what that loop does not change. So it is not told that this
-        number is always the same.
+        Inside another loop, XLA would hoist everything that depends on a constant position out of that loop and hold it meanwhile. The
+        position is therefore written so that XLA cannot see that it is constant.
         """
         if scope.index is None:
             return str(position)
         return f"jnp.minimum(start_{self.reads.indices[scope.index]}, 0)" + (f" + {position}" if position else "")
 
     def selection(self, t: int, loop: Loop) -> Block | None:
-        """The operation that picks or writes elements chunk by chunk whose result ``t`` is, if it is one."""
+        """Return the block ``t`` if it is a result of an operation that selects or writes elements chunk by chunk, else None."""
         term = self.reads.program.terms[t]
         return term if t in loop.folds and isinstance(term, Block) else None
 
     def selections(self, names: Mapping[int, str], loop: Loop, inner: Scope) -> None:
-        """What operations have picked or written for the chunks so far, combined with this one's: all results of a call at once."""
+        """Write the lines that combine the elements selected or written so far with those of a chunk, all results of a call at once."""
         calls: dict[Any, list[tuple[int, str, Block]]] = {}
         for t in loop.folds:
             if (block := self.selection(t, loop)) is not None:
@@ -209,7 +236,7 @@ class RegionWriter:
             self.reads.line(inner, f"{', '.join(picked)}{',' if len(picked) == 1 else ''} = {self.merged(call, picked, more, loop, inner)}")
 
     def merged(self, call: Call, before: list[str], more: list[str], loop: Loop, inner: Scope) -> str:
-        """The results of a call for the chunks so far and for one more."""
+        """Return source that combines the results of a call for the chunks so far with those of one more chunk."""
         write = selection_of(call).text
         if write is None:
             return f"{self.calls.combination(call, inner)}({tuple_text(before)}, {tuple_text(more)})"
@@ -218,18 +245,18 @@ class RegionWriter:
         return text
 
     def note_names(self, scope: Scope) -> None:
-        """Keep which variable of a scope holds which term."""
+        """Record which variable of a scope holds which term."""
         for key, value in scope.values.items():
             if value.text.isidentifier():
                 self.holds.setdefault(value.text, key if isinstance(key, int) else key[0])
 
     def accumulator(self, t: int) -> Any:
-        """The dtype that a fold is accumulated in: sums of narrow floating-point numbers are kept in float32."""
+        """Return the dtype in which a fold is accumulated: float32 for sums of narrow floating-point numbers."""
         term = self.reads.program.terms[t]
         return accumulator(getattr(term, "monoid", "add"), term.dtype)
 
     def part(self, t: int, inner: Scope) -> str:
-        """What a chunk adds to a fold, in the dtype that it is accumulated in."""
+        """Return source of a chunk's contribution to a fold, in the dtype of the accumulator."""
         part = self.reads.aligned(self.reads.read(t, inner), self.reads.layout(t))
         if self.accumulator(t) == self.reads.program.terms[t].dtype:
             return part.text
@@ -246,7 +273,7 @@ class RegionWriter:
         return f"lax.dynamic_update_slice_in_dim({name}, {part.text}, start_{self.reads.indices[loop.index]}, {axis})"
 
     def initial(self, t: int, loop: Loop, scope: Scope) -> str:
-        """A result of a loop before the first chunk."""
+        """Return source of the initial carry of a loop's result."""
         if (block := self.selection(t, loop)) is not None:
             return self.nothing_picked(block, scope)
         term, shape = self.reads.program.terms[t], self.reads.shape(self.reads.layout(t), scope)
@@ -257,7 +284,7 @@ class RegionWriter:
         return f"jnp.full({shape}, {number(identity)}, {self.reads.dtype(self.accumulator(t))})"
 
     def nothing_picked(self, block: Block, scope: Scope) -> str:
-        """What an operation has picked from no element: an array without any; what it has written to: the identity everywhere."""
+        """Return source of the initial carry of a block: an empty array for a selection, else an array filled with the identity."""
         call, dtype = block.call, self.reads.dtype(block.dtype)
         extents = [self.reads.product(axis, scope) for axis in call.out_axes[block.out]]
         if picks(call):

@@ -217,8 +217,13 @@ class Reader:
 
     def positions(self, indices: Iterable[int], scope: Scope) -> int:
         """How many positions some indices have together in a scope: those of a chunk where a loop runs over one."""
+        extents = self.extents(scope)
+        return math.prod(extents[i] for i in indices)
+
+    def extents(self, scope: Scope) -> list[int]:
+        """The extents of all indices in a scope: those of a chunk where a loop runs over one."""
         chunks = {holder.index: holder.chunk for holder in scope.around()}
-        return math.prod(chunks.get(i) or self.program.indices[i].extent for i in indices)
+        return [chunks.get(i) or index.extent for i, index in enumerate(self.program.indices)]
 
     def single(self, i: int, scope: Scope) -> bool:
         """Does a scope stand inside a loop over index ``i`` one by one?"""

@@ -1,1 +1,1 @@
-"""Equality saturation with egglog: rule files, encoding, saturation, extraction."""
+"""Equality saturation with egglog: rule files, encoding of programs, saturation, extraction."""

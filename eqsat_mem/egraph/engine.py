@@ -1,349 +1,244 @@
-"""A program in egglog, and the e-graph read back as classes and nodes: the only module that knows egglog."""
+"""egglog itself, and the only module that knows it: an e-graph in this process, or in another that has limits.
+
+Run as a script, this file is that other process. It imports nothing of the package, so that it starts at once.
+"""
 
 from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import os
+import pickle
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, reduce
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
-from eqsat_mem import ir
-from eqsat_mem.egraph import language
-from eqsat_mem.egraph.encode import Encoder, Node
-from eqsat_mem.egraph.sexpr import read_forms
-from eqsat_mem.errors import RuleError
-from eqsat_mem.ir import Program
-from eqsat_mem.ir.precision import is_graded, of_rules, rounds, stricter
-
-_PARSED: dict[tuple[str, str], list[Any]] = {}
-"""The commands of each text parsed so far, with the name that its messages have: any e-graph can run them."""
+Expression = Any
+"""A number, a string, or a pair of a function's name and its arguments."""
+Command = tuple[Any, ...]
+"""``("set", function, arguments, value)`` or ``("union", one, other)``."""
+Table = tuple[tuple[str, ...], str, list[tuple[tuple[Any, ...], Any]]]
+"""The sorts of a function's arguments, the sort of its value, and its rows. Classes are numbers, equal where classes are."""
 
 MILLI = 1000
 """egglog 13 reports milliseconds as microseconds."""
+HEADER = 8
+"""Bytes before each message between processes, which tell its length."""
 
 
-class EgglogPanic(RuleError):
+class Failure(Exception):
+    """egglog refuses what it is given."""
+
+
+class Panic(Failure):
     """egglog met an error of its own; the e-graph is of no more use."""
 
 
-@dataclass(frozen=True)
-class Classes:
-    """The classes of an e-graph as it stands, numbered from zero: their nodes, facts, levels and dtypes, and the class of each key."""
-
-    nodes: list[list[Node]]
-    class_of: dict[int, int]
-    facts: dict[str, dict[int, int]]
-    dtypes: dict[int, str]
-    levels: dict[int, frozenset[int]]
-    means: dict[int, frozenset[int]]
-    places: dict[int, frozenset[int]]
-    encoder: Encoder = field(repr=False)
+class Overrun(Failure):
+    """A worker took more than it may, or crashed; the e-graph is gone."""
 
 
-@dataclass
-class View:
-    """The classes of a saturated e-graph, numbered from zero.
+class Session(Protocol):
+    """One e-graph. Methods raise a :class:`Failure`. ``spent`` is the processor time in seconds, where that is limited."""
 
-    Attributes:
-        program: the program that was loaded.
-        nodes: the nodes of each class, in an order that depends on the program and the rules only.
-        class_of: the class of each reachable term of the program.
-        original: the node of each of these terms.
-        facts: for each of ``vocabulary.FACTS`` an index set per class, as rules stated it.
-        levels: the classes r of each class that is something else times exp(-r), or where elements are the extreme r, as rules stated it.
-        means: the class of the mean for each class of sums of squared differences from it, likewise.
-        places: the class of the extreme for each class of places where elements are it, likewise.
-        matches: how often each rule matched, in all.
-        seconds: how long each rule took, in all, to a millisecond.
-        rows: the size of the e-graph, which is what its time and memory grow with.
-        iterations: how often the rules that explore were applied.
-        stopped: why saturation ended.
-        rounds_operands: whether the device rounds operands of contractions that do not ask for full precision.
-    """
+    spent: float
 
-    program: Program
-    nodes: list[list[Node]]
-    class_of: dict[int, int]
-    original: dict[int, Node]
-    facts: dict[str, dict[int, int]]
-    dtypes: dict[int, str]
-    encoder: Encoder = field(repr=False)
-    levels: dict[int, frozenset[int]] = field(default_factory=dict)
-    means: dict[int, frozenset[int]] = field(default_factory=dict)
-    places: dict[int, frozenset[int]] = field(default_factory=dict)
-    matches: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    rows: int = 0
-    iterations: int = 0
-    stopped: str = ""
-    rounds_operands: bool = False
+    def run(self, name: str, forms: Sequence[str]) -> None:
+        """Declarations, rules and facts as text, which messages call ``name``."""
 
-    @cached_property
-    def parents(self) -> list[list[tuple[int, int]]]:
-        """The nodes that use each class, by their class and position."""
-        out: list[list[tuple[int, int]]] = [[] for _ in self.nodes]
-        for c, nodes in enumerate(self.nodes):
-            for k, node in enumerate(nodes):
-                for a in sorted(set(node.children)):
-                    out[a].append((c, k))
-        return out
+    def load(self, commands: Sequence[Command]) -> None:
+        """Facts as syntax trees: text would take several times as long."""
 
-    @cached_property
-    def operand_counts(self) -> list[list[int]]:
-        """The number of different classes that each node uses."""
-        return [[len(set(node.children)) for node in nodes] for nodes in self.nodes]
-
-    def add(self, program: Program, home: int, node: Node, args: tuple[int, ...], source: ir.Source | None = None) -> int:
-        """The term of a node of class ``home`` on operands ``args``, added to ``program``."""
-        return program.add(self.encoder.decode(node, args, self.dtypes[home], program, self.precision(home)), source)
-
-    def precision(self, c: int) -> Any:
-        """That of the contractions of a class: as written, the strictest where there are several, or that of contractions by rules."""
-        return self.precisions[c] if c in self.precisions else of_rules(self.dtypes[c], self.rounds_operands)
-
-    @cached_property
-    def precisions(self) -> dict[int, Any]:
-        """The precision of contractions that were written, by class."""
-        found: dict[int, Any] = {}
-        for t, c in self.class_of.items():
-            term = self.program.terms[t]
-            if isinstance(term, ir.Dot) and is_graded(term.precision):
-                found[c] = stricter(found[c], term.precision) if c in found else term.precision
-        return found
-
-    def precisions_in(self, choice: Mapping[int, Node], order: Sequence[int]) -> dict[int, Any]:
-        """The precision of each contraction of a choice, whose classes are in ``order``, operands first.
-
-        What only contractions read that round it need be no more precise than they are, if rules made it. Sums that are part of a
-        contraction would be rounded with its operands, so such a contraction is precise.
-        """
-        roots = {self.class_of[t] for t in self.program.roots()}
-        readers: dict[int, list[int]] = {c: [] for c in order}
-        found: dict[int, Any] = {}
-        for c in reversed(order):
-            if choice[c].constructor == "DotPlus":
-                found[c] = of_rules(self.dtypes[c], self.rounds_operands)
-            elif choice[c].constructor == "Dot":
-                found[c] = self.precision(c)
-                made = c not in self.precisions and c not in roots
-                if made and self.rounds_operands and all(r in found and rounds(self.dtypes[c], found[r]) for r in readers[c]):
-                    found[c] = reduce(stricter, [found[r] for r in readers[c]])
-            for a in choice[c].children:
-                readers[a].append(c)
-        return found
-
-    def empty_program(self) -> Program:
-        """No terms yet; the indices are the program's and those that swaps of names need besides."""
-        out = self.program.empty_like()
-        out.indices = list(self.encoder.indices())
-        return out
-
-
-class EGraph:
-    """One egglog e-graph that holds one program and the rules for it.
-
-    ``large_elements`` is the size of an index set above which it is `large`, ``unrolled_elements`` the size up to which folds over it may
-    be written out (`unrollable`).
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        rules: Sequence[tuple[str, str]],
-        maps: dict[str, int],
-        large_elements: float,
-        unrolled_elements: float,
-        own: language.Own = language.NOTHING,
-    ) -> None:
-        self._egg = bindings()
-        self._span = self._egg.PanicSpan()
-        self._graph, self._parser = self._egg.EGraph(), self._egg.EGraph()
-        self.seconds: dict[str, float] = {}
-        self._encoder = Encoder(program, own)
-        self._encoded = self._encoder.encode()
-        used = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in language.primitive_of()}
-        for name, text in (*language.language(maps | used, own), *rules):
-            self._run(text, name)
-        self._load(large_elements, unrolled_elements)
-
-    def step(self, ruleset: str, times: int = 1) -> tuple[bool, dict[str, int]]:
-        """Iterations of a ruleset until nothing changes: whether anything did, and the matches of each rule."""
-        report = self._run(f"(run {ruleset} {times})", "step")[0].report
-        for name, spent in report.search_and_apply_time_per_rule.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + MILLI * spent.total_seconds()
-        return report.updated, report.num_matches_per_rule
+    def step(self, ruleset: str, times: int) -> tuple[bool, dict[str, int], dict[str, float]]:
+        """Iterations of a ruleset until nothing changes: whether anything did, and the matches and seconds of each rule."""
 
     def rows(self) -> int:
         """Rows of all tables."""
-        return sum(count for _, count in self._run("(print-size)", "size")[0].sizes)
 
-    def add(self, key: int, node: Node) -> None:
-        """A further node, whose operands are keys of terms or of nodes added before; its facts follow from theirs."""
-        self._graph.run_program(self._set("Node", [self._lit(key)], self._expression(node)))
+    def tables(self, sort: str, named: Collection[str]) -> dict[str, Table]:
+        """The functions with values of a sort, and those of some names, by name."""
 
-    def classes(self) -> Classes:
-        """Every class with all its nodes, those too that stand for a value in rules only."""
-        graph, tables = self._graph, self._tables()
-        number: dict[Any, int] = {}
-        keys = sorted((graph.value_to_i64(row.inputs[0]), row.output) for row in tables["Node"][2])
-        class_of = {t: number.setdefault(value, len(number)) for t, value in keys}
-        nodes: dict[int, list[Node]] = {}
-        for name in sorted(tables):
-            sorts, output_sort, rows = tables[name]
-            if output_sort == "T" and name != "Node":
-                for row in rows:
-                    home = number.setdefault(row.output, len(number))
-                    nodes.setdefault(home, []).append(Node(name, *self._inputs(sorts, row.inputs, number)))
+    def close(self) -> None:
+        """The e-graph is needed no longer."""
 
-        def facts(name: str) -> dict[int, Any]:
-            return {number[row.inputs[0]]: row.output for row in tables[name][2] if row.inputs[0] in number}
 
-        def pairs(name: str) -> dict[int, frozenset[int]]:
-            found: dict[int, set[int]] = {}
-            for row in tables[name][2] if name in tables else ():
-                if all(value in number for value in row.inputs):
-                    found.setdefault(number[row.inputs[0]], set()).add(number[row.inputs[1]])
-            return {c: frozenset(others) for c, others in found.items()}
+class Local:
+    """An e-graph in this process. Nothing interrupts it, so it is for rules that are trusted."""
 
-        index_sets = self._encoder.indices_of
-        return Classes(
-            nodes=[nodes.get(c, []) for c in range(len(number))],
-            class_of=class_of,
-            facts={name: {c: index_sets(graph.value_to_i64(v)) for c, v in facts(name).items()} for name in language.FACTS},
-            dtypes={c: graph.value_to_string(v) for c, v in facts("dtype").items()},
-            levels=pairs(language.LEVELS),
-            means=pairs(language.MEANS),
-            places=pairs(language.PLACES),
-            encoder=self._encoder,
-        )
+    _parsed: dict[tuple[str, tuple[str, ...]], list[Any]] = {}  # noqa: RUF012 -- any e-graph can run what was parsed once
 
-    def read(self) -> View:
-        """What programs may be built from: classes, nodes and facts."""
-        every = self.classes()
-        original = {t: replace(e.node, children=tuple(every.class_of[c] for c in e.node.children)) for t, e in self._encoded.items()}
-        written = set(original.values())
-        return View(
-            program=self._encoder.program,
-            nodes=[
-                _without_mirrors(list(filter(_is_buildable, nodes)), written) if c in every.dtypes else []
-                for c, nodes in enumerate(every.nodes)
-            ],
-            class_of={t: c for t, c in every.class_of.items() if t >= 0},
-            original={t: node for t, node in original.items() if t >= 0},
-            facts=every.facts,
-            dtypes=every.dtypes,
-            encoder=self._encoder,
-            levels=every.levels,
-            means=every.means,
-            places=every.places,
-        )
+    spent = 0.0
 
-    def _tables(self) -> dict[str, tuple[Any, str, Any]]:
-        """The rows of every function, with the sorts of its arguments and of its value."""
-        functions = self._graph.freeze().functions
-        return {name: (table.input_sorts, table.output_sort, table.rows) for name, table in functions.items()}
+    def __init__(self) -> None:
+        self._egg = bindings()
+        self._span = self._egg.PanicSpan()
+        self._graph, self._parser = self._egg.EGraph(), self._egg.EGraph()
 
-    def _inputs(self, sorts: Sequence[str], values: Sequence[Any], number: dict[Any, int]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-        """The literal arguments of a row and the classes of its operands."""
+    def run(self, name: str, forms: Sequence[str]) -> None:
+        self._run(name, tuple(forms))
+
+    def load(self, commands: Sequence[Command]) -> None:
+        with _failures("loading"):
+            self._graph.run_program(*map(self._action, commands))
+
+    def step(self, ruleset: str, times: int) -> tuple[bool, dict[str, int], dict[str, float]]:
+        report = self._run("step", (f"(run {ruleset} {times})",))[0].report
+        seconds = {name: MILLI * spent.total_seconds() for name, spent in report.search_and_apply_time_per_rule.items()}
+        return report.updated, dict(report.num_matches_per_rule), seconds
+
+    def rows(self) -> int:
+        return sum(count for _, count in self._run("size", ("(print-size)",))[0].sizes)
+
+    def tables(self, sort: str, named: Collection[str]) -> dict[str, Table]:
         graph = self._graph
-        read = {"i64": graph.value_to_i64, "f64": graph.value_to_f64, "String": graph.value_to_string}
-        payload: list[Any] = []
-        children: list[int] = []
-        for sort, value in zip(sorts, values, strict=True):
-            if sort in read:
-                payload.append(read[sort](value))
-            else:
-                operands = graph.value_to_vec(value) if sort == "Ts" else [value]
-                children += [number.setdefault(v, len(number)) for v in operands]
-        return tuple(payload), tuple(children)
+        numbers: dict[Any, int] = {}
 
-    def _load(self, large_elements: float, unrolled_elements: float) -> None:
-        """Each term and what is known of it, as syntax trees: text would take several times as long."""
-        commands = [self._set("extent", [self._lit(bit)], self._lit(float(extent))) for bit, extent in self._encoder.extents()]
-        commands.append(self._set("threshold", [], self._lit(float(large_elements))))
-        commands.append(self._set("unrollable", [], self._lit(float(unrolled_elements))))
-        for t, term in self._encoded.items():
-            read = self._call("Node", [self._lit(t)])
-            commands.append(self._set("Node", [self._lit(t)], self._expression(term.node)))
-            commands.append(self._set("free", [read], self._lit(term.free)))
-            commands.append(self._set("dtype", [read], self._lit(term.dtype)))
-            if term.summed is not None:
-                commands.append(self._set("summed", [read], self._lit(term.summed)))
-            masks = ((fact, getattr(term, fact)) for fact in ("pointwise", "selected", "combined", "searched"))
-            commands += [self._set(fact, [read], self._lit(mask)) for fact, mask in masks if mask]
-        for t, node in self._encoder.other_reads():
-            same = self._egg.Union(self._span, self._call("Node", [self._lit(t)]), self._expression(node))
-            commands.append(self._egg.ActionCommand(same))
-        self._graph.run_program(*commands)
+        def number(value: Any) -> int:
+            return numbers.setdefault(value, len(numbers))
 
-    def _expression(self, node: Node) -> Any:
-        payload = [self._lit(p) for p in node.payload]
-        children = [self._call("Node", [self._lit(c)]) for c in node.children]
-        if node.constructor == "Block":
-            children = [self._call("vec-of", children)]
-        return self._call(node.constructor, payload + children)
+        read = {
+            sort: number,
+            "i64": graph.value_to_i64,
+            "f64": graph.value_to_f64,
+            "String": graph.value_to_string,
+            "bool": graph.value_to_bool,
+        }
+        found: dict[str, Table] = {}
+        for name, table in graph.freeze().functions.items():
+            sorts, output = tuple(table.input_sorts), table.output_sort
+            if output == sort or name in named:
+                readers = [read.get(kind, lambda value: tuple(map(number, graph.value_to_vec(value)))) for kind in sorts]
+                result = read.get(output, lambda value: None)  # relations have no value
+                rows = [(tuple(f(v) for f, v in zip(readers, row.inputs)), result(row.output)) for row in table.rows]
+                found[name] = sorts, output, rows
+        return found
 
-    def _call(self, name: str, args: list[Any]) -> Any:
-        return self._egg.Call(self._span, name, args)
+    def close(self) -> None:
+        pass
 
-    def _set(self, name: str, args: list[Any], value: Any) -> Any:
-        return self._egg.ActionCommand(self._egg.Set(self._span, name, args, value))
+    def _run(self, name: str, forms: tuple[str, ...]) -> list[Any]:
+        with _failures(name):
+            known = self._parsed.get((name, forms))
+            if known is None:  # egglog parses long texts in quadratic time, so each form apart
+                known = [command for form in forms for command in self._parser.parse_program(form, name)]
+                self._parsed[name, forms] = known
+            return list(self._graph.run_program(*known))
 
-    def _lit(self, value: float | str) -> Any:
+    def _action(self, command: Command) -> Any:
+        kind, *rest = command
+        if kind == "set":
+            name, arguments, value = rest
+            return self._egg.ActionCommand(self._egg.Set(self._span, name, list(map(self._tree, arguments)), self._tree(value)))
+        return self._egg.ActionCommand(self._egg.Union(self._span, *map(self._tree, rest)))
+
+    def _tree(self, expression: Expression) -> Any:
+        if isinstance(expression, tuple):
+            name, arguments = expression
+            return self._egg.Call(self._span, name, list(map(self._tree, arguments)))
         kinds = {int: self._egg.Int, float: self._egg.Float, str: self._egg.String}
-        return self._egg.Lit(self._span, kinds[type(value)](value))
-
-    def _parsed(self, text: str, name: str) -> list[Any]:
-        """The commands of a text. egglog parses long texts in quadratic time, so each form apart."""
-        known = _PARSED.get((text, name))
-        if known is None:
-            parsed = (self._parser.parse_program(form.text, name) for form in read_forms(text, name))
-            known = _PARSED[text, name] = [command for commands in parsed for command in commands]
-        return known
-
-    def _run(self, text: str, name: str) -> list[Any]:
-        try:
-            return self._graph.run_program(*self._parsed(text, name))
-        except self._egg.EggSmolError as error:
-            raise RuleError(f"egglog refuses a rule: {error}") from error
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # what a panic of egglog is in Python; it is no Exception
-                raise
-            raise EgglogPanic(f"egglog failed at {name}: {error}") from error
+        return self._egg.Lit(self._span, kinds[type(expression)](expression))
 
 
-def _is_buildable(node: Node) -> bool:
-    """Whether programs may hold the node: it has a term, and is no product written as a contraction, which stands in the class as such."""
-    return node.constructor not in language.UNREADABLE and not (node.constructor == "Dot" and node.payload == (0,))
-
-
-def _without_mirrors(nodes: list[Node], original: set[Node]) -> list[Node]:
-    """One of a b and b a: that of the program, if it is one of the program's."""
-    kept: dict[Any, Node] = {}
-    for node in sorted(nodes, key=lambda node: node not in original):
-        same = frozenset(node.children) if node.constructor in language.COMMUTATIVE else node.children
-        kept.setdefault((node.constructor, node.payload, same), node)
-    return list(kept.values())
+@contextmanager
+def _failures(name: str) -> Iterator[None]:
+    """Errors and panics of egglog as failures."""
+    try:
+        yield
+    except bindings().EggSmolError as error:
+        raise Failure(str(error)) from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # what a panic of egglog is in Python; it is no Exception
+            raise
+        raise Panic(f"{name}: {error}") from error
 
 
 @cache
 def bindings() -> Any:
     """egglog's compiled bindings without the rest of its package, whose import takes several times as long."""
     known = sys.modules.get("egglog.bindings")
-    if known is not None:
-        return known
+    return _loaded(compiled()) if known is None else known
+
+
+def compiled() -> Path:
+    """The file of egglog's compiled bindings."""
     package = importlib.util.find_spec("egglog")
     if package is None or not package.submodule_search_locations:
         raise ModuleNotFoundError("eqsat_mem needs the package egglog (>=13.2,<14)", name="egglog")
     folder = Path(package.submodule_search_locations[0])
-    path = next(p for suffix in importlib.machinery.EXTENSION_SUFFIXES if (p := folder / f"bindings{suffix}").exists())
+    return next(p for suffix in importlib.machinery.EXTENSION_SUFFIXES if (p := folder / f"bindings{suffix}").exists())
+
+
+def _loaded(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location("egglog.bindings", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+# --- in another process -------------------------------------------------------------------------------
+
+
+def send(to: IO[bytes], message: Any) -> None:
+    """Write a message for the process at the other end."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    to.write(len(data).to_bytes(HEADER) + data)
+    to.flush()
+
+
+def receive(given: IO[bytes], most: int = sys.maxsize) -> Any:
+    """Read a message.
+
+    Raises:
+        EOFError: if the process at the other end has ended.
+        MemoryError: if the message has more bytes than ``most``.
+    """
+    size = int.from_bytes(_exactly(given, HEADER))
+    if size > most:
+        raise MemoryError
+    return pickle.loads(_exactly(given, size))
+
+
+def _exactly(given: IO[bytes], size: int) -> bytes:
+    data = given.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
+
+
+def serve(path: str, seconds: int, size: int) -> None:
+    """Do what the process that started this one asks for, within limits of processor time and memory, until it asks no more."""
+    given, to = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what egglog prints is no message
+    sys.modules["egglog.bindings"] = _loaded(Path(path))
+    _limit(seconds, size)
+    session = Local()
+    with suppress(EOFError):
+        while True:
+            method, arguments = receive(given)
+            failed, answer = "", None
+            try:
+                answer = getattr(session, method)(*arguments)
+            except Failure as error:
+                failed, answer = type(error).__name__, str(error)
+            send(to, (failed, answer, time.process_time()))
+
+
+def _limit(seconds: int, size: int) -> None:
+    """End this process where it takes more; not every system can."""
+    try:
+        import resource
+    except ImportError:
+        return
+    for kind, most in (("RLIMIT_CPU", seconds), ("RLIMIT_AS", size), ("RLIMIT_DATA", size), ("RLIMIT_CORE", 0)):
+        with suppress(ValueError, OSError, AttributeError):
+            resource.setrlimit(getattr(resource, kind), (most, most))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -16,7 +16,7 @@ from functools import cached_property
 from eqsat_mem import ir
 from eqsat_mem.egraph.augmented_lowering import augmented_contractions
 from eqsat_mem.egraph.encode import Node, pointwise
-from eqsat_mem.egraph.engine import View
+from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.lowering import Allowed, Lowering
 from eqsat_mem.egraph.monoid_lowering import monoid_folds
 from eqsat_mem.egraph.node_costs import Costs, Seconds, elements, priced

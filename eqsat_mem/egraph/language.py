@@ -41,11 +41,14 @@ RULESETS = ("simplify", "explore", "splitting")
 COMPARISONS = frozenset({"Eq", "Ne", "Lt", "Le", "Gt", "Ge", "IsFinite"})
 FACTS_OF_NAMES = {
     "floating": ("float32", "float64"),
+    "fractional": ("bfloat16", "float16", "float32", "float64"),
     "integral": ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    "positional": ("int32", "int64", "uint32", "uint64", "float32", "float64"),
     "exact": ("max", "min", "and", "or", "xor"),
     "selective": ("max", "min"),
 }
-"""Dtypes whose rounding rules may rely on, dtypes without rounding, monoids that give the same in any order, and that give an element."""
+"""Dtypes whose rounding rules may rely on, all dtypes of real numbers, dtypes without rounding, dtypes that tell positions apart; monoids
+that give the same in any order, and that give an element."""
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "Lit": ("number", "dtype"),
@@ -106,7 +109,9 @@ LANGUAGE = """
 (relation large (i64))
 (relation sinks (i64 T T))
 (relation floating (String))
+(relation fractional (String))
 (relation integral (String))
+(relation positional (String))
 (relation exact (String))
 (relation selective (String))
 

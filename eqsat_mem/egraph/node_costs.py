@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from eqsat_mem import ir
 from eqsat_mem.egraph.encode import Node
-from eqsat_mem.egraph.engine import View
+from eqsat_mem.egraph.graph import View
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.ops import searched
 

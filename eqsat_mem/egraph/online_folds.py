@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from eqsat_mem import ir
-from eqsat_mem.egraph.engine import View
+from eqsat_mem.egraph.graph import View
 from eqsat_mem.ir import Program
 
 
@@ -89,7 +89,7 @@ def squares(program: Program, t: int, mean: int) -> Rescaled | None:
     total, over = program.terms[t], ir.folded(program.terms[t])
     square = program.terms[total.arg] if isinstance(total, ir.Fold) else total
     between = {t, total.arg} if isinstance(total, ir.Fold) else {t}
-    if len(sides := set(ir.children(square))) != 1 or not _is_mean(program, mean, over) or np.dtype(total.dtype).itemsize < 4:
+    if not over or len(sides := set(ir.children(square))) != 1 or not _is_mean(program, mean, over) or np.dtype(total.dtype).itemsize < 4:
         return None
     (shift,) = sides
     return Rescaled(mean, shift, frozenset(between), over) if _subtracts(program, shift, mean) else None

@@ -1,4 +1,4 @@
-"""A program in the rule language: what a rule's left side has to look like to match it."""
+"""Print a program in the rule language, in the form that the left side of a rule must have to match it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eqsat_mem.ir.ops import Operation, operation_of
 
 
 def in_rule_language(program: Program) -> str:
-    """One line per term, as in the program's own text: ``%6 = (Fold "add" {j} %5)``. Sets of indices stand in braces."""
+    """Return one line per term, as in the program's own text: ``%6 = (Fold "add" {j} %5)``. Sets of indices are in braces."""
     encoder = Encoder(program, {own.constructor: own for own in _operations(program)})
     lines = []
     for t, encoded in encoder.encode().items():
@@ -22,7 +22,7 @@ def in_rule_language(program: Program) -> str:
 
 
 def _operations(program: Program) -> Iterator[Operation]:
-    """The user's operations that a program calls."""
+    """Yield the user's operations that a program calls."""
     for term in program.terms:
         params = dict(term.params) if isinstance(term, ir.Map) else term.call.params if isinstance(term, ir.Block) else {}
         own = operation_of(params)
@@ -40,10 +40,10 @@ def _text(encoder: Encoder, node: Node) -> str:
         elif role != "T" and constants:
             constant = constants.pop(0)
             parts.append(f'"{constant}"' if isinstance(constant, str) else str(constant))
-    parts += map(str, constants)  # which operation of the program an opaque node is
+    parts += map(str, constants)  # the number that identifies the operation of an opaque node
     return "(" + " ".join([node.constructor, *parts, *map(_key, node.children)]) + ")"
 
 
 def _key(t: int) -> str:
-    """A term's name; a change of several names at once goes through further nodes."""
+    """Return a node's name; a renaming of several indices at once is encoded with additional nodes, which have negative keys."""
     return f"%{t}" if t >= 0 else f"%step{-t}"

@@ -26,6 +26,9 @@ SETTABLE = frozenset(language.FACTS)
 STATABLE = frozenset({"want", "sinks"})
 """What rules may state of the language's own functions and relations; the others follow from terms."""
 
+MOST_ARGUMENTS = 32
+"""Of a declared relation or function; egglog takes gigabytes for thousands."""
+
 NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
 VARIABLE = re.compile(r"[A-Za-z_?][\w?'-]*", re.ASCII)
 NUMBER = re.compile(r"-?\d+|-?\d+\.\d*(e-?\d+)?|-?inf|NaN", re.ASCII)
@@ -64,7 +67,8 @@ def check_declaration(form: Form, taken: Mapping[str, str]) -> tuple[str, int]:
     """The name of a declared relation or function and how many arguments it has; ``taken`` names those declared before, with places.
 
     Raises:
-        RuleError: for a name that is taken, a sort that there is not, or a function that does not say how two values become one.
+        RuleError: for a name that is taken, a sort that there is not, too many arguments, or a function that does not say how two values
+            become one.
     """
     tree = form.tree
     name = tree[1] if len(tree) > 1 and isinstance(tree[1], str) else ""
@@ -80,6 +84,8 @@ def check_declaration(form: Form, taken: Mapping[str, str]) -> tuple[str, int]:
             f"{form.place}: write (relation {name} (SORT ...)) or (function {name} (SORT ...) SORT :merge (FUNCTION old new)), "
             f"of the sorts {', '.join(SORTS)}. A function without :merge would have two values."
         )
+    if len(sorts) > MOST_ARGUMENTS:
+        raise RuleError(f"{form.place}: {name!r} has {len(sorts)} arguments, more than {MOST_ARGUMENTS}.")
     if tree[0] == "function":
         merge = tree[5]
         of_both = isinstance(merge, list) and len(merge) == 3 and merge[0] in language.PRIMITIVES and merge[1:] == ["old", "new"]
@@ -261,9 +267,9 @@ class _Checker:
 
 def _is_dtype(name: str) -> bool:
     try:
-        return np.dtype(name).name == name and np.dtype(name).kind in "biufc"
+        return name == "bfloat16" or (np.dtype(name).name == name and np.dtype(name).kind in "biufc")
     except (TypeError, ValueError, SyntaxError):
-        return name == "bfloat16"
+        return False
 
 
 def words(tree: Tree) -> Iterator[str]:

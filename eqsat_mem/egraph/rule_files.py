@@ -27,6 +27,7 @@ from eqsat_mem.passes import EVERY, Card, Pass
 
 SOUNDNESS = {"bitwise": {"bitwise"}, "reassociate": {"bitwise", "reassociate"}, "all": {"bitwise", "reassociate", "real", "guarded"}}
 """For each accuracy that a user may ask for, the soundness that a rule must have; `approx` rules apply where they are named."""
+SOUNDNESS["any"] = {*SOUNDNESS["all"], "approx"}
 
 RULE_COMMANDS = frozenset({"rule", "rewrite", "birewrite"})
 DECLARATIONS = frozenset({"relation", "function"})
@@ -41,16 +42,18 @@ class Rule(Card):
         ruleset: "simplify", "explore", "splitting" or "analysis".
         text: the egglog form.
         most_rows: how many rows of the e-graph one match of it can add.
+        unchecked: why it may stay unchecked, as its author wrote it; usually nothing.
     """
 
     ruleset: str
     text: str
     most_rows: int = 0
+    unchecked: str = ""
 
     @property
     def file(self) -> str:
         """The name of its file without ``.egg``."""
-        return self.place.rpartition(":")[0].removesuffix(".egg")
+        return _file(self.place)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class RuleSet:
     """The rules and passes that apply, the declarations that rules need, and the elementwise constructors that they name, with arities.
 
     ``meanings`` are what the declared relations say of values, as rules in the ruleset ``meaning``, by which facts are checked; ``own``
-    are the user's operations, by constructor.
+    are the user's operations, by constructor; ``given`` are the names of the rules that do not come with the package; ``unchecked`` has
+    the file and name of each declared relation whose facts may stay unchecked, if rules of that file state them, and why.
     """
 
     rules: tuple[Rule, ...]
@@ -67,6 +71,8 @@ class RuleSet:
     meanings: tuple[tuple[str, str], ...] = ()
     own: Mapping[str, Operation] = field(default_factory=dict)
     passes: tuple[Pass, ...] = ()
+    given: frozenset[str] = frozenset()
+    unchecked: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def cards(self) -> tuple[Rule | Pass, ...]:
@@ -76,6 +82,11 @@ class RuleSet:
     def names(self, constructor: str) -> bool:
         """Whether any rule speaks of a constructor."""
         return any(f"({constructor} " in rule.text for rule in self.rules)
+
+    def meant(self) -> Iterator[tuple[str, tuple[str, str]]]:
+        """The declared relations that say what they mean, each with that as a rule, and its place."""
+        for place, text in self.meanings:
+            yield text.rpartition('"means-')[2].rstrip('")'), (place, text)
 
     def texts(self) -> Iterator[tuple[str, str]]:
         """What egglog is to run, piece by piece, each with the file and line for its messages."""
@@ -106,35 +117,47 @@ def load_rules(
         OptionError: for an operation whose name is taken.
     """
     own = own_constructors(operations)
-    texts = tuple((path.name, _read(path)) for path in [*default_files(), *map(Path, paths)])
-    known = _checked(texts, tuple(own.items()))
+    shipped = default_files()
+    texts = tuple((path.name, _read(path)) for path in [*shipped, *map(Path, paths)])
+    known = _checked(texts, len(shipped), tuple(own.items()))
     every: list[Rule | Pass] = [*known.rules, *EVERY]
     kept = every if only is None else select(every, only)
     named = set(only or ())
     dropped = {card.name for card in select(every, without)}
     applied = [c for c in kept if c.name not in dropped and (c.sound in SOUNDNESS[accuracy] or c.name in named)]
     rules = tuple(rule for rule in applied if isinstance(rule, Rule))
-    return replace(known, rules=rules, own=own, passes=tuple(passed for passed in applied if isinstance(passed, Pass)))
+    passes = tuple(passed for passed in applied if isinstance(passed, Pass))
+    return replace(known, rules=rules, own=own, passes=passes, given=known.given & {r.name for r in rules})
 
 
 @lru_cache(maxsize=16)
-def _checked(texts: tuple[tuple[str, str], ...], own: tuple[tuple[str, Operation], ...]) -> RuleSet:
-    """All rules of some files, each given as its name and its text; kept, since every plan asks for rules of the same files."""
+def _checked(texts: tuple[tuple[str, str], ...], shipped: int, own: tuple[tuple[str, Operation], ...]) -> RuleSet:
+    """All rules of some files, each given as its name and its text; kept, since every plan asks for rules of the same files.
+
+    The first ``shipped`` of them come with the package.
+    """
     rules: list[Rule] = []
     taken = {*language.RULE_NAMES, *(known.name for known in EVERY)}
     declarations: list[Form] = []
     forms: list[Form] = []
-    for name, text in texts:
+    given: set[str] = set()
+    for number, (name, text) in enumerate(texts):
         found, declared, written = _parsed(name, text)
         declarations += declared
         forms += written
         _refuse_duplicates(found, taken)
         rules += found
+        given |= {rule.name for rule in found if number >= shipped}
     operations = dict(own)
     arguments = _check(declarations, forms, operations)
-    maps = language.elementwise_used(form.tree for form in forms)
-    meanings = tuple(_meaning(form, arguments, operations) for form in declarations if _means(form))
-    return RuleSet(tuple(rules), tuple((form.place, form.text) for form in declarations), tuple(sorted(maps.items())), meanings)
+    return RuleSet(
+        rules=tuple(rules),
+        declarations=tuple((form.place, form.text) for form in declarations),
+        maps=tuple(sorted(language.elementwise_used(form.tree for form in forms).items())),
+        meanings=tuple(_meaning(form, arguments, operations) for form in declarations if _said(form, "means")),
+        given=frozenset(given),
+        unchecked=tuple((_file(form.place), str(form.tree[1]), why) for form in declarations if (why := _said(form, "unchecked"))),
+    )
 
 
 def _check(declarations: Sequence[Form], forms: Sequence[Form], own: Mapping[str, Operation]) -> dict[str, int]:
@@ -165,6 +188,11 @@ def select(rules: Sequence[Named], names: Sequence[str]) -> list[Named]:
         hint = f"; similar ones are {', '.join(map(repr, similar))}" if similar else ""
         raise RuleError(f"no rule, pass or rule file is named {name!r}{hint}.")
     return [rule for rule in rules if rule.name in wanted or rule.file in wanted]
+
+
+def _file(place: str) -> str:
+    """The name of the file of a place, without ``.egg``."""
+    return place.rpartition(":")[0].removesuffix(".egg")
 
 
 def default_files() -> list[Path]:
@@ -210,17 +238,22 @@ def _parsed(name: str, text: str) -> tuple[list[Rule], list[Form], list[Form]]:
     return rules, declarations, forms
 
 
-def _means(form: Form) -> str:
-    """What stands after `means:` above a declaration."""
-    _, _, meaning = " ".join(form.comments).partition("means:")
-    return meaning.strip()
+def _said(form: Form, key: str) -> str:
+    """What stands after `means:` or `unchecked:` above a declaration."""
+    fields: dict[str, str] = {}
+    current = ""
+    for line in form.comments:
+        head, colon, rest = line.partition(":")
+        current = head.strip() if colon and head.strip() in ("means", "unchecked") else current
+        fields[current] = f"{fields.get(current, '')} {rest if colon and head.strip() == current else line}".strip()
+    return fields.get(key, "")
 
 
 def _meaning(form: Form, declared: dict[str, int], own: Mapping[str, Operation]) -> tuple[str, str]:
     """`;; means: premises => action` above a relation, as a rule."""
-    premises, arrow, action = _means(form).partition("=>")
-    if not arrow:
-        raise RuleError(f"{form.place}: what a relation means is written ';; means: premises => action', as in a rule.")
+    premises, arrow, action = _said(form, "means").partition("=>")
+    if not arrow or not action.strip().startswith("(union"):
+        raise RuleError(f"{form.place}: what a relation means is written ';; means: premises => (union ...)', as in a rule.")
     text = f'(rule ({premises.strip()}) ({action.strip()}) :ruleset meaning :name "means-{form.tree[1]}")'
     (rule,) = read_forms(text, form.place)
     check_rule(replace(rule, place=form.place), declared, own)
@@ -238,9 +271,9 @@ def _rule(form: Form) -> Rule:
     if ruleset not in (*language.RULESETS, "analysis"):
         known = f"{', '.join(language.RULESETS)} or analysis"
         raise RuleError(f"{form.place}: rule {name!r} is in ruleset {ruleset or '(none)'!r}; it must be in {known}.")
-    equation, sound, why, memory = _card(form, name)
+    equation, sound, why, memory, unchecked = _card(form, name)
     made = form.tree[1:] if form.tree[0] == "birewrite" else form.tree[2]
-    return Rule(name, equation, sound, why, memory, form.place, ruleset, form.text, _rows(made))
+    return Rule(name, equation, sound, why, memory, form.place, ruleset, form.text, _rows(made), unchecked)
 
 
 def _rows(tree: Any) -> int:
@@ -251,13 +284,13 @@ def _rows(tree: Any) -> int:
     return own + sum(map(_rows, tree))
 
 
-def _card(form: Form, name: str) -> tuple[str, str, str, str]:
+def _card(form: Form, name: str) -> tuple[str, str, str, str, str]:
     fields: dict[str, str] = {}
     equation: list[str] = []
     key = ""
     for line in form.comments:
         head, colon, rest = line.partition(":")
-        if colon and head.strip() in ("sound", "memory"):
+        if colon and head.strip() in ("sound", "memory", "unchecked"):
             key = head.strip()
             fields[key] = rest.strip()
         elif key:
@@ -273,7 +306,7 @@ def _card(form: Form, name: str) -> tuple[str, str, str, str]:
             f"{form.place}: the card above rule {name!r} lacks {' and '.join(missing)}. A card is ';; equation', "
             f"';; sound: {'|'.join(sorted(known))} -- why' and ';; memory: ...', directly above the rule."
         )
-    return " ".join(equation), sound, why, fields["memory"]
+    return " ".join(equation), sound, why, fields["memory"], fields.get("unchecked", "")
 
 
 def _options(form: Form) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The top-level forms of egglog text: balanced parentheses, strings and comments, with line numbers."""
+"""A reader of the top-level forms of egglog text: balanced parentheses, strings and comments, with line numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TOKEN = re.compile(
 
 
 DEEPEST = 64
-"""Lists inside each other; egglog's parser would run out of stack on very deep ones."""
+"""The most nested lists allowed; egglog's parser would exhaust its stack on very deep ones."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Form:
     Attributes:
         text: the form as written.
         tree: nested lists of atoms; strings keep their quotes.
-        comments: the comment lines directly above it, without semicolons.
+        comments: the comment lines immediately above it, without semicolons.
         place: ``file:line`` of its first character.
     """
 
@@ -35,10 +35,15 @@ class Form:
 
 
 def read_forms(text: str, name: str) -> list[Form]:
-    """The forms of a text.
+    """Read the top-level forms of a text.
+
+    Args:
+        text: the text.
+        name: the name of its file, for messages.
 
     Raises:
-        RuleError: for a parenthesis or a quote without its partner, and for anything outside of parentheses, with file and line.
+        RuleError: if a parenthesis or a quote is unbalanced, lists are nested too deeply, or an atom is outside of parentheses; the
+            message gives file and line.
     """
     reader = _Reader(text, name)
     for token in _TOKEN.finditer(text):
@@ -49,7 +54,7 @@ def read_forms(text: str, name: str) -> list[Form]:
 
 
 class _Reader:
-    """Forms as far as read: the open lists, the line, and the comments since the last form."""
+    """The state of the reader: the forms read so far, the open lists, the line, and the comments since the last form."""
 
     def __init__(self, text: str, name: str) -> None:
         self.text, self.name = text, name
@@ -94,7 +99,7 @@ class _Reader:
 
 
 def _directly_above(comments: list[tuple[int, str]], first: int) -> tuple[str, ...]:
-    """The comment lines that end in the line above ``first``, without a gap."""
+    """Return the consecutive comment lines that end in the line above ``first``."""
     above: list[str] = []
     for line, text in reversed(comments):
         if line != first - 1 - len(above):

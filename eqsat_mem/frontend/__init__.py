@@ -1,1 +1,1 @@
-"""From a jaxpr to a program of terms over named indices."""
+"""The frontend: translate a jaxpr to a program of terms over named indices."""

@@ -1,7 +1,7 @@
-"""Pass one of loading: the axes of every value, and how each equation becomes terms.
+"""The first pass of loading: infer the axes of every value, and how each equation is translated to terms.
 
-Which axes are the same index follows from roles alone: elementwise operands align, contracted and batch axes pair up,
-pointwise axes of a block share one index. Transposes, broadcasts and reshapes only say where axes stand.
+Axes become the same index according to their roles alone: elementwise operands align, contracted and batch axes are paired, and
+pointwise axes of a block share one index. Transposes, broadcasts and reshapes only change the positions of axes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from eqsat_mem.ir import ops
 
 @dataclass
 class Plan:
-    """How one equation becomes terms: its kind, the axes that its operands are read under, what it folds, its pointwise axes."""
+    """How one equation is translated to terms.
+
+    Attributes:
+        kind: the kind of equation, such as ``map`` or ``block``.
+        reads: for each operand, the axes under which it is read.
+        over: the variables that it folds.
+        groups: the pointwise axes of a block.
+    """
 
     kind: str
     reads: list[list[Variables]] = field(default_factory=list)
@@ -27,7 +34,7 @@ class Plan:
 
 
 class Inference:
-    """Axes of every value, and a plan for every equation; ``run`` fills both."""
+    """Inference of the axes of every value and of a plan for every equation; :meth:`run` computes both."""
 
     def __init__(self, flat: Flat):
         self.flat = flat
@@ -65,7 +72,7 @@ class Inference:
         return self.block(eqn)
 
     def elementwise(self, eqn: Equation) -> bool:
-        """A bitcast to another width is not: it splits or joins elements."""
+        """Whether an equation is elementwise. A bitcast to another width is not: it splits or joins elements."""
         name = eqn.prim.name
         same_width = name != "bitcast_convert_type" or self.flat.shapes[eqn.ins[0]] == self.flat.shapes[eqn.outs[0]]
         return same_width and ops.is_elementwise(eqn.prim, eqn.params)
@@ -74,7 +81,7 @@ class Inference:
         return not any(issubdtype(self.flat.dtypes[v], extended) for v in eqn.outs)
 
     def empty(self, eqn: Equation) -> Plan:
-        """A value without elements is a literal that is read along its axes."""
+        """Plan a value without elements, which is translated to a literal that is broadcast along its axes."""
         for v in eqn.outs:
             self.fresh_value(v)
         return Plan("empty")
@@ -88,13 +95,13 @@ class Inference:
         return self._owner
 
     def of(self, v: int) -> list[Variables]:
-        """The axes of a value that is known already."""
+        """Return the axes of a value that has been inferred already."""
         axes = self.axes[v]
         assert axes is not None, "a value is used before it is computed"
         return axes
 
     def biggest_first(self, eqn: Equation) -> list[int]:
-        """Operand positions by size: the larger value keeps its own names."""
+        """Return the positions of operands from the largest to the smallest, so that larger values keep the names of their axes."""
         return sorted(range(len(eqn.ins)), key=lambda k: -math.prod(self.flat.shapes[eqn.ins[k]]))
 
     # elementwise
@@ -149,7 +156,7 @@ class Inference:
     # blocks
 
     def block(self, eqn: Equation) -> Plan:
-        """Pointwise axes share one index; bound axes keep their operand's names, apart from the pointwise ones."""
+        """Plan a block: pointwise axes share one index, and bound axes keep the names of their operand, distinct from pointwise ones."""
         ins, outs = [self.flat.shapes[v] for v in eqn.ins], [self.flat.shapes[v] for v in eqn.outs]
         stands: dict[tuple[str, int, int], Variables] = {}
         groups: list[Variables] = []

@@ -1,8 +1,8 @@
-"""Which axes of which values are the same index: union-find over axes, with axes that split into products.
+"""Unification of the axes of values that are the same index: union-find over axes, with axes that split into products.
 
-A *variable* stands for an axis of some value; variables that are unified are one index. Two variables that both stand in
-one value never become one. A reshape splits a variable into factors, outermost first, and every value that has
-the variable has the factors from then on.
+A *variable* represents an axis of a value; unified variables are one index. Two variables that occur in the same value are
+never unified. A reshape splits a variable into factors, outermost first, and every value with the variable has the factors from
+then on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Variables = list[int]
 
 
 class AxisTable:
-    """Variables with extents, unions and splits. All operations are amortised near-linear."""
+    """Variables with their extents, unions and splits. All operations are amortised near-linear."""
 
     def __init__(self) -> None:
         self.extent: list[int] = []
@@ -23,7 +23,7 @@ class AxisTable:
         self._apart: list[tuple[int, int]] = []
 
     def fresh(self, extent: int) -> Variables:
-        """A new axis: no variable for extent one, else one."""
+        """Return a new axis: no variable if its extent is one, else one variable."""
         if extent == 1:
             return []
         self.extent.append(extent)
@@ -32,13 +32,13 @@ class AxisTable:
         return [len(self._parent) - 1]
 
     def own(self, owner: int, axes: Iterable[Variables]) -> None:
-        """Declare that these axes stand together in one value, so that no two of them may become one."""
+        """Declare that these axes occur together in one value, so that no two of them may be unified."""
         for axis in axes:
             for leaf in self.leaves(axis):
                 self._owners[leaf].add(owner)
 
     def leaves(self, axis: Iterable[int]) -> tuple[int, ...]:
-        """The indices of an axis, outermost first."""
+        """Return the indices whose product is an axis, outermost first."""
         out: list[int] = []
         stack = list(axis)[::-1]
         while stack:
@@ -50,11 +50,11 @@ class AxisTable:
         return tuple(out)
 
     def unify(self, a: Sequence[int], b: Sequence[int]) -> None:
-        """Make two lists of axes with equally many elements the same indices, as far as they may be."""
+        """Unify two products of axes with equally many elements, as far as this is allowed."""
         self._align(a, b, merge=True)
 
     def settle(self) -> None:
-        """Give axes that were kept apart the same factors, so that reading one as the other is a renaming."""
+        """Split axes that could not be unified into the same factors, so that reading one as the other is a renaming."""
         changed = True
         while changed:
             before = len(self.extent)
@@ -73,7 +73,7 @@ class AxisTable:
         return root
 
     def _merge(self, a: int, b: int) -> None:
-        """One index from two, unless a value has both; the larger class keeps its name."""
+        """Unify two indices unless a value has both; the one with more owners keeps its name."""
         a, b = self._find(a), self._find(b)
         if a == b:
             return
@@ -87,7 +87,7 @@ class AxisTable:
         self._owners[b] = set()
 
     def _split(self, v: int, outer: int) -> tuple[int, int]:
-        """Make an index the product of two, the outer one with extent ``outer``."""
+        """Split an index into the product of two, the outer of which has extent ``outer``."""
         (first,), (second,) = self.fresh(outer), self.fresh(self.extent[v] // outer)
         self._owners[first] = set(self._owners[v])
         self._owners[second] = self._owners[v]
@@ -95,7 +95,7 @@ class AxisTable:
         return first, second
 
     def _align(self, a: Sequence[int], b: Sequence[int], merge: bool) -> None:
-        """Walk both products from the outermost factor, splitting the larger of each pair of factors."""
+        """Align two products segment by segment from the outermost factor, splitting factors and, with ``merge``, unifying them."""
         first, second = self.leaves(a), self.leaves(b)
         if first == second:
             return
@@ -107,11 +107,11 @@ class AxisTable:
                 self._align_segment(part_left, part_right, merge)
 
     def _align_segment(self, left: list[int], right: list[int], merge: bool) -> None:
-        """Both are stacks, outermost factor on top, whose factors divide each other all the way."""
+        """Align two segments, which are stacks of factors with the outermost on top and have a common refinement."""
         while left and right:
             x, y = self._top(left), self._top(right)
             p, q = self.extent[x], self.extent[y]
-            if p != q and p % q and q % p:  # a split made on the way changed the factors
+            if p != q and p % q and q % p:  # a split made meanwhile changed the factors
                 return
             if p > q:
                 left[-1:] = self._split(x, q)[::-1]
@@ -123,13 +123,13 @@ class AxisTable:
                     self._merge(x, y)
 
     def _top(self, stack: list[int]) -> int:
-        """The outermost index of a stack, which may have been split since it was put there."""
+        """Return the outermost index of a stack, which may have been split since it was pushed."""
         stack.extend(self.leaves([stack.pop()])[::-1])
         return stack[-1]
 
 
 def _segments(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
-    """How many factors of each list make equal products, piece by piece, smallest pieces first."""
+    """Divide two lists of factors into the shortest segments with equal products, and return the lengths of each pair of segments."""
     pieces: list[tuple[int, int]] = []
     i = j = 0
     while i < len(a) and j < len(b):
@@ -147,7 +147,7 @@ def _segments(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _divisible(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether two lists of factors with one product have a common refinement; both are stacks, outermost factor on top."""
+    """Whether two stacks of factors with the same product, the outermost on top, have a common refinement."""
     if 0 in a or 0 in b:
         return a == b
     left, right = list(a), list(b)
@@ -170,15 +170,17 @@ _LETTERS = "ijklmnopqrstuvwxyzabcdefgh"
 
 
 def index_names(count: int) -> list[str]:
-    """``i, j, k ... h, i2, j2 ...``"""
+    """Return the names ``i, j, k ... h, i2, j2 ...`` of ``count`` indices."""
     return [_LETTERS[n % 26] + (str(n // 26 + 1) if n >= 26 else "") for n in range(count)]
 
 
 def index_order(indices: Sequence[int], layouts: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
-    """The indices such that outer axes come before inner ones, in the largest arrays above all.
+    """Order indices such that outer axes precede inner ones, with priority to large arrays.
 
-    ``layouts`` are ``(bytes, indices from the outermost axis to the innermost)``. Layouts are obeyed from the heaviest
-    to the lightest, each as far as the heavier ones allow; ties keep the order of ``indices``.
+    Args:
+        indices: the indices; ties keep this order.
+        layouts: for each array, its bytes and its indices from the outermost axis to the innermost. Layouts are satisfied in
+            descending order of their total bytes, each as far as the earlier ones allow.
     """
     weight: dict[tuple[int, ...], int] = {}
     for size, chain in layouts:
@@ -198,7 +200,7 @@ def index_order(indices: Sequence[int], layouts: Sequence[tuple[int, Sequence[in
 
 
 def _precede(u: int, v: int, before: dict[int, int], after: dict[int, int], bit: dict[int, int], indices: Sequence[int]) -> None:
-    """Put ``u`` before ``v`` and keep both relations transitive."""
+    """Record that ``u`` precedes ``v``, and keep both relations transitive."""
     sources, targets = before[u] | bit[u], after[v] | bit[v]
     for w in _members(targets, indices):
         before[w] |= sources

@@ -1,4 +1,4 @@
-"""What a plan cannot repeat or move: side effects, references, collectives."""
+"""Operations that a plan cannot repeat or reorder: side effects, references, collectives."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from eqsat_mem.ir.jaxprs import inner_jaxprs
 
 
 def without_resultless_effects(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same function without equations that only have an effect (``jax.debug.print``, callbacks that return nothing).
+    """Return the function without equations that only have an effect (``jax.debug.print``, callbacks without results).
 
-    A derivative recomputes its function; the effects have happened when the function itself ran.
+    A derivative recomputes its function, whose effects have already happened when the function itself ran.
 
     Raises:
-        NotImplementedError: if a callback with results remains, which a recomputation would call again.
+        NotImplementedError: if a callback with results remains, which recomputation would call again.
     """
     if not closed.effects:
         return closed
@@ -31,7 +31,11 @@ def without_resultless_effects(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def refuse_references(closed: ClosedJaxpr) -> None:
-    """Raise ``NotImplementedError`` if a function makes, reads or writes references to arrays."""
+    """Refuse a function that creates, reads or writes references to arrays.
+
+    Raises:
+        NotImplementedError: if it does.
+    """
     if any(type(effect).__name__ in _OF_REFERENCES for effect in closed.effects):
         raise NotImplementedError(REFERENCES)
 
@@ -44,9 +48,14 @@ _OF_REFERENCES = ("InternalMutableArrayEffect", "ReadEffect", "WriteEffect", "Ac
 
 
 def refuse_collectives(closed: ClosedJaxpr, mesh: Collection[str] | None = None) -> None:
-    """Raise ``NotImplementedError`` if a function communicates over a named axis that it did not bind itself.
+    """Refuse a function that communicates over a named axis that it does not bind itself.
 
-    ``mesh`` has the axes that ``shard_map`` maps over here; without it, every axis from outside counts.
+    Args:
+        closed: the function.
+        mesh: the axes over which ``shard_map`` maps at this place; None refuses every axis bound outside of the function.
+
+    Raises:
+        NotImplementedError: if it communicates over such an axis.
     """
     axes = {str(effect.name) for effect in closed.effects if is_axis_name(effect)}
     if mesh is not None:
@@ -59,7 +68,7 @@ def refuse_collectives(closed: ClosedJaxpr, mesh: Collection[str] | None = None)
 
 
 def _named_axes(jaxpr: Jaxpr) -> Iterator[str]:
-    """The axes that equations name; some, such as ``ppermute``, declare no effect."""
+    """Yield the axes named by equations, some of which declare no effect, such as ``ppermute``."""
     for eqn in jaxpr.eqns:
         named = eqn.params.get("axis_name", ())
         yield from (name for name in (named if isinstance(named, tuple) else (named,)) if isinstance(name, str))
@@ -68,7 +77,7 @@ def _named_axes(jaxpr: Jaxpr) -> Iterator[str]:
 
 
 def is_axis_name(effect: Any) -> bool:
-    """Whether the effect only says that a collective reduces over a named axis."""
+    """Whether an effect only declares the use of a named axis."""
     return type(effect).__name__ == "NamedAxisEffect"
 
 
@@ -81,7 +90,7 @@ def _without(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _inside(eqn: JaxprEqn) -> JaxprEqn:
-    """The equation with the functions among its parameters freed of such effects."""
+    """Return the equation after removing such effects from the functions among its parameters."""
     if not eqn.effects:
         return eqn
     effects: set[Any] = set()
@@ -91,7 +100,7 @@ def _inside(eqn: JaxprEqn) -> JaxprEqn:
         nonlocal found
         if isinstance(value, tuple | list):
             return type(value)(map(clean, value))
-        if isinstance(value, ClosedJaxpr) and value.jaxpr is not value:  # since JAX 0.11 a jaxpr is its own
+        if isinstance(value, ClosedJaxpr) and value.jaxpr is not value:  # since JAX 0.11 a closed jaxpr is its own jaxpr
             return ClosedJaxpr(clean(value.jaxpr), value.consts)
         if isinstance(value, Jaxpr):
             found = True

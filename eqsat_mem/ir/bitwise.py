@@ -1,7 +1,7 @@
-"""Values that are compared with what was selected from them: they must have the same bits wherever they are computed.
+"""Values that are compared with elements selected from them, which must have the same bits wherever they are computed.
 
-``x == max(x)`` holds nowhere if ``x`` is computed twice and rounds differently. XLA contracts products and sums in some kernels and not in
-others, and libraries sum in an order that depends on shapes.
+``x == max(x)`` may be false everywhere if ``x`` is computed twice and rounded differently. XLA contracts multiplications and
+additions in some kernels and not in others, and libraries sum in an order that depends on shapes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
 def compared(program: Program) -> dict[int, frozenset[int]]:
-    """For each comparison of some value with one selected from it: those of its operands that are computed, floating-point numbers."""
+    """Return the comparisons of a value with a value selected from it, with their operands that must keep their bits.
+
+    Returns:
+        By comparison, those of its operands that are computed, are floating-point, and from which the other operand is selected.
+    """
     found: dict[int, frozenset[int]] = {}
     for t in program.reachable():
         term = program.terms[t]
@@ -30,7 +34,17 @@ def compared(program: Program) -> dict[int, frozenset[int]]:
 
 
 def between(program: Program, terms: Iterable[int], origin: int, t: int) -> Iterator[tuple[int, set[int]]]:
-    """The terms, of ascending ``terms``, on the ways from ``origin`` to ``t``, with those of their operands that are on them too."""
+    """Yield the terms on paths from ``origin`` to ``t``.
+
+    Args:
+        program: the program.
+        terms: the terms to consider, ascending.
+        origin: the term at which the paths begin.
+        t: the term at which they end.
+
+    Yields:
+        Each such term except ``origin``, with those of its operands that are on the paths too, except ``origin``.
+    """
     way = {origin}
     for u in terms:
         if origin < u <= t and (read := way.intersection(program.operands(u))):
@@ -48,7 +62,7 @@ def _rounds(program: Program, t: int) -> bool:
 
 
 def _selects_from(program: Program, t: int, origin: int) -> bool:
-    """Does ``t`` depend on ``origin`` by extremes, searches and elementwise operations only, so that it may equal it?"""
+    """Whether ``t`` depends on ``origin`` through extremes, blocks and elementwise operations only, so that the two may be equal."""
     stack, seen = [t], {t}
     while stack:
         term = program.terms[stack.pop()]

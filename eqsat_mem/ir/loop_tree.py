@@ -1,4 +1,4 @@
-"""Loop trees: sequences of terms and loops, and the ways to walk and rebuild them."""
+"""Loop trees: sequences of terms and loops, and functions to traverse and rebuild them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any, TypeVar
 
 @dataclass(frozen=True, eq=False)
 class Seq:
-    """Steps in order: terms, loops and nested stretches.
+    """A sequence of steps: terms, loops and nested sequences.
 
-    ``outs`` are the terms that are needed after it, ``reads`` those from outside whose arrays it reads.
+    Attributes:
+        steps: the steps in order.
+        outs: the terms computed here that are needed afterwards.
+        reads: the terms computed elsewhere whose arrays it reads.
     """
 
     steps: tuple[int | Loop | Seq, ...]
@@ -22,11 +25,15 @@ class Seq:
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """``body`` once per chunk of ``index``; ``folds`` are accumulated by their monoid, ``stacks`` written side by side.
+    """A loop that runs its body once per chunk of an index. Chunk sizes are not part of the tree: see :data:`Chunks`.
 
-    Those of ``rescaled`` are computed in the body with the level of the chunk (see
-    :class:`eqsat_mem.egraph.online_folds.Rescaled`) and accumulated with the level of all chunks so far. Chunk sizes
-    are not part of the tree: see :data:`Chunks`.
+    Attributes:
+        index: the number of the index.
+        body: the body.
+        folds: the terms whose chunks are accumulated by their monoid.
+        stacks: the terms whose chunks are written next to each other into a whole array.
+        rescaled: those of ``folds`` that the body computes with the level of the chunk (see
+            :class:`eqsat_mem.egraph.online_folds.Rescaled`) and that are accumulated with the level of all chunks so far.
     """
 
     index: int
@@ -38,25 +45,25 @@ class Loop:
 
 Step = int | Loop | Seq
 Chunks = Mapping[Loop, int]
-"""The extent of one chunk of every loop in a tree."""
+"""The chunk size of every loop in a tree."""
 Path = tuple[int, ...]
-"""Where a sequence stands in a tree: positions of steps, a loop standing for its body."""
+"""The place of a sequence in a tree: the positions of the steps that lead to it, where a loop's position leads to its body."""
 
 
 Part = TypeVar("Part", Loop, Seq)
 
 
 class Trees:
-    """Trees as they were made first, so that what is known of their parts is found again for trees that are made alike later.
+    """Hash-consing of trees: equal trees made later share the objects of the first, and thereby all results cached for them.
 
-    Parts that stand in different loops stay apart, as do parts of one tree that are alike.
+    Equal parts of different loops are not shared, and neither are equal parts of one tree.
     """
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}
 
     def first(self, seq: Seq) -> Seq:
-        """The first tree that was like this one."""
+        """Return the first tree that was equal to this one."""
         return self._seq(seq, (), Counter())
 
     def _seq(self, seq: Seq, around: tuple[Any, ...], seen: Counter[Any]) -> Seq:
@@ -77,7 +84,7 @@ class Trees:
 
 
 def made(step: Step) -> set[int]:
-    """The terms that a step defines for the steps after it (before ``outs`` restrict them)."""
+    """Return the terms that a step computes for the steps after it, before ``outs`` restricts them."""
     match step:
         case int():
             return {step}
@@ -88,7 +95,7 @@ def made(step: Step) -> set[int]:
 
 
 def regions(seq: Seq, path: Path = ()) -> Iterator[tuple[Path, Seq]]:
-    """Every sequence of a tree with its path: positions of steps, a loop standing for its body."""
+    """Yield every sequence of a tree with its path, outer before inner."""
     yield path, seq
     for k, step in enumerate(seq.steps):
         if isinstance(step, Loop):
@@ -98,7 +105,7 @@ def regions(seq: Seq, path: Path = ()) -> Iterator[tuple[Path, Seq]]:
 
 
 def loops(seq: Seq) -> Iterator[Loop]:
-    """Every loop of a tree, outer before inner."""
+    """Yield every loop of a tree, outer before inner."""
     for step in seq.steps:
         if isinstance(step, Loop):
             yield step
@@ -108,7 +115,7 @@ def loops(seq: Seq) -> Iterator[Loop]:
 
 
 def at(seq: Seq, path: Path) -> Seq:
-    """The sequence at a path."""
+    """Return the sequence at a path."""
     for k in path:
         step = seq.steps[k]
         assert not isinstance(step, int)
@@ -117,7 +124,7 @@ def at(seq: Seq, path: Path) -> Seq:
 
 
 def with_region(seq: Seq, path: Path, new: Seq) -> Seq:
-    """The tree with another sequence at ``path``."""
+    """Return the tree with the sequence at ``path`` replaced by ``new``."""
     if not path:
         return new
     step = seq.steps[path[0]]
@@ -130,7 +137,7 @@ def with_region(seq: Seq, path: Path, new: Seq) -> Seq:
 
 
 def enclosing(seq: Seq, path: Path) -> list[Loop]:
-    """The loops around the sequence at a path, outermost first."""
+    """Return the loops around the sequence at a path, outermost first."""
     around: list[Loop] = []
     for k in path:
         step = seq.steps[k]

@@ -1,7 +1,7 @@
-"""How precisely contractions are computed: as their author asked, and in full where rules make one of something else.
+"""The precision of contractions: as their author requested, and full where rules make one from other operations.
 
-XLA rounds the operands of float32 contractions to 10 bits on GPUs, and to 7 on TPUs, unless it is told otherwise; sums of products that are
-written elementwise it computes in float32 everywhere. On CPUs both are the same, so whether operands are rounded is asked of the backend.
+By default XLA rounds the operands of float32 contractions to 10 bits on GPUs and to 7 on TPUs, but computes sums of products that are
+written elementwise in float32. CPUs compute both in float32, so the backend says whether operands are rounded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ ROUNDED = ("float32", "complex64")
 
 
 def is_graded(precision: Any) -> bool:
-    """Whether a contraction's precision is one of ``lax.Precision``, of which one is stricter than another, or not given."""
+    """Whether a contraction's precision consists of ``lax.Precision`` values, which are ordered by strictness, or is not given."""
     return all(grade is None or isinstance(grade, lax.Precision) for grade in _grades(precision))
 
 
 def stricter(one: Any, other: Any) -> Any:
-    """The stricter of two graded precisions."""
+    """Return the stricter of two precisions that are graded (:func:`is_graded`)."""
     return max(one, other, key=_strictness)
 
 
@@ -31,9 +31,14 @@ def rounds(dtype: Any, precision: Any) -> bool:
 
 
 def of_rules(dtype: Any, rounds_operands: bool) -> Any:
-    """The precision of a contraction that rules make of elementwise products and sums, which are never rounded.
+    """Return the precision of a contraction that rules make from elementwise products and sums, whose operands are never rounded.
 
-    ``rounds_operands`` says whether the device rounds operands unless it is told otherwise.
+    Args:
+        dtype: the dtype of the contraction.
+        rounds_operands: whether the device rounds operands by default.
+
+    Returns:
+        :data:`FULL` if the default precision would round the operands, else None.
     """
     return FULL if rounds_operands and rounds(dtype, None) else None
 
@@ -43,5 +48,5 @@ def _grades(precision: Any) -> tuple[Any, ...]:
 
 
 def _strictness(precision: Any) -> int:
-    """The rank of the stricter operand's."""
+    """Return the rank of the stricter operand's precision."""
     return max((lax.Precision.DEFAULT if grade is None else grade).value for grade in _grades(precision))

@@ -88,6 +88,7 @@ class Program:
     passes: frozenset[str] = frozenset()
     _ids: dict[Term, int] = field(default_factory=dict, repr=False)
     _operands: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    _readers: list[list[int]] = field(default_factory=list, repr=False, compare=False)
 
     # building
 
@@ -193,6 +194,15 @@ class Program:
         if known is None:
             known = self._operands[t] = tuple(self.source_of(c) for c in children(self.terms[t]))
         return known
+
+    def readers(self, t: int) -> list[int]:
+        """The terms that read the array of a term; looked up often, and made anew for a program that has grown."""
+        if len(self._readers) != len(self.terms):
+            self._readers = [[] for _ in self.terms]
+            for reader in range(len(self.terms)):
+                for c in set(self.operands(reader)):
+                    self._readers[c].append(reader)
+        return self._readers[t]
 
     def input_bytes(self) -> list[int]:
         """Bytes of each argument."""

@@ -1,1 +1,1 @@
-"""What users read about a plan: tables, explanations, timelines, the HTML page, progress."""
+"""Reports about a plan for users: tables, explanations, timelines, the HTML page, progress."""

@@ -40,10 +40,10 @@ HIGHEST = 5
 
 
 def debug_level() -> int:
-    """The level that the environment asks for; 0 where it asks for nothing.
+    """Return the level set by ``EQSAT_MEM_DEBUG``; 0 if it is unset or empty.
 
     Raises:
-        OptionError: if the variable holds anything but a whole number from 0 to 5.
+        OptionError: if its value is not a whole number from 0 to 5.
     """
     text = os.environ.get(VARIABLE, "").strip() or "0"
     if text not in map(str, range(HIGHEST + 1)):
@@ -52,7 +52,7 @@ def debug_level() -> int:
 
 
 class Debug:
-    """A listener that writes what happens, as far as the level asks for it; inner plans are indented."""
+    """A listener that writes lines about the events of its level and of lower ones; those of inner plans are indented."""
 
     def __init__(self, level: int, stream: TextIO | None = None) -> None:
         self.level = level
@@ -116,4 +116,4 @@ LINES: tuple[tuple[type[Event], int, Callable[[Any], Iterable[str]]], ...] = (
     (Tried, 5, lambda e: [f"tried {_schedule(e.schedule)}"]),
     (Ended, 5, _source),
 )
-"""Kinds of events, the level from which on each is told of, and what is written."""
+"""Kinds of events, the lowest level at which each is reported, and the lines about it."""

@@ -1,9 +1,9 @@
-"""The names that something needs, found by leaving names out and asking again.
+"""Minimal sufficient sets of names, found by testing subsets.
 
-Each name is left out alone: those without which all the others do not suffice are needed. If these do not suffice together, the fewest of
-the others are added by halving (Junker's QuickXplain: to add k of n takes about 2 k log(n / k) questions). That asks for little, but
-supposes that more names never suffice less. A bounded search can be led astray by more rules, so the answer is checked, and where it does
-not suffice names are dropped one by one instead.
+Each name is first left out alone: those without which all the others do not suffice are needed. If the needed names do not suffice
+together, a minimal set of the others is added by divide and conquer (QuickXplain, Junker 2004: adding k of n takes about 2 k log(n / k)
+tests). This takes few tests, but assumes that a superset of a sufficient set suffices. That may be false for a bounded search with more
+rules, so the result is tested, and if it does not suffice, names are removed from the full set one by one instead.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ Enough = Callable[[frozenset[str]], bool]
 
 
 def smallest(names: Sequence[str], enough: Enough) -> list[str]:
-    """Names that are ``enough`` together, in the order of ``names``: each is missed if it is left out, of all names or of these.
+    """Return a minimal set of names that is ``enough``, in the order of ``names``.
 
-    All ``names`` together must be enough. ``enough`` is asked for some sets more than once and should remember.
+    Without any one of them, either all other ``names`` or the others of the set are not enough.
+
+    Args:
+        names: the names; all of them together must be enough.
+        enough: whether a set of names suffices. It is called for some sets more than once, so it should cache its results.
 
     >>> smallest("abcdef", lambda some: {"b", "e"} <= some)
     ['b', 'e']
@@ -34,7 +38,7 @@ def smallest(names: Sequence[str], enough: Enough) -> list[str]:
 
 
 def _fewest(given: frozenset[str], names: Sequence[str], enough: Enough) -> list[str]:
-    """The names that ``given`` lacks, given that with all of ``names`` it is enough."""
+    """Return the names to be added to ``given``, which is enough together with all of ``names``."""
     if not names or enough(given):
         return []
     if len(names) == 1:

@@ -1,4 +1,4 @@
-"""Memory over the points of a program, before and after, drawn by matplotlib, which is an optional extra."""
+"""Plots of memory over the steps of a program, as written and as planned, drawn by matplotlib, which is an optional extra."""
 
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ from eqsat_mem.units import UNITS, format_bytes
 
 FILL, EDGE, LOOP, LIMIT = "#9ecae1", "#3182bd", "#636363", "#de2d26"
 FAR = 3.0
-"""How many times the peak a limit may be and still be drawn: above, the curve would be flat."""
+"""The largest multiple of the peak at which a limit is drawn: with a larger one, the curve would look flat."""
 BINARY = ("GiB", "MiB", "KiB")
 
 
 def draw(name: str, before: Sequence[Point], after: Sequence[Point], limit_bytes: int, path: str | PathLike[str] | None) -> Any:
-    """The figure: one panel per timeline, each on its own scale, with loops as bars under the curve and the limit as a line.
+    """Draw one panel per timeline, each on its own scale, with loops as bars under the curve and the limit as a line.
+
+    Args:
+        name: the name of the function, for the titles.
+        before: the timeline of the program as written.
+        after: the timeline of the plan.
+        limit_bytes: the memory limit, in bytes.
+        path: the file in which to save the figure; None shows it in a window.
+
+    Returns:
+        The ``matplotlib`` figure.
 
     Raises:
         ModuleNotFoundError: if matplotlib is not installed.
@@ -31,7 +41,7 @@ def draw(name: str, before: Sequence[Point], after: Sequence[Point], limit_bytes
     for panel, (title, points) in zip(figure.subplots(2, 1), (("as written", before), ("as planned", after)), strict=True):
         _panel(panel, f"{name} {title}", points, limit_bytes)
     if path is None:
-        if pyplot.get_backend().lower() != "agg":  # it has no window
+        if pyplot.get_backend().lower() != "agg":  # agg has no windows
             pyplot.show()
     else:
         figure.savefig(path)
@@ -74,7 +84,10 @@ def _where(point: Point) -> str:
 
 
 def loop_spans(points: Sequence[Point]) -> Iterator[tuple[int, int, int, str]]:
-    """The loops of a timeline: depth, first point, point after the last, and index; loops that touch count as one."""
+    """Yield the loops of a timeline: depth, first point, point after the last, and index.
+
+    Adjacent loops over the same indices count as one.
+    """
     deepest = max((len(point.loops) for point in points), default=0)
     for depth in range(deepest):
         for loops, group in groupby(enumerate(points), key=lambda pair: pair[1].loops[: depth + 1]):

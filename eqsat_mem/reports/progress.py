@@ -1,4 +1,4 @@
-"""Progress on a terminal while planning takes longer than a second: one line on stderr that is rewritten, and wiped at the end."""
+"""Progress on a terminal when planning takes longer than a second: one line on stderr that is rewritten, and erased at the end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from eqsat_mem.events import Began, Ended, Event, Explaining, StageBegan, Tried,
 from eqsat_mem.reports.debug import Debug, debug_level
 
 PATIENCE_S = 1.0
-"""Seconds after which the line appears."""
+"""The seconds after which the line appears."""
 INTERVAL_S = 0.2
-"""Seconds between two lines."""
+"""The seconds between two updates of the line."""
 WIPE = "\r\x1b[K"
-"""What empties the terminal's line."""
+"""The characters that erase the terminal's line."""
 
 
 class Progress:
-    """A listener that knows what planning is at; :meth:`line` says it."""
+    """A listener that follows the progress of planning, which :meth:`line` describes."""
 
     def __init__(self, name: str) -> None:
         self.name, self.stage = name, "trace"
@@ -42,7 +42,7 @@ class Progress:
                 self.stage, self.searches = "explaining", event.searches
 
     def line(self) -> str:
-        """What planning is at, in one line."""
+        """Return the progress of planning in one line."""
         done = f"{self.searches} searches" if self.searches else f"{self.trees} loop trees" if self.trees else ""
         words = [self.name, self.stage, done, f"{time.perf_counter() - self.started:.0f} s"]
         return ", ".join(word for word in words if word)
@@ -50,10 +50,15 @@ class Progress:
 
 @contextmanager
 def watched(name: str) -> Iterator[None]:
-    """Inside, planning is shown: at the level of ``EQSAT_MEM_DEBUG``, and as progress where stderr is a terminal.
+    """Report on planning inside the context: at the level of ``EQSAT_MEM_DEBUG`` if it is set, else as progress on a terminal.
+
+    Nothing is reported if another listener is active.
+
+    Args:
+        name: the name of the planned function.
 
     Raises:
-        OptionError: if ``EQSAT_MEM_DEBUG`` holds no level.
+        OptionError: if the value of ``EQSAT_MEM_DEBUG`` is not a level.
     """
     level = debug_level()
     with ExitStack() as stack:
@@ -67,7 +72,7 @@ def watched(name: str) -> Iterator[None]:
 
 @contextmanager
 def on_terminal(name: str) -> Iterator[None]:
-    """Inside, progress is shown if stderr is a terminal."""
+    """Show progress inside the context if stderr is a terminal."""
     if not _is_terminal(sys.stderr):
         yield
         return
@@ -76,7 +81,7 @@ def on_terminal(name: str) -> Iterator[None]:
 
 
 def _is_terminal(stream: Any) -> bool:
-    """False, too, where a script has closed stderr, or put in its place what has no more than ``write``."""
+    """Whether a stream is a terminal; False if a script has closed it or replaced it with an object without ``isatty``."""
     with suppress(AttributeError, ValueError):
         return bool(stream.isatty())
     return False
@@ -84,7 +89,16 @@ def _is_terminal(stream: Any) -> bool:
 
 @contextmanager
 def shown(progress: Progress, stream: TextIO, patience_s: float = PATIENCE_S, interval_s: float = INTERVAL_S) -> Iterator[None]:
-    """Write the line again and again, from a thread: some steps of egglog and XLA take long and tell nothing."""
+    """Rewrite the line of ``progress`` periodically inside the context.
+
+    A thread writes it, because some steps of egglog and XLA take long without sending events.
+
+    Args:
+        progress: the listener.
+        stream: the terminal.
+        patience_s: seconds after which the line appears.
+        interval_s: seconds between two updates.
+    """
     done = threading.Event()
 
     def write() -> None:

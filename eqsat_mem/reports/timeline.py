@@ -1,4 +1,4 @@
-"""Memory over the points of a program: what is held while each of its steps runs, loop bodies once."""
+"""Memory over the steps of a program: the values held while each step runs, with loop bodies once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from eqsat_mem.schedule.search import Schedule
 
 @dataclass(frozen=True)
 class Point:
-    """A step of a program, and what is held while it runs.
+    """A step of a program, and the memory held while it runs.
 
     Attributes:
-        what: the value that the step makes, by its operation and indices; or what happens.
+        what: a description of the step: the operation and indices of the value that it computes, or another event.
         place: the user's file, line and function, or empty.
-        nbytes: bytes held, arguments and outputs included.
-        held: the values among these besides arguments, with their bytes.
-        terms: the values that the step makes.
-        loops: the indices of the loops around it, outermost first; a loop's body appears once.
+        nbytes: the bytes held, including arguments and outputs.
+        held: the terms held other than arguments, with their bytes.
+        terms: the terms that the step computes.
+        loops: the names of the indices of the enclosing loops, outermost first.
     """
 
     what: str
@@ -34,7 +34,7 @@ class Point:
 
 @dataclass(frozen=True)
 class _Outside:
-    """What is held around a region, and the loops around it."""
+    """The memory held around a region, and the loops around it."""
 
     nbytes: int
     held: dict[int, int] = field(default_factory=dict)
@@ -42,10 +42,10 @@ class _Outside:
 
 
 def timeline(s: Schedule) -> list[Point]:
-    """The points of a schedule in the order of the program; the largest is its predicted peak.
+    """Return the points of a schedule in program order; the largest has its predicted peak.
 
-    A loop's results are there, whole, from its first step on. What a program holds as written inside the body of a ``scan`` that is planned
-    is not known step by step, and stands at the largest point.
+    The results of a loop are held whole from its first step on. The memory that a planned body of a ``scan`` holds as written is not
+    known step by step, so it is added to the largest point only.
     """
     memory = Memory(s.ex, s.backend)
     extents = memory.full_extents()
@@ -57,7 +57,7 @@ def timeline(s: Schedule) -> list[Point]:
 
 
 def _points(s: Schedule, memory: Memory, seq: Seq, extents: Extents, outside: _Outside) -> Iterator[Point]:
-    """The points of a region."""
+    """Yield the points of a region."""
     program, region = memory.ex.program, memory.footprint(seq, extents)
     for position, (step, around) in enumerate(zip(region.kept, region.around, strict=True)):
         now = replace(outside, nbytes=outside.nbytes + around, held={**outside.held, **dict(region.live(position))})

@@ -1,1 +1,1 @@
-"""Loop trees: the search for the fastest one whose predicted peak fits, and the models of memory and time that it asks."""
+"""The search for the fastest loop tree whose predicted peak fits the limit, with its models of memory and time."""

@@ -28,6 +28,7 @@ from eqsat_mem.schedule.weights import BASE, Weights
 
 if TYPE_CHECKING:
     from eqsat_mem.schedule.fusion import Fused
+    from eqsat_mem.schedule.tiles import Tile
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,7 @@ class Kernel:
     Attributes:
         ex: the program with what rules allow.
         step: the term that the kernel keeps.
+        members: the terms that it computes, ascending.
         operands: the kept values that it reads.
         extents: the extents of all indices where it runs.
         nbytes: bytes of its result.
@@ -48,6 +50,7 @@ class Kernel:
 
     ex: Extraction
     step: int
+    members: Sequence[int]
     operands: Collection[int]
     extents: Sequence[int]
     nbytes: int
@@ -117,10 +120,16 @@ class Backend:
     """Whether operands of float32 contractions are rounded unless full precision is asked for."""
     runs_remainder_beside: ClassVar[bool] = False
     """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
+    loops_beside_outputs: ClassVar[bool] = False
+    """Whether bodies of loops take no memory of outputs that are not written yet."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
     """Block operations inside which XLA computes elementwise operands."""
     room_toll: ClassVar[float] = 0.02
     """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
+    repeats: ClassVar[int] = 1
+    """How many kernels at most compute a short fold that they all read, so that it is not materialised."""
+    adds_in_place: ClassVar[bool] = False
+    """Whether a contraction over chunks adds to the sum of those before as it is computed: then it has no result of its own."""
     needless_rules: ClassVar[tuple[str, ...]] = ("augmented",)
     """Rules, or files of rules, that do not help this compiler: additions to a contraction's result are fused with what follows."""
     unrolled_elements: ClassVar[int] = 16
@@ -150,6 +159,17 @@ class Backend:
         """The same target with only those idioms that keep every bit of the operations that they replace."""
         return self
 
+    def variants(self, program: Program) -> tuple[Self, ...]:
+        """The targets that a program is searched for: with tile kernels and without, if they may be of use to it.
+
+        Both, since what tile kernels compute inside is held, or computed several times, where none is faster.
+        """
+        return (self,)
+
+    def without_tiles(self) -> Self:
+        """The same target whose folds are never tile kernels: what a program as its author wrote it runs on."""
+        return self
+
     def cautious(self) -> Self | None:
         """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""
         return None
@@ -161,16 +181,24 @@ class Backend:
         term = ex.program.terms[t]
         return alone or (isinstance(term, Map) and self.is_cheap(ex.program, t))
 
-    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
-        """Whether a fold over so many elements, not unrolled, is computed inside the kernel ``end``, which alone needs it."""
-        return extent <= SMALL_FOLD
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
+        """Whether a fold over so many elements, not unrolled, is computed inside the fold or kernel ``reader``.
+
+        ``alone``: no other needs it. Where several do, they are no more than :attr:`repeats`.
+        """
+        return alone and extent <= SMALL_FOLD
+
+    def computes_in_tiles(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
+        """Whether a fold or contraction over so many elements is computed inside each of the kernels ``ends``, being tile kernels."""
+        return False
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         """Whether a block operation is computed inside elementwise kernels that read it, and inside folds."""
         return name == "slice" and not into_folds
 
-    def takes_in(self, term: Term) -> bool:
+    def takes_in(self, program: Program, t: int) -> bool:
         """Whether an operation computes elementwise operands inside itself."""
+        term = program.terms[t]
         return isinstance(term, Map | Fold) or (isinstance(term, Block) and term.call.prim.name in self.fused_blocks)
 
     def is_cheap(self, program: Program, t: int) -> bool:
@@ -193,6 +221,10 @@ class Backend:
         """The kernels of a region in the order in which they run, with the copies that the compiler makes."""
         return fused
 
+    def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:
+        """The kernel of ``step``, which computes ``members``, as a tile kernel; None where there is none, or it is slower."""
+        return None
+
     # memory
 
     def width(self, ex: Extraction, t: int, contracted: bool) -> int:
@@ -214,8 +246,8 @@ class Backend:
         """
         return 0
 
-    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
-        """Whether an elementwise result can be written into the buffer of ``t``, of its size, which dies there."""
+    def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
+        """Whether the elementwise result ``step`` can be written into the buffer of ``t``, of its size, which dies there."""
         return True
 
     # time
@@ -295,7 +327,7 @@ class Backend:
             avals: the arguments; they have ``shape`` and ``dtype``.
             donate: positions of donated arguments.
             optimise: whether the program is going to be run. Otherwise machine code may be slower and sooner there; the program
-                holds the same (some hundred bytes more for a scatter on XLA:CPU).
+                holds the same.
             limit: bytes beyond which it does not matter how many they are.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Chunk sizes: those that a loop may have, and which loops of a tree get theirs together."""
+"""Chunk sizes: the candidates for a loop, and the loops of a tree whose sizes are chosen together."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from typing import Any
 from eqsat_mem.ir.loop_tree import Chunks, Loop
 
 FEW_LOOPS = 32
-"""Up to so many loops of a tree, or groups of loops that are alike, get their chunk sizes one by one."""
+"""The most loops of a tree, or groups of similar loops, whose chunk sizes are chosen individually."""
 
 
 def same_loop(loop: Loop) -> Any:
-    """What is the same of a loop in another tree."""
+    """Return a key that identifies a loop across trees: its index, folds and stacks."""
     return loop.index, loop.folds, loop.stacks
 
 
 def tied(some: Sequence[Loop], chunks: Chunks) -> list[list[Loop]]:
-    """The loops of a tree one by one; where there are many, as in deep networks, loops over one index that are alike together."""
+    """Group the loops of a tree whose chunk sizes are chosen together.
+
+    Each loop is a group of its own; if there are many loops, as in deep networks, similar loops over the same index are one group.
+
+    Args:
+        some: the loops.
+        chunks: their present chunk sizes; loops with different sizes are in different groups.
+    """
 
     def exactly(loop: Loop) -> Any:
         return loop.index, chunks[loop], len(loop.folds), len(loop.stacks), len(loop.body.steps)
@@ -38,7 +45,7 @@ def tied(some: Sequence[Loop], chunks: Chunks) -> list[list[Loop]]:
 
 @cache
 def ladder(extent: int) -> list[int]:
-    """Chunk sizes to try, ascending: near powers of two, divisors of the extent where one is near (no remainder to run)."""
+    """Return the chunk sizes to try for an extent, ascending: near each power of two, a divisor of the extent if one is close."""
     sizes = {1}
     power = 2
     while 2 * power <= extent:
@@ -49,5 +56,5 @@ def ladder(extent: int) -> list[int]:
 
 
 def first_chunk(steps: Sequence[int]) -> int:
-    """Where the search for a chunk size starts."""
+    """Return the size at which the search for a chunk size starts: the closest to 128."""
     return min(steps, key=lambda c: (abs(c - 128), c))

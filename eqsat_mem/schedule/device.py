@@ -1,4 +1,4 @@
-"""Figures of a device."""
+"""The profile of a device."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Device:
-    """Figures of a device: work per second, all cores together.
+    """The figures of a device for the roofline model (Williams, Waterman and Patterson, 2009). Rates are those of all cores together.
 
     Attributes:
-        name: how reports call the device.
-        flops: multiplications and additions per second of float32 contractions computed in full.
-        narrow_flops: those of two-byte contractions; contractions whose operands are rounded
-            (:mod:`eqsat_mem.ir.precision`) run at half of it.
+        name: the name of the device in reports.
+        flops: multiplications and additions per second of float32 contractions with unrounded operands.
+        narrow_flops: those of contractions of two-byte numbers; contractions whose operands are rounded
+            (:mod:`eqsat_mem.ir.precision`) run at half this rate.
         elements: elementwise additions of 4-byte numbers per second.
-        levels: pairs of a capacity in bytes and the bytes per second of data that fits it, smallest first; the last is main
-            memory.
-        tile_level: the level at which tiles of loops are assumed to stay when programs are extracted.
+        levels: for each level of memory, its capacity in bytes and the bytes per second of data that fits it, smallest first; the last
+            is main memory.
+        tile_level: the number of the level in which tiles are assumed to stay when programs are extracted.
         kernel_s: seconds to launch a kernel.
-        iteration_s: seconds for one more turn of a loop.
-        reduce_weight: additions that folding one element takes.
+        iteration_s: seconds of overhead per iteration of a loop.
+        reduce_weight: the cost of folding one element, in elementwise additions.
         short_reduce_weight: the same along an axis of fewer than :attr:`eqsat_mem.schedule.backend.Backend.short_fold` elements.
-        matrix_cores: units to which the rows of a contraction are distributed.
-        reused_bytes: an allocation of at least so many bytes is new memory in every run.
-        fresh_rate: bytes per second at which the system hands out new memory.
+        matrix_cores: the number of units to which the rows of a contraction are distributed.
+        reused_bytes: an allocation of at least this many bytes is new memory in every run.
+        fresh_rate: bytes per second at which the system provides new memory.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Device:
     fresh_rate: float
 
     def level(self, working_set: float) -> int:
-        """The first level of the memory that holds so many bytes, or the last."""
+        """Return the number of the first level of memory that holds a working set, given its bytes; the last level if none does."""
         return next((k for k, (capacity, _) in enumerate(self.levels) if working_set <= capacity), len(self.levels) - 1)
 
     def bandwidth(self, working_set: float) -> float:
-        """Bytes per second of data of so many bytes."""
+        """Return the bytes per second at which a working set is read, given its bytes."""
         return self.levels[self.level(working_set)][1]
 
     def fresh_s(self, allocated: float) -> float:
-        """Seconds that the system takes to hand out an allocation of so many bytes."""
+        """Return the seconds that the system takes to provide an allocation, given its bytes; zero if memory is reused."""
         return allocated / self.fresh_rate if allocated >= self.reused_bytes else 0.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Fold, Map, Rename, Term, children
+from eqsat_mem.ir import Block, Dot, Fold, Map, Rename, Term, children
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.split import has_effects
@@ -117,23 +117,32 @@ def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], back
     """
     virtual: set[int] = set()
     ends: dict[int, frozenset[int]] = {}
+    folded: dict[int, frozenset[int]] = {}
     again = {t for t in terms if any(_rereads(ex.program.terms[u], backend) for u in users[t])}
     for t in reversed(terms):
         into = frozenset().union(*(ends.get(u, frozenset([u])) for u in users[t]))
-        if _is_virtual(ex, t, users[t], into, again, backend):
+        first = frozenset().union(*(folded.get(u, frozenset([u])) for u in users[t]))
+        if _is_virtual(ex, t, users[t], into, first, again, backend):
             virtual.add(t)
             ends[t] = into
+            if not isinstance(ex.program.terms[t], Fold) or ex.unrolls.get(t):
+                folded[t] = first
     return virtual
 
 
-def _is_virtual(ex: Extraction, t: int, users: list[int], ends: frozenset[int], again: set[int], backend: Backend) -> bool:
-    """Whether ``t`` is not materialised; ``ends`` are the kernels that compute it if so, ``again`` those that run more than once."""
+def _is_virtual(
+    ex: Extraction, t: int, users: list[int], ends: frozenset[int], first: frozenset[int], again: set[int], backend: Backend
+) -> bool:
+    """Whether ``t`` is not materialised; ``ends`` are the kernels that compute it if so, ``again`` those that run more than once.
+
+    ``first`` are the folds and kernels that values made of it reach first.
+    """
     program, term = ex.program, ex.program.terms[t]
     if not users:
         return not has_effects(term)
     if t in ex.exact and len(ends) > 1:  # two kernels may round it differently
         return False
-    if not all(backend.takes_in(program.terms[u]) for u in users):
+    if not all(backend.takes_in(program, u) for u in users):
         return False
     if isinstance(term, Map) and not backend.is_cheap(program, t) and ends & again:
         return False
@@ -144,10 +153,13 @@ def _is_virtual(ex: Extraction, t: int, users: list[int], ends: frozenset[int], 
             return backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
             return alone or backend.is_cheap(program, t)
+        case Fold() | Dot() if not ex.unrolls.get(t) and backend.computes_in_tiles(ex, program.extent(term.over), ends):
+            return True
         case Fold():
-            if not alone or ex.unrolls.get(t):
+            if ex.unrolls.get(t):
                 return alone
-            return backend.fuses_fold(ex, t, program.extent(term.over), program.terms[next(iter(ends))])
+            few = len(first) <= backend.repeats
+            return few and all(backend.fuses_fold(ex, t, program.extent(term.over), reader, alone) for reader in first)
         case Block():
             readers = [program.terms[e] for e in ends]
             into_folds = any(isinstance(e, Fold) for e in readers)

@@ -1,4 +1,4 @@
-"""How source is written for a compiler."""
+"""The idioms of emitted source that depend on the compiler."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockSource:
-    """Source of a block operation that replaces the operation table's.
+    """A backend's source of a block operation, which replaces that of the operation table.
 
     Attributes:
         text: as :attr:`eqsat_mem.ir.ops.BlockOp.text`; None keeps the table's.
-        in_order: replaces ``text`` where operands have the axes of the call in its order already, none of extent one.
-        helpers: functions that the source may call, which the emitted program then defines.
+        in_order: replaces ``text`` if operands already have the axes of the call in its order, none of them of extent one.
+        helpers: the functions that the source may call, which the emitted program then defines.
     """
 
     text: Text | None = None
@@ -30,34 +30,59 @@ class BlockSource:
 
 
 class Idioms:
-    """How emitted source is written for a compiler. The base writes every operation as JAX spells it."""
+    """The idioms of emitted source for a compiler. This base class writes every operation as plain JAX."""
 
     sums_lone_axes: ClassVar[bool] = False
-    """Whether sums also fold axes of extent one that stay, which are put back afterwards."""
+    """Whether sums also fold the axes of extent one that their result has, which are restored afterwards."""
 
     def fenced(self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int]) -> frozenset[int]:
-        """The values of a region behind which the compiler must not continue a fusion; ``rescaled`` are combined in a loop."""
+        """Return the values of a region after which the compiler must not continue a fusion.
+
+        Args:
+            ex: the program.
+            seq: the region.
+            fused: the kernels of the region.
+            rescaled: the folds of the region that the enclosing loop rescales when it combines them.
+        """
         return frozenset()
 
     def fence(self, text: str, dtype: Any) -> str:
-        """A value, so written that all its readers get the same bits and no fusion continues behind it."""
+        """Return source of a value that ends fusion and gives all its readers the same bits.
+
+        Args:
+            text: source of the value.
+            dtype: its dtype.
+        """
         return text
 
     def turned(self, ex: Extraction) -> frozenset[int]:
-        """The values that the compiler would bring into another order of axes for operations that read them, whole, ahead of loops."""
+        """Return the values of which the compiler would hoist a transposed copy of the whole array out of the loops that read them."""
         return frozenset()
 
     def slice(self, array: str, start: str, size: str, axis: int, dtype: Any, turned: bool) -> str:
-        """A chunk of an array that a loop reads; ``turned`` says whether it is read in another order of axes than it is stored in."""
+        """Return source of the chunk of an array that a loop reads.
+
+        Args:
+            array: source of the array.
+            start: source of the first position of the chunk.
+            size: source of the number of positions.
+            axis: the axis.
+            dtype: the dtype of the array.
+            turned: whether the array is read in another order of axes than it is stored in.
+        """
         return f"lax.dynamic_slice_in_dim({array}, {start}, {size}, {axis})"
 
     def swaps_operands(self, contracted_last: bool, rows: int, columns: int, depth: int) -> bool:
-        """Whether a contraction of ``rows`` x ``depth`` by ``depth`` x ``columns`` is written with its operands exchanged.
+        """Whether a contraction is written with its operands exchanged.
 
-        ``contracted_last`` says whether the left operand has the contracted axis last.
+        Args:
+            contracted_last: whether the left operand has the contracted axis last.
+            rows: the extent of the left operand's own axes.
+            columns: the extent of the right operand's own axes.
+            depth: the extent of the contracted axes.
         """
         return False
 
     def block(self, name: str) -> BlockSource:
-        """What replaces the operation table's source of a primitive."""
+        """Return the source that replaces the operation table's for a primitive."""
         return BlockSource()

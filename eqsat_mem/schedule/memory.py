@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Self
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Call, Const, Dot, Input, Map, Program, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
-from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, regions
+from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made, regions
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
 from eqsat_mem.schedule.strided_reads import Columns
@@ -128,9 +128,16 @@ class Memory:
             return 0, 0
         term, size = self.ex.program.terms[step], self.size(step, extents)
         if step not in seq.outs or seq in self._sliced_along or step in self.fused(seq).last_use:
-            return size, 0
+            return (0 if self._is_added(step, seq) else size), 0
         stored = self.stored(step, extents)
         return stored, size if isinstance(term, Dot) and stored < size else 0
+
+    def _is_added(self, step: int, seq: Seq) -> bool:
+        """Whether a contraction adds to the sum of a loop as it is computed."""
+        term, along = self.ex.program.terms[step], self._sliced_along.get(seq)
+        if not self.backend.adds_in_place or along is None or not isinstance(term, Dot):
+            return False
+        return step in seq.outs and step not in self.fused(seq).last_use and bool(term.over >> along & 1)
 
     def size(self, t: int, extents: Extents) -> int:
         """Bytes of a value at the given extents of its indices."""
@@ -255,6 +262,8 @@ class Memory:
                 scratch += self._slices(seq, fused.operands[position], extents, live) + self._ahead(step, seq, extents)
             elif seq in self._sliced_along:
                 self._sliced_along[step] = self._sliced_along[seq]
+            if not isinstance(step, int):
+                scratch += self._outputs_ahead(seq, live.keys() | made(step))
             around.append(total + sum(new.values()) - self._taken_over(step, new, dying, live, extents) + scratch)
             if isinstance(step, Seq):
                 new = {t: self.size(t, extents) for t in step.outs}
@@ -266,6 +275,12 @@ class Memory:
             for t in [*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)]:
                 total -= live.pop(t)
         return Footprint(fused.kept, tuple(around), tuple(lives))
+
+    def _outputs_ahead(self, seq: Seq, there: Collection[int]) -> int:
+        """Bytes of the program's outputs that a region makes after a loop, where the loop cannot use their memory."""
+        if not self.backend.loops_beside_outputs or seq in self._sliced_along:
+            return 0
+        return sum(self.stored(t, self.full_extents()) for t in {o.term for o in self.ex.program.outputs} & seq.outs - set(there))
 
     def beside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> int:
         """What a remainder holds beside the only whole chunk: there is no loop then, and the backend may run both at once."""
@@ -307,7 +322,7 @@ class Memory:
         """Bytes that an elementwise result does not need because an operand of its size dies here."""
         if not isinstance(step, int) or not isinstance(self.ex.program.terms[step], Map):
             return 0
-        return new[step] if any(live[t] == new[step] and self.backend.can_take_over(self.ex, t, extents) for t in dying) else 0
+        return new[step] if any(live[t] == new[step] and self.backend.can_take_over(self.ex, t, step, extents) for t in dying) else 0
 
     def _copied_reads(self, step: int, members: tuple[int, ...]) -> Iterable[int]:
         """The operands that a kernel reads from a copy if they are slices of a loop; widened ones are counted as such already."""

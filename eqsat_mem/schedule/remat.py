@@ -6,7 +6,7 @@ its next use. Moves are made in order of bytes saved at the peak per second of w
 fits; what was computed again is never moved once more.
 
 A compiler would merge the second computation with the first, or run it as early as it can. The backend's *tie* keeps them apart: it
-makes an operand of the second computation depend on a value that exists only late (:class:`eqsat_mem.schedule.idioms.Tie`). Where a
+makes an operand of the second computation depend on a value that exists only late (:class:`eqsat_mem.schedule.ties.Tie`). Where a
 backend knows no such tie, nothing is rematerialised.
 """
 

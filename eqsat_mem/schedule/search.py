@@ -21,7 +21,7 @@ from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder, same_loop, tied
 from eqsat_mem.schedule.cost_model import arithmetic_s
-from eqsat_mem.schedule.memory import Extents, Peak, within
+from eqsat_mem.schedule.memory import Extents, Memory, Peak, within
 from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region, split
 from eqsat_mem.schedule.timing import Known, Timing
 
@@ -125,7 +125,7 @@ def _distinct(found: Iterable[tuple[Schedule, Schedule]]) -> list[tuple[Schedule
 
 def unscheduled(ex: Extraction, backend: Backend) -> Schedule:
     """A program as its author wrote it, to be emitted: nothing is predicted."""
-    return Schedule(ex, backend, region(ex), {}, 0, 0.0)
+    return Schedule(ex, backend.without_tiles(), region(ex), {}, 0, 0.0)
 
 
 def straight(ex: Extraction, backend: Backend, emitted: bool = True) -> Schedule:
@@ -190,7 +190,9 @@ class Search:
 
     def unmodified(self) -> Schedule:
         """The program run as it is written, not as emitted source."""
-        return replace(self.straight, seconds=Timing(self.memory, emitted=False).total(self.straight.seq, {}))
+        plain, s = self.backend.without_tiles(), self.straight
+        memory = self.memory if plain == self.backend else Memory(self.ex, plain)
+        return replace(s, backend=plain, peak_bytes=memory.total(s.seq, {}), seconds=Timing(memory, emitted=False).total(s.seq, {}))
 
     # chunk sizes
 

@@ -1,15 +1,15 @@
-"""The one transformation that makes loop trees: splitting a region along an index.
+"""The only transformation that makes loop trees: splitting a region along an index.
 
-A region is a straight sequence of terms. Splitting it along index ``i`` puts each term in one of three classes:
+A region is a straight-line sequence of terms. Splitting it along index ``i`` assigns each term one of three kinds:
 
 - *slice*: ``i`` is free in it and it may be computed slice by slice;
 - *fold*: it folds ``i`` and may be accumulated chunk by chunk;
-- *whole*: everything else.
+- *whole*: all other terms.
 
-Its phase is the number of finished loops over ``i`` it has to wait for: the maximum over its operands of the
-operand's phase, plus one where the operand is a fold over ``i`` or a slice that is needed whole. One loop per phase computes that
-phase's folds (accumulated) and the slices somebody needs whole (stacked), and recomputes the slices of earlier phases that it reads.
-Whole terms run between the loops. Bodies and the stretches between loops are regions again.
+The phase of a term is the number of loops over ``i`` that must finish before it can be computed: the maximum over its operands of
+the operand's phase, plus one if the operand is a fold over ``i`` or a slice that is needed whole. One loop per phase accumulates its folds,
+stacks the slices that are needed whole, and recomputes the earlier slices that it reads. Whole terms are computed between the
+loops. Loop bodies and the sequences between loops are regions again.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from eqsat_mem.ir.loop_tree import Loop, Seq, Step, made
 from eqsat_mem.ir.ops import Selection, block_op, picks
 
 MOST_AGAIN = 4
-"""How often, on average, the loops of a split may compute a term of its region: in a deep program whose every loop starts from the
-arguments that grows with the depth."""
+"""The largest average number of loops of a split that compute the same term of its region. In a deep program in which every loop starts
+from the arguments, this number grows with the depth."""
 
 
 class Kind(Enum):
-    """How a term behaves under a loop over one index."""
+    """The behaviour of a term in a loop over one index."""
 
     SLICE = "slice"
     FOLD = "fold"
@@ -44,7 +44,7 @@ class Kind(Enum):
 
 
 def region(ex: Extraction) -> Seq:
-    """The whole program as one straight region."""
+    """Return the whole program as one straight-line region."""
     program = ex.program
     needed = sorted(_with_all_picked(program, program.reachable()))
     steps = tuple(t for t in needed if not is_leaf(program.terms[t]) and not isinstance(program.terms[t], Rename))
@@ -53,14 +53,14 @@ def region(ex: Extraction) -> Seq:
 
 
 def _with_all_picked(program: Program, terms: Iterable[int]) -> set[int]:
-    """``terms`` with all results of operations that pick elements: those of chunks are combined together, whichever of them is used."""
+    """Add to ``terms`` all results of operations that select elements: those of chunks are combined together even if not all are used."""
     calls = {(id(term.call), term.args) for t in terms if isinstance(term := program.terms[t], Block) and term.call.folds}
     every = enumerate(program.terms if calls else ())
     return {*terms, *(t for t, term in every if isinstance(term, Block) and (id(term.call), term.args) in calls)}
 
 
 def _picked_together(program: Program, terms: Iterable[int]) -> list[list[int]]:
-    """The results of each operation that picks elements."""
+    """Return the results of each operation that selects elements."""
     calls: dict[Any, list[int]] = {}
     for t in terms:
         term = program.terms[t]
@@ -70,12 +70,12 @@ def _picked_together(program: Program, terms: Iterable[int]) -> list[list[int]]:
 
 
 def straight(program: Program, terms: tuple[int, ...], outs: frozenset[int] = frozenset()) -> Seq:
-    """A sequence of terms."""
+    """Return a straight-line sequence of terms, of which ``outs`` are needed afterwards."""
     return Seq(terms, outs, frozenset(c for t in terms for c in program.operands(t)).difference(terms))
 
 
 def kind_of(ex: Extraction, t: int, i: int) -> Kind:
-    """How term ``t`` behaves under a loop over ``i``."""
+    """Return the behaviour of term ``t`` in a loop over index ``i``."""
     program, term = ex.program, ex.program.terms[t]
     if program.free[t] >> i & 1:
         if ex.splits.get(t, 0) >> i & 1:
@@ -86,7 +86,7 @@ def kind_of(ex: Extraction, t: int, i: int) -> Kind:
 
 
 def gathers(ex: Extraction, t: int, operand: int, i: int) -> bool:
-    """Does any slice of ``t`` along ``i`` need ``operand`` whole along ``i``?"""
+    """Whether a slice of ``t`` along index ``i`` needs its operand ``operand`` whole along ``i``."""
     term, view = ex.program.terms[t], ex.program.terms[operand]
     if isinstance(view, Rename) and any(s == i for s, _ in view.pairs):
         return True
@@ -95,12 +95,12 @@ def gathers(ex: Extraction, t: int, operand: int, i: int) -> bool:
 
 @dataclass(frozen=True)
 class Choices:
-    """What a split leaves open.
+    """The free choices of a split.
 
     Attributes:
-        keep: slices to be stacked by the loop of their phase rather than recomputed by the loops of later phases.
-        sink: whole terms to be computed again in every turn of the loops that read them, so that those can be split further.
-        small: terms that are as well computed whole as long as what they read is there whole.
+        keep: the slices to be stacked by the loop of their phase rather than rematerialised by the loops of later phases.
+        sink: the whole terms to be recomputed in every turn of the loops that read them, so that these loops can be split further.
+        small: the terms that may be computed whole if all their operands are whole.
     """
 
     keep: frozenset[int] = frozenset()
@@ -109,12 +109,23 @@ class Choices:
 
 
 def split(ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()) -> Seq | None:
-    """``seq`` as loops over index ``i`` with whole stretches between them; None if no loop would do anything, or all would do too much."""
+    """Split a region into loops over an index, with sequences of whole terms between them.
+
+    Args:
+        ex: the program.
+        seq: the region, a straight-line sequence of terms.
+        i: the number of the index.
+        choices: the free choices.
+
+    Returns:
+        The region with loops; None if no loop would compute anything, or the loops would rematerialise too much
+        (:data:`MOST_AGAIN`).
+    """
     return Phases(ex, seq, i, choices).split()
 
 
 class Phases:
-    """Kinds, phases and placement of the terms of one region under one index."""
+    """The kinds, phases and placement of the terms of one region split along one index."""
 
     def __init__(self, ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()):
         self.ex, self.seq, self.index, self.sink = ex, seq, i, choices.sink
@@ -141,7 +152,7 @@ class Phases:
             self.loops_of = self._loops_of()
 
     def split(self) -> Seq | None:
-        """See :func:`split`."""
+        """Return the split region: see :func:`split`."""
         if not self.roots or self.computed() > MOST_AGAIN * len(self.terms):
             return None
         count = 1 + max([*self.phase.values(), *self.roots, 0]) + 1
@@ -154,7 +165,7 @@ class Phases:
         return _with_outs([s for s in steps if not isinstance(s, Seq) or s.steps], self.seq)
 
     def computed(self) -> int:
-        """How many terms all loops compute together, those that several compute counted for each of them."""
+        """Return the number of terms that all loops compute; a term counts once for each loop that computes it."""
         return sum(loops.bit_count() for loops in self.loops_of.values())
 
     def _classify(self, outs: frozenset[int]) -> None:
@@ -178,9 +189,9 @@ class Phases:
         self.stacked |= {t for t in outs if self.kind.get(t) is Kind.SLICE}
 
     def _compared_together(self) -> dict[int, set[int]]:
-        """By term its operands that a loop computes again with it, though they may be stacked.
+        """Return, by term, the operands that a loop rematerialises together with it even if they are stacked.
 
-        A comparison of what may come out with other bits and of what is selected from it takes both from one loop.
+        A comparison reads a value that may not be reproducible bit for bit, and a value selected from it, from the same loop.
         """
         found: dict[int, set[int]] = {}
         for t, exact in self.ex.compared.items():
@@ -190,7 +201,7 @@ class Phases:
         return found
 
     def _compared_later(self) -> set[int]:
-        """The slices that are compared bit for bit with what a loop before has made of them, and would not come out with the same bits."""
+        """Return the slices that are not reproducible bit for bit and are compared with values that an earlier loop selected from them."""
         pairs = ((t, c) for t, exact in self.ex.compared.items() if t in self.kind for c in exact)
         waiting = [(t, c) for t, c in pairs if self.kind.get(c) is Kind.SLICE and self.phase[c] < self.phase[t]]
         if not waiting:
@@ -200,7 +211,7 @@ class Phases:
         return {c for t, c in waiting if self.loops_of[t] >> self.phase[t] and not self._same_bits_again(c)}
 
     def _rescale(self, t: int, rescaled: Rescaled) -> None:
-        """Let ``t`` be accumulated in the loop that accumulates what its level is made of, rather than in the next."""
+        """Move fold ``t``, if possible, to the loop that accumulates the folds of its level, rather than a later one."""
         inside = (rescaled.chain | {rescaled.shift}).intersection(self.kind)
         folds, others, between = self._level(rescaled.level)
         if not folds or any(self.kind[u] is not Kind.SLICE for u in inside - {t}):
@@ -216,7 +227,12 @@ class Phases:
             self.levels[t] = frozenset(u for u in between if self.phase[u] > phase)
 
     def _level(self, level: int) -> tuple[list[int], list[int], set[int]]:
-        """The phases of the folds that a level is computed from, those at which all else that it reads is there, and the terms between."""
+        """Find the dependencies of a level.
+
+        Returns:
+            The phases of the folds from which the level is computed, the phases at which its other operands are available, and the whole
+            elementwise terms that compute the level from these.
+        """
         folds, others, between, stack = [], [], set(), [level]
         while stack:
             c = stack.pop()
@@ -230,12 +246,12 @@ class Phases:
         return folds, others, between
 
     def _gathered(self, t: int, view: int) -> bool:
-        """Does ``t`` need a slice whole?"""
+        """Whether ``t`` needs its operand ``view``, a slice, whole."""
         c = self.ex.program.source_of(view)
         return self.kind[c] is Kind.SLICE and (self.kind[t] is Kind.WHOLE or gathers(self.ex, t, view, self.index))
 
     def _stays_whole(self, t: int) -> bool:
-        """Is ``t`` small, and made of small things that are there whole?"""
+        """Whether ``t`` is small and its operands are whole; a fold over the index also needs small operands."""
         program = self.ex.program
         read = program.operands(t)
         if not all(self.kind.get(c, Kind.WHOLE) is Kind.WHOLE for c in read):
@@ -243,7 +259,7 @@ class Phases:
         return t in self.small and (not folded(program.terms[t]) >> self.index & 1 or all(c in self.small for c in read))
 
     def _roots(self) -> dict[int, list[int]]:
-        """What the loop of each phase hands on."""
+        """Return the results of the loop of each phase."""
         roots: dict[int, list[int]] = {}
         for t in self.terms:
             if self.kind[t] is Kind.FOLD or t in self.stacked:
@@ -251,9 +267,9 @@ class Phases:
         return roots
 
     def _loops_of(self) -> dict[int, int]:
-        """The loops that compute each term, as bits: those whose roots need it and for which no earlier loop has stacked it."""
+        """Return the loops that compute each term, as bits: those whose roots need it and for which no earlier loop has stacked it."""
         program, found = self.ex.program, dict.fromkeys(self.terms, 0)
-        again: dict[int, int] = dict.fromkeys(self.sink, -1)  # whole terms that loops compute nevertheless
+        again: dict[int, int] = dict.fromkeys(self.sink, -1)  # whole terms that loops compute too
         for p, roots in self.roots.items():
             for t in roots:
                 found[t] |= 1 << p
@@ -273,7 +289,7 @@ class Phases:
         return found
 
     def _last_loops(self) -> dict[int, int]:
-        """The last phase whose loop reads a term. Later loops need not read it if they read slices that are kept and computed from it."""
+        """Return, by term, the last phase whose loop reads it. Later loops may read kept slices that are computed from it instead."""
         last: dict[int, int] = {}
         for t, loops in self.loops_of.items():
             for c in self.ex.program.operands(t):
@@ -281,7 +297,7 @@ class Phases:
         return last
 
     def _same_bits_again(self, t: int) -> bool:
-        """Does slice ``t`` come out the same in every loop? Sums and blocks need not: libraries order them by shape."""
+        """Whether slice ``t`` has the same bits in every loop. Sums and blocks may not: libraries choose their order by shape."""
         seen, stack = {t}, [t]
         while stack:
             u = stack.pop()
@@ -295,7 +311,7 @@ class Phases:
         return True
 
     def _stretches(self, count: int) -> dict[int, list[int]]:
-        """The whole terms of each stretch, in order."""
+        """Return the whole terms of each sequence between loops, in order."""
         stretches: dict[int, list[int]] = {}
         for t, p in self._place_whole(count - 1).items():
             stretches.setdefault(p, []).append(t)
@@ -303,9 +319,9 @@ class Phases:
         return {p: sorted(_with_all_picked(self.ex.program, terms) & inside) for p, terms in stretches.items()}
 
     def _place_whole(self, last: int) -> dict[int, int]:
-        """The stretch of every whole term that something outside of loops makes or hands to them.
+        """Return the position among the loops of every whole term that is computed outside of them.
 
-        As late as its users allow where it is larger than what it reads, else as early as possible.
+        A term larger than its operands is placed as late as its users allow, any other as early as possible.
         """
         program = self.ex.program
         used: dict[int, int] = {}
@@ -328,7 +344,7 @@ class Phases:
         return place
 
     def _bodies(self) -> dict[int, list[int]]:
-        """The terms that each loop computes, in order."""
+        """Return the terms that each loop computes, in order."""
         bodies: dict[int, list[int]] = {p: [] for p in self.roots}
         for t, loops in self.loops_of.items():
             for p in bits(loops):
@@ -343,24 +359,24 @@ class Phases:
         return Loop(self.index, inside, folds, stacks, tuple(t for t in folds if t in self.levels))
 
     def shared_slices(self) -> list[int]:
-        """Slices that more than one loop computes: candidates to be kept."""
+        """Return the slices that several loops compute: the candidates to be kept."""
         return [t for t, loops in self.loops_of.items() if self.kind[t] is Kind.SLICE and loops.bit_count() > 1]
 
 
 def shared_slices(ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()) -> list[int]:
-    """The slices that several loops over ``i`` would compute again."""
+    """Return the slices that several loops of the split would compute; arguments as for :func:`split`."""
     return Phases(ex, seq, i, choices).shared_slices()
 
 
 def selection_of(call: Call) -> Selection:
-    """How an operation that picks elements combines what it picks."""
+    """Return how an operation that selects elements combines the selections from chunks."""
     selection = block_op(call.prim.name).selection
     assert selection is not None, f"{call.prim.name} picks no elements"
     return selection
 
 
 def least_chunk(ex: Extraction, loop: Loop) -> int:
-    """The fewest elements that a chunk of a loop may have: an operation that picks some elements picks all of them from one chunk."""
+    """Return the smallest chunk of a loop: a selection of ``k`` elements needs at least ``k`` elements in a chunk."""
     blocks = (term.call for t in loop.folds if isinstance(term := ex.program.terms[t], Block))
     picked = (call for call in blocks if picks(call))
     return max((selection_of(call).least(call.params) for call in picked), default=1)
@@ -371,7 +387,7 @@ def has_effects(term: Term) -> bool:
 
 
 def _with_outs(steps: list[Step], whole: Seq) -> Seq:
-    """The steps in place of ``whole``, their nested stretches handing on exactly what later steps read."""
+    """Return ``whole`` with other steps, where the ``outs`` of nested sequences are exactly the terms that later steps read."""
     needed = set(whole.outs)
     done: list[Step] = []
     for step in reversed(steps):

@@ -1,6 +1,7 @@
-"""Which values loops read position by position, along indices that are written out.
+"""The values that loops read position by position along unrolled indices.
 
-Such values are taken apart where they stand, into one array per position, which the loops then slice: no turn has to read with a stride.
+Such values are decomposed outside of the loops into one array per position, a column, which the loops then slice, so that no iteration
+reads with a stride.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ from eqsat_mem.schedule.fusion import Fused
 
 @dataclass(frozen=True)
 class Reads:
-    """The arrays that something reads ``apart``, position by position, and those that it reads ``whole``; some may be in both."""
+    """The arrays that a part of a program reads.
+
+    Attributes:
+        apart: the arrays read position by position along unrolled indices.
+        whole: the arrays read in any other way; some may be in both.
+    """
 
     apart: frozenset[int]
     whole: frozenset[int]
 
     def without(self, own: Iterable[int]) -> Reads:
+        """Return the reads except those of the terms ``own``."""
         return Reads(self.apart.difference(own), self.whole.difference(own))
 
 
 @dataclass(eq=False)
 class Columns:
-    """What the regions of one program read position by position; ``fused`` gives the kernels of a region."""
+    """The arrays that the regions of one program read position by position; ``fused`` returns the kernels of a region."""
 
     ex: Extraction
     fused: Callable[[Seq], Fused]
@@ -35,7 +42,7 @@ class Columns:
     _reads_by_loops: dict[Seq, Reads] = field(default_factory=dict)
 
     def read_by_loops(self, seq: Seq) -> Reads:
-        """What the loops of a region read from outside of themselves, less what stretches read of their own."""
+        """Return the arrays that the loops of a region and of its nested sequences read from outside of the loop or the sequence."""
         known = self._reads_by_loops.get(seq)
         if known is None:
             steps = (step for step in seq.steps if not isinstance(step, int))
@@ -44,7 +51,7 @@ class Columns:
         return known
 
     def reads(self, seq: Seq) -> Reads:
-        """What a region reads from outside of itself."""
+        """Return the arrays that a region reads from outside of itself."""
         known = self._reads.get(seq)
         if known is None:
             inside = (step.body if isinstance(step, Loop) else step for step in seq.steps if not isinstance(step, int))
@@ -65,9 +72,13 @@ class Columns:
         return Reads(frozenset(apart), frozenset(whole))
 
     def beside(self, seq: Seq) -> Iterator[tuple[int, int, int]]:
-        """The values of a region that stand beside their columns, and the positions of the first and last kernel at which they do.
+        """Yield the values of a region that are held in addition to their columns.
 
-        Of a value that nothing else reads there are only the columns: XLA computes an elementwise one in their place, others die with them.
+        If nothing else reads a value, only its columns remain: XLA computes the columns of an elementwise value directly, and any other
+        value is dead once its columns are computed.
+
+        Yields:
+            The value, and the positions of the first and the last kernel at which both are held.
         """
         fused, read = self.fused(seq), self.read_by_loops(seq)
         for position, step in enumerate(fused.kept if read.apart else ()):
@@ -80,6 +91,6 @@ class Columns:
 
 
 def _merged(reads: Iterable[Reads]) -> Reads:
-    """What any of several things reads."""
+    """Return the union of several reads."""
     parts = list(reads)
     return Reads(frozenset().union(*(r.apart for r in parts)), frozenset().union(*(r.whole for r in parts)))

@@ -1,4 +1,4 @@
-"""How a value computed again is kept apart from the first computation, with which compilers would merge it."""
+"""Ties: how a rematerialised value is kept distinct from its first computation, with which compilers would merge it (CSE)."""
 
 from __future__ import annotations
 
@@ -13,29 +13,42 @@ from eqsat_mem.ir import Block, Call, Literal, Map, Program, Term, bits
 
 
 class Tie(Protocol):
-    """How a value computed again is kept apart from the first computation, with which compilers would merge it."""
+    """A way to keep a rematerialised value distinct from its first computation, with which compilers would merge it (CSE)."""
 
     def can_tie(self, dtype: Any) -> bool:
         """Whether values of a dtype can be tied."""
 
     def token(self, program: Program, late: int, add: Callable[[Term], int]) -> int:
-        """A term that exists only after ``late`` does; ``add`` appends terms to the program."""
+        """Return a term that cannot be computed before ``late``.
+
+        Args:
+            program: the program.
+            late: the term to wait for.
+            add: appends a term to the program and returns its number.
+        """
 
     def tied(self, program: Program, value: int, token: int, add: Callable[[Term], int]) -> int:
-        """A term equal to ``value`` that does not exist before ``token``."""
+        """Return a term equal to ``value`` that cannot be computed before ``token``.
+
+        Args:
+            program: the program.
+            value: the term to tie.
+            token: a result of :meth:`token`.
+            add: appends a term to the program and returns its number.
+        """
 
 
 class BitTie:
-    """Ties by bits: a value computed again is combined with a zero that is made from a value that exists late.
+    """Ties by bits: the operand of a rematerialised value is combined with a zero computed from a value that is available late.
 
-    An ``optimization_barrier`` is dropped by some compilers before they merge equal computations; bits are never.
+    Some compilers remove an ``optimization_barrier`` before common-subexpression elimination; they never remove operations on bits.
     """
 
     def can_tie(self, dtype: Any) -> bool:
         return _word(dtype) is not None
 
     def token(self, program: Program, late: int, add: Callable[[Term], int]) -> int:
-        """Zero, made from the first element of a value: no number has 128 bits that are set."""
+        """Return a zero computed from the first element of a value: the bits set in it, at most 64, divided by 128."""
         dtype = program.terms[late].dtype
         word = np.dtype(_word(dtype))
         indices = list(bits(program.free[late]))
@@ -60,7 +73,7 @@ class BitTie:
 
 
 def _word(dtype: Any) -> Any:
-    """The unsigned integers that have the bits of a dtype, None where a conversion of bits is not defined."""
+    """Return the unsigned integer dtype with the width of a dtype; None if a bitcast between them is not defined."""
     if issubdtype(dtype, extended) or issubdtype(dtype, np.complexfloating) or issubdtype(dtype, np.bool_):
         return None
     return {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}.get(np.dtype(dtype).itemsize)

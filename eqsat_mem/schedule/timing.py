@@ -129,7 +129,7 @@ class Timing:
                 calls.add(call)
             nbytes = self.memory.size(step, extents)
             unrolled = not fused.unrolled.isdisjoint(members)
-            kernel = Kernel(self.memory.ex, step, operands, extents, nbytes, outside, self.emitted, unrolled, step in stacked)
+            kernel = Kernel(self.memory.ex, step, members, operands, extents, nbytes, outside, self.emitted, unrolled, step in stacked)
             work = self.backend.arithmetic_s(kernel, self._work(members, fused, extents), lambda t: self._arithmetic(t, extents, None))
             most = nbytes if moves(term) else math.inf
             read = sum(self._reading(t, t in inside, extents, level, most) for t in operands - passed)

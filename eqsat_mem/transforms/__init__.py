@@ -1,1 +1,1 @@
-"""Rewrites of whole programs that are not rules of the e-graph."""
+"""Passes: rewrites of whole programs that are not rules of the e-graph."""

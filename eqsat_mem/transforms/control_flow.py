@@ -1,4 +1,4 @@
-"""The scans, ``while`` loops and branches of a program: what they read, carry and stack, and the indices that stand for their steps."""
+"""The scans, ``while`` loops and branches of a program: their operands, carries and stacked results, and the indices of their steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from eqsat_mem.ir.jaxprs import repeatable
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """A scan of a program: its call, operands and results, its place among the scans, and the lanes that stand for its steps."""
+    """A scan of a program.
+
+    Attributes:
+        call: its call.
+        args: its operands.
+        results: its used results, by their position in the call.
+        order: its position among the scans, loops and branches of the program.
+        lanes: its scan axes, the indices that represent its steps, as bits.
+        repeatable: whether its steps may be run again with the same result.
+    """
 
     call: Call
     args: tuple[int, ...]
@@ -62,11 +71,11 @@ class Scan:
         return body
 
     def stacked(self) -> Iterator[tuple[int, int]]:
-        """The results that are stacked and used: positions among all stacked ones, and terms."""
+        """Yield the stacked results that are used: their positions among all stacked results, and their terms."""
         return ((k - self.carries, t) for k, t in self.results.items() if k >= self.carries)
 
     def needs_carry(self, wanted: Iterable[int]) -> bool:
-        """Whether a step needs its carry to make the stacked results at these positions."""
+        """Whether a step needs its carry to compute the stacked results at these positions."""
         used = [False] * len(self.body.out_avals)
         for k in wanted:
             used[self.carries + k] = True
@@ -76,7 +85,7 @@ class Scan:
 
 @dataclass(frozen=True, eq=False)
 class While(Scan):
-    """A loop that runs for as long as a condition holds: it has a carry, reads the same in every turn, and stacks nothing."""
+    """A ``while`` loop: it has a carry, reads the same values in every iteration, and has no stacked results."""
 
     @property
     def first_carry(self) -> int:
@@ -103,7 +112,7 @@ class While(Scan):
 
 @dataclass(frozen=True, eq=False)
 class Choice(Scan):
-    """A ``cond`` or ``switch``: one of its branches runs, once, and reads everything but the number of that branch."""
+    """A ``cond`` or ``switch``: one of its branches runs once, and reads all operands except the number of the branch."""
 
     @property
     def consts(self) -> tuple[int, ...]:
@@ -128,7 +137,7 @@ class Choice(Scan):
 
 
 def repeats(program: Program) -> Iterator[Scan]:
-    """The scans of more than one step, the ``while`` loops and the choices of a program, in order, those without effects."""
+    """Yield the scans of more than one step, the ``while`` loops and the choices of a program that have no effects, in order."""
     found: dict[Call, dict[int, int]] = {}
     args: dict[Call, tuple[int, ...]] = {}
     for t in program.reachable():
@@ -150,9 +159,9 @@ def _runs_bodies(call: Call) -> bool:
 
 
 def consts_and_carries(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many of a scan's operands are the same in every step, and how many after these are its carry.
+    """Return the number of operands of a scan that are the same in every step, and the number of carries that follow them.
 
-    Since JAX 0.11, a tree of operands in three parts stands instead of the two numbers.
+    Since JAX 0.11, the parameters have a tree of operands in three parts instead of the two numbers.
     """
     if "num_consts" in params:
         return int(params["num_consts"]), int(params["num_carry"])
@@ -161,7 +170,7 @@ def consts_and_carries(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _lanes(program: Program, call: Call, args: Sequence[int]) -> int:
-    """The indices that stand for the steps of a scan; a result of another scan that is read under another name brings its own."""
+    """Return the scan axes of a scan as bits, including the index of another scan whose result it reads under a renamed index."""
     consts, carries = consts_and_carries(call.params)
     first = consts + carries
     axes = [*call.in_axes[first:], *call.out_axes[carries:]]
@@ -174,7 +183,7 @@ def _lanes(program: Program, call: Call, args: Sequence[int]) -> int:
 
 
 def _merged(masks: list[int]) -> list[int]:
-    """For each set the union of all sets that it meets, directly or through others."""
+    """Return, for each set of bits, the union of all sets connected to it by intersections, directly or through others."""
     out = list(masks)
     changed = True
     while changed:

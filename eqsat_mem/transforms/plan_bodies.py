@@ -1,4 +1,4 @@
-"""Bodies of ``scan``, ``while`` and ``cond``: programs of their own, planned under the limit less what is live around them."""
+"""Planning of the bodies of ``scan``, ``while`` and ``cond``, under the limit minus the memory that is live around them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,24 @@ from eqsat_mem.ir import Block, Call, Program, argument_bytes, is_leaf
 from eqsat_mem.ir.jaxprs import aval_bytes, largest_value
 
 Planner = Callable[[ClosedJaxpr, int], tuple[Any, int, int]]
-"""Plans a jaxpr under a limit in bytes: its schedule (None: leave it), and what it holds besides arguments, planned and as written."""
+"""A function that plans a jaxpr under a limit in bytes. It returns the schedule (None to leave the jaxpr as written), and the bytes held
+in addition to arguments, as planned and as written."""
 
 SMALL_BYTES = 2**20
-"""Bodies whose every value is smaller than this, and than a sixteenth of the limit, are left as they are."""
+"""Bodies are not planned if all of their values are smaller than this and than a sixteenth of the limit."""
 
 
 def plan_bodies(program: Program, limit: int, planner: Planner) -> tuple[Program, int]:
-    """The program with every large body of its control flow planned, and the most bytes that this saves in one of them."""
+    """Plan the large bodies of a program's control flow.
+
+    Args:
+        program: the program.
+        limit: the limit for the whole program, in bytes.
+        planner: plans one body.
+
+    Returns:
+        The program with the plans in its calls, and the most bytes that this saves in one call.
+    """
     new: dict[Call, Call] = {}
     saved = 0
     for call, live in calls(program).items():
@@ -31,7 +41,7 @@ def plan_bodies(program: Program, limit: int, planner: Planner) -> tuple[Program
 
 
 def calls(program: Program) -> dict[Call, int]:
-    """The control flow of a program, with the bytes of the operands and results of each that are not arguments of the program."""
+    """Return the control-flow calls of a program, with the bytes of each one's results and of its operands that are not leaves."""
     found: dict[Call, int] = {}
     for t in program.reachable():
         term = program.terms[t]
@@ -43,10 +53,16 @@ def calls(program: Program) -> dict[Call, int]:
 
 
 def _planned(call: Call, room: int, small: int, planner: Planner) -> tuple[Call | None, int]:
-    """A call with planned bodies, and what they hold as written; ``room`` is what they may hold besides what
-    stands around them.
+    """Plan the bodies of a call.
 
-    Bodies whose values all have fewer bytes than ``small`` are left alone.
+    Args:
+        call: the call.
+        room: the bytes that its bodies may hold in addition to the memory live around the call.
+        small: bodies whose values all have fewer bytes than this are not planned.
+        planner: plans one body.
+
+    Returns:
+        The call with planned bodies, or None if it does not change, and the bytes that its bodies hold as written.
     """
     left_alone: tuple[Any, int, int] = None, 0, 0
     plans = [
@@ -59,7 +75,7 @@ def _planned(call: Call, room: int, small: int, planner: Planner) -> tuple[Call 
 
 
 def bodies(call: Call) -> list[ClosedJaxpr]:
-    """The functions that a loop or branch runs."""
+    """Return the functions that a loop or branch runs."""
     values = [call.params[key] for key in BODIES[call.prim.name]]
     return [body for value in values for body in (value if isinstance(value, tuple | list) else (value,))]
 

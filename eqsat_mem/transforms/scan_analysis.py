@@ -1,10 +1,10 @@
-"""Scans as loops over a sequential index: what can be computed step by step around them instead of being stacked.
+"""Analysis of scans as loops over a sequential index: the values around them that can be computed step by step, not stacked.
 
-The leading axis of what a scan reads and of what it stacks is the index of its steps, its *lane*. A value that is pointwise in a lane
-can be computed inside of the scan that reads it, one slice in each step; a fold over the lane can be accumulated in the carry of the
-scan whose results it folds; and what a scan has stacked can be computed again from its carries by the scan that reads it. What no
-step changes can be computed in every step, of ``while`` loops too, and in branches. This module says which values those are;
-:mod:`eqsat_mem.transforms.scan_rewrite` writes the program.
+The leading axis of the values that a scan reads and stacks is the index of its steps, its *scan axis* (``lanes`` in the code). A value
+that is pointwise in a scan axis can be computed inside the scan that reads it, one slice per step; a fold over the scan axis can be
+accumulated in the carry of the scan whose results it folds; and stacked results of one scan can be rematerialised from its carries
+by the scan that reads them. Values that no step changes can be computed in every step, also of ``while`` loops, and in branches. This
+module determines these values; :mod:`eqsat_mem.transforms.scan_rewrite` rewrites the program.
 """
 
 from __future__ import annotations
@@ -18,31 +18,32 @@ from eqsat_mem.ir import Block, Dot, Fold, Iota, Map, Program, Rename, bits, chi
 from eqsat_mem.transforms.control_flow import Scan, repeats
 
 FEW_STEPS = 8
-"""Scans of fewer steps than this keep all their carries."""
+"""Scans of fewer steps than this store all their carries."""
 SMALL_SHARE = 1 / 64
-"""Results that are a smaller share of what a scan stacks stay stacked."""
+"""Results that are a smaller fraction of the bytes that a scan stacks remain stacked."""
 SUNK_BYTES = 2**16
-"""Values of fewer bytes that do not depend on the step are computed once."""
+"""Values of fewer bytes that do not depend on the step are computed once, before the scan."""
 SUNK_SHARE = 8
-"""A value is computed again in every step from values that are smaller than it by this factor."""
+"""A value is rematerialised in every step from values that are smaller by at least this factor."""
 
 
 class Stage(IntEnum):
-    """How far a program's scans are taken apart, each stage with less memory and more work than the one before."""
+    """How much of a program is computed step by step in scans; each stage takes less memory and more work than the one before."""
 
     WRITTEN = 0
     FUSE = 1
     """Folds accumulate in carries; elementwise values are computed in the scans that read them."""
     RECOMPUTE = 2
-    """Whatever is pointwise in the steps is computed where it is read; what a scan stacked for another is computed from its carries."""
+    """All values pointwise in the steps are computed in the scans that read them, and results stacked for another scan from the carries."""
     CHECKPOINT = 3
-    """Carries are kept only at the starts of blocks of steps, and computed again in between."""
+    """Carries are stored only at the starts of blocks of steps, and rematerialised in between (Griewank and Walther, 2000; Chen et
+    al., 2016)."""
     NEST = 4
-    """Likewise with fewer and longer blocks, in which carries are kept only at the starts of shorter ones."""
+    """As before, with fewer and longer blocks, in which carries are stored only at the starts of shorter blocks."""
 
 
 class How(Enum):
-    """How a scan gets at a slice of a value."""
+    """How a scan obtains a slice of a value."""
 
     INVARIANT = "the same in every step"
     STORED = "a slice of the whole value"
@@ -52,25 +53,36 @@ class How(Enum):
 
 
 Node = int | Scan
-"""What a staged program computes whole: a term, or a scan with all its results."""
+"""A value that a staged program computes whole: a term, or a scan with all its results."""
 
 
 @dataclass(frozen=True)
 class Slices:
-    """What a step of a scan computes of the program around it, ascending."""
+    """The values of the surrounding program of which a step of a scan needs slices.
+
+    Attributes:
+        how: how the step obtains the slice of each term, in ascending order of terms.
+        again: the other scans whose steps it runs again.
+    """
 
     how: dict[int, How]
     again: tuple[Scan, ...]
 
     def of(self, *kinds: How) -> list[int]:
+        """Return the terms whose slices are obtained in one of these ways."""
         return [t for t, how in self.how.items() if how in kinds]
 
 
 @dataclass(eq=False)
 class Stages:
-    """Which values of a program the scans of one stage compute step by step.
+    """The values of a program that its scans compute step by step in one stage.
 
-    ``absorbed`` are the folds that accumulate in a carry, with the scan; ``again`` are stacked results that are not kept.
+    Attributes:
+        ex: the program.
+        stage: the stage.
+        scans: the scans, loops and branches of the program.
+        absorbed: the folds that are accumulated in the carry of a scan, with that scan.
+        again: the stacked results that are rematerialised where they are read instead of being stored.
     """
 
     ex: Extraction
@@ -96,23 +108,23 @@ class Stages:
         return self.ex.program
 
     def decisions(self) -> Hashable:
-        """What distinguishes the program of this stage from those of others."""
+        """Return a key that distinguishes the program of this stage from those of other stages."""
         computed = (tuple(self.slices(scan).of(How.COMPUTED, How.AGAIN)) for scan in self.scans)
         blocks = tuple((self.stage, scan.order) for scan in self.checkpointed())
         sunk = tuple(t for scan in self.scans for t in self.invariants(scan) if self.sunk(t)[0])
         return tuple(computed), tuple(self.absorbed), sunk, blocks
 
     def changed(self, scan: Scan) -> bool:
-        """Whether a scan computes slices, accumulates folds, or has its results computed again elsewhere."""
+        """Whether a scan computes slices, accumulates folds, or has its results rematerialised in another scan."""
         computes = bool(self.slices(scan).of(How.COMPUTED, How.AGAIN)) or any(self.sunk(t)[0] for t in self.invariants(scan))
         return computes or scan in self.absorbed.values() or any(scan in self.slices(other).again for other in self.scans)
 
     def folds(self, scan: Scan) -> list[int]:
-        """The folds that accumulate in the carry of a scan."""
+        """Return the folds that are accumulated in the carry of a scan."""
         return [t for t, owner in self.absorbed.items() if owner is scan]
 
     def checkpointed(self) -> list[Scan]:
-        """The scans that run in blocks: those whose carries others need in order to compute their results again, and those others."""
+        """Return the scans that run in blocks: those whose carries others need to rematerialise their results, and those others."""
         if self.stage < Stage.CHECKPOINT:
             return []
         again = {scan for reader in self.scans for scan in self.slices(reader).again if scan.length >= FEW_STEPS}
@@ -121,12 +133,13 @@ class Stages:
         return [scan for scan in self.scans if scan in makers | readers]
 
     def again_needs_carry(self, scan: Scan) -> bool:
+        """Whether rematerialising the results of a scan takes its carries."""
         return scan.needs_carry(k for k, t in scan.stacked() if t in self.again)
 
     # slices
 
     def slices(self, scan: Scan) -> Slices:
-        """The slices that a step of a scan computes: those of what it reads and of what its folds fold."""
+        """Return the slices that a step of a scan needs: those of its operands and of the operands of its folds."""
         known = self._slices.get(scan)
         if known is None:
             roots = [*scan.xs, *(c for t in self.folds(scan) for c in children(self.program.terms[t]))]
@@ -150,7 +163,13 @@ class Stages:
         return Slices(dict(sorted(found.items())), tuple(sorted(again, key=lambda scan: scan.order)))
 
     def how(self, t: int, lanes: int, own: Scan | None) -> How:
-        """How a scan over ``lanes`` gets at slices of term ``t``; ``own`` is that scan."""
+        """Return how a scan obtains slices of a term.
+
+        Args:
+            t: the term.
+            lanes: the scan axes of the scan, as bits.
+            own: the scan, or None if it is not known yet.
+        """
         mine, term = self.program.free[t] & lanes, self.program.terms[t]
         if not mine:
             return How.INVARIANT
@@ -164,7 +183,7 @@ class Stages:
         return How.COMPUTED if self.stage and simple and self._sliced(t, mine, lanes) else How.STORED
 
     def _sliced(self, t: int, mine: int, lanes: int) -> bool:
-        """Does a slice of ``t`` need just the same slice of each operand?"""
+        """Whether a slice of ``t`` needs just the same slice of each operand that has a scan axis."""
         program, term = self.program, self.program.terms[t]
         read = [program.free[c] & lanes for c in children(term)]
         if isinstance(term, Rename):
@@ -175,18 +194,19 @@ class Stages:
         bound = isinstance(term, Block) and not term.call.pointwise & mine
         return not bound and all(r in (0, mine) for r in read)
 
-    # what does not depend on the step
+    # values that do not depend on the step
 
     def invariants(self, scan: Scan) -> list[int]:
-        """What every step of a scan reads whole: constants of the bodies that it runs, and what slices are computed from."""
+        """Return the values that every step of a scan reads whole: constants of the bodies that it runs, and invariants in its slices."""
         used = self.slices(scan)
         consts = [c for other in used.again for c in other.consts]
         return list(dict.fromkeys([*scan.consts, *consts, *used.of(How.INVARIANT)]))
 
     def sunk(self, t: int) -> tuple[list[int], list[int]]:
-        """The terms that compute a large value in every step, ascending, and what they start from; none, and the value, if it is kept.
+        """Return the terms that rematerialise a large value in every step, and the values from which they start, both ascending.
 
-        The plan of the body can split it then, as that of the program around the scan could not.
+        If the value is stored instead, there are no such terms, and the only value is ``t`` itself. The plan of the body can split
+        a rematerialised value, which the plan of the surrounding program could not.
         """
         program = self.program
         if self.stage < Stage.RECOMPUTE or program.nbytes(t) < SUNK_BYTES:
@@ -208,7 +228,7 @@ class Stages:
     # folds
 
     def _absorbable(self) -> Iterator[tuple[int, Scan]]:
-        """Folds over the steps of a scan of values that the scan makes, and of others that are there before it."""
+        """Yield the folds over the steps of a scan whose operands it computes or are available before it, with that scan."""
         program = self.program
         latest = self._latest()
         for t in program.reachable():
@@ -232,7 +252,7 @@ class Stages:
                     yield t, last
 
     def _latest(self) -> dict[int, int]:
-        """For every term the last scan that it depends on, -1 where there is none."""
+        """Return, for every term, the order of the last scan on which it depends, -1 if there is none."""
         latest: dict[int, int] = {}
         for t in self.program.reachable():
             own = [self.scan_of[t].order] if t in self.scan_of else []
@@ -240,19 +260,19 @@ class Stages:
         return latest
 
     def _made_by(self, t: int, scan: Scan) -> set[int]:
-        """The stacked results of a scan that an absorbed fold reads."""
+        """Return the stacked results of a scan that an absorbed fold reads."""
         used = self._closure(children(self.program.terms[t]), scan.lanes, scan)
         return set(used.of(How.OWN))
 
     def _large(self, scan: Scan) -> list[int]:
-        """The stacked results of a scan that take a share of their memory worth saving."""
+        """Return the stacked results of a scan that are large enough to be worth rematerialising (:data:`SMALL_SHARE`)."""
         sizes = {t: self.program.nbytes(t) for _, t in scan.stacked() if self.program.free[t] & scan.lanes}
         return [t for t, nbytes in sizes.items() if nbytes >= SMALL_SHARE * sum(sizes.values())]
 
     # order
 
     def order(self) -> list[Node]:
-        """What is computed whole, each after what it needs: first for the effects, in their order, then for the outputs."""
+        """Return the nodes that are computed whole, each after the nodes that it needs: first those of the effects, then of the outputs."""
         roots = [*self.program.effects, *(o.term for o in self.program.outputs)]
         return list(_postorder(roots, self._needs))
 
@@ -266,7 +286,7 @@ class Stages:
 
 
 def _postorder(roots: Iterable[Node], needs: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
-    """Every node that the roots need, after what it needs itself."""
+    """Yield every node that the roots need, each after the nodes that it needs itself."""
     done: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(list(roots))]
     while stack:

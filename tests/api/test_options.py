@@ -140,6 +140,7 @@ def test_options_are_checked_and_hashable():
         ({"max_seconds": float("nan")}, "max_seconds must be a number of seconds above zero, not nan."),
         ({"max_seconds": "1"}, "max_seconds must be a number of seconds above zero, not '1'."),
         ({"verify": 1}, "verify must be True or False, not 1."),
+        ({"tiles": None}, "tiles must be True or False, not None."),
     ],
 )
 def test_options_that_mean_nothing(given, message):

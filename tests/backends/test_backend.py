@@ -53,7 +53,7 @@ class Interpreted(Backend):
     def fuses_into_fold(self, ex, t, fold, alone):
         return False
 
-    def fuses_fold(self, ex, t, extent, end):
+    def fuses_fold(self, ex, t, extent, reader, alone):
         return False
 
 

@@ -12,10 +12,13 @@ import jaxlib
 import pytest
 from jax import lax
 
+import eqsat_mem
 from eqsat_mem.backends.gpu import deviceless, habits, thunks
+from eqsat_mem.backends.gpu.backend import GpuBackend
 from eqsat_mem.backends.gpu.targets import named
 from eqsat_mem.backends.gpu.workspaces import library_bytes, workspaces
 from eqsat_mem.errors import DeviceCompilerError
+from eqsat_mem.schedule.memory import Memory
 
 missing = pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs pip install 'eqsat-mem[gpu]'")
 H100, L4 = named("h100"), named("l4")
@@ -286,3 +289,38 @@ def test_few_of_long_rows_are_selected_without_scratch():
     assert temporaries(lambda x: lax.top_k(x, k), f32(100, row)) == 0
     assert temporaries(lambda x: lax.top_k(x, k + 1), f32(100, row)) > 4 * 100 * row
     assert temporaries(lambda x: lax.top_k(x, k), f32(100, row - 1)) > 4 * 100 * row
+
+
+# loops and outputs
+
+
+def rows_then_columns(x, w):
+    """A loop over chunks of rows, and an output that is made after it."""
+
+    def body(t, most):
+        return jnp.maximum(most, jnp.max(lax.dynamic_slice_in_dim(x, t * 1024, 1024, 0) @ w, 1))
+
+    most = lax.fori_loop(0, 4, body, jnp.zeros(1024))
+    return jnp.tile(most[:, None], (1, 2048)) * 2
+
+
+@compiler
+def test_bodies_of_loops_take_no_memory_of_outputs():
+    assert temporaries(rows_then_columns, f32(4096, 1024), f32(1024, 1024)) >= 4 * 2**20
+
+
+def test_outputs_that_are_made_after_a_loop_count_beside_it():
+    def f(x, y):
+        most = jnp.max(jnp.exp(x @ y.T), 1)
+        return jnp.sqrt(most[:, None] + jnp.arange(64.0))
+
+    plan = eqsat_mem.optimize(f, memory_limit="16MiB", device="h100", verify=False).plan(f32(16384, 16), f32(4096, 16))
+    s = plan.schedule
+    assert plan.loops
+    assert plan.peak_bytes == Memory(s.ex, Shared(s.backend.device, s.backend.target)).total(s.seq, s.chunks) + plan.output_bytes
+
+
+class Shared(GpuBackend):
+    """A device whose loops may use the memory of outputs."""
+
+    loops_beside_outputs = False

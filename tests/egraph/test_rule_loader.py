@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eqsat_mem.egraph import rule_files
-from eqsat_mem.egraph.engine import EGraph
 from eqsat_mem.egraph.extract import extract
+from eqsat_mem.egraph.graph import EGraph
 from eqsat_mem.egraph.rule_files import default_files, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.egraph.sexpr import read_forms
@@ -104,17 +104,25 @@ def test_index_sets_that_hold_no_index_are_refused(tmp_path, text):
         extract(saturate(PROGRAM, rules, LIMITS), lambda program, t, unrolled: 1.0, 0.0)
 
 
-@pytest.mark.parametrize("ruleset", ["simplify", "explore", "analysis", "splitting"])
-@pytest.mark.parametrize(
-    "action", ["(union e (Mul (Exp (Neg a)) (Exp (Exp a))))", "(union e (Exp (Add (Neg (Neg a)) (Mul a a))))", "(union e (Exp (Exp a)))"]
-)
-def test_rules_that_never_end_stop_at_the_limits_and_are_named(tmp_path, ruleset, action):
-    rules = loads_or_says_where(tmp_path, CARD + f'(rule ((= e (Exp a))) ({action}) :ruleset {ruleset} :name "endless")')
+GROWTH = ["(union e (Mul (Exp (Neg a)) (Exp (Exp a))))", "(union e (Exp (Add (Neg (Neg a)) (Mul a a))))"]
+
+
+@pytest.mark.parametrize("action", [*GROWTH, "(union e (Exp (Exp a)))"])
+def test_rules_that_explore_for_ever_stop_at_the_limits_and_are_named(tmp_path, action):
+    rules = loads_or_says_where(tmp_path, CARD + f'(rule ((= e (Exp a))) ({action}) :ruleset explore :name "endless")')
     view = saturate(PROGRAM, rules, Limits(max_rows=3_000, max_seconds=60.0, large_elements=10**9))
     assert view.rows < 10 * 3_000
     assert view.matches["endless"] > 1
     if view.stopped not in ("saturated", "after 30 iterations"):
         assert "rule 'endless' added most" in view.stopped
+
+
+@pytest.mark.parametrize("ruleset", ["simplify", "analysis", "splitting"])
+@pytest.mark.parametrize("action", GROWTH)
+def test_rules_that_run_to_rest_and_never_do_are_refused(tmp_path, ruleset, action):
+    rules = loads_or_says_where(tmp_path, CARD + f'(rule ((= e (Exp a))) ({action}) :ruleset {ruleset} :name "endless")')
+    with pytest.raises(RuleError, match=r"fuzzed.egg:4: rule 'endless': does not come to rest"):
+        saturate(PROGRAM, rules, Limits(max_rows=3_000, max_seconds=60.0, large_elements=10**9))
 
 
 def test_without_the_grammar_egglog_would_panic(monkeypatch):

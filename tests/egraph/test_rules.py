@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from eqsat_mem import ir
-from eqsat_mem.egraph.engine import EgglogPanic, EGraph
 from eqsat_mem.egraph.extract import as_written, extract, extractions, original
+from eqsat_mem.egraph.graph import EgglogPanic, EGraph
 from eqsat_mem.egraph.language import PRIMITIVES
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate

@@ -217,6 +217,14 @@ NO_MONOIDS = {
     "wrong identity": (Monoid("off", 1.0, lambda a, b: a + b), "its identity changes what it is combined with"),
     "first": (Monoid("first", (0.0, 0), lambda a, b: (jnp.where(a[1] > 0, a[0], b[0]), jnp.maximum(a[1], b[1])),
                      lambda x: (x, jnp.ones_like(x)), lambda s: s[0]), "combine is not commutative"),
+    "least that is large": (Monoid("least", 100.0, lambda a, b: jnp.minimum(a, b)), "its identity changes what it is combined with"),
+    "saturating": (Monoid("saturating", 0.0, lambda a, b: jnp.clip(a + b, -500.0, 500.0)), "its identity changes what it is combined with"),
+    "saturating sum": (Monoid("capped", (0.0,), lambda a, b: (jnp.clip(a[0] + b[0], -500.0, 500.0),),
+                              lambda x: (jnp.clip(x, -500.0, 500.0),), lambda s: s[0]), "combine is not associative"),
+    "ties": (Monoid("where", (-jnp.inf, 0.0), lambda a, b: tuple(jnp.where(a[0] >= b[0], x, y) for x, y in zip(a, b)),
+                    lambda x: (jnp.floor(x), x), lambda s: s[1]), "combine is not commutative"),
+    "product of matrices": (Monoid("shear", (1.0, 0.0), lambda a, b: (a[0] * b[0], a[0] * b[1] + a[1]),
+                                   lambda x: (x, x + 1), lambda s: s[1]), "combine is not commutative"),
     "not associative": (Monoid("rough", 0.0, lambda a, b: a + b + 0.5 * a * a * b * b), "combine is not associative"),
 }  # fmt: skip
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from eqsat_mem.egraph.engine import View
 from eqsat_mem.egraph.extract import Choice, Dag, Extraction, build, greedy
+from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.node_costs import Costs, node_costs
 
 

@@ -1,1 +1,1 @@
-"""XLA:CPU."""
+"""The backend of XLA:CPU."""

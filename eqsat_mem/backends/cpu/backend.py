@@ -148,7 +148,7 @@ class CpuBackend(Backend):
         term = ex.program.terms[t]
         return self.fuses_operands and alone and isinstance(term, Map) and fusion.computes_inside(ex.program, term, fold)
 
-    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """Folds go to the kernel library, whatever their length."""
         return False
 
@@ -185,7 +185,7 @@ class CpuBackend(Backend):
         parts = math.ceil(extent_of(extents, over) / max(1, FOLDED_AT_ONCE // max(length, 1)))
         return parts * size(t) if parts > 1 else 0
 
-    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
+    def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
         """Contractions are computed without axes of extent one: their buffers have another shape then."""
         return not (isinstance(ex.program.terms[t], Dot) and any(extents[i] == 1 for i in bits(ex.program.free[t])))
 

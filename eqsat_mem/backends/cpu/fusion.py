@@ -1,8 +1,8 @@
-"""How XLA:CPU groups operations into kernels, and in which order these run.
+"""A model of how XLA:CPU fuses operations into kernels, and in which order these run.
 
-XLA:CPU hands folds and contractions, with the elementwise operations around them, to a kernel library (YNNPACK). The library
-folds and contracts float32 and float64; it computes the operations that it knows inside a fold and materialises the operands
-of all others. Facts were found by reading optimised HLO and by watching resident memory, with jaxlib 0.10 on x86.
+XLA:CPU passes folds and contractions, with the elementwise operations around them, to a kernel library (YNNPACK). The library
+folds and contracts float32 and float64; it computes the operations that it supports inside a fold, and materialises the operands
+of all others. The facts come from optimised HLO and from measured resident memory, with jaxlib 0.10 on x86.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eqsat_mem.schedule.split import has_effects
 from eqsat_mem.schedule.weights import traced
 
 WIDE = ("float32", "float64")
-"""The dtypes that the kernel library folds and computes with."""
+"""The dtypes in which the kernel library folds and computes."""
 NARROW = ("bfloat16", "float16")
 """Floating-point dtypes that are widened for contractions."""
 FOLDED = frozenset({"add", "max", "min"})
@@ -31,16 +31,16 @@ KNOWN = frozenset({"neg", "abs", "sign", "square", "floor", "ceil", "round", "sq
                    "logistic", "tanh", "erf", "integer_pow", "add", "sub", "mul", "div", "max", "min", "pow"})  # fmt: skip
 """The elementwise operations that the kernel library computes inside a fold."""
 LONG = 2**15
-"""Elements of a fold's result along some index, above which the fold takes ten times as long where the elementwise operations
-that read it run in its fusion: the kernel library then copies an operand. Only folds of values that no array holds, such as all
-differences, are slowed down. Sweep: benchmarks/calibration/long_folds.py."""
+"""The extent of a fold's result along some index above which the fold takes ten times as long if the elementwise operations that
+read it are in its fusion: the kernel library then copies an operand. Only folds of values that are not materialised, such as all
+pairwise differences, become slower. Sweep: benchmarks/calibration/long_folds.py."""
 
 
-# --- what the kernel library knows --------------------------------------------------------------------
+# --- operations of the kernel library -----------------------------------------------------------------
 
 
 def knows(term: Map) -> bool:
-    """Whether the kernel library computes an elementwise operation, in its dtype."""
+    """Whether the kernel library supports an elementwise operation in its dtype."""
     return is_wide(term.dtype) and _is_known(term)
 
 
@@ -51,7 +51,7 @@ def _is_known(term: Map) -> bool:
 
 @cache
 def _knows_function(operation: Operation) -> bool:
-    """Whether the kernel library knows everything that an elementwise operation of the user's is made of."""
+    """Whether the kernel library supports all operations of which a user's elementwise operation consists."""
     return _knows_jaxpr(traced(operation, ((),) * len(operation.operands)))
 
 
@@ -75,17 +75,17 @@ def computes_inside(program: Program, term: Map, fold: Fold) -> bool:
 
 
 def is_narrow(program: Program, t: int) -> bool:
-    """Whether a value is made of floating-point numbers that XLA:CPU contracts in float32."""
+    """Whether the elements of a value are floating-point numbers that XLA:CPU widens to float32 for contractions."""
     return _is_narrow(program.terms[t].dtype)
 
 
 def widens(term: Term) -> bool:
-    """Whether an operation reads narrow floating-point numbers from a copy in float32."""
+    """Whether an operation reads operands of a narrow floating-point dtype from a copy in float32."""
     return isinstance(term, Dot) or (isinstance(term, Fold) and term.monoid == "add" and str(term.dtype) == "bfloat16")
 
 
 def folds_in_library(ex: Extraction, step: int | Loop | Seq) -> bool:
-    """Whether a step is a fold that XLA:CPU leaves to its kernel library."""
+    """Whether a step is a fold that XLA:CPU passes to its kernel library."""
     if not isinstance(step, int) or ex.unrolls.get(step):
         return False
     term = ex.program.terms[step]
@@ -103,13 +103,19 @@ def _is_narrow(dtype: Any) -> bool:
     return str(dtype) in NARROW
 
 
-# --- rows that pass from kernel to kernel -------------------------------------------------------------
+# --- rows streamed from kernel to kernel --------------------------------------------------------------
 
 
 def streamed(ex: Extraction, fused: Fused, escapes: Collection[int]) -> frozenset[int]:
-    """Values that are folded along their rows and read again beside the result, as in a softmax or a variance, by the library alone.
+    """Return the values that the kernel library streams row by row instead of materialising them.
 
-    The library runs such kernels together, as one with a single result, row by row. It does not do so by columns.
+    Such a value is folded along its rows and read again together with the result of the fold, as in a softmax or a variance, and only
+    by kernels of the library. The library runs these kernels together, as one with a single result. It does not do so by columns.
+
+    Args:
+        ex: the program.
+        fused: the kernels of a region.
+        escapes: the values that are needed as arrays: after the region, in its loops and nested sequences, or under renamed indices.
     """
     readers: dict[int, list[int]] = {}
     for kernel, read in zip(fused.kept, fused.operands, strict=True):
@@ -134,7 +140,7 @@ def streamed(ex: Extraction, fused: Fused, escapes: Collection[int]) -> frozense
 
 
 def _runs_rows(ex: Extraction, kernel: int, t: int) -> bool:
-    """Whether the library, knowing all operations of a kernel, runs it, and along the rows of value ``t`` if it is a fold."""
+    """Whether the library, which supports all operations of a kernel, runs it, and along the rows of value ``t`` if it is a fold."""
     program, root = ex.program, ex.program.terms[kernel]
     row = program.free[t].bit_length() - 1
     along = isinstance(root, Fold) and row >= 0 and root.over >> row & 1 and not ex.unrolls.get(kernel)
@@ -149,7 +155,10 @@ def _is_batched(ex: Extraction, term: Dot) -> bool:
 
 
 def as_run(ex: Extraction, kernels: Fused) -> Fused:
-    """The kernels as XLA:CPU runs them: each as soon as its operands exist, first ready, first run."""
+    """Return the kernels in the order in which XLA:CPU runs them: in the order in which their operands become available.
+
+    The result includes the copies that XLA:CPU materialises, with the positions of the kernels between which they are live.
+    """
     steps, count = kernels.kept, len(kernels.kept)
     maker = {t: k for k, step in enumerate(steps) for t in made(step)}
     waits = [{maker[t] for t in operands if t in maker} for operands in kernels.operands]
@@ -176,7 +185,12 @@ def as_run(ex: Extraction, kernels: Fused) -> Fused:
 
 
 def _breadth_first(waits: Sequence[set[int]], first: range) -> list[int]:
-    """Nodes in the order in which they become ready; of those that wait for nothing, ``first`` come first."""
+    """Return the nodes in the order in which they become ready.
+
+    Args:
+        waits: for each node, the nodes for which it waits.
+        first: of the nodes that wait for none, those that precede the others.
+    """
     users: list[list[int]] = [[] for _ in waits]
     for k, needed in enumerate(waits):
         for before in needed:
@@ -192,12 +206,15 @@ def _breadth_first(waits: Sequence[set[int]], first: range) -> list[int]:
 
 
 def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int]]]:
-    """What XLA:CPU writes out beside the program's own values, with the indices of its shape and the kernels (positions) that need it so.
+    """Yield the copies that XLA:CPU materialises in addition to the program's own values.
 
-    Narrow floating-point numbers are widened for contractions and sums. Numbers and small arrays that several operations read at the
-    same larger shape, one of them in a fold by the kernel library, are written out once for all, since the library could write them out
-    inside its fusion only if nothing else needed them. Shapes of other indices with the same extents are one shape: distances of ``x`` to
-    as many ``y``, and to ``x`` itself.
+    Narrow floating-point numbers are widened for contractions and sums. A scalar or small array that several operations read broadcast
+    to the same larger shape, one of them in a fold by the kernel library, is broadcast in memory once for all of them: the library
+    could broadcast it inside its fusion only if no other kernel needed it. Shapes of different indices with the same extents count as
+    one shape, as for the distances of ``x`` to equally many ``y`` and to ``x`` itself.
+
+    Yields:
+        The copied term, the indices of the copy's shape as bits, and the positions of the kernels that read the copy.
     """
     program = ex.program
     readers: dict[tuple[int, tuple[int, ...]], set[int]] = {}
@@ -228,11 +245,17 @@ def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int
 
 
 def ends(ex: Extraction, seq: Seq, fused: Fused) -> frozenset[int]:
-    """The folds and contractions of a region after which XLA:CPU's kernel library would go on where the region does not.
+    """Return the folds and contractions of a region after which a fence must end the fusion of XLA:CPU's kernel library.
 
-    It takes what reads the result into the fold's own fusion, broadcasts included, until it meets an operation that it does not know. What
-    it has made by then is held, be it a vector written out as a matrix; and it may copy an operand of the fold for itself. Rows that are
-    streamed are left to it, unless they come from a contraction, for which it would allocate room that nobody is told of.
+    The library fuses the readers of a fold's result, broadcasts included, into the fold's own fusion up to an operation that it does
+    not support. The value computed so far is then materialised, even a vector broadcast to a matrix; and the library may copy an operand
+    of the fold. Streamed rows are left to the library unless they come from a contraction, for which it would allocate memory that XLA
+    does not report.
+
+    Args:
+        ex: the program.
+        seq: the region.
+        fused: the kernels of the region.
     """
     read = {step: operands for step, operands in zip(fused.kept, fused.operands) if isinstance(step, int)}
 
@@ -252,7 +275,14 @@ def ends(ex: Extraction, seq: Seq, fused: Fused) -> frozenset[int]:
 
 
 def stalls(ex: Extraction, t: int, extents: Sequence[int], readers: Iterable[Term]) -> bool:
-    """Whether a value of these extents would be a slow fold (see :data:`LONG`) if no fence stood between it and its readers."""
+    """Whether a value would be a slow fold (see :data:`LONG`) without a fence between it and its readers.
+
+    Args:
+        ex: the program.
+        t: the value.
+        extents: the extent of each index of the program at this place, that of a chunk inside a loop.
+        readers: the terms that read the value.
+    """
     program, term = ex.program, ex.program.terms[t]
     if not isinstance(term, Fold) or ex.unrolls.get(t) or not is_wide(term.dtype):
         return False

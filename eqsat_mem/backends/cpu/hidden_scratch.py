@@ -1,4 +1,4 @@
-"""What XLA:CPU's kernel libraries and LAPACK allocate besides what XLA reports: an estimate from the compiled program."""
+"""An estimate, from the compiled program, of the memory that XLA:CPU's kernel libraries and LAPACK allocate and XLA does not report."""
 
 from __future__ import annotations
 
@@ -15,65 +15,66 @@ from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu import lapack
 from eqsat_mem.backends.hlo import Instruction, Module
 
-# XLA:CPU hands contractions, with the elementwise operations and reductions around them, to a kernel library as fusions of
-# the kind below. The library allocates room for contractions whose result is used inside the fusion; XLA does not count it.
+# XLA:CPU passes contractions, with the elementwise operations and reductions around them, to a kernel library as fusions of
+# the kind below. The library allocates memory for contractions whose result is used inside the fusion; XLA does not count it.
 # Measured as growth of resident memory on 2 cores, jax 0.10, f32, against the bytes of the contraction's result:
 #
-#   sum_k exp(q k), batched                 128 of 128 MiB      a batched contraction is always whole
-#   softmax(q k) v, batched or not          133 of 128, 68 of 64    so is one that is used twice, or by another contraction
+#   sum_k exp(q k), batched                 128 of 128 MiB      a batched contraction is always materialised whole
+#   softmax(q k) v, batched or not          133 of 128, 68 of 64    so is one that is read twice, or by another contraction
 #   sum_k exp(q k), 4096 x 4096             17 of 64            otherwise a block of rows at a time
 #   sum_k exp(q k), 8192 x 8192             34 of 256
 #   sum_k exp(q k), 65536 x 1024            1 of 256
 #   two such attentions                     135 of 2 * 128      fusions run one at a time
 #   the second attention fused to the first 267 of 2 * 128
-#   exp(x) @ v, sum_d (x - y)^2, softmax(x) 0                   elementwise intermediates take no room of their own
+#   exp(x) @ v, sum_d (x - y)^2, softmax(x) 0                   elementwise intermediates take no memory
 #   sum |x|, also with its axis kept; -sum x    0
-#   -sum |x|, log sum exp(x), var(x)        171, 179, 179 of 179    but for a sum that goes on to operations as small as itself
+#   -sum |x|, log sum exp(x), var(x)        171, 179, 179 of 179    except where operations of the sum's own size follow a sum
 #   -sum |x - y|, d = 784; d = 300          194 of 179, 134 of 69
 #   sum_k f(x_i, y_k) v_k                   4 of 38 and of 381, 40 of 191      a weighted sum is a contraction: about 200 rows at a time,
 #   sum_i f(x_i, y_k) w_i                   38 of 38, 381 of 381, 171 of 95    whole where rows are summed,
 #   sum_k f(x_i, y_j, z_k) v_k              38 of 38, 381 of 381, 148 of 71    or where rows are those of several axes,
 #   sum_i f(x_i, y_j, z_k) w_i              303 of 71, 74 of 71                up to four times
 #   max_k f(x_i, y_j, z_k) v_k              2 of 71
-#   sum_k x_ik y_ik, shape (1, i, k)        43 of 9, 84 of 17, 64 of 13     five times where an axis that stays has extent one
+#   sum_k x_ik y_ik, shape (1, i, k)        43 of 9, 84 of 17, 64 of 13     five times where an axis that is not summed has extent one
 #   sum_ak x_aik y_aik, sum_k x_ik y_ik     0 of 9
 #
-# Contractions whose left operand does not end in the contracted axis are left to another library. Batched ones are all under way at once,
-# and each has packed its operands. In MiB, the operands in brackets:
+# Contractions whose left operand does not end in the contracted axis are passed to another library. The contractions of a batch run
+# concurrently, and each packs its operands. Figures in MiB, of the sizes of both operands:
 #
 #   bki,bkj->bij, f32 8 x 1024 x 1024       14 to 17 of 32 + 2, 66 to 76 of 32 + 32
 #   f32 64 x 512 x 512                      30 to 55 of 64 + 8
 #   f64 8 x 512 x 512, f32 8 x 512 x 512    17 of 16 + 2, 14 of 8 + 8
 #   f32 256 x 128 x 128; one of 1024 x 1024     0 of 16 + 8; 3 of 4 + 4
-#   bkj,bki->bji, f32 8 x 1024 x 1024       17 of 2 + 32        whichever is the larger
+#   bkj,bki->bji, f32 8 x 1024 x 1024       17 of 2 + 32        whichever operand is larger
 #   bik,bkj->bij, bik,bjk->bij              0, in f32 and f64
 #
-# An identity that the library does not know (reduce_precision to the dtype's own precision) keeps the contraction out of the
-# fusion, and XLA then reports its result; optimization_barrier does not, because XLA:CPU drops it before it fuses.
+# An identity that the library does not support (reduce_precision to the dtype's own precision) keeps the contraction out of the
+# fusion, and XLA then reports its result; optimization_barrier does not, because XLA:CPU removes it before it fuses.
 LIBRARY_FUSION = '"kind":"__ynn_fusion"'
 BATCH = "lhs_batch_dims"
 
 STREAMED_ROWS = 1088
-"""Most rows of a contraction's result that the library was seen to hold where it works in blocks of rows:
+"""The most rows of a contraction's result that the library was observed to hold when it works in blocks of rows:
 benchmarks/calibration/hidden_scratch.py."""
 WEIGHTED_ROWS = 256
-"""Most rows of values that it was seen to hold while it sums them with weights: benchmarks/calibration/hidden_scratch.py."""
+"""The most rows of values that it was observed to hold in a weighted sum of them: benchmarks/calibration/hidden_scratch.py."""
 LONE_AXIS = 5
-"""How many times it was seen to hold products that it sums along some of their axes, where one of the others has extent one:
-benchmarks/calibration/hidden_scratch.py."""
+"""The bytes that it was observed to hold for a sum of products along some axes while another axis has extent one, as a multiple of
+the bytes of the products: benchmarks/calibration/hidden_scratch.py."""
 PACKED = 0.5
-"""The share of the operands of a batched contraction that the other library was seen to pack at once, of those that count twice:
+"""The fraction of the operands of a batched contraction that the other library was observed to hold packed at one time:
 benchmarks/calibration/hidden_scratch.py."""
 PACKED_ELEMENTS = 2**16
-"""Elements of both operands of one contraction of a batch up to which nothing was seen to be held:
+"""The elements of both operands of one contraction of a batch up to which no packed copies were observed:
 benchmarks/calibration/hidden_scratch.py."""
 
 
 def hidden_scratch_bytes(module: Module) -> int:
-    """Bytes that XLA:CPU's kernel libraries allocate beyond what ``memory_analysis()`` reports: an estimate.
+    """Estimate the bytes that XLA:CPU's kernel libraries allocate and ``memory_analysis()`` does not report.
 
-    The largest kernel counts, as one runs at a time. The estimate is an upper bound, up to four times what was measured, for a
-    contraction that is reduced at once; and up to half of it too small for batched contractions chained inside one fusion.
+    The estimate is that of the largest kernel, because kernels run one at a time. For a contraction that is reduced immediately, it is
+    an upper bound, up to four times the measured bytes; for batched contractions chained inside one fusion, it may be up to half too
+    small.
     """
     fusions = [i for i in module.instructions if i.op == "fusion"]
     fused = {name for fusion in fusions for name in fusion.called}
@@ -85,20 +86,20 @@ def hidden_scratch_bytes(module: Module) -> int:
 
 
 SEEN_IN = frozenset({"0.10.0", "0.10.1", "0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0"})
-"""Versions of jaxlib whose compiled programs are known to be read."""
+"""The versions of jaxlib whose compiled programs are known to be read correctly."""
 
 
 def is_seen() -> bool:
-    """Whether scratch is recognised in what the installed jaxlib compiles: asked once, of versions that are not known."""
+    """Whether hidden scratch is recognised in programs compiled by the installed jaxlib; an unknown version is tested once."""
     return version.__version__ in SEEN_IN or canary()
 
 
 @cache
 def canary() -> bool:
-    """Whether the scratch of a program that is known to take some is recognised, or reported by XLA itself.
+    """Whether the scratch of a program known to allocate some is recognised, or reported by XLA itself.
 
-    A batched contraction whose exponentials are summed at once is whole in the kernel library (see the table above). If XLA renames the
-    library's fusions, the estimate is 0 although XLA reports less than the contraction.
+    A batched contraction whose exponentials are summed immediately is materialised whole in the kernel library (see the table above).
+    If XLA renamed the library's fusions, the estimate would be 0 although XLA reports less than the contraction.
     """
     batch, rows, depth = 2, 256, 8
     shape = jax.ShapeDtypeStruct((batch, rows, depth), jnp.float32)
@@ -120,12 +121,15 @@ _NO_VECTORS = str(ord("N"))
 
 
 def workspace_bytes(module: Module) -> int:
-    """Bytes that LAPACK allocates, which ``memory_analysis()`` does not report either: of the largest call, as one runs at a time."""
+    """Return the bytes that LAPACK allocates and ``memory_analysis()`` does not report.
+
+    They are those of the largest call, because calls run one at a time.
+    """
     return max((_workspace(i, body) for body in module.computations.values() for i in body.values()), default=0)
 
 
 def _workspace(call: Instruction, body: Mapping[str, Instruction]) -> int:
-    """Bytes that a routine allocates for itself; none where an instruction does not call one."""
+    """Return the bytes of workspace of the LAPACK routine that an instruction calls; zero if it calls none."""
     routine = _ROUTINE.fullmatch(call.text("custom_call_target"))
     if routine is None:
         return 0
@@ -134,11 +138,11 @@ def _workspace(call: Instruction, body: Mapping[str, Instruction]) -> int:
     return int(lapack.workspace(routine[1], min(matrix.shape[-2:], default=0), vectors)) * hlo.itemsize(matrix.type)
 
 
-# --- kernel libraries: instructions of one computation by name, tuples left out ---------------------------
+# --- kernel libraries: instructions of one computation by name, without tuples ---------------------------
 
 
 def _packed(body: Mapping[str, Instruction]) -> Iterator[int]:
-    """Bytes packed for each batched contraction that XLA leaves to the other library: see the table above."""
+    """Yield the bytes packed for each batched contraction that XLA passes to the other library (see the table above)."""
     for dot in body.values():
         if dot.op != "dot" or not dot.axes(BATCH):
             continue
@@ -151,9 +155,11 @@ def _packed(body: Mapping[str, Instruction]) -> Iterator[int]:
 
 
 def _scratch(body: Mapping[str, Instruction], sums: set[str]) -> Iterator[int]:
-    """Bytes held for each contraction inside a fusion whose result is not the fusion's own, and for folds: see the table above.
+    """Yield the bytes held for folds and for each contraction inside a fusion whose result is not the fusion's (see the table above).
 
-    ``sums`` are the computations that add.
+    Args:
+        body: the instructions of the fusion.
+        sums: the names of the computations that add.
     """
     for dot in body.values():
         if dot.op != "dot" or dot.is_root:
@@ -171,9 +177,12 @@ def _reductions(body: Mapping[str, Instruction]) -> Iterator[Instruction]:
 
 
 def _held_for_folds(body: Mapping[str, Instruction]) -> int:
-    """Bytes of the largest argument of a fusion that folds what it has computed, and computes on with something no larger."""
+    """Return the bytes of the largest argument of a fusion that folds a computed value and ends in a value no larger than the fold.
+
+    Other fusions hold no bytes for folds.
+    """
     root = next((i for i in body.values() if i.is_root), None)
-    while root is not None and root.op == "bitcast":  # the same numbers: of sums whose axis is kept, with extent one
+    while root is not None and root.op == "bitcast":  # the same elements: a sum whose axis is kept with extent one
         root = body.get(root.operands[0])
     if root is None:
         return 0
@@ -187,7 +196,7 @@ def _held_for_folds(body: Mapping[str, Instruction]) -> int:
 
 
 def _held_for_weights(body: Mapping[str, Instruction], sums: set[str]) -> Iterator[int]:
-    """Bytes held for each sum of products: if an axis that stays has extent one, or if a factor, the weight, is the same along one."""
+    """Yield the bytes held for each sum of products where an axis of extent one is not summed, or a factor, the weight, is broadcast."""
     for fold in _reductions(body):
         product = body[fold.operands[0]]
         while product.op == "negate":
@@ -209,7 +218,7 @@ def _held_for_weights(body: Mapping[str, Instruction], sums: set[str]) -> Iterat
 
 
 def _is_streamed(dot: Instruction, body: Mapping[str, Instruction]) -> bool:
-    """Whether a contraction without batch dimensions goes straight through a chain of operations that are not contractions."""
+    """Whether a contraction without batch dimensions is followed by a chain of single readers that are not contractions."""
     if dot.axes(BATCH):
         return False
     value = dot

@@ -1,4 +1,4 @@
-"""How source is written for XLA:CPU."""
+"""The idioms of source emitted for XLA:CPU."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from eqsat_mem.schedule.weights import Params
 
 @dataclass(frozen=True)
 class CpuIdioms(Idioms):
-    """Idioms that keep XLA:CPU's libraries from taking hidden memory, and let them read operands as they stand.
+    """Idioms that keep XLA:CPU's libraries from allocating hidden memory, and let them read operands in their own layout.
 
-    With ``keeps_bits`` contractions keep the order of their operands, and triangular solves their side: exchanged, libraries may add
-    products in another order.
+    Attributes:
+        keeps_bits: whether contractions keep the order of their operands, and triangular solves their side, because libraries may add
+            products in another order otherwise.
     """
 
     keeps_bits: bool = False
 
     sums_lone_axes: ClassVar[bool] = True
-    """The kernel library holds five times the products that it sums if an axis that stays has extent one."""
+    """True: the kernel library holds five times the bytes of the products that it sums if an axis that is not summed has extent one."""
 
     def fenced(self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int]) -> frozenset[int]:
-        """Values behind which the kernel library would continue its fusion.
+        """Return the values after which the kernel library would continue its fusion.
 
-        Sums that a loop rescales are among them, since the library would multiply inside its fold.
+        Sums that a loop rescales are among them, because the library would multiply inside its fold.
         """
         folds = {t for t in rescaled if isinstance(ex.program.terms[t], Fold) and not ex.rescales[t].extreme}
         return ends(ex, seq, fused) | folds
 
     def fence(self, text: str, dtype: Any) -> str:
-        """An identity that the kernel library does not know: its fusion ends here, and all readers get the same bits."""
+        """Return an identity that the kernel library does not support: its fusion ends here, and all readers get the same bits."""
         bits_of = jnp.finfo(dtype)
         return f"lax.reduce_precision({text}, {bits_of.nexp}, {bits_of.nmant})"
 
     def slice(self, array: str, start: str, size: str, axis: int, dtype: Any, turned: bool) -> str:
-        """Behind a barrier for bfloat16: XLA:CPU would widen the whole array ahead of the loop."""
+        """Return a slice, behind a barrier for bfloat16: XLA:CPU would otherwise hoist the widening of the whole array out of the loop."""
         operands = f"{array}, {start}"
         if str(dtype) == "bfloat16":
             operands = f"*lax.optimization_barrier(({operands}))"
@@ -55,7 +56,7 @@ class CpuIdioms(Idioms):
     def swaps_operands(self, contracted_last: bool, rows: int, columns: int, depth: int) -> bool:
         """Whether the left operand, the largest array, would be copied so that the contracted axis is last.
 
-        As the right operand it is read as it stands. The result then has its axes exchanged; it is smaller to transpose.
+        As the right operand it is read without a copy. The axes of the result are then exchanged, and it is smaller to transpose.
         """
         return not self.keeps_bits and not contracted_last and columns < rows and columns <= depth
 
@@ -64,11 +65,11 @@ class CpuIdioms(Idioms):
 
 
 def _solve_in_order(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
-    """``A^-1 B`` as the transpose of ``B^T A^-T``, and ``B A^-1`` as that of ``A^-T B^T``.
+    """Return source of ``A^-1 B`` as the transpose of ``B^T A^-T``, and of ``B A^-1`` as the transpose of ``A^-T B^T``.
 
-    LAPACK stores columns, so it takes an array of the rows of ``B`` for ``B^T``. Asked for ``B``, XLA:CPU writes it with a
-    stride, element by element. It would read the result so too, were that not a matrix of rows behind a barrier: transposes
-    move through elementwise operations to contractions, which take them in, and then want columns in rows.
+    LAPACK stores matrices by columns, so a row-major array of ``B`` is ``B^T`` to it. To pass ``B``, XLA:CPU would write it element by
+    element with a stride. It would read the result with a stride too without the barrier: XLA moves transposes through elementwise
+    operations into contractions, which then read columns from rows.
     """
     flipped = {**params, "left_side": not params["left_side"], "transpose_a": not params["transpose_a"]}
     solved = BLOCKS["triangular_solve"].text(flipped, [args[0], f"jnp.swapaxes({args[1]}, -1, -2)"], ins)
@@ -76,7 +77,7 @@ def _solve_in_order(params: Params, args: Sequence[str], ins: Shapes) -> str | N
 
 
 def _top_k(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
-    """By blocks along the last axis."""
+    """Return source of a selection by blocks if it is along the last axis, else the operation table's source."""
     if params["axis"] not in (-1, len(ins[0]) - 1):
         return BLOCKS["top_k"].text(params, args, ins)
     return f"top_k_by_blocks({args[0]}, {params['k']})"
@@ -88,4 +89,4 @@ _BLOCKS = {
 }
 
 _REORDERED = frozenset({"triangular_solve"})
-"""Operations whose replacement computes in another order, so that bits may change."""
+"""The operations whose replacement computes in another order, so that bits may change."""

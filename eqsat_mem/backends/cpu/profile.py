@@ -1,4 +1,4 @@
-"""Figures of a CPU, from its number of cores and the sizes of its caches."""
+"""The built-in profile of a CPU, from its number of cores and the sizes of its caches."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from eqsat_mem.backends.cpu.vector_width import machine_bits
 from eqsat_mem.schedule.device import Device
 
 THIN_COLUMNS = 12.0
-"""Columns of a contraction's result that run at half the full rate: benchmarks/calibration/small_contractions.py."""
+"""The columns of a contraction's result at which it reaches half of its full rate: benchmarks/calibration/small_contractions.py."""
 DEAL_S = 2e-5
-"""Seconds in which the kernel library distributes a contraction to all cores: benchmarks/calibration/small_contractions.py."""
+"""The seconds that the kernel library takes to distribute a contraction to all cores: benchmarks/calibration/small_contractions.py."""
 
 
 @dataclass(frozen=True)
 class CpuDevice(Device):
-    """Figures of a CPU.
+    """The profile of a CPU.
 
     Attributes:
-        vector_bits: width of the vectors for which plans are compiled (:mod:`eqsat_mem.backends.cpu.vector_width`).
-        thin_columns: columns of a contraction's result that run at half the full rate.
+        vector_bits: the width in bits of the vectors for which plans are compiled (:mod:`eqsat_mem.backends.cpu.vector_width`).
+        thin_columns: the columns of a contraction's result at which it reaches half of its full rate.
         deal_s: seconds that the kernel library takes to distribute a large contraction to all cores.
-        function_factor: how many times the additions of :data:`eqsat_mem.backends.cpu.weights.MEASURED` an exponential takes, or another
-            function.
+        function_factor: the cost of an exponential or similar function on this CPU, as a multiple of its weight in
+            :data:`eqsat_mem.backends.cpu.weights.MEASURED`.
     """
 
     vector_bits: int
@@ -35,7 +35,10 @@ class CpuDevice(Device):
 
 
 def built_in() -> CpuDevice:
-    """This machine's profile. Rates per core were measured on a 2-core x86 server; ``eqsat-mem calibrate`` replaces them."""
+    """Return the built-in profile of this machine.
+
+    Rates per core were measured on a 2-core x86 server; ``eqsat-mem calibrate`` replaces them.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     l2 = (_cache_bytes(2) or 2**20) * cores
     l3 = _cache_bytes(3) or 16 * 2**20
@@ -67,7 +70,7 @@ def built_in() -> CpuDevice:
 
 
 def _cache_bytes(level: int) -> int | None:
-    """Size of this machine's cache of a level, from Linux's description of its first core."""
+    """Return the size in bytes of this machine's cache of a level, from Linux's description of its first core; None if unknown."""
     for folder in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
             if int((folder / "level").read_text()) == level and (folder / "type").read_text().strip() != "Instruction":

@@ -1,7 +1,7 @@
 """The width of the vectors for which XLA:CPU compiles plans.
 
-Left alone it compiles for 256 bits on every x86 processor. Elementwise kernels, which most loops of plans are, run up to 1.8 times as
-fast with 512 where the processor has them; contractions come from libraries and do not change.
+By default it compiles for 256 bits on every x86 processor. Elementwise kernels, which most loops of plans are, run up to 1.8 times as
+fast with 512 bits on processors that have them; contractions come from libraries and do not change.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import jax
 from jax import jit
 
 USUAL_BITS = 256
-"""What XLA:CPU prefers by itself; ``eqsat-mem calibrate`` compares both."""
+"""The width that XLA:CPU uses by default; ``eqsat-mem calibrate`` compares both."""
 WIDE_BITS = 512
 """The width of the widest vectors of x86 processors; ``eqsat-mem calibrate`` compares both."""
 OPTION = "xla_cpu_prefer_vector_width"
 CPUINFO = Path("/proc/cpuinfo")
 SINCE = "avx512_vbmi2"
-"""An extension of the processors whose clock hardly falls while they work on 512 bits: Intel's since Ice Lake, AMD's since Zen 4."""
+"""An instruction-set extension of processors whose clock rate hardly falls with 512-bit vectors: Intel since Ice Lake, AMD since Zen 4."""
 
 
 def machine_bits() -> int:
-    """The width that this machine's processor works best on, from Linux's description of it; the usual one where there is none."""
+    """Return the best vector width in bits for this machine's processor, from Linux's description of it; the default if there is none."""
     try:
         lines = CPUINFO.read_text().splitlines()
     except OSError:
@@ -33,7 +33,14 @@ def machine_bits() -> int:
 
 
 def compiler_options(bits: int) -> dict[str, str]:
-    """What ``jax.jit`` and ``compile`` take as ``compiler_options`` for vectors of so many bits; nothing where XLA chooses so by itself."""
+    """Return the ``compiler_options`` of ``jax.jit`` and ``compile`` for a vector width.
+
+    Args:
+        bits: the width in bits.
+
+    Returns:
+        The options; empty if this is XLA's default width, or the installed jaxlib lacks the option.
+    """
     if bits == USUAL_BITS or jax.default_backend() != "cpu":
         return {}
     options = {OPTION: str(bits)}
@@ -42,7 +49,7 @@ def compiler_options(bits: int) -> dict[str, str]:
 
 @cache
 def _known(option: str, value: str) -> bool:
-    """Whether this jaxlib has an option, asked with a program that does nothing."""
+    """Whether this jaxlib has a compiler option, found by compiling an empty program with it."""
     try:
         jit(lambda: 0).lower().compile({option: value})
     except jax.errors.JaxRuntimeError:

@@ -1,6 +1,6 @@
-"""What operations cost on XLA:CPU, in float32 additions, and what they allocate.
+"""The cost of operations on XLA:CPU, in units of float32 additions, and the memory that they allocate.
 
-Calibrated on a 2-core x86 server with jaxlib 0.10; scripts under ``benchmarks/calibration`` measure the figures again.
+Calibrated on a 2-core x86 server with jaxlib 0.10; scripts under ``benchmarks/calibration`` repeat the measurements.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ MEASURED: Mapping[str, float] = {
     "erf": 22.5, "erfc": 42, "erf_inv": 120, "lgamma": 390, "digamma": 390, "polygamma": 300, "zeta": 225,
     "igamma": 450, "igammac": 450, "igamma_grad_a": 600, "regularized_incomplete_beta": 450, "bessel_i0e": 45, "bessel_i1e": 45,
 }  # fmt: skip
-"""Additions per element; XLA:CPU computes some functions one element at a time. Sweep: benchmarks/calibration/elementwise.py."""
+"""The cost per element in additions; some functions are not vectorised by XLA:CPU. Sweep: benchmarks/calibration/elementwise.py."""
 
 # --- linear algebra --------------------------------------------------------------------------------------
 
 CUBED, SQUARED, LINEAR = 0.7, 100.0, 1000.0
-"""Additions of LAPACK's Cholesky factorisation for the cube of the number of rows, for each element and for each row: small
-matrices take much longer than their operations. Measured on matrices of 4 to 2048 rows: benchmarks/calibration/linear_algebra.py."""
+"""The cost of LAPACK's Cholesky factorisation in additions: coefficients of the cube and the square of the number of rows, and of
+that number, since small matrices take much longer than their arithmetic. Measured on matrices of 4 to 2048 rows:
+benchmarks/calibration/linear_algebra.py."""
 EIGENVECTORS = 10.0
-"""Additions of an eigendecomposition for the cube of the number of rows: benchmarks/calibration/linear_algebra.py."""
+"""The cost of an eigendecomposition in additions, per cube of the number of rows: benchmarks/calibration/linear_algebra.py."""
 SOLVED, SUBSTITUTED, STARTED = 60.0, 0.65, 50.0
-"""Additions of a triangular solve for each element of its matrix, for each of its products, and for each element of the right
-side. Measured on matrices of 4 to 1000 rows: benchmarks/calibration/linear_algebra.py."""
+"""The cost of a triangular solve in additions: per element of its matrix, per product, and per element of the right-hand side.
+Measured on matrices of 4 to 1000 rows: benchmarks/calibration/linear_algebra.py."""
 
 
 def _cholesky(ins: Shapes, outs: Shapes, params: Params) -> float:
@@ -61,7 +62,12 @@ def _triangular_solve(ins: Shapes, outs: Shapes, params: Params) -> float:
 
 
 def _lapack(routine: str, *vectors: str) -> BlockWeight:
-    """Elements that LAPACK's routine allocates for a matrix; the parameters named tell which sets of vectors are wanted."""
+    """Return the function that gives the elements that a LAPACK routine allocates for a matrix.
+
+    Args:
+        routine: the name of the routine without the letter of its dtype.
+        vectors: the names of the parameters that say which sets of vectors are requested.
+    """
 
     def scratch(ins: Shapes, outs: Shapes, params: Params) -> float:
         return workspace(routine, min(ins[0][-2:]), sum(params[name] for name in vectors))
@@ -70,9 +76,9 @@ def _lapack(routine: str, *vectors: str) -> BlockWeight:
 
 
 MULTIPLIED, LAID_OUT, SCATTERED, TOGETHER = 0.8, 12.0, 50.0, 16
-"""A convolution contracts patches that its library lays out side by side first: the costs of a product, and of an element of a
-patch, which is higher where fewer features than the last figure stand together. Measured on one and two dimensions, 1 to 64
-features in and 1 to 256 out: benchmarks/calibration/convolution.py."""
+"""A convolution contracts patches that its library first copies next to each other. In additions: the cost of a product, and of
+copying an element of a patch with at least as many input features as the last figure, and with fewer. Measured on one and two
+dimensions, 1 to 64 features in and 1 to 256 out: benchmarks/calibration/convolution.py."""
 
 
 def _convolution(ins: Shapes, outs: Shapes, params: Params) -> float:
@@ -84,20 +90,20 @@ def _convolution(ins: Shapes, outs: Shapes, params: Params) -> float:
 
 
 STEP, COMBINED = 20.0, 4.0
-"""Additions to combine one more element by a function of the user's, and for each operation of that function.
+"""The cost in additions of combining one more element by a user's function, and of each operation of that function.
 Measured: benchmarks/calibration/folds.py."""
 CUMULATED, CUMULATED_LOGARITHM = 180.0, 40.0
-"""Additions for each element of a cumulative sum, product or extreme, and of a cumulative logarithm of sums of exponentials.
+"""The cost in additions per element of a cumulative sum, product, minimum or maximum, and of a cumulative log-sum-exp.
 Measured: benchmarks/calibration/folds.py."""
 
 # --- gathers, searches, sorts ----------------------------------------------------------------------------
 
 READ_AT, READ = 40.0, 8.0
-"""Additions to find the place of a window that is read, and to read one of its elements. Measured on windows of 1 to 64 elements:
-benchmarks/calibration/gathers.py."""
+"""The cost in additions of finding the position of a window that is read, and of reading one of its elements. Measured on windows
+of 1 to 64 elements: benchmarks/calibration/gathers.py."""
 WRITTEN_AT, WRITTEN, COPIED = 100.0, 5.0, 2.0
-"""Additions to find the place of a window that is written, to write one of its elements, and to copy an element of what it is written
-to. Measured likewise: benchmarks/calibration/gathers.py."""
+"""The cost in additions of finding the position of a window that is written, of writing one of its elements, and of copying an
+element of the array into which it is written. Measured likewise: benchmarks/calibration/gathers.py."""
 
 
 def _gather(ins: Shapes, outs: Shapes, params: Params) -> float:
@@ -109,10 +115,10 @@ def _scatter(ins: Shapes, outs: Shapes, params: Params) -> float:
 
 
 SHORT_SEARCH = 32
-"""Elements of an axis up to which XLA:CPU searches many positions of the other axes at once; along a longer axis it looks at one
-element at a time. Sweep: benchmarks/calibration/searches.py."""
+"""The extent of an axis up to which XLA:CPU vectorises a search over positions of the other axes; along a longer axis it compares
+one element at a time. Sweep: benchmarks/calibration/searches.py."""
 SEARCHED_TOGETHER, SEARCHED_ALONE = 12.0, 400.0
-"""Additions per element of a search along a short and along a longer axis: benchmarks/calibration/searches.py."""
+"""The cost in additions per element of a search along a short and along a longer axis: benchmarks/calibration/searches.py."""
 
 
 def _search(ins: Shapes, outs: Shapes, params: Params) -> float:
@@ -121,8 +127,8 @@ def _search(ins: Shapes, outs: Shapes, params: Params) -> float:
 
 
 SELECTION, REPLACEMENT, GATHERED, BLOCK_MAXIMUM = 107.0, 2500.0, 250.0, 16.0
-"""Additions of a search for the largest elements: per element, per element that joins the largest so far, per element that is
-gathered before it, and per element of a block whose maximum is taken. Measured: benchmarks/calibration/searches.py."""
+"""The cost in additions of a selection of the largest elements: per element, per element that replaces one of the largest so far, per
+element gathered beforehand, and per element of a block whose maximum is taken. Measured: benchmarks/calibration/searches.py."""
 
 
 def _top_k(ins: Shapes, outs: Shapes, params: Params) -> float:
@@ -137,22 +143,26 @@ def _top_k(ins: Shapes, outs: Shapes, params: Params) -> float:
 
 
 def _selection(n: int, k: int) -> float:
-    """Additions for one row: in random order, element ``i`` is among the ``k`` largest so far with probability ``k / i``."""
+    """Return the additions for one row: in random order, element ``i`` is among the ``k`` largest so far with probability ``k / i``."""
     return SELECTION * n + REPLACEMENT * k * (1 + math.log(max(n / max(k, 1), 1)))
 
 
 COMPARED = 1000.0
-"""Additions of a sort for each element and each halving of the axis: benchmarks/calibration/searches.py."""
+"""The cost of a sort in additions, per element and binary logarithm of the extent: benchmarks/calibration/searches.py."""
 
 
 FUNCTION = 16.0
-"""The weight from which on an operation is a polynomial or worse, whose cost depends on the processor: a root is one instruction.
-Measured: benchmarks/calibration/elementwise.py."""
+"""The weight from which on an operation is at least a polynomial, whose cost depends on the processor; a square root is one
+instruction. Measured: benchmarks/calibration/elementwise.py."""
 
 
 @cache
 def table(function_factor: float = 1.0) -> Weights:
-    """The weights where functions take so many times the additions of :data:`MEASURED`."""
+    """Return the weights of XLA:CPU.
+
+    Args:
+        function_factor: a factor on the weights in :data:`MEASURED` that are at least :data:`FUNCTION`.
+    """
     measured = {op: weight * (function_factor if weight >= FUNCTION else 1.0) for op, weight in MEASURED.items()}
     return Weights(
         {**dict.fromkeys(ELEMENTWISE, 1.0), **measured},

@@ -1,1 +1,1 @@
-"""NVIDIA GPUs: cards by name, compiling for one that is not there, and what its libraries hold."""
+"""The backend of NVIDIA GPUs: cards by name, compilation without a card, and the memory that its libraries hold."""

@@ -7,26 +7,27 @@ data sheets and counts of machine instructions, which no clock has confirmed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import jax
 
-from eqsat_mem.backends.gpu import habits, workspaces
+from eqsat_mem.backends.gpu import habits, scratch, workspaces
+from eqsat_mem.backends.gpu.operations import LAUNCHES, weights_of
 from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
-from eqsat_mem.backends.gpu.weights import weight
+from eqsat_mem.backends.gpu.tiles import Tiles
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.lowering import Lowering
-from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Map, Program, Rename, Term, bits, is_leaf, itemsize
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, itemsize
 from eqsat_mem.ir.loop_tree import Loop
-from eqsat_mem.ir.ops import Shapes, operation_of
 from eqsat_mem.schedule.backend import Backend, Check, Hidden, Kernel, extent_of
-from eqsat_mem.schedule.cost_model import sides
+from eqsat_mem.schedule.cost_model import arithmetic_s, sides
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.ties import BitTie, Tie
-from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights, per_element
+from eqsat_mem.schedule.tiles import MOST_WRITTEN_OUT, Tile
+from eqsat_mem.schedule.weights import Weights
 
 USUAL = "h100"
 """The card that a GPU in use is taken for if the table has none of its name and nothing was calibrated."""
@@ -35,35 +36,12 @@ KERNEL_S = 4e-6
 """Seconds to launch a kernel: guessed."""
 BLOCKS_PER_CORE = 8
 """Thread blocks for each multiprocessor that a kernel needs to run at its full rate: guessed."""
-THREADS, COLUMNS_AT_ONCE, TILE = 512, 64, 64
-"""Elements of an elementwise kernel, columns of a fold of columns, and rows and columns of a product, that one block computes."""
+THREADS, TILE = 512, 64
+"""Elements of an elementwise kernel, and rows and columns of a product, that one block computes."""
 FUSED_BLOCKS = frozenset({"slice", "dynamic_slice", "gather", "pad", "rev"})
 """Block operations that are computed inside the elementwise kernels and folds that read them."""
 BY_COLUMNS = frozenset({"triangular_solve", "cholesky", "lu", "qr", "householder_product", "eigh", "svd"})
 """Operations whose libraries store matrices by columns."""
-SHORT_ROW, LONG_ROW = 2**9, 2**12
-"""Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it."""
-SIMPLE, FUNCTION = 2.0, 16.0
-"""Weights up to which an operand counts as simple, or as one function, in that question."""
-
-
-@dataclass(frozen=True)
-class GpuWeights(Weights):
-    """Costs counted in machine instructions of a card, by the width of numbers."""
-
-    target: Target | None = None
-
-    def of_map(self, term: Map) -> float:
-        own = operation_of(dict(term.params)) if term.params else None
-        if own is None and term.op == "integer_pow":
-            return super().of_map(term) * (weight("mul", itemsize(term.dtype), self._card) or 1.0)
-        counted = None if own is not None else weight(term.op, itemsize(term.dtype), self._card)
-        return super().of_map(term) if counted is None else counted
-
-    @property
-    def _card(self) -> Target:
-        assert self.target is not None, "weights of a GPU name their card"
-        return self.target
 
 
 class GpuIdioms(Idioms):
@@ -78,7 +56,7 @@ class GpuIdioms(Idioms):
             t = waiting.pop()
             if t not in found:
                 found.add(t)
-                waiting += _operands(ex.program, t)
+                waiting += scratch.elementwise_operands(ex.program, t)
         return frozenset(found)
 
     def slice(self, array: str, start: str, size: str, axis: int, dtype: Any, turned: bool) -> str:
@@ -93,11 +71,16 @@ class GpuBackend(Backend):
     """XLA:GPU for one card."""
 
     target: Target
+    tiles: Tiles | None = None
+    """Folds as tile kernels; None where there are none."""
 
     platform: ClassVar[str] = "gpu"
+    loops_beside_outputs: ClassVar[bool] = True
     tie: ClassVar[Tie] = BitTie()
     asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
     needless_rules: ClassVar[tuple[str, ...]] = (*Backend.needless_rules, "unroll-fold")  # short folds are computed inside their readers
+    adds_in_place: ClassVar[bool] = True
+    repeats: ClassVar[int] = 2
 
     @classmethod
     def of(cls, target: Target) -> Self:
@@ -105,6 +88,7 @@ class GpuBackend(Backend):
         return cls(
             Device(**target.attained(), tile_level=0, kernel_s=KERNEL_S, iteration_s=KERNEL_S, reduce_weight=1.0, short_reduce_weight=1.0),
             target,
+            Tiles.of(target),
         )
 
     @classmethod
@@ -142,66 +126,90 @@ class GpuBackend(Backend):
 
     @property
     def weights(self) -> Weights:  # type: ignore[override]  # depends on the card
-        return _weights(self.target)
+        return weights_of(self.target)
+
+    def variants(self, program: Program) -> tuple[Self, ...]:
+        may_help = self.tiles is not None and any(self.tiles.suits(program, t) for t in range(len(program.terms)))
+        return (self, self.without_tiles()) if may_help else (self.without_tiles(),)
+
+    def without_tiles(self) -> Self:
+        return replace(self, tiles=None)
+
+    def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:
+        """A tile kernel where it takes less time than the one that XLA makes of a fold."""
+        tile = None if self.tiles is None else self.tiles.tile(ex, step, members, extents, self.device)
+        if tile is None:
+            return None
+        seconds = sum(arithmetic_s(ex.program, t, extents, self) for t in members)
+        return tile if tile.seconds < self._usual_s(ex, step, members, extents, seconds) else None
+
+    def _usual_s(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], seconds: float) -> float:
+        """Seconds of XLA's kernel, given those of its arithmetic at the full rate; what it does not compute inside comes from memory."""
+        held = (
+            0 if self.tiles is None else sum(scratch.size(ex.program, m, extents) for m in scratch.left_to_tiles(ex.program, step, members))
+        )
+        return seconds / self._busy(ex, step, extents) + 2 * held / self.device.bandwidth(held)
 
     # fusion
+
+    def takes_in(self, program: Program, t: int) -> bool:
+        """Also a product with a vector that is a fold whatever the extents."""
+        term = program.terms[t]
+        if not isinstance(term, Dot):
+            return super().takes_in(program, t)
+        left, right = program.free[term.lhs], program.free[term.rhs]
+        return habits.vector_is_fold(habits.VECTOR_ELEMENTS, 0, itemsize(term.dtype)) and (left | right) in (left, right)
 
     def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
         """Folds compute elementwise operands of any depth, each fold again."""
         return True
 
-    def fuses_fold(self, ex: Extraction, t: int, extent: int, end: Term) -> bool:
-        """A short fold is computed inside a longer one; a fold of any length inside the elementwise kernel that alone reads it."""
-        return extent < habits.INNER_FOLD // 2 if isinstance(end, Fold) else True
+    def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
+        """A short fold is computed inside the folds and searches that read it, and what a kernel of its own makes of it alone in that.
+
+        Elementwise kernels compute a short one as a loop, unless it is a power of two, which has a kernel of its own.
+        """
+        if self.tiles is not None and not isinstance(ex.program.terms[reader], Fold) and self.tiles.suits(ex.program, t):
+            return False  # what may be a tile kernel is none of XLA's
+        read_by = ex.program.terms[reader]
+        if isinstance(read_by, Fold):
+            return extent < habits.INNER_FOLD // 2
+        if not alone or isinstance(read_by, Block):
+            return alone and extent < habits.SEARCHED_FOLD
+        return habits.is_looped(extent) or scratch.transformed(ex.program, reader) == t
+
+    def computes_in_tiles(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
+        """Those that can be written out. Where it turns out that no tile kernel is faster, they are held: see :meth:`scratch_bytes`."""
+        return self.tiles is not None and extent <= MOST_WRITTEN_OUT and all(self.tiles.suits(ex.program, t) for t in ends)
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         return name in FUSED_BLOCKS
 
     # memory
 
-    def can_take_over(self, ex: Extraction, t: int, extents: Sequence[int]) -> bool:
-        """What reads a product by a library does not work in place."""
-        return not isinstance(ex.program.terms[t], Dot)
+    def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
+        """What reads a product by a library does not work in place, nor what is written longer for a product that reads it."""
+        program = ex.program
+        readers = program.readers(step)
+        reader = program.terms[readers[0]] if len(readers) == 1 else None
+        return not isinstance(program.terms[t], Dot) and not (
+            isinstance(reader, Dot) and scratch.padding(program, reader, extents, self.target) > 1
+        )
 
     def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
         """Partial results and copied operands of folds, and what products by Triton or by a library take."""
-        term = ex.program.terms[t]
+        program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
-            return self._product_bytes(ex.program, term, extents)
+            return scratch.product_bytes(program, term, extents, self.target, size)
+        if isinstance(term, Block):
+            return scratch.copied_operand_bytes(program, term, self.weights, size)
         if not isinstance(term, Fold) or ex.unrolls.get(t):
             return 0
-        extent, last = _folded(ex.program, t, extents)
-        parts = habits.fold_parts(extent, last)
-        partial = parts * size(t) if parts > 1 else 0
-        return partial + self._operand_bytes(ex, t, members, extents, size) + _turned_bytes(ex.program, members, size)
-
-    def _operand_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
-        """Bytes of the operand of a fold that has too few results for XLA to compute it inside."""
-        program, term = ex.program, ex.program.terms[t]
-        assert isinstance(term, Fold)
-        computed = [self.weights.of_map(m) for c in members if isinstance(m := program.terms[c], Map) and program.free[c] & term.over]
-        if term.arg not in members or not computed:
-            return 0
-        extent, last = _folded(program, t, extents)
-        if habits.fold_parts(extent, last) > 1:
-            return 0
-        results = extent_of(extents, program.free[t])
-        heaviest = max(computed)
-        if last:
-            least = 0 if heaviest <= SIMPLE or extent < LONG_ROW else 41 if heaviest <= FUNCTION else 128
-        elif extent <= SHORT_ROW:
-            least = 16
-        else:
-            least = 1_345 if heaviest <= SIMPLE else 2_145 if heaviest <= FUNCTION else 4_161
-            least = least if extent > SHORT_ROW * 2 or heaviest > SIMPLE else 16
-        return size(term.arg) if 1 < results < least else 0
-
-    def _product_bytes(self, program: Program, term: Dot, extents: Sequence[int]) -> int:
-        m, n, k, batch = sides(program, term, extents)
-        width = itemsize(term.dtype)
-        if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
-            return 0
-        return max(habits.product_scratch(batch, m, n, k, width, self.target), _library_bytes(program, extents))
+        tile = self.tile(ex, t, members, extents)
+        if tile is not None:
+            return sum(size(read.term) for read in tile.pairs.reads if read.copied)
+        inner = 0 if self.tiles is None else sum(map(size, scratch.left_to_tiles(program, t, members)))
+        return inner + scratch.fold_bytes(program, t, members, extents, self.weights, size)
 
     # time
 
@@ -226,16 +234,21 @@ class GpuBackend(Backend):
         """Less than the full rate where a kernel has few thread blocks."""
         if isinstance(kernel.term, Dot | Block):
             return seconds
-        return seconds / min(1.0, self._blocks(kernel) / (BLOCKS_PER_CORE * self.target.multiprocessors))
+        tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
+        return tile.seconds if tile else self._usual_s(kernel.ex, kernel.step, kernel.members, kernel.extents, seconds)
 
-    def _blocks(self, kernel: Kernel) -> float:
+    def _busy(self, ex: Extraction, t: int, extents: Sequence[int]) -> float:
+        """The share of the full rate that the kernel of an elementwise value or a fold has blocks for."""
+        return min(1.0, self._blocks(ex, t, extents) / (BLOCKS_PER_CORE * self.target.multiprocessors))
+
+    def _blocks(self, ex: Extraction, t: int, extents: Sequence[int]) -> float:
         """Thread blocks of an elementwise kernel or a fold."""
-        program, term = kernel.ex.program, kernel.term
-        results = extent_of(kernel.extents, program.free[kernel.step])
-        if not isinstance(term, Fold) or kernel.ex.unrolls.get(kernel.step):
+        program, term = ex.program, ex.program.terms[t]
+        results = extent_of(extents, program.free[t])
+        if not isinstance(term, Fold) or ex.unrolls.get(t):
             return max(results / THREADS, 1.0)
-        extent, last = _folded(program, kernel.step, kernel.extents)
-        own = results if last else max(results / COLUMNS_AT_ONCE, 1.0)
+        extent, last = scratch.folded(program, t, extents)
+        own = results if last else max(results / scratch.COLUMNS_AT_ONCE, 1.0)
         return float(own * habits.fold_parts(extent, last))
 
     def overhead_s(self, kernel: Kernel) -> float:
@@ -248,8 +261,11 @@ class GpuBackend(Backend):
             m, n, k, batch = sides(program, term, kernel.extents)
             return 1 if habits.product_parts(batch, m, n, k, itemsize(term.dtype), self.target) == 1 else 2
         if isinstance(term, Fold) and not kernel.ex.unrolls.get(kernel.step):
-            return 1 if habits.fold_parts(*_folded(program, kernel.step, kernel.extents)) == 1 else 2
-        return _LAUNCHES.get(term.call.prim.name, 1) if isinstance(term, Block) else 1
+            tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
+            if tile is not None:
+                return 1 + sum(read.copied for read in tile.pairs.reads)
+            return 1 if habits.fold_parts(*scratch.folded(program, kernel.step, kernel.extents)) == 1 else 2
+        return LAUNCHES.get(term.call.prim.name, 1) if isinstance(term, Block) else 1
 
     def turn_s(self, ex: Extraction, loop: Loop) -> float:
         """A launch for the counter, for each sum that a fold is added to, and for each result that is copied to its place."""
@@ -283,107 +299,3 @@ class GpuBackend(Backend):
     def hidden(self, compiled: Any) -> Hidden:
         """Scratch that libraries ask for at run time, from a table."""
         return Hidden(workspaces.library_bytes(compiled.as_text(), self.target))
-
-
-# --- shapes of folds -----------------------------------------------------------------------------------
-
-
-def _folded(program: Program, t: int, extents: Sequence[int]) -> tuple[int, bool]:
-    """How many elements a fold combines to one, and whether they lie side by side: its indices are the last of its operand."""
-    term = program.terms[t]
-    assert isinstance(term, Fold)
-    over = program.free[term.arg] & term.over
-    return extent_of(extents, over), over > program.free[t]
-
-
-def _turned_bytes(program: Program, members: Sequence[int], size: Callable[[int], int]) -> int:
-    """Bytes of the smallest array that a fold reads in another order of axes than the others, of which XLA makes a copy."""
-    read = {c for t in members for c in _operands(program, t) if c not in members and program.free[c].bit_count() > 1}
-    orders = {c: order for c in read if (order := _order(program, c)) is not None}
-    turned = [c for c, order in orders.items() if order != tuple(sorted(order))]
-    straight = [c for c in orders if c not in turned]
-    return min(map(size, (*turned, *straight))) if turned and straight else 0
-
-
-def _operands(program: Program, t: int) -> Sequence[int]:
-    term = program.terms[t]
-    return term.args if isinstance(term, Map) else (term.arg,) if isinstance(term, Fold) else ()
-
-
-def _order(program: Program, t: int) -> tuple[int, ...] | None:
-    """The indices of an array in the order of its axes; None for what is no array."""
-    term = program.terms[t]
-    if isinstance(term, Rename):
-        names = dict(term.pairs)
-        own = _order(program, term.arg)
-        return None if own is None else tuple(names.get(i, i) for i in own)
-    if isinstance(term, Input | Const):
-        return tuple(i for axis in term.axes for i in axis)
-    return None if is_leaf(term) else tuple(bits(program.free[t]))
-
-
-def _library_bytes(program: Program, extents: Sequence[int]) -> int:
-    """Scratch of cuBLASLt: more for a product in a loop, which may read slices where they stand."""
-    inside = any(extent != index.extent for extent, index in zip(extents, program.indices))
-    versions = workspaces.CUBLASLT
-    version = next((v for v in versions if jax.__version__.startswith(f"{v}.")), max(versions, key=_numbers))
-    return versions[version] if inside else min(versions.values())
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
-
-
-# --- costs and workspaces of operations ----------------------------------------------------------------
-
-
-def _sort_workspace(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """Positions beside the sorted array, and CUB's copies."""
-    return 4.1 * sum(map(math.prod, ins))
-
-
-def _top_k_workspace(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """Nothing for few of a long row; else the operand and its positions, sorted."""
-    few = params["k"] <= habits.TOP_K and ins[0][-1] >= habits.TOP_K_ROW
-    return 0.0 if few else 2.0 * math.prod(ins[0])
-
-
-def _solver(routine: str, copies: float) -> Callable[[Shapes, Shapes, Params], float]:
-    """A copy of the matrix in columns, and the scratch of cuSOLVER's routine."""
-
-    def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
-        k, n = sorted(ins[0][-2:])
-        return copies * math.prod(ins[0]) + workspaces.SOLVERS[routine](k, n)
-
-    return elements
-
-
-def _triangular_solve(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """Matrix and right side in columns."""
-    return float(math.prod(ins[0]) + math.prod(ins[1]))
-
-
-_GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
-    **WORKSPACES,
-    "sort": _sort_workspace,
-    "top_k": _top_k_workspace,
-    "reduce": lambda ins, outs, params: float(sum(map(math.prod, outs[1:]))),
-    "triangular_solve": _triangular_solve,
-    "cholesky": _solver("potrf", 1.0),
-    "lu": _solver("getrf", 1.0),
-    "qr": _solver("geqrf", 1.0),
-    "eigh": _solver("syevd", 1.0),
-    "svd": _solver("gesvd", 1.0),
-}
-_LAUNCHES = {"triangular_solve": 4, "cholesky": 3, "lu": 3, "qr": 3, "eigh": 3, "sort": 2, "conv_general_dilated": 4, "fft": 2}
-"""Kernels of block operations that take more than one."""
-
-_KNOWN: dict[str, Weights] = {}
-
-
-def _weights(target: Target) -> Weights:
-    """The weights of a card, made once."""
-    if target.name not in _KNOWN:
-        blocks = {**BLOCKS, "sort": per_element(200.0), "top_k": per_element(20.0)}
-        _KNOWN[target.name] = GpuWeights(ELEMENTWISE, blocks, _GPU_WORKSPACES, target=target)
-    return _KNOWN[target.name]

@@ -1,9 +1,8 @@
-"""XLA:GPU without a GPU: what a program holds on a card that is not there, and what it launches.
+"""XLA:GPU without a GPU: the memory that a program holds on a card that this machine lacks, and the kernels that it launches.
 
-The compiler is in two wheels, ``jax-cuda13-plugin`` and ``jax-cuda13-pjrt``, which need no driver. Nothing here runs
-on a GPU, so nothing is tuned by measuring: on the card XLA tries Triton kernels and cuBLAS for each product and
-keeps the faster. A program is therefore compiled twice, with all products by the one and by the other, and what it
-holds is the larger.
+The compiler is in two wheels, ``jax-cuda13-plugin`` and ``jax-cuda13-pjrt``, which need no driver. Without a card there is no
+autotuning; on the card XLA tries Triton kernels and cuBLAS for each product and selects the faster. A program is therefore compiled
+twice, with all products by Triton and with all products by cuBLAS, and the larger of both figures counts.
 """
 
 from __future__ import annotations
@@ -35,21 +34,29 @@ SETTINGS: Mapping[str, Options] = MappingProxyType(
         "cublas": MappingProxyType({"xla_gpu_enable_triton_gemm": False}),
     }
 )
-"""Compiler options that have all products computed in one of two ways, on a card too."""
+"""Compiler options that select Triton or cuBLAS for all products, also when compiling on a card."""
 QUIET: Options = MappingProxyType({"xla_gpu_enable_cub_radix_sort": False})
-"""Has XLA sort by its own kernels, as it does without a card anyway, and not warn that it does."""
+"""The option that makes XLA sort with its own kernels, as it does without a card anyway, so that it does not warn."""
 PLUGINS = ("cuda13", "cuda12")
 OLDEST = {"cuda13": (7, 5), "cuda12": (5, 0)}
-"""The oldest compute capability that each plugin compiles for."""
+"""The oldest compute capability for which each plugin compiles."""
 SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program compiled in one setting. Sizes are in bytes.
+    """A program compiled in one setting.
 
-    ``options`` are those that have a card compute products in the way that was counted here; ``launches`` is None
-    where they were not asked for.
+    Attributes:
+        setting: the name of the setting in :data:`SETTINGS`.
+        options: the compiler options that select it.
+        arguments: bytes of the arguments.
+        outputs: bytes of the outputs.
+        temporaries: bytes of the temporaries.
+        shared: bytes of outputs that reuse the memory of donated arguments.
+        workspaces: the scratch of libraries that XLA does not report, largest first.
+        launches: the kernels and copies that the program launches; None if they were not requested.
+        executable: JAX's compiled program.
     """
 
     setting: str
@@ -64,14 +71,14 @@ class Compiled:
 
     @property
     def held_bytes(self) -> int:
-        """Arguments, outputs and temporaries, less outputs in the memory of donated arguments, and the largest
+        """The bytes of arguments, outputs and temporaries, without outputs in the memory of donated arguments, plus the largest
         scratch that XLA does not report."""
         unreported = self.workspaces[0].bytes if self.workspaces else 0
         return self.arguments + self.outputs + self.temporaries - self.shared + unreported
 
     @cached_property
     def text(self) -> str:
-        """The optimised program, in HLO."""
+        """The text of the optimised HLO."""
         return str(self.executable.as_text())
 
 
@@ -84,15 +91,17 @@ class Checked:
 
     @property
     def held_bytes(self) -> int:
-        """The larger of what the settings hold, in bytes."""
+        """The largest number of bytes held in any setting."""
         return max(compiled.held_bytes for compiled in self.settings)
 
     def options_within(self, limit: float) -> Options | None:
-        """The compiler options with which the program holds no more than so many bytes; none are needed where every
-        setting does.
+        """Return compiler options with which the program fits a limit.
+
+        Args:
+            limit: the limit in bytes.
 
         Returns:
-            Options, empty where any choice of the card's fits; None where no setting fits.
+            The options of the setting that holds least; empty if every setting fits, None if no setting fits.
         """
         fitting = [compiled for compiled in self.settings if compiled.held_bytes <= limit]
         if len(fitting) == len(self.settings):
@@ -100,7 +109,7 @@ class Checked:
         return min(fitting, key=lambda compiled: compiled.held_bytes).options if fitting else None
 
     def report(self) -> str:
-        """A line for each setting, and one for each scratch that comes from a table."""
+        """Return a line for each setting, and one for each library scratch that comes from a table."""
         lines = [f"{c.setting}: {c.held_bytes} B ({c.temporaries} B of temporaries)" for c in self.settings]
         return "\n".join([*lines, *dict.fromkeys(str(w) for c in self.settings for w in c.workspaces)])
 
@@ -113,19 +122,18 @@ def compile_for(
     settings: Sequence[str] = tuple(SETTINGS),
     launches: bool = False,
 ) -> Checked:
-    """Compile a function of flat arguments for a card that need not be there. Runs nothing.
+    """Compile a function of flat arguments for a card, without running it; the machine need not have the card.
 
     Args:
-        function: takes one array for each of ``avals``.
-        avals: what has ``shape`` and ``dtype``.
+        function: a function of one array for each of ``avals``.
+        avals: objects with ``shape`` and ``dtype``, one per argument.
         target: the card.
-        donate: positions of arguments whose memory outputs may take.
-        settings: which of :data:`SETTINGS`.
-        launches: read what the program launches, too, which XLA writes to a temporary folder.
+        donate: positions of arguments whose memory outputs may reuse.
+        settings: names of the settings in :data:`SETTINGS` to compile in.
+        launches: whether to read the launches of the program too, which XLA writes to a temporary folder.
 
     Raises:
-        DeviceCompilerError: if the compiler is not installed, or not for this version of JAX, or does not know the
-        card.
+        DeviceCompilerError: if the compiler is not installed or has another version than jaxlib, or does not compile for the card.
     """
     import jax
 
@@ -133,7 +141,7 @@ def compile_for(
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=there, weak_type=getattr(a, "weak_type", False)) for a in avals]
     jitted = jax.jit(
         function, donate_argnums=tuple(donate), keep_unused=True, out_shardings=there
-    )  # there may be no arguments to name the card
+    )  # a function without arguments has no other way to name the card
     lowered = jitted.lower(*given)
     return Checked(target, tuple(_compiled(lowered, target, setting, launches) for setting in settings))
 
@@ -161,7 +169,7 @@ def _compiled(lowered: Any, target: Target, setting: str, launches: bool) -> Com
 
 
 def _compile(lowered: Any, options: Options) -> Any:
-    """Compile, without options that this version of the compiler lacks."""
+    """Compile, leaving out options that this version of the compiler lacks."""
     import jax
 
     unknown: set[str] = set()
@@ -181,12 +189,12 @@ _devices: dict[str, Any] = {}
 
 
 def device(target: Target) -> Any:
-    """JAX's device of a card that is not there: programs are compiled for it, and none runs on it. One for each
-    description; safe in threads.
+    """Return JAX's device object of a card, for which programs can be compiled but not run.
+
+    There is one object per description of a card. Thread-safe.
 
     Raises:
-        DeviceCompilerError: if the compiler is not installed, or not for this version of JAX, or does not know the
-        card.
+        DeviceCompilerError: if the compiler is not installed or has another version than jaxlib, or does not compile for the card.
     """
     description = target.description()
     with _lock:
@@ -202,10 +210,10 @@ def device(target: Target) -> Any:
 
 
 def installed() -> str:
-    """Which compiler is installed: ``cuda13`` or ``cuda12``.
+    """Return the installed compiler, ``cuda13`` or ``cuda12``.
 
     Raises:
-        DeviceCompilerError: if there is none, or one of another version than jaxlib.
+        DeviceCompilerError: if none is installed, or one of another version than jaxlib.
     """
     from jaxlib import version
 
@@ -243,10 +251,10 @@ def _version(distribution: str) -> str | None:
 
 
 def _topology(plugin: str, description: str) -> Any:
-    """The device of a description, by JAX's own plugin.
+    """Return the device with a description, from JAX's CUDA plugin.
 
-    Where ``JAX_PLATFORMS`` does not leave CUDA out, the plugin looks for CUDA's libraries when it registers, and
-    does not if it finds none. Compiling needs none of them, so it is then asked again, without looking.
+    Unless ``JAX_PLATFORMS`` excludes CUDA, the plugin looks for CUDA's libraries when it registers itself, and does not register if
+    it finds none. Compiling needs none of them, so the plugin is then initialised again without this check.
     """
     import jax
     from jax.experimental import topologies

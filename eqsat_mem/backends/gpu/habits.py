@@ -23,6 +23,10 @@ nothing of it is in memory."""
 INNER_FOLD = 16
 """A fold of fewer elements is computed inside the fold that reads it. (Where the outer one has up to 10^6 results,
 from about half as many on it is not.)"""
+LOOPED_FOLD = 32
+"""A fold of fewer elements is computed as a loop inside an elementwise kernel, unless it is of a power of two."""
+SEARCHED_FOLD = 64
+"""A fold of fewer elements is computed inside a search (argmin and the like) that reads it."""
 TOP_K, TOP_K_ROW = 16, 1024
 """Up to so many of a row of at least so many numbers of 2 or 4 bytes are selected without scratch; else the row is
 sorted."""
@@ -37,6 +41,15 @@ def vector_is_fold(matrix: int, vector: int, itemsize: int) -> bool:
         itemsize: bytes of one element.
     """
     return itemsize == 8 or matrix + vector < VECTOR_ELEMENTS
+
+
+def is_looped(extent: int) -> bool:
+    """Whether a fold has no kernel of its own where an elementwise kernel reads it.
+
+    >>> [extent for extent in (2, 3, 4, 15, 16, 31, 33) if is_looped(extent)]
+    [3, 15, 31]
+    """
+    return extent < LOOPED_FOLD and extent.bit_count() > 1
 
 
 def fold_parts(extent: int, last: bool) -> int:

@@ -1,6 +1,6 @@
-"""Cards by name: what each has and does per second, and where each figure comes from.
+"""Cards by name: their capacities and rates, and the source of each figure.
 
-A row makes two things: the figures that plans are made with, and the description of the card that XLA:GPU compiles for
+A row provides both the figures with which plans are made, and the description of the card for which XLA:GPU compiles
 (:mod:`eqsat_mem.backends.gpu.deviceless`).
 """
 
@@ -25,20 +25,28 @@ SYSTEM = "guessed: the total that nvidia-smi shows, less 2 % that the driver kee
 GUESSED = "guessed"
 
 MEMORY_FRACTION = 0.75
-"""The share of a card's memory that JAX's allocator takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says another."""
+"""The fraction of a card's memory that JAX's allocator reserves, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set."""
 COPY_SHARE, MATRIX_SHARE, LANE_SHARE = 0.9, 0.75, 0.8
-"""What programs attain of the data sheet's bandwidth, of its matrix units' rates, and of one instruction per lane
-and clock cycle. The first two are rounded down from an H100: a copy moved 3.0e12 of 3.35e12 B/s, bfloat16 products
-ran at 798e12 of 989e12. The third is guessed."""
+"""The fractions that programs attain of the data sheet's bandwidth, of its matrix units' rates, and of one instruction per lane
+and clock cycle. The first two are measured on an H100 and rounded down: a copy moved 3.0e12 of 3.35e12 B/s, bfloat16 products
+ran at 798e12 of 989e12 operations per second. The third is guessed."""
 L2_BYTES_PER_CYCLE, L2_SHARE = 20, 0.8
-"""Guessed: bytes per clock cycle that a multiprocessor reads from the second cache, and the share of that cache that
-one program's data can have."""
+"""Guessed: the bytes per clock cycle that a multiprocessor reads from the L2 cache, and the fraction of that cache that one
+program's data can occupy."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A multiprocessor of one compute capability: float32 and float64 lanes, threads, bytes of shared memory (of all
-    blocks, of one), registers."""
+    """A multiprocessor of one compute capability.
+
+    Attributes:
+        lanes: float32 lanes.
+        double_lanes: float64 lanes.
+        threads: the most threads resident at a time.
+        shared: bytes of shared memory of all its blocks together.
+        shared_block: the most bytes of shared memory of one block.
+        registers: 32-bit registers.
+    """
 
     lanes: int
     double_lanes: int
@@ -64,21 +72,21 @@ ARCHITECTURES: Mapping[tuple[int, int], Architecture] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Target:
-    """A card. Rates are per second and for the whole card, peaks as the data sheet has them.
+    """A card. Rates are the data sheet's peak rates per second of the whole card.
 
     Attributes:
-        name: what users call it.
-        label: what its driver calls it.
+        name: its name for users.
+        label: its name for the driver.
         capability: its compute capability.
-        multiprocessors: how many it has.
+        multiprocessors: its number of multiprocessors.
         clock: its highest clock rate, in Hz.
-        memory_bytes: its memory as CUDA reports it.
+        memory_bytes: the bytes of its memory as reported by CUDA.
         memory_rate: bytes per second of its memory.
-        l2_bytes: its second cache.
-        narrow_flops: multiplications and additions of dense products of bfloat16 numbers; of float32 ones where it
-        has no units for these. tf32_flops: the same of float32 numbers rounded to 10 bits; zero where it does not
-        round. double_flops: the same of float64 numbers, by matrix units where it has some.
-        sources: where each figure comes from, by its name.
+        l2_bytes: bytes of its L2 cache.
+        narrow_flops: multiplications and additions of dense bfloat16 products; of float32 products if it has no bfloat16 units.
+        tf32_flops: those of float32 products whose operands are rounded to 10 bits; zero if it does not round.
+        double_flops: those of float64 products, by matrix units if it has any for float64.
+        sources: the source of each figure, by the figure's name.
     """
 
     name: str
@@ -100,44 +108,44 @@ class Target:
 
     @property
     def lanes(self) -> int:
-        """float32 additions that one multiprocessor begins in a clock cycle."""
+        """The float32 additions that one multiprocessor begins in a clock cycle."""
         return self.architecture.lanes
 
     @property
     def usable_bytes(self) -> int:
-        """What a program may hold when no limit is given: the memory that JAX's allocator takes."""
+        """The bytes that a program may hold if no limit is given: the memory that JAX's allocator reserves."""
         return int(MEMORY_FRACTION * self.memory_bytes)
 
     @property
     def rounds(self) -> bool:
-        """Whether products of float32 numbers round their operands unless told otherwise."""
+        """Whether float32 products round their operands by default."""
         return self.tf32_flops > 0
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions of float32 products computed in full: by the lanes, two in a clock cycle."""
+        """Multiplications and additions per second of unrounded float32 products: two per lane and clock cycle."""
         return 2.0 * self.multiprocessors * self.lanes * self.clock
 
     @property
     def elements(self) -> float:
-        """float32 additions."""
+        """The float32 additions per second."""
         return self.flops / 2
 
     @property
     def double_elements(self) -> float:
-        """float64 additions."""
+        """The float64 additions per second."""
         return self.multiprocessors * self.architecture.double_lanes * self.clock
 
     @property
     def l2_rate(self) -> float:
-        """Bytes per second of the second cache."""
+        """The bytes per second of the L2 cache."""
         return float(L2_BYTES_PER_CYCLE * self.multiprocessors * self.clock)
 
     def attained(self) -> dict[str, Any]:
-        """The figures that plans are made with, under the names of the fields of a device profile.
+        """Return the figures with which plans are made, by the names of the fields of a device profile.
 
         Returns:
-            Rates that programs attain, per second; ``levels`` as pairs of bytes and bytes per second.
+            The attained rates per second; ``levels`` as pairs of bytes and bytes per second.
         """
         memory = COPY_SHARE * self.memory_rate
         return {
@@ -152,7 +160,7 @@ class Target:
         }
 
     def description(self) -> str:
-        """The card for XLA: a GpuTargetConfigProto in text form."""
+        """Return the description of the card for XLA: a GpuTargetConfigProto in text form."""
         own = self.architecture
         major, minor = self.capability
         limits = {
@@ -182,7 +190,7 @@ class Target:
 
 
 DNN = (9, 12)
-"""The version of cuDNN that the description names: the oldest that jax-cuda13-plugin 0.10 and 0.11 accept."""
+"""The version of cuDNN in the description: the oldest that jax-cuda13-plugin 0.10 and 0.11 accept."""
 
 
 def _row(
@@ -196,8 +204,11 @@ def _row(
     l2_mib: float,
     sheet: str,
 ) -> Target:
-    """A row: memory in bytes with its source; GB/s of memory and TFLOP/s of narrow, rounded float32 and float64
-    products by the data sheet."""
+    """Return a row of the table.
+
+    ``memory`` is the memory in bytes and its source; ``rates`` are the data sheet's GB/s of memory and TFLOP/s of bfloat16, rounded
+    float32 and float64 products; ``sheet`` is the source of all other figures.
+    """
     said = dict.fromkeys(("multiprocessors", "clock", "memory_rate", "l2_bytes", "narrow_flops", "tf32_flops", "double_flops"), sheet)
     counted = f"multiprocessors x lanes x clock; lanes: {GUIDE}"
     said |= {"memory_bytes": memory[1], "flops": counted, "elements": counted, "double_elements": counted, "l2_rate": GUESSED}
@@ -209,7 +220,7 @@ def _row(
 
 
 def _shown(mib: int) -> tuple[int, str]:
-    """Memory from the total that nvidia-smi shows."""
+    """Return the memory in bytes, from the total in MiB that nvidia-smi shows, and its source."""
     return int(0.98 * mib) * MiB, SYSTEM
 
 
@@ -253,10 +264,10 @@ ALIASES: Mapping[str, str] = MappingProxyType(
 
 
 def named(name: str) -> Target:
-    """The card of a name, in any case and with ``_`` or spaces for ``-``.
+    """Return the card with a name, which may have any case, and ``_`` or spaces for ``-``.
 
     Raises:
-        OptionError: if there is none; it lists all.
+        OptionError: if no card has this name; the message lists all cards.
 
     >>> named("H100_SXM").name
     'h100'
@@ -274,10 +285,10 @@ def named(name: str) -> Target:
 
 
 def is_profile(name: str) -> bool:
-    """Whether a user means the file of a profile rather than a card by this."""
+    """Whether a device named by a user is the file of a profile rather than a card."""
     return name.endswith(".json") or Path(name).is_file()
 
 
 def target_labelled(label: str) -> Target | None:
-    """The card that a driver calls so, as the profile of a calibrated card is labelled; None if no row has it."""
+    """Return the card with a driver's name, which labels the profile of a calibrated card; None if the table lacks it."""
     return next((row for row in TARGETS.values() if row.label.lower() == label.lower()), None)

@@ -1,4 +1,4 @@
-"""What a compiled program launches on a GPU, from the sequence of thunks that XLA writes beside it."""
+"""The kernels, copies and library calls that a compiled program launches on a GPU, from the thunk sequence that XLA dumps."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Launch:
-    """One thing that the host starts on the device.
+    """One operation that the host launches on the device.
 
     Attributes:
-        kind: ``kernel``, or XLA's name of what it is: ``Copy``, ``Memset``, ``CublasLtMatmul``, ``CustomCall`` ...
-        name: of the kernel, or of the instruction.
-        blocks: how many blocks of threads; zero where a library chooses.
-        threads: of a block.
-        shared_bytes: of shared memory that a block asks for.
-        turns: how often it is launched, as loops around it run; None where one of them runs until a condition fails.
-        depth: how many loops it is in.
+        kind: ``kernel``, or XLA's name of the thunk's kind: ``Copy``, ``Memset``, ``CublasLtMatmul``, ``CustomCall`` and others.
+        name: the name of the kernel, or of the instruction for other kinds.
+        blocks: the number of thread blocks; zero if a library chooses it.
+        threads: threads per block.
+        shared_bytes: bytes of shared memory that a block requests.
+        turns: how often the enclosing loops launch it; None if the trip count of one of them is unknown.
+        depth: the number of enclosing loops.
     """
 
     kind: str
@@ -36,8 +36,7 @@ class _Loop:
     indent: int
     turns: int | None
     counts: bool = False
-    """Whether the lines that follow belong to the body; those of the condition are launched only where the number of
-    turns is not known."""
+    """Whether the following lines belong to the body; the condition is launched only if the trip count is unknown."""
 
 
 _THUNK = re.compile(
@@ -47,11 +46,11 @@ _THUNK = re.compile(
 
 
 def read(folder: Path, compiled_text: str) -> tuple[Launch, ...]:
-    """The launches of the one program that XLA has written about to a folder, in order.
+    """Read the launches of the only program whose dump XLA has written to a folder, in order.
 
     Args:
-        folder: what ``xla_dump_to`` named.
-        compiled_text: the program's optimised HLO, where numbers of turns stand.
+        folder: the folder given to XLA as ``xla_dump_to``.
+        compiled_text: the program's optimised HLO, which has the trip counts of loops.
     """
     sequence = _only(folder, "thunk_sequence.txt")
     names = dict(_names(_only(folder, "thunk_metadata.txt")))
@@ -59,22 +58,22 @@ def read(folder: Path, compiled_text: str) -> tuple[Launch, ...]:
 
 
 WAITS = {"AsyncDone"}
-"""Thunks that wait for what another has launched."""
+"""The kinds of thunks that wait for another thunk's launch."""
 
 
 def turns_of_loops(compiled_text: str) -> dict[str, int]:
-    """The number of turns of each while loop that has a known one, by the instruction's name."""
+    """Return the trip count of each ``while`` loop that has a known one, by the instruction's name."""
     found = re.finditer(r'%([\w.\-]+) = [^\n]*? while\([^\n]*?"known_trip_count":\{"n":"(\d+)"\}', compiled_text)
     return {match[1]: int(match[2]) for match in found}
 
 
 def parse(sequence: str, names: dict[int, str], turns: dict[str, int]) -> Iterator[Launch]:
-    """The launches of a sequence of thunks.
+    """Yield the launches of a sequence of thunks.
 
     Args:
-        sequence: a line for each thunk, what is inside a loop indented below it.
-        names: the instruction of each thunk.
-        turns: the number of turns of each loop, by its instruction, where that is known.
+        sequence: a line for each thunk; the thunks inside a loop are indented below it.
+        names: the name of the instruction of each thunk, by the thunk's number.
+        turns: the known trip counts of loops, by the name of their instruction.
     """
     lines = [line for line in sequence.splitlines() if line.strip()]
     loops: list[_Loop] = []
@@ -105,7 +104,7 @@ def _launch(thunk: re.Match[str], name: str, loops: list[_Loop]) -> Launch:
 
 
 def _enter_section(line: str, loops: list[_Loop]) -> None:
-    """A line that says that a loop's body begins, which stands deeper than the loop; ``condition:`` stands anywhere."""
+    """Note that a loop's body begins if the line says so: ``body:`` is indented deeper than its loop, ``condition:`` need not be."""
     if line.strip() != "body:":
         return
     indent = len(line) - len(line.lstrip())
@@ -116,7 +115,7 @@ def _enter_section(line: str, loops: list[_Loop]) -> None:
 
 
 def _has_parts(lines: list[str], k: int, indent: int) -> bool:
-    """Whether the next line is a thunk inside this one: it then launches nothing itself."""
+    """Whether the next line is a thunk inside this one, in which case this one launches nothing itself."""
     following = _THUNK.match(lines[k + 1]) if k + 1 < len(lines) else None
     return following is not None and len(following["indent"]) > indent
 

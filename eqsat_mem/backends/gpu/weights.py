@@ -1,7 +1,7 @@
 """Machine instructions of elementwise operations on a GPU, and their cost in additions.
 
-``python -m benchmarks.calibration.instructions`` makes the table from machine code: XLA:GPU's of JAX 0.10.2 for h100
-(compute capability 9.0), on the longest straight way through it.
+``python -m benchmarks.calibration.instructions`` makes the table from machine code compiled by XLA:GPU of JAX 0.10.2 for h100
+(compute capability 9.0), counting the longest straight-line path through it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from types import MappingProxyType
 from eqsat_mem.backends.gpu.targets import Target
 
 SPECIAL_LANES = 16
-"""Elements of a special function (a root, an exponential by hardware, a reciprocal) that a multiprocessor begins in
-a clock cycle."""
+"""The elements of a special function (a hardware root, exponential or reciprocal) that a multiprocessor begins in a clock cycle."""
 
 COUNTS: Mapping[str, tuple[tuple[float, float, float] | None, ...]] = MappingProxyType(
     {
-        # for float32, float64 and bfloat16 numbers: all instructions, those of the float64 lanes, those of the special-function unit
+        # for float32, float64 and bfloat16: all instructions, those on the float64 lanes, those on the special-function unit
         "add": ((1, 0, 0), (1, 1, 0), (1, 0, 0)),
         "sub": ((1, 0, 0), (1, 1, 0), (1, 0, 0)),
         "mul": ((1, 0, 0), (1, 1, 0), (1, 0, 0)),
@@ -92,16 +91,16 @@ COUNTS: Mapping[str, tuple[tuple[float, float, float] | None, ...]] = MappingPro
         "bessel_i1e": ((96.25, 0, 2), (316.5, 186, 2), (103.25, 0, 2)),
     }
 )
-"""Instructions for one element, by operation. None: XLA has no kernel for it, or a loop; integers stand under
-float32."""
+"""Instructions per element, by operation; None if XLA has no kernel for it, or one with a loop. Operations on integers are counted
+as float32."""
 
 
 def weight(op: str, itemsize: int, target: Target) -> float | None:
-    """The cost of one element in float32 additions of a card, or None where the table has none.
+    """Return the cost of one element in float32 additions of a card, or None if the table lacks it.
 
     Args:
-        op: the operation, as in the table of elementwise operations.
-        itemsize: bytes of a number: 4, 8 or 2 (1 counts as 4).
+        op: the name of the operation in the table of elementwise operations.
+        itemsize: bytes of an element: 4, 8 or 2 (others count as 4).
         target: the card.
     """
     counts = COUNTS.get(op, (None, None, None))[{8: 1, 2: 2}.get(itemsize, 0)]

@@ -1,28 +1,33 @@
-"""What NVIDIA's libraries take while a program runs and XLA does not report: from a table, not from the compiler.
+"""The scratch that NVIDIA's libraries allocate while a program runs and XLA does not report: from a table, not from the compiler.
 
-XLA plans the scratch of its own kernels and of cuBLAS ahead, so ``memory_analysis()`` has it. cuSOLVER and cuFFT are
-asked at run time how much they need, and their scratch comes from the allocator then. CUB, which sorts, is asked
-when XLA compiles on the card; without the card XLA sorts by kernels of its own, which need less.
+XLA allocates the scratch of its own kernels and of cuBLAS at compile time, so ``memory_analysis()`` includes it. cuSOLVER and cuFFT
+report their needs at run time, and their scratch is then taken from the allocator. CUB, which sorts, reports its needs when XLA
+compiles on the card; without the card XLA sorts with its own kernels, which need less.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from eqsat_mem.backends.gpu.targets import MiB, Target
 
 CUBLASLT: Mapping[str, int] = MappingProxyType({"0.10": 4 * MiB, "0.11": 32 * MiB})
-"""Bytes of scratch that XLA plans for a product by cuBLASLt, by version of JAX: read from compiled programs."""
+"""The bytes of scratch that XLA allocates for a product by cuBLASLt, by version of JAX: read from compiled programs."""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Bytes that a library takes for one call, with the words for a report: which routine, and where the figure
-    comes from."""
+    """The scratch of a library for one call.
+
+    Attributes:
+        routine: the library and its routine.
+        bytes: the bytes of scratch.
+        source: the source of the figure.
+    """
 
     routine: str
     bytes: int
@@ -53,27 +58,32 @@ SOLVERS: Mapping[str, Elements] = MappingProxyType(
         "csrlsvqr": lambda k, n: BLOCK * n,
     }
 )
-"""cuSOLVER's routines: elements of scratch for a matrix by its lesser and its greater extent."""
+"""The elements of scratch of cuSOLVER's routines for a matrix, from its smaller and its larger extent."""
 
 
 def workspaces(compiled_text: str, target: Target) -> list[Workspace]:
-    """What libraries take besides what XLA reports, one entry for each call in a compiled program.
+    """Return the library scratch of a compiled program that XLA does not report.
 
     Args:
         compiled_text: the program's optimised HLO.
-        target: the card that it was compiled for.
+        target: the card for which it was compiled.
 
     Returns:
-        One :class:`Workspace` per call that takes any, the largest first. Calls run one at a time, so the first is
-        what counts.
+        One :class:`Workspace` per call that has any, largest first. Calls run one at a time, so only the first adds to the peak.
     """
     found = [*_solvers(compiled_text), *_transforms(compiled_text), *_sorts(compiled_text, target)]
     return sorted((w for w in found if w.bytes), key=lambda w: -w.bytes)
 
 
 def library_bytes(compiled_text: str, target: Target) -> int:
-    """Bytes that libraries take at a time besides what XLA reports, and one sort's as well, whose arrays XLA's own
-    kernels do without."""
+    """Return the largest library scratch of a compiled program, in bytes; XLA does not report it.
+
+    Sorts count with the scratch of CUB, which sorts on the card, although XLA's own kernels need less.
+
+    Args:
+        compiled_text: the program's optimised HLO.
+        target: the card for which it was compiled.
+    """
     return max((w.bytes for w in workspaces(compiled_text, target)), default=0)
 
 
@@ -95,7 +105,7 @@ def _solvers(text: str) -> Iterator[Workspace]:
 
 
 LARGEST_FACTOR = 127
-"""Lengths of Fourier transforms with a larger prime factor go by way of another, longer transform."""
+"""Fourier transforms of lengths with a larger prime factor are computed by another, longer transform."""
 
 
 def _transforms(text: str) -> Iterator[Workspace]:
@@ -107,27 +117,27 @@ def _transforms(text: str) -> Iterator[Workspace]:
 
 
 LARGE_SORT, LONG_ROW, MANY_ROWS = 2**14, 2**12, 26
-"""XLA gives sorts to CUB from about these numbers of elements on: in one row, or in each of more rows than the last
-of the three. Its rules differ by width of the numbers and by card; these are below all of them."""
+"""XLA passes sorts to CUB above about these numbers of elements: of a single row, or of each row if there are more rows than the last
+of the three. XLA's thresholds depend on the width of the elements and the card; these are below all of them."""
 TUNED = {(8, 0), (9, 0), (10, 0), (12, 0)}
-"""The cards whose rules look at rows; others count all elements."""
+"""The compute capabilities for which XLA's thresholds depend on rows; for others they depend on the number of all elements."""
 SCRATCH_SHARE, SCRATCH_BYTES = 1.046, 2**14
-"""CUB's scratch is at most this share of the bytes that it sorts, plus this."""
+"""CUB's scratch is at most this multiple of the bytes that it sorts, plus this number of bytes."""
 
 
 def _sorts(text: str, target: Target) -> Iterator[Workspace]:
-    """Sorts that CUB would do on the card: of one array, or of one along with another, along the last axis.
+    """Yield the scratch of the sorts that CUB would do on the card: of one array, or of one together with another, along the last axis.
 
-    Where zeros and NaN of either sign are to be equal, as in JAX's sorts of floating-point numbers, CUB sorts keys
-    made of their bits, which are two arrays more, and only numbers without company.
+    If zeros and NaNs of either sign are to compare equal, as in JAX's sorts of floating-point numbers, CUB sorts keys made of their
+    bits, which are two more arrays, and sorts only a single array so.
     """
     for sort in _SORT.finditer(text):
         arrays = [(m["type"], _extents(m["shape"])) for m in re.finditer(_SHAPE, sort["results"])]
         if len(arrays) > 1 and not _is_read(text, sort["name"], len(arrays) - 1):
-            arrays.pop()  # the positions that XLA adds to sort without CUB where equal elements are to stay in order
+            arrays.pop()  # the positions that XLA adds for a stable sort without CUB
         shape, sizes = arrays[0][1], [itemsize(kind) for kind, _ in arrays]
         by_keys = "constant(nan)" in _body(text, sort["order"])
-        if int(sort["axis"]) != len(shape) - 1 or len(arrays) > (1 if by_keys else 2) or not _by_cub(shape, target):
+        if int(sort["axis"]) != len(shape) - 1 or len(arrays) > (1 if by_keys else 2) or not is_sorted_by_cub(shape, target):
             continue
         elements = math.prod(shape)
         keys = sizes[0] if by_keys else 0
@@ -136,8 +146,7 @@ def _sorts(text: str, target: Target) -> Iterator[Workspace]:
 
 
 def _is_read(text: str, name: str, position: int) -> bool:
-    """Whether a program reads an array of an instruction's result, which may be that of the fusion that the
-    instruction is in."""
+    """Whether a program reads an array of an instruction's result, which may be the result of the fusion that contains it."""
     computation = re.search(
         rf"^(ENTRY )?%?([\w.\-]+) \([^\n]*\{{\n(?:(?!^\}}).)*?^ *ROOT %{re.escape(name)} = ", text, re.MULTILINE | re.DOTALL
     )
@@ -151,7 +160,8 @@ def _is_read(text: str, name: str, position: int) -> bool:
     return f"get-tuple-element(%{name}), index={position}" in text
 
 
-def _by_cub(shape: list[int], target: Target) -> bool:
+def is_sorted_by_cub(shape: Sequence[int], target: Target) -> bool:
+    """Whether XLA gives a sort along the last axis to CUB on a card."""
     if not shape:
         return False
     row, rows = shape[-1], math.prod(shape[:-1])
@@ -161,7 +171,7 @@ def _by_cub(shape: list[int], target: Target) -> bool:
 
 
 def _body(text: str, name: str) -> str:
-    """The instructions of a computation."""
+    """Return the text of the instructions of a computation."""
     found = re.search(rf"^%?{re.escape(name)} \([^\n]*\{{\n(.*?)^\}}", text, re.MULTILINE | re.DOTALL)
     return found[1] if found else ""
 
@@ -171,7 +181,7 @@ def _extents(text: str) -> list[int]:
 
 
 def itemsize(hlo_type: str) -> int:
-    """Bytes of an element of an HLO type.
+    """Return the bytes of one element of an HLO type.
 
     >>> itemsize("bf16"), itemsize("pred"), itemsize("c64")
     (2, 1, 8)

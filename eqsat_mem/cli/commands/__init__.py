@@ -1,1 +1,1 @@
-"""The commands of ``eqsat-mem``, a module each: ``add`` makes the command's parser, ``run`` runs it and gives the exit status."""
+"""The commands of ``eqsat-mem``, one module each: ``add`` adds the command's parser, ``run`` runs it and returns the exit status."""

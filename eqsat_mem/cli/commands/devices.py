@@ -1,4 +1,4 @@
-"""``eqsat-mem devices``: the cards that plans can be made for, and where each of their figures comes from."""
+"""``eqsat-mem devices``: list the cards for which plans can be made, and the source of each of their figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from eqsat_mem.backends.gpu.targets import Target
 
 RATES = {"flops": "float32", "tf32_flops": "rounded", "narrow_flops": "bfloat16", "double_flops": "float64"}
-"""Rates of products, and the dtypes whose they are, as the table heads them: in tera-operations per second."""
+"""The rates of products that the table shows, in 1e12 operations per second, and the headings of their columns."""
 
 
 def add(commands: Any) -> None:
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def described(target: Target) -> dict[str, Any]:
-    """A device as JSON: sizes in bytes, rates per second, and the source of each figure."""
+    """Return a device as a JSON object: sizes in bytes, rates per second, and the source of each figure."""
     return {
         "name": target.name,
         "label": target.label,
@@ -52,7 +52,7 @@ def described(target: Target) -> dict[str, Any]:
 
 
 def table(targets: list[Target]) -> str:
-    """A line per device."""
+    """Return a table with a line per device."""
     head = ["device", "memory", "a plan's", "TB/s", *RATES.values()]
     rows = [
         [t.name, format_bytes(t.memory_bytes), format_bytes(t.usable_bytes), f"{t.memory_rate / 1e12:.2f}", *_rates(t)] for t in targets
@@ -65,7 +65,7 @@ def table(targets: list[Target]) -> str:
 
 
 def detail(target: Target) -> str:
-    """A device, a line for each figure with its source."""
+    """Return the description of a device, with a line for each figure and its source."""
     lines = [f"{target.name}: {target.label}, compute capability {target.capability[0]}.{target.capability[1]}"]
     width = max(map(len, target.sources))
     lines += [f"  {field:<{width}}  {_figure(field, getattr(target, field)):>12}  {source}" for field, source in target.sources.items()]

@@ -1,1 +1,1 @@
-"""The rule checker: does a rule say what is true?"""
+"""The rule checker: whether the equalities and facts that a rule states are true."""

@@ -1,253 +1,225 @@
-"""Left sides of rules filled in at random: indices, dtypes and constants for variables, leaves for terms of which nothing is said."""
+"""Left sides of rules filled in at random: indices, dtypes and constants for variables, leaves for terms of which nothing is said.
+
+One left side is drawn in every dtype, by the same random numbers, and kept where its guards are met.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import primitives
 
 from eqsat_mem import ir
-from eqsat_mem.egraph.encode import Encoder, Node
+from eqsat_mem.egraph import language
+from eqsat_mem.egraph.encode import Node
 from eqsat_mem.egraph.language import COMPARISONS, primitive_of, roles
+from eqsat_mem.egraph.rule_files import Rule, RuleSet
+from eqsat_mem.egraph.soundness import guards, patterns
+from eqsat_mem.egraph.soundness.builder import Builder, IllFormed, folds, takes_one_dtype
+from eqsat_mem.egraph.soundness.instrument import stated_heads
 from eqsat_mem.egraph.soundness.patterns import App, Shape
+from eqsat_mem.egraph.soundness.values import kind
 from eqsat_mem.errors import RuleError
-from eqsat_mem.ir import Program, bits, mask_of
-from eqsat_mem.ir.ops import MONOIDS, Monoid, Operation, call_on, foldable, map_row
+from eqsat_mem.ir import bits, mask_of
+from eqsat_mem.ir.ops import MONOIDS, Monoid, call_on
 
-FLOATS = ("float32", "float64")
-DTYPES = (*FLOATS, *FLOATS, "int32", "bool")
-"""Dtypes of left sides, floats twice as often."""
-NUMBERS = (0.0, 1.0, 2.0, -1.0, 0.5, -3.0)
+FLOATS = ("float32", "float64", "bfloat16", "float16")
+SOME_DTYPES = (
+    (*FLOATS, "int32", "uint8", "bool", "int8", "uint32", "complex64"),
+    (*FLOATS, "int8", "uint32", "bool", "int64", "uint8", "complex64"),
+    (*FLOATS, "int32", "uint16", "bool", "int16", "uint64", "complex128"),
+)
+"""Dtypes of left sides, by turns: all floats, and integers of several widths."""
+NARROW = ("bfloat16", "uint8", "int8", "bool", "float32")
+"""Dtypes that cannot count far, for long indices."""
+NUMBERS = (0.0, 1.0, 2.0, -1.0, 0.5, -3.0, 3.0, 0.1)
+MOST_ELEMENTS = 70_000
+"""Of anything that a left side computes."""
 DEEPEST = 12
-
-
-class IllFormed(Exception):
-    """A node that means nothing: two indices become one, extents differ, an operation has no such dtype."""
-
-
-@dataclass
-class Builder:
-    """The terms of nodes, with dtypes that follow from those of operands, and the program that they stand in."""
-
-    program: Program
-    encoder: Encoder
-
-    def term(self, node: Node, args: Sequence[int]) -> int:
-        """The id of a node's term on operands ``args``.
-
-        Raises:
-            IllFormed: if it means nothing.
-        """
-        program, payload = self.program, node.payload
-        match node.constructor:
-            case "Ren":
-                return self._rename(payload, args[0])
-            case "Take":
-                return self._take(payload, *args)
-            case "Delta":
-                i, j = self._pair(payload)
-                return self._where_equal(i, j, args[0])
-            case "Diag":
-                return self._diagonal(*self._pair(payload), args[0])
-            case "Leaf" | "Block" | "Map1" | "Map2" | "Map3":
-                raise IllFormed(f"{node.constructor} stands for an operation of the program, which no rule can make")
-        if node.constructor in self.encoder.own:
-            return self._operation(node, args)
-        term = self._decoded(node, args)
-        match term:
-            case ir.Map():
-                dtypes = tuple(str(program.terms[a].dtype) for a in args)
-                term = ir.Map(np.dtype(_result(replace(term, args=()), dtypes)), term.op, term.args, term.params)
-            case ir.Fold():
-                dtype = program.terms[term.arg].dtype
-                if term.monoid not in MONOIDS or not _folds(term.monoid, str(dtype)):
-                    raise IllFormed(f"no fold {term.monoid!r} of {dtype}")
-                term = ir.Fold(dtype, term.monoid, term.over, term.arg)
-            case ir.Dot() | ir.DotPlus():
-                term = replace(term, dtype=self._contracted(args))
-        return program.add(term)
-
-    def _contracted(self, args: Sequence[int]) -> Any:
-        """The dtype of a contraction of these operands."""
-        first, *others = (self.program.terms[a].dtype for a in args)
-        if any(other != first for other in others) or first.kind == "b":
-            raise IllFormed(f"no contraction of {', '.join(map(str, (first, *others)))}")
-        return first
-
-    def _operation(self, node: Node, args: Sequence[int]) -> int:
-        """An operation of the user's, if its function takes such operands."""
-        operation, program = self.encoder.own[node.constructor], self.program
-        if operation.monoid is None and len({self._index(bit) for bit in node.payload}) < len(node.payload):
-            raise IllFormed("two axes of an operation are one index")
-        extents = tuple(program.extent(self.encoder.indices_of(mask)) for mask in node.payload)
-        dtype = _result_of(operation, extents, tuple(str(program.terms[a].dtype) for a in args))
-        try:
-            return program.add(self.encoder.decode(node, tuple(args), dtype, program))
-        except RuleError as error:
-            raise IllFormed(str(error)) from error
-
-    def _decoded(self, node: Node, args: Sequence[int]) -> ir.Term:
-        try:
-            return self.encoder.decode(node, tuple(args), self._dtype_hint(node, args), self.program)
-        except OverflowError as error:
-            raise IllFormed(f"{node.payload[0]} is no number of its dtype") from error
-
-    def leaf(self, free: int, dtype: str) -> int:
-        """A further argument that depends on the indices ``free``."""
-        axes = tuple((i,) for i in bits(free))
-        self.program.inputs.append(ir.Buffer(f"x{len(self.program.inputs)}", self.program.shape(axes), np.dtype(dtype)))
-        return self.program.add(ir.Input(np.dtype(dtype), len(self.program.inputs) - 1, axes))
-
-    def _dtype_hint(self, node: Node, args: Sequence[int]) -> str:
-        return str(self.program.terms[args[0]].dtype) if args else "float32"
-
-    def _pair(self, payload: Sequence[int]) -> tuple[int, int]:
-        """Two different indices of one extent."""
-        i, j = (self._index(bit) for bit in payload)
-        if i == j or self.program.indices[i].extent != self.program.indices[j].extent:
-            raise IllFormed("two different indices of one extent are needed")
-        return i, j
-
-    def _index(self, bit: int) -> int:
-        found = list(bits(self.encoder.indices_of(bit))) if bit > 0 else []
-        if len(found) != 1:
-            raise IllFormed("a set of indices stands where one index must")
-        return found[0]
-
-    def _rename(self, payload: Sequence[int], arg: int) -> int:
-        free = self.program.free[arg]
-        s, d = (self._index(bit) for bit in payload)
-        if s == d or not free >> s & 1:
-            return arg
-        self._pair(payload)
-        if free >> d & 1:
-            raise IllFormed("a renamed index meets another")
-        return self.program.add(ir.Rename(self.program.terms[arg].dtype, ((s, d),), arg))
-
-    def _take(self, payload: Sequence[int], positions: int, arg: int) -> int:
-        index, terms = self._index(payload[0]), self.program.terms
-        if np.dtype(terms[positions].dtype).kind not in "iu":
-            raise IllFormed("positions are integers")
-        return self.program.add(ir.Take(terms[arg].dtype, index, positions, arg)) if self.program.free[arg] >> index & 1 else arg
-
-    def _where_equal(self, i: int, j: int, arg: int) -> int:
-        add, dtype = self.program.add, self.program.terms[arg].dtype
-        positions = [add(ir.Iota(np.dtype("int32"), k)) for k in (i, j)]
-        mask = add(ir.Map(np.dtype(bool), "eq", tuple(positions)))
-        return add(ir.Map(dtype, "select_n", (mask, add(ir.Literal.of(np.zeros((), dtype)[()], dtype)), arg)))
-
-    def _diagonal(self, j: int, i: int, arg: int) -> int:
-        """``arg`` with ``j`` read as ``i``, bit for bit: its bits along the diagonal, joined with zeros."""
-        add, dtype, free = self.program.add, np.dtype(self.program.terms[arg].dtype), self.program.free[arg]
-        if not free >> j & 1:
-            return arg
-        if not free >> i & 1:
-            return add(ir.Rename(dtype, ((j, i),), arg))
-        whole = np.dtype(f"uint{8 * dtype.itemsize}") if dtype.kind == "f" else dtype
-        if whole != dtype:
-            arg = add(ir.Map(whole, "bitcast_convert_type", (arg,), (("new_dtype", whole),)))
-        out = add(ir.Fold(whole, "or", 1 << j, self._where_equal(i, j, arg)))
-        return out if whole == dtype else add(ir.Map(dtype, "bitcast_convert_type", (out,), (("new_dtype", dtype),)))
-
-
-@cache
-def _result(term: ir.Map, dtypes: tuple[str, ...]) -> str:
-    """The dtype of an elementwise operation, whose operands do not matter, for operands of these dtypes."""
-    values = [jax.ShapeDtypeStruct((2,), np.dtype(d)) for d in dtypes]
-    try:
-        return str(jax.eval_shape(lambda *a: map_row(term).bind(*a, **dict(term.params)), *values).dtype)
-    except (TypeError, ValueError) as error:
-        raise IllFormed(f"no {term.op} of {', '.join(dtypes)}") from error
-
-
-@cache
-def _result_of(operation: Operation, extents: tuple[int, ...], dtypes: tuple[str, ...]) -> str:
-    """The dtype of the user's operation for named axes of these extents and operands of these dtypes."""
-    extent = dict(zip(operation.dimensions, extents))
-    shapes = [tuple(extent[name] for name in names) for names in operation.operands]
-    try:
-        with np.errstate(all="ignore"):
-            return str(jax.eval_shape(operation.evaluate, *map(jax.ShapeDtypeStruct, shapes, map(np.dtype, dtypes))).dtype)
-    except (TypeError, ValueError) as error:
-        raise IllFormed(f"no {operation.name} of {', '.join(dtypes)}") from error
-
-
-def _takes_one_dtype(operation: Operation, dtype: str) -> bool:
-    """Whether all operands of the user's operation may have one dtype."""
-    try:
-        _result_of(operation, (2,) * len(operation.dimensions), (dtype,) * len(operation.operands))
-    except IllFormed:
-        return False
-    return True
-
-
-@cache
-def _folds(monoid: str, dtype: str) -> bool:
-    kind = np.dtype(dtype).kind
-    if monoid in ("and", "or", "xor"):
-        return kind in "biu"
-    return foldable(monoid, np.dtype(dtype)) and not (kind == "b" and monoid in ("add", "mul"))
+CHOSEN = 2
+"""The operand of a selection that is taken where its condition holds."""
+SHAPES = 12
+"""Ways of tracing the premises of a rule back to terms."""
+TRIES = 80
+"""Left sides tried for each that is wanted, in vain; a rule whose guards are hardly ever met is tried as often in all as it has to."""
+MISSES = 160
+"""Left sides tried in a row, in vain, before a group of indices is given up."""
+KEYS = 1_000_000
+"""The first key of nodes that are no terms of the program."""
+SMALL = {"Neg", "Mul", "Max"}
+"""Constructors of the terms that stand for anything, besides folds and contractions."""
+_TOTAL = Monoid("total", 0, lambda a, b: a + b)
 
 
 @dataclass
-class Draw:
-    """One left side in the making: the values of variables, and where to add nodes.
+class Drawn:
+    """All left sides of one e-graph: nodes by key, the terms of nodes, and which group of indices and dtype each was drawn for."""
 
-    ``nodes`` are the nodes made so far by key, of the whole batch; leaves are terms of the program and have their keys.
-    """
-
-    shape: Shape
     builder: Builder
-    rng: random.Random
-    nodes: dict[Node, int]
-    terms: dict[int, int]
-    dtype: str
-    values: dict[Any, Any] = field(default_factory=dict)
-    leaves: list[int] = field(default_factory=list)
+    nodes: dict[Node, int] = field(default_factory=dict)
+    terms: dict[int, int] = field(default_factory=dict)
+    groups: dict[int, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.universe = list(range(len(self.builder.program.indices)))
-        self.last = self.rng.choice(self.universe)
-        self.density = self.rng.choice((0.25, 0.45, 0.65))
-        self.free = {self.shape.resolve(term): self.shape.resolve(name) for name, term in self.shape.free}
+    def add(self, draw: Draw, group: str) -> None:
+        """Take a left side in."""
+        self.nodes |= draw.nodes
+        self.terms |= draw.terms
+        self.groups |= {key: group for key in draw.terms if key not in self.groups}
+
+
+class Source:
+    """Where left sides of one rule come from."""
+
+    def __init__(self, rule: Rule, rules: RuleSet, drawn: Drawn, seed: int, corners: bool) -> None:
+        self.drawn, self.seed, self.corners = drawn, seed, corners
+        self.places = language.PLACES in stated_heads(rule)
+        rng = random.Random(seed)
+        shapes = (patterns.shape(rule, rules, rng) for _ in range(TRIES))
+        self.shapes = list(islice((shape for shape in shapes if shape is not None), SHAPES))
+        own = drawn.builder.encoder.own
+        self.folds = any("set" in roles(term.head, 0, own) for shape in self.shapes for term in shape.terms)
+
+    def fill(self, group: str, universe: Sequence[int], wanted: int, dtypes: Sequence[Sequence[str]], about: range) -> None:
+        """Draw so many left sides over some indices, each in every dtype that its operations and guards allow.
+
+        Where left sides name index sets, one of these has an extent in ``about``.
+        """
+        found = missed = 0
+        for attempt in range(TRIES * wanted):
+            if found == wanted or missed == MISSES or not self.shapes:
+                break
+            missed += 1
+            seed = f"{self.seed} {group} {attempt}"
+            allowed = dtypes[found % len(dtypes)]
+            first = self._draw(seed, universe, allowed[attempt % len(allowed)], about)
+            if first is None or not first.fits():
+                continue
+            found, missed = found + 1, 0
+            for dtype in allowed:
+                draw = self._draw(seed, universe, dtype, about)
+                if draw is not None:
+                    self.drawn.add(draw, group)
+
+    def _draw(self, seed: str, universe: Sequence[int], dtype: str, about: range) -> Draw | None:
+        rng = random.Random(seed)
+        draw = Draw(self.shapes[int(rng.random() * len(self.shapes))], self.drawn, rng, dtype, universe, about, self.corners)
+        draw.places = self.places or language.PLACES in draw.shape.functions
+        try:
+            draw.fill()
+        except IllFormed:
+            return None
+        return draw if guards.met(draw.shape, draw) else None
+
+
+class Draw:
+    """One left side in the making: what variables stand for, and the nodes that it needs besides those that are there."""
+
+    def __init__(
+        self, shape: Shape, drawn: Drawn, rng: random.Random, dtype: str, universe: Sequence[int], about: range, corners: bool
+    ) -> None:
+        self.shape, self.drawn, self.rng, self.dtype, self.universe, self.corners = shape, drawn, rng, dtype, universe, corners
+        self.builder, self.program = drawn.builder, drawn.builder.program
+        self.about = about
+        self.usual = [i for i in universe if self.program.indices[i].extent in about]
+        self.nodes: dict[Node, int] = {}
+        self.terms: dict[int, int] = {}
+        self.values: dict[Any, Any] = {}
+        self.made: dict[int, int] = {}
+        self.leaves: list[tuple[str, int]] = []
+        self.extents: set[int] = set()
+        self.roots: list[int] = []
+        self.free = {shape.resolve(term): shape.resolve(name) for name, term in shape.free}
         self.sets: dict[Any, int] = {}
+        self.places = False
+        self.last = self._pick(universe)
+        self.density = self._pick((0.25, 0.45, 0.65, 0.85))
 
-    def fill(self) -> list[int]:
-        """The keys of the roots.
+    def fill(self) -> None:
+        """Make the terms that must be there.
 
         Raises:
             IllFormed: if this draw has no meaning.
         """
-        return [self._term(root, self.dtype, 0) for root in self.shape.roots or [("e", 0)]]
+        self.roots = [self._term(root, self.dtype, 0) for root in self.shape.roots or [("e", 0)]]
+
+    def fits(self) -> bool:
+        """Whether an index set that is named, if there is one, has one of the extents asked for, and there is anything to compare."""
+        elements = max(self.program.extent(self.program.free[self._term_of(root)]) for root in self.roots)
+        return elements > 0 and (not self.extents or not self.extents.isdisjoint(self.about))
+
+    # what guards ask (guards.Terms)
+
+    def bound(self, variable: Any) -> Any:
+        found = self.shape.resolve(variable)
+        if isinstance(found, App):
+            return self.made.get(id(found), guards.UNKNOWN)
+        return guards.value(found, 0, self) if isinstance(found, str) else self.values.get(found, guards.UNKNOWN)
+
+    def bind(self, variable: Any, value: Any) -> None:
+        self.values.setdefault(self.shape.resolve(variable), value)
+
+    def property(self, name: str, term: Any) -> Any:
+        t = self.terms.get(term, self.drawn.terms.get(term, term))
+        if not 0 <= t < len(self.program.terms):
+            return guards.UNKNOWN
+        return self.builder.encoder.bits_of(self.program.free[t]) if name == "free" else str(self.program.terms[t].dtype)
+
+    def extent(self, mask: int) -> float:
+        try:
+            return float(self.program.extent(self.builder.encoder.indices_of(mask)))
+        except RuleError:
+            return 0.0
+
+    # terms
+
+    def _pick(self, options: Sequence[Any]) -> Any:
+        """One of several; as many random numbers are used up whatever they are."""
+        return options[int(self.rng.random() * len(options))]
 
     def _term(self, term: Any, dtype: str, depth: int) -> int:
         term = self.shape.resolve(term)
         if not isinstance(term, App):
             if term not in self.values:
                 self.values[term] = self._anything(dtype) if term not in self.free else self._with_indices(self.free[term], dtype)
-            return self.values[term]
+            return int(self.values[term])
         if depth > DEEPEST:
             raise IllFormed("a term that contains itself")
-        return self._node(
-            term.head, [self._argument(term, k, role, dtype, depth) for k, role in enumerate(self._roles(term.head, len(term.args)))]
-        )
+        arguments = [self._argument(term, k, role, dtype, depth) for k, role in enumerate(self._roles(term.head, len(term.args)))]
+        self.made[id(term)] = self._node(term.head, arguments)
+        return self.made[id(term)]
 
     def _node(self, head: str, args: Sequence[Any]) -> int:
         meanings = self._roles(head, len(args))
         payload = tuple(a for a, role in zip(args, meanings) if role != "T")
-        children = tuple(a for a, role in zip(args, meanings) if role == "T")
-        node = Node(head, payload, children)
-        if node not in self.nodes:
-            term = self.builder.term(node, [self.terms[c] for c in children])
-            self.nodes[node] = KEYS + len(self.nodes)
-            self.terms[self.nodes[node]] = term
-        return self.nodes[node]
+        operands = tuple(a for a, role in zip(args, meanings) if role == "T")
+        node = Node(head, payload, operands)
+        self.extents |= {int(self.extent(mask)) for mask, role in zip(args, meanings) if role in ("set", "index")}
+        known = self.nodes.get(node, self.drawn.nodes.get(node))
+        if known is not None:
+            return known
+        term = self.builder.term(node, [self._term_of(c) for c in operands])
+        if self.program.extent(self._spans(term)) > MOST_ELEMENTS:
+            raise IllFormed("more elements than can be judged")
+        key = KEYS + len(self.drawn.nodes) + len(self.nodes)
+        self.nodes[node], self.terms[key] = key, term
+        return key
+
+    def _term_of(self, key: int) -> int:
+        return self.terms[key] if key in self.terms else self.drawn.terms[key]
+
+    def _spans(self, t: int) -> int:
+        """The indices over which a term is computed."""
+        term = self.program.terms[t]
+        over = ir.folded(term)
+        for c in ir.children(term):
+            over |= self.program.free[c]
+        return over | self.program.free[t]
 
     def _roles(self, head: str, arity: int) -> tuple[str, ...]:
         return roles(head, arity, self.builder.encoder.own)
@@ -255,120 +227,164 @@ class Draw:
     def _argument(self, app: App, k: int, role: str, dtype: str, depth: int) -> Any:
         arg = self.shape.resolve(app.args[k])
         if role == "T":
+            if self.places and app.head == "Select" and k == CHOSEN and isinstance(arg, tuple) and arg not in self.values:
+                self.values[arg] = self._place(dtype)
             return self._term(arg, self._operand_dtype(app, k, dtype), depth + 1)
         if isinstance(arg, str):
             return _atom(arg, role)
         if arg not in self.values:
-            self.values[arg] = self._constant(role, dtype)
+            role = "index" if arg in self.shape.single(self.builder.encoder.own) else role
+            defined = self._defined(arg)
+            self.values[arg] = self._constant(role, dtype) if defined is guards.UNKNOWN else defined
         return self.values[arg]
+
+    def _defined(self, variable: Any) -> Any:
+        """What a premise says that a constant is, as far as that can be computed by now."""
+        for name, tree, use in self.shape.definitions:
+            if self.shape.resolve(name) == variable:
+                found = guards.value(tree, use, self)
+                if found is not guards.UNKNOWN:
+                    return found
+        return guards.UNKNOWN
 
     def _operand_dtype(self, app: App, k: int, dtype: str) -> str:
         """The dtype that an operand is to have for its operation to have ``dtype``."""
+        key = "operands of", id(app)
         if app.head == "Select" and k == 0:
             return "bool"
         if app.head == "Take" and k == 1:
             return "int32"
-        if app.head in COMPARISONS or app.head == "Convert":
-            return self.values.setdefault(("operands of", id(app)), self.rng.choice(FLOATS if app.head == "IsFinite" else DTYPES[:-1]))
+        if app.head in COMPARISONS:
+            other = self._pick((self.dtype, self.dtype, "float32", "int32"))
+            return str(self.values.setdefault(key, "float32" if dtype == "bool" == other and app.head == "IsFinite" else other))
+        if app.head == "Convert":
+            return str(self.values.setdefault(key, self._pick([d for some in SOME_DTYPES for d in some])))
+        if app.head in ("Real", "Imag"):
+            return "complex128" if dtype == "float64" else "complex64"
+        if app.head == "Complex":
+            return "float64" if dtype == "complex128" else "float32"
         operation = self.builder.encoder.own.get(app.head)
-        if operation is not None and k - len(operation.dimensions) != operation.dtype and not _takes_one_dtype(operation, dtype):
-            return self.rng.choice(DTYPES)
+        if operation is not None and k - len(operation.dimensions) != operation.dtype and not takes_one_dtype(operation, dtype):
+            return str(self._pick(SOME_DTYPES[0]))
         return dtype
 
     def _constant(self, role: str, dtype: str) -> Any:
-        rng = self.rng
         match role:
             case "set":
-                size = rng.choice((0, 1, 1, 1, 1, 2, 2, 3))
-                return self.builder.encoder.bits_of(mask_of(rng.sample(self.universe, min(size, len(self.universe)))))
+                size = self._pick((0, 1, 1, 1, 1, 2, 2, 3))
+                unusual = 0.0 if self.rng.random() < 0.3 else 1.0
+                shuffled = sorted(self.universe, key=lambda i: self.rng.random() + unusual * (i not in self.usual))
+                return self.builder.encoder.bits_of(mask_of(shuffled[:size]))
             case "index":
-                self.last = rng.choice(self._alike() if rng.random() < 0.8 else self.universe)
+                alike = self.rng.random() < 0.8
+                self.last = self._pick(self._alike() if alike else self.usual if self.rng.random() < 0.5 else self.universe)
                 return self.builder.encoder.bits_of(1 << self.last)
             case "monoid":
-                return rng.choice([name for name in MONOIDS if _folds(name, dtype)])
+                names = sorted(MONOIDS, key=lambda name: self.rng.random())
+                return next(name for name in names if folds(name, dtype))
             case "number":
-                return rng.choice(NUMBERS)
+                return self._number(dtype)
             case "power":
-                return rng.choice((-2, -1, 0, 1, 2, 3, 4))
+                return self._pick((-2, -1, 0, 1, 2, 3, 4))
             case "position":
-                return rng.choice(("int32", dtype if dtype != "bool" else "int32"))
+                return self._pick(("int32", dtype if dtype != "bool" else "int32"))
         return dtype
 
-    def _alike(self) -> list[int]:
+    def _number(self, dtype: str) -> float:
+        """A literal as a program may hold it: a number of its dtype."""
+        shuffled, corner, far = sorted(NUMBERS, key=lambda _: self.rng.random()), self.rng.random() < 0.2, self.rng.random()
+        of = kind(dtype)
+        if self.places and far < 0.8 and of in "if":
+            return 100.0  # no place among so few elements
+        if of == "c":
+            raise IllFormed("rules see no complex numbers")
+        if of == "f":
+            ends = [float(x) for x in (jnp.finfo(dtype).max, jnp.finfo(dtype).tiny, np.inf, -np.inf)]
+            return ends[int(far * len(ends))] if corner and self.corners else float(np.dtype(dtype).type(shuffled[0]))
+        if of == "b":
+            return float(shuffled[0] > 0)
+        info = np.iinfo(dtype)
+        return next(n for n in shuffled if n == int(n) and info.min <= n <= info.max)
+
+    def _alike(self) -> Sequence[int]:
         """The indices of the extent of the one drawn last, for constructors that take two of one extent."""
-        indices = self.builder.program.indices
+        indices = self.program.indices
         return [i for i in self.universe if i != self.last and indices[i].extent == indices[self.last].extent] or self.universe
 
     def _anything(self, dtype: str) -> int:
         """A leaf, or a small term of leaves; now and then one that stands there already."""
-        rng = self.rng
-        if self.leaves and rng.random() < 0.12:
-            return rng.choice(self.leaves)
-        if rng.random() < 0.2:
-            head = rng.choice(("Neg", "Mul", "Max", "Fold", "Dot"))
-            arity = {"Neg": 1, "Fold": 1}.get(head, 2)
-            operands = [self._leaf(dtype) for _ in range(arity)]
-            constants = {"Fold": ["monoid", "set"], "Dot": ["set"]}.get(head, [])
-            return self._node(head, [*(self._constant(role, dtype) for role in constants), *operands])
+        again, small, which = (self.rng.random() for _ in range(3))
+        alike = [leaf for of, leaf in self.leaves if of == dtype]
+        if alike and again < 0.12:
+            return alike[int(which * len(alike))]
+        if small > 0.96 and kind(dtype) in "iuf":
+            return self._node("Iota", [self._constant("index", dtype), dtype])
+        if small < 0.2:
+            head = ("Neg", "Mul", "Max", "Fold", "Dot")[int(which * 5)]
+            constants = [self._constant(role, dtype) for role in {"Fold": ["monoid", "set"], "Dot": ["set"]}.get(head, [])]
+            return self._node(head, [*constants, *(self._leaf(dtype) for _ in range(1 if head in ("Neg", "Fold") else 2))])
         return self._leaf(dtype)
+
+    def _place(self, dtype: str) -> int:
+        """Positions; or a number before all of them, as of what is not a number."""
+        if kind(dtype) not in "if":
+            raise IllFormed("no places")
+        if self.rng.random() < 0.3:
+            return self._node("Lit", [-3.0, dtype])
+        return self._node("Iota", [self._constant("index", dtype), dtype])
 
     def _with_indices(self, name: Any, dtype: str) -> int:
         """A term that depends on the indices that premises have a name for: the same wherever they use it."""
         if name in self.sets:
             return self._leaf(dtype, self.sets[name])
         new = self._anything(dtype)
-        self.sets[name] = self.builder.program.free[self.terms[new]]
+        self.sets[name] = self.program.free[self._term_of(new)]
         return new
 
     def _leaf(self, dtype: str, free: int | None = None) -> int:
-        free = mask_of(i for i in self.universe if self.rng.random() < self.density) if free is None else free
+        if free is None:
+            free = mask_of(i for i in self.universe if self.rng.random() < (0.85 if self.places else self.density))
+        if self.program.extent(free) > MOST_ELEMENTS:
+            raise IllFormed("more elements than can be judged")
         leaf = self.builder.leaf(free, dtype)
-        if "summed" in self.shape.functions and dtype == "float64":
-            leaf = self._mixed(free)
-        if "combined" in self.shape.functions and dtype in FLOATS and free:
+        asked = self.shape.functions
+        if "summed" in asked and dtype in ("float64", "float32"):
+            leaf = self._mixed(free, "float32" if dtype == "float64" else "bfloat16", dtype)
+        if "combined" in asked and dtype in FLOATS and free:
             leaf = self._combination(leaf, free, dtype)
-        if "selected" in self.shape.functions and dtype in FLOATS and free:
+        if "selected" in asked and dtype in FLOATS and free:
             leaf = self._selection(leaf, free, dtype)
-        if "searched" in self.shape.functions and dtype == "int32" and free:
+        if "searched" in asked and dtype == "int32" and free:
             leaf = self._search(free)
         self.terms[leaf] = leaf
-        self.leaves.append(leaf)
+        self.leaves.append((dtype, leaf))
         return leaf
 
-    def _mixed(self, free: int) -> int:
+    def _mixed(self, free: int, narrow: str, wide: str) -> int:
         """A contraction of narrow numbers to wide ones, into which rules do not look."""
-        one, two = self.builder.leaf(free, "float32"), self.builder.leaf(free, "float32")
-        over = free & -free
-        return self.builder.program.add(ir.Dot(np.dtype("float64"), over, one, two))
+        one, two = self.builder.leaf(free, narrow), self.builder.leaf(free, narrow)
+        return self.program.add(ir.Dot(np.dtype(wide), free & -free, one, two))
 
     def _combination(self, leaf: int, free: int, dtype: str) -> int:
         """A fold by a monoid of the user's along an index."""
         call = call_on(_TOTAL.operation, [(next(bits(free)),)], [free], np.dtype(dtype))
-        return self.builder.program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
+        return self.program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
 
     def _search(self, free: int) -> int:
         """Where the largest element along an index stands."""
         axes, place = tuple((i,) for i in bits(free)), np.dtype("int32")
         params = {"axes": (0,), "index_dtype": place}
         call = ir.Call(primitives.argmax_p, params, (axes,), (axes[1:],), (place,), free & (free - 1))
-        return self.builder.program.add(ir.Block(place, call, (self.builder.leaf(free, "float32"),), 0))
+        return self.program.add(ir.Block(place, call, (self.builder.leaf(free, "float32"),), 0))
 
     def _selection(self, leaf: int, free: int, dtype: str) -> int:
         """The largest element along an index, as an operation that picks elements."""
-        program, *rest = self.builder.program, *bits(free)
+        rest = list(bits(free))
         axes = tuple((i,) for i in rest)
         params = {"k": 1, "axis": len(axes) - 1}
         kept, over = mask_of(rest[:-1]), 1 << rest[-1]
         call = ir.Call(primitives.top_k_p, params, (axes,), ((*axes[:-1], ()),) * 2, (np.dtype(dtype), np.dtype("int32")), kept, over)
-        return program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
-
-
-_TOTAL = Monoid("total", 0, lambda a, b: a + b)
-
-KEYS = 1_000_000
-"""The first key of nodes that are no terms of the program."""
-SMALL = {"Neg", "Mul", "Max"}
-"""Constructors of the terms that stand for anything, besides folds and contractions."""
+        return self.program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
 
 
 def _atom(text: str, role: str) -> Any:

@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from eqsat_mem.egraph import language
@@ -40,20 +40,55 @@ class App:
 class Shape:
     """What variables stand for, as far as the premises say.
 
-    ``roots`` are the terms that must be there; ``free`` are variables for index sets, each with a term that depends on these indices.
+    ``roots`` are the terms that must be there, ``guards`` all premises; ``free`` are variables for index sets, each with a term that
+    depends on these indices.
     """
 
     bound: dict[Variable, Any] = field(default_factory=dict)
     roots: list[Any] = field(default_factory=list)
     uses: int = 0
     functions: set[str] = field(default_factory=set)
+    guards: list[tuple[Tree, int]] = field(default_factory=list)
     free: list[tuple[Variable, Any]] = field(default_factory=list)
+    _single: set[Any] | None = None
+
+    @cached_property
+    def definitions(self) -> list[tuple[Variable, Tree, int]]:
+        """The variables that premises equate with what can be computed: index sets, numbers and dtypes."""
+        equations = [(premise[1:], use) for premise, use in self.guards if premise[0] == "="]
+        return [
+            ((name, use), tree, use)
+            for sides, use in equations
+            for name in sides
+            for tree in sides
+            if isinstance(name, str) and not _is_literal(name) and isinstance(tree, list)
+        ]
 
     def resolve(self, term: Any) -> Any:
         """A term with its outermost variable replaced by what it stands for."""
         while isinstance(term, tuple) and term in self.bound:
             term = self.bound[term]
         return term
+
+    @cached_property
+    def terms(self) -> list[App]:
+        """All terms that must be there."""
+        found: list[App] = []
+        stack = list(self.roots)
+        while stack:
+            term = self.resolve(stack.pop())
+            if isinstance(term, App) and term not in found:
+                found.append(term)
+                stack.extend(term.args)
+        return found
+
+    def single(self, own: language.Own) -> set[Any]:
+        """The variables that stand for one index, not for a set of them, wherever they stand."""
+        if self._single is None:
+            roles = [(arg, role) for term in self.terms for arg, role in zip(term.args, language.roles(term.head, len(term.args), own))]
+            asked = [((call[1], use), "index") for premise, use in self.guards for call in _calls(premise) if call[0] == "extent"]
+            self._single = {self.resolve(arg) for arg, role in (*roles, *asked) if role == "index"}
+        return self._single
 
     def unify(self, left: Any, right: Any) -> bool:
         """Make two terms one; whether that is possible."""
@@ -121,6 +156,14 @@ def supports(rule: Rule, rules: RuleSet) -> list[Rule]:
             needed |= _asked(r)
 
 
+def names_indices(rule: Rule, own: language.Own) -> bool:
+    """Whether a rule is about more than elementwise operations: anything that folds, reads or asks for indices."""
+    heads = {head for premises, actions in directions(rule) for head in (*_heads(premises), *_heads(actions))}
+    plain = set(language.primitive_of()) | {"Lit", "Convert", "IntegerPow", "dtype", "union", "let", *language.FACTS_OF_NAMES}
+    plain |= {name for name, operation in own.items() if not operation.dimensions}
+    return bool(heads - plain - (language.PRIMITIVES - {"&", "|", "not-i64"}))
+
+
 def _stated_heads(rule: Rule) -> set[str]:
     return {str(fact[0]) for _, actions in directions(rule) for fact in stated(actions)}
 
@@ -132,11 +175,16 @@ def _asked(rule: Rule) -> set[str]:
 
 
 def _heads(tree: Tree) -> Iterator[str]:
+    return (call[0] for call in _calls(tree))
+
+
+def _calls(tree: Tree) -> Iterator[list[Tree]]:
+    """All parts of an expression that have a head."""
     if isinstance(tree, list):
         if tree and isinstance(tree[0], str):
-            yield tree[0]
+            yield tree
         for part in tree:
-            yield from _heads(part)
+            yield from _calls(part)
 
 
 def _assume(out: Shape, premises: Sequence[Tree], rules: RuleSet, rng: random.Random, depth: int) -> bool:
@@ -148,6 +196,7 @@ def _assume(out: Shape, premises: Sequence[Tree], rules: RuleSet, rng: random.Ra
 def _premise(out: Shape, premise: Tree, use: int, rules: RuleSet, rng: random.Random, depth: int) -> bool:
     head, args = premise[0], premise[1:]
     out.functions |= set(_heads(premise))
+    out.guards.append((premise, use))
     if head == "=":
         sides = [_term(a, use, rules.own) for a in args]
         known = [s for s in sides if s is not None]

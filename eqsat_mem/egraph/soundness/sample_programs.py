@@ -260,7 +260,8 @@ def by_log_partition(s: Array, v: Array) -> Any:
     level = top + jnp.log(jnp.sum(jnp.exp(s - top[:, None]), axis=1))
     other = jax.nn.logsumexp(s, axis=1, keepdims=True)
     again = jnp.log(jnp.sum(jnp.exp(s - top[:, None]), axis=1)) + top
-    return jnp.exp(s - level[:, None]) @ v, jnp.exp(s - other) @ v, jnp.exp(s - again[:, None]) @ v
+    signed = top + jnp.log(jnp.abs(jnp.sum(jnp.exp(s - top[:, None]), axis=1)))
+    return jnp.exp(s - level[:, None]) @ v, jnp.exp(s - other) @ v, jnp.exp(s - again[:, None]) @ v, jnp.exp(s - signed[:, None]) @ v
 
 
 def moments(s: Array) -> Any:

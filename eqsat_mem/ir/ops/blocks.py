@@ -1,7 +1,7 @@
 """Operations that bind some axes of their operands and are pointwise in the others, one row each.
 
-A *place* is an axis of an operand or of a result, ``("in", k, axis)`` or ``("out", k, axis)``. A *group* is the places
-where one pointwise index stands: slice all of them alike, and the sliced operation gives the slice of the result.
+A *place* is an axis of an operand or of a result, ``("in", k, axis)`` or ``("out", k, axis)``. A *group* is the set of places of one
+pointwise index: if all of them are sliced alike, the operation on the slices gives the slice of the result.
 """
 
 from __future__ import annotations
@@ -21,28 +21,31 @@ Text = Callable[[Params, Sequence[str], Shapes], str | None]
 
 
 def unchanged(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict[str, Any]:
-    """Parameters that say nothing about extents."""
+    """Return the parameters of a primitive whose parameters do not depend on extents."""
     return dict(params)
 
 
 def nothing(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """All axes are bound."""
+    """Return no groups: all axes are bound."""
     return []
 
 
 def no_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
-    """The primitive has no readable source."""
+    """Return None: the primitive has no readable source."""
     return None
 
 
 @dataclass(frozen=True)
 class Selection:
-    """How an operation that picks elements along an axis combines what it picks from chunks of it.
+    """How an operation that selects elements along an axis combines the elements selected from chunks of that axis.
 
-    ``axis(params, rank)`` is that axis of the first operand, ``least(params)`` the fewest elements of a chunk.
-    ``text(params, rank, picked, more, start)`` is source of the results for all chunks so far: ``picked`` for those before, ``more`` for
-    the chunk whose first element stands at ``start``. Results for no chunk have extent zero along the axes that the operation binds.
-    Without a text, the operation's own computation combines results, and its last operands are those for no chunk.
+    Attributes:
+        axis: ``axis(params, rank)`` returns that axis of the first operand.
+        least: ``least(params)`` returns the fewest elements that a chunk may have.
+        text: ``text(params, rank, picked, more, start)`` returns source of the results for all chunks so far, from the results
+            ``picked`` for the earlier chunks and ``more`` for the chunk whose first element is at position ``start``. The results
+            for no chunk have extent zero along the axes that the operation binds. If None, the operation's own computation combines
+            results, and its last operands are the results for no chunk.
     """
 
     axis: Callable[[Params, int], int]
@@ -52,22 +55,23 @@ class Selection:
 
 @dataclass(frozen=True)
 class BlockOp:
-    """A primitive that binds some axes: its meaning; costs and habits of compilers are the backends'.
+    """The meaning of a primitive that binds some axes; backends have its costs and the compilers' behaviour.
 
     Attributes:
         name: the primitive's name.
-        pointwise: ``pointwise(in_shapes, out_shapes, params)`` lists its groups.
-        resize: ``resize(params, in_shapes, groups)`` is the parameters of the same call where ``groups`` have the extents of
+        pointwise: ``pointwise(in_shapes, out_shapes, params)`` returns the groups of its pointwise axes.
+        resize: ``resize(params, in_shapes, groups)`` returns the parameters of the same call when ``groups`` have the extents in
             ``in_shapes``.
-        text: ``text(params, args, in_shapes)`` is source of its value (a tuple if it has several results), or None.
-        helpers: functions that ``text``, ``written_out`` or the selection's text may call.
+        text: ``text(params, args, in_shapes)`` returns source of its value (a tuple if it has several results), or None.
+        helpers: the functions that ``text``, ``written_out`` or the selection's text may call.
         moves: whether it only moves elements.
-        selection: how it folds an axis, as monoids do.
-        shared: lists the groups of bound axes that are one index, as ``pointwise`` does those of others.
-        written_out: ``written_out(params, elements)`` is source of the result of an operation that binds one axis of its only
-            operand, from the slices of the operand along it.
-        monoid: the monoid by which it combines elements of its first operand with those that it writes there; the ``shared``
-            axes, whose elements meet, are folded if that operand is a number that does not count, were it combined once more.
+        selection: how chunks of an axis combine, if the operation folds one by selecting elements.
+        shared: returns the groups of bound axes that are one index, with the arguments of ``pointwise``.
+        written_out: ``written_out(params, elements)`` returns source of the unrolled result of an operation that binds one axis of
+            its only operand, from the slices of the operand along that axis.
+        monoid: the monoid by which it combines elements of its first operand with those that it writes there. The ``shared`` axes,
+            whose elements may be written to the same place, are folded if that operand is a number that changes nothing when it is
+            combined once more.
     """
 
     name: str
@@ -83,16 +87,23 @@ class BlockOp:
 
 
 def all_but(bound: Sequence[int], rank: int, operands: Sequence[int] = (0,), results: Sequence[int] = (0,)) -> list[Group]:
-    """A group for every axis but ``bound``, at the same position in operands and results."""
+    """Return a group for every axis except ``bound``, at the same position in all operands and results.
+
+    Args:
+        bound: the axes that are not pointwise.
+        rank: the number of axes.
+        operands: the operands that have these axes.
+        results: the results that have these axes.
+    """
     free = [a for a in range(rank) if a not in set(bound)]
     return [tuple([("in", k, a) for k in operands] + [("out", k, a) for k in results]) for a in free]
 
 
 def extents(groups: Sequence[Group], ins: Shapes, operand: int = 0) -> dict[int, int]:
-    """The extents of the pointwise axes of one operand."""
+    """Return the extents of the pointwise axes of one operand, by axis."""
     return {a: ins[k][a] for group in groups for side, k, a in group if side == "in" and k == operand}
 
 
 def replaced(sizes: Sequence[int], new: Mapping[int, int]) -> tuple[int, ...]:
-    """``sizes`` with some entries changed."""
+    """Return ``sizes`` with the entries at the positions in ``new`` replaced."""
     return tuple(new.get(a, n) for a, n in enumerate(sizes))

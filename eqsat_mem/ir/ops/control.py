@@ -1,4 +1,4 @@
-"""Blocks that hold a program of their own: loops, branches, and whatever else carries a jaxpr."""
+"""Blocks that contain a program of their own: loops, branches, and all others with a jaxpr among their parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from eqsat_mem.ir.ops.blocks import BlockOp, Params
 
 
 def held_inside(params: Params) -> int:
-    """Bytes that the bodies of a loop or branch hold at once of what loops inside them stack or carry, results of the bodies aside."""
+    """Return the most bytes that the body of a loop or branch holds at once of the results of loops inside it.
+
+    Results of the body itself do not count.
+    """
     return max(map(_held, inner_jaxprs(params)), default=0)
 
 
@@ -37,4 +40,4 @@ CONTROL = [BlockOp("scan"), BlockOp("while"), BlockOp("cond")]
 LOOPS = frozenset(row.name for row in CONTROL)
 
 OPAQUE = BlockOp("opaque")
-"""The row of a primitive that has none: every axis is bound."""
+"""The row of a primitive that is not in the table: every axis is bound."""

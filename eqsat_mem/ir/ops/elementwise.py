@@ -1,4 +1,4 @@
-"""Elementwise operations: meaning, JAX source, and name in rule files, one row each."""
+"""Elementwise operations, one row each: meaning, JAX source, and name in rule files."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Text = str | Callable[[Sequence[str], Mapping[str, Any], Any], str | None] | Non
 
 @dataclass(frozen=True)
 class MapOp:
-    """An elementwise primitive: its meaning; costs and habits of compilers are the backends'.
+    """The meaning of an elementwise primitive; backends have its costs and the compilers' behaviour.
 
     Attributes:
         name: the primitive's name.
-        text: a template over operands ``{0}``, ``{1}`` and parameters, or a function of ``(args, params, dtype)``; None where the
+        text: a template over operands ``{0}``, ``{1}`` and parameters, or a function of ``(args, params, dtype)``; None if the
             primitive has no readable source.
         prim: JAX's primitive.
         constructor: its name in rule files.
-        defaults: the parameters that a term need not mention.
-        arity: how many operands it has.
+        defaults: the parameters that a term may omit, with their values.
+        arity: the number of operands.
     """
 
     name: str
@@ -41,22 +41,29 @@ class MapOp:
     arity: int = 1
 
     def bind(self, *args: Any, **params: Any) -> Any:
-        """The operation on arrays of one shape."""
+        """Apply the operation to arrays of one shape."""
         return self.prim.bind(*args, **{**self.defaults, **params})
 
 
 def map_params(op: str, params: Mapping[str, Any]) -> Params:
-    """The parameters of a primitive that a ``Map`` term keeps: those that change its meaning."""
+    """Return the parameters of a primitive that a ``Map`` term keeps: those that affect its meaning and are not defaults."""
     row = MAPS[op]
     kept = {k: v for k, v in params.items() if not (k in row.defaults and row.defaults[k] == v) and k not in _MEANINGLESS}
     return tuple(sorted(kept.items()))
 
 
 def map_text(op: str, params: Params | Mapping[str, Any], args: Sequence[str], dtype: Any) -> str | None:
-    """JAX source for one elementwise operation, bitwise equal to its primitive; ``None`` where there is none.
+    """Return JAX source of an elementwise operation, bitwise equal to its primitive.
 
-    ``args`` are source expressions whose shapes broadcast; a Python number may stand for an operand as long as some
-    other operand is an array of the dtype that it means. ``dtype`` is that of the result.
+    Args:
+        op: the name of the operation.
+        params: its parameters.
+        args: source of its operands, whose shapes broadcast. An operand may be a Python number if another operand is an array of the
+            intended dtype.
+        dtype: the dtype of the result.
+
+    Returns:
+        The source; None if the operation has no readable source.
     """
     row, given = MAPS.get(op), dict(params)
     if row is None or row.text is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
@@ -69,18 +76,18 @@ def map_text(op: str, params: Params | Mapping[str, Any], args: Sequence[str], d
 
 
 def of_one_rank(op: str, params: Params | Mapping[str, Any], arity: int, dtype: Any) -> bool:
-    """Whether the source of an operation takes arrays of one number of axes only, as functions of ``lax`` do."""
+    """Whether the operands in the source of an operation must have the same number of axes, as those of ``lax`` functions."""
     row = MAPS.get(op)
     return row is None or row.text is None or _is_call(row, arity, dict(params), dtype)
 
 
 def _is_call(row: MapOp, arity: int, given: Mapping[str, Any], dtype: Any) -> bool:
-    """Whether a row's source is a call of a ``lax`` function, which converts no operand; operands may themselves begin with one."""
+    """Whether a row's source itself, whatever its operands, is a call of a ``lax`` function, which converts no operand."""
     return str(_render(row, ["x"] * arity, given, dtype)).startswith("lax.")
 
 
 def _render(row: MapOp, args: Sequence[str], given: Mapping[str, Any], dtype: Any) -> str | None:
-    """The row's source for these operands."""
+    """Return a row's source for these operands, or None."""
     assert row.text is not None
     if callable(row.text):
         return row.text(args, given, dtype)
@@ -93,7 +100,7 @@ def _render(row: MapOp, args: Sequence[str], given: Mapping[str, Any], dtype: An
 
 
 def _is_number(source: str) -> bool:
-    """Whether a source is a bare Python number, which functions of ``lax`` would take for one of the default dtype."""
+    """Whether source is a bare Python number, to which functions of ``lax`` would give the default dtype."""
     sign = ast.UnaryOp | ast.BinOp | ast.unaryop | ast.operator
     nodes = list(ast.walk(ast.parse(source, mode="eval").body))
     names = {n.id for n in nodes if isinstance(n, ast.Name)} | {n.attr for n in nodes if isinstance(n, ast.Attribute)}
@@ -102,13 +109,13 @@ def _is_number(source: str) -> bool:
 
 
 def atom(source: str) -> str:
-    """``source``, in parentheses unless it binds tighter than any operator."""
+    """Return ``source``, in parentheses unless it binds tighter than any operator."""
     tight = ast.Call | ast.Subscript | ast.Attribute | ast.Constant
     return source if source.isidentifier() or isinstance(ast.parse(source, mode="eval").body, tight) else f"({source})"
 
 
 def value_text(value: Any) -> str:
-    """Source of a parameter: a number, a string, a dtype, an enumeration, or a tuple of them."""
+    """Return source of a parameter that is a number, a string, a dtype, or a tuple of these."""
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return dtype_text(value)
     if isinstance(value, np.generic):
@@ -121,13 +128,13 @@ def value_text(value: Any) -> str:
 
 
 def dtype_text(dtype: Any) -> str:
-    """Source of a dtype, for instance ``jnp.float32``."""
+    """Return source of a dtype, for instance ``jnp.float32``."""
     name = np.dtype(dtype).name
     return "jnp.bool_" if name == "bool" else f"jnp.{name}"
 
 
 def _infix(symbol: str, function: str, only: Any = np.number) -> Text:
-    """An operator for dtypes of kind ``only``, a ``lax`` function for others."""
+    """Return the text of an operator for dtypes of kind ``only``, and of a ``lax`` function for others."""
 
     def text(args: Sequence[str], params: Mapping[str, Any], dtype: Any) -> str | None:
         if params:
@@ -164,7 +171,7 @@ def _polygamma(args: Sequence[str], params: Mapping[str, Any], dtype: Any) -> st
 
 
 def camel(name: str) -> str:
-    """The constructor of an operation: its name in capitals where that has underscores."""
+    """Return the constructor of an operation: its name in camel case."""
     return "".join(part.capitalize() for part in name.split("_"))
 
 
@@ -272,7 +279,7 @@ _ROWS = [
 MAPS: dict[str, MapOp] = {row.name: row for row in _ROWS}
 
 ALIASES = {"add_any": "add"}
-"""Primitives that mean the same as a row of :data:`MAPS`."""
+"""Primitives with the same meaning as a row of :data:`MAPS`, and the name of that row."""
 
 IDENTITIES = frozenset({"copy", "copy_p", "name", "pvary", "stop_gradient"})
 """Primitives whose value is their operand."""

@@ -1,4 +1,4 @@
-"""Blocks that read and write at computed positions: gather and the scatters."""
+"""Blocks that read or write at computed positions: gather and the scatters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eqsat_mem.ir.ops.elementwise import value_text
 
 
 def _gather(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """Axes taken whole pair operand and result; batch axes of the indices pair indices and result."""
+    """Return a group for each operand axis that is read whole, and for each batch axis of the start indices."""
     operand, indices = ins[0], ins[1]
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     offsets = {int(a) for a in numbers.offset_dims}
@@ -34,7 +34,7 @@ def _resize_gather(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict
 
 
 def _scatter(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """Axes written whole pair operand, updates and result; so do batching axes."""
+    """Return a group for each operand axis that is written whole, and for each batching axis."""
     operand, updates = ins[0], ins[2]
     numbers = params["dimension_numbers"]
     windows = sorted(int(a) for a in numbers.update_window_dims)
@@ -50,7 +50,7 @@ def _scatter(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
 
 
 def _meeting(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """Other batch axes are those of positions and updates, whose elements may meet in one place."""
+    """Return a group for each other batch axis of positions and updates, whose elements may be written to the same place."""
     numbers = params["dimension_numbers"]
     windows = _dims(numbers.update_window_dims)
     batch_places = [a for a in range(len(ins[2])) if a not in windows]
@@ -81,7 +81,7 @@ def _scatter_text(function: str) -> Any:
 
 
 def _flags_text(params: Params) -> str:
-    """What the caller promised of the positions."""
+    """Return source of the promises that the caller made about the positions."""
     return "".join(f", {name}=True" for name in ("unique_indices", "indices_are_sorted") if params[name])
 
 

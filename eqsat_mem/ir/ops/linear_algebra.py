@@ -1,4 +1,4 @@
-"""Blocks of linear algebra, convolutions, windows and transforms."""
+"""Blocks of linear algebra, convolutions, windowed reductions and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from eqsat_mem.ir.ops.source_text import params_text
 
 
 def _leading(bound: int) -> Pointwise:
-    """Pointwise in every axis of operand 0 before the last ``bound``, which stands in the same place everywhere."""
+    """Return the groups of a block that is pointwise in all leading axes, which all operands and results share.
+
+    ``bound`` is the number of trailing axes of operand 0 that are not pointwise.
+    """
 
     def pointwise(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
         batch = len(ins[0]) - bound
@@ -22,7 +25,7 @@ def _leading(bound: int) -> Pointwise:
 
 
 def _linalg(name: str) -> Text:
-    """The function of ``lax.linalg`` that passes its arguments on, less what are its defaults."""
+    """Return the text of a primitive as a call of the ``lax.linalg`` function of its name, without arguments equal to their defaults."""
     defaults = {k: p.default for k, p in inspect.signature(getattr(lax.linalg, name)).parameters.items()}
 
     def text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
@@ -33,7 +36,7 @@ def _linalg(name: str) -> Text:
 
 
 def _cholesky_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
-    """Zeros above the diagonal, where the primitive may leave what it found there; JAX itself binds it so only."""
+    """Return source with zeros above the diagonal, where the primitive may leave its operand's elements; JAX always adds the zeros."""
     return f"lax.linalg.cholesky({args[0]}, symmetrize_input=False)"
 
 
@@ -44,7 +47,7 @@ def _eigh_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
 
 
 def _triangular_solve(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """Right-hand sides are independent: columns of ``b`` if the matrix stands on the left, else rows."""
+    """Return the groups: batch axes, and the independent right-hand sides, columns of ``b`` if the matrix is on the left, else rows."""
     rank = len(ins[1])
     column = rank - 1 if params["left_side"] else rank - 2
     groups: list[Group] = [(("in", 0, a), ("in", 1, a), ("out", 0, a)) for a in range(rank - 2)]
@@ -68,7 +71,10 @@ def _conv(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
 
 
 def _conv_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
-    """Dimension numbers as words: ``N`` batch, ``C`` features, ``I`` and ``O`` those of the kernel, one sign for each spatial axis."""
+    """Return source with dimension numbers as words.
+
+    ``N`` is the batch axis, ``C`` features, ``I`` and ``O`` those of the kernel; each spatial axis has a character of its own.
+    """
     spatial = len(ins[0]) - 2
     signs = "DHW"[3 - spatial :] if spatial <= 3 else "0123456789"[:spatial]
     heads = ("NC", "OI", "NC")
@@ -96,7 +102,7 @@ def _fft_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
 
 
 def _untouched(window: Shape, params: Params) -> list[int]:
-    """The axes along which a window is a single element."""
+    """Return the axes along which the window is a single element and nothing is strided, padded or dilated."""
     ones = (1,) * len(window)
     strides = params.get("window_strides") or ones
     padding = params.get("padding") or ((0, 0),) * len(window)
@@ -118,7 +124,7 @@ def _window(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
 
 
 def _reduce(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """The first half of the operands are reduced, the second half are initial values."""
+    """Return a group for each axis that is not reduced; the second half of the operands are initial values."""
     operands = len(ins) // 2
     stay = [a for a in range(len(ins[0])) if a not in params["dimensions"]]
     return [

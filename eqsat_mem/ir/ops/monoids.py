@@ -1,4 +1,4 @@
-"""Monoids of folds, one row each: identity, combination, and how JAX reduces by them."""
+"""The monoids of folds, one row each: identity, combination, and JAX's reduction."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from jax import lax
 class MonoidOp:
     """An associative and commutative operation with an identity.
 
-    ``identity(dtype)`` is a numpy scalar. ``reduce_text`` is source for operand ``{0}`` and axes ``{1}``, bitwise
-    equal to the primitive; ``combine_text`` is source for two partial results. ``combine`` and ``reduce`` are the same on
-    arrays. ``repeat(x, n)`` is ``x`` combined with itself ``n >= 1`` times: a fold over an index of extent ``n`` that ``x``
-    does not depend on, and ``repeat_text`` its source.
+    Attributes:
+        name: its name.
+        identity: ``identity(dtype)`` returns the identity as a numpy scalar.
+        reduce_text: source of the reduction of operand ``{0}`` over axes ``{1}``, bitwise equal to the primitive.
+        combine_text: source of the combination of two partial results ``{0}`` and ``{1}``.
+        combine: combines two arrays.
+        reduce: reduces an array over axes.
+        repeat: ``repeat(x, n)`` returns the combination of ``n >= 1`` copies of ``x``: a fold over an index of extent ``n`` on which
+            ``x`` does not depend.
+        repeat_text: source of ``repeat`` for ``{0}`` and ``{1}``.
+        idempotent: whether the combination of an element with itself is that element.
     """
 
     name: str
@@ -38,19 +45,19 @@ def _number(value: int) -> Callable[[Any], Any]:
 
 
 def _all_bits(dtype: Any) -> Any:
-    """The value whose bits are all set."""
+    """Return the value whose bits are all set."""
     return np.invert(np.zeros((), dtype))[()]
 
 
 def _lowest(dtype: Any) -> Any:
-    """The least value of an ordered dtype."""
+    """Return the least value of an ordered dtype."""
     if np.dtype(dtype) == bool:
         return np.False_
     return np.dtype(dtype).type(-np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min)
 
 
 def _highest(dtype: Any) -> Any:
-    """The greatest value of an ordered dtype."""
+    """Return the greatest value of an ordered dtype."""
     if np.dtype(dtype) == bool:
         return np.True_
     return np.dtype(dtype).type(np.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max)
@@ -110,13 +117,13 @@ REDUCTIONS = {
 
 
 def foldable(monoid: str, dtype: Any) -> bool:
-    """Whether ``monoid`` has an identity among values of ``dtype``: complex numbers have no least one."""
+    """Whether ``monoid`` has an identity among the values of ``dtype``: complex numbers have no least or greatest one."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return False
     return monoid not in ("max", "min") or not jax.dtypes.issubdtype(dtype, np.complexfloating)
 
 
 def accumulator(monoid: str, dtype: Any) -> Any:
-    """The dtype that partial results are kept in: sums of narrow floating-point numbers in float32."""
+    """Return the dtype of partial results: float32 for sums of narrower floating-point numbers, else ``dtype``."""
     narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
     return np.dtype(np.float32) if narrow and monoid == "add" else dtype

@@ -1,6 +1,7 @@
-"""Sums of exponentials less a level, or of squares less a mean, and what stands at an extreme, accumulated while those change.
+"""Functions that accumulate online folds while their level changes.
 
-Emitted programs carry these functions with them as source.
+They are sums of exponentials of terms minus a level (Milakov and Gimelshein, 2018), sums of squared differences from a mean (Chan,
+Golub and LeVeque, 1983), and folds over the elements at an extreme. Emitted programs contain the source of these functions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Blocks along one axis: searches, sorts and running sums."""
+"""Blocks along one axis: searches, sorts, selections and cumulative reductions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from eqsat_mem.ir.ops.top_k import first_place, merge_top_k
 
 
 def _along(name: str) -> Text:
-    """Source of a running reduction."""
+    """Return the text of a cumulative reduction."""
     return lambda p, a, s: f"lax.{name}({a[0]}, axis={p['axis']}{', reverse=True' if p['reverse'] else ''})"
 
 
@@ -19,7 +19,7 @@ def _running(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
 
 
 def _search(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """The searched axis is gone from the result."""
+    """Return a group for each axis that is not searched; the result lacks the searched axis."""
     stay = [a for a in range(len(ins[0])) if a not in params["axes"]]
     return [(("in", 0, a), ("out", 0, b)) for b, a in enumerate(stay)]
 
@@ -61,7 +61,7 @@ _TOP_K = Selection(lambda params, rank: params["axis"] % rank, lambda params: pa
 
 
 def _approx_top_k(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """Which elements an approximate search finds may depend on the whole operand."""
+    """Return no groups: the elements that an approximate search finds may depend on the whole operand."""
     return []
 
 
@@ -71,7 +71,7 @@ def _approx_top_k_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
 
 
 def _search_row(name: str, order: str) -> BlockOp:
-    """A search for the first place of the element that is in ``order`` with all others."""
+    """Return the row of a search for the first element whose comparison ``order`` holds with all others."""
     return BlockOp(
         name,
         _search,

@@ -1,4 +1,4 @@
-"""Blocks of random numbers: pointwise in the axes of their keys."""
+"""Blocks of random numbers, which are pointwise in the axes of their keys."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, Text, all_bu
 
 
 def _keys(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """Result axes begin with those of the keys."""
+    """Return the groups of the keys' axes, which are the leading axes of the result."""
     return all_but([], min(len(ins[0]), len(outs[0])))
 
 
 def _key_each(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """Pointwise in the axes of the keys only: a key serves all further elements by their position."""
+    """Return the groups of the keys' axes only: all further elements depend on their key and their position."""
     rank = len(ins[0])
     return [(("in", 0, a), ("in", 1, a), ("out", 0, a)) for a in range(rank) if ins[0][a] == ins[1][a] == outs[0][a]]
 
 
 def _alike(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """Operands and results have one shape; a scalar operand goes with every element."""
+    """Return a group for each axis; operands and results have one shape, except scalar operands, which are read by every element."""
     rank = len(outs[0])
     operands = [k for k, shape in enumerate(ins) if len(shape) == rank]
     return all_but([a for a in range(rank) if any(ins[k][a] != outs[0][a] for k in operands)], rank, operands, range(len(outs)))
 
 
 def _one_key(function: str, *params: str) -> Text:
-    """A function of ``jax.random``, which takes one key; keys of more axes are left to the primitive."""
+    """Return the text of a function of ``jax.random``, which takes one key; arrays of keys are left to the primitive."""
 
     def text(params_: Params, args: Sequence[str], ins: Shapes) -> str | None:
         if any(ins):
@@ -55,7 +55,7 @@ def _wrap_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
 
 
 def _known(impl: Any) -> bool:
-    """Whether JAX finds a generator by its name."""
+    """Whether JAX can find a generator by its name."""
     return getattr(impl, "name", None) in ("threefry2x32", "rbg", "unsafe_rbg")
 
 

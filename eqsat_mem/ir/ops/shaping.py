@@ -1,4 +1,4 @@
-"""Blocks that move data: slices, updates, joins, paddings, reshapes that mix axes."""
+"""Blocks that move data: slices, updates, concatenations, padding, reshapes that mix axes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _split(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
 
 
 def _stack(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """Operand axes after the new one move up by one."""
+    """Return a group for each operand axis, which in the result comes one later if it is not before the new axis."""
     new = params["axis"]
     return [tuple([("in", k, a) for k in range(len(ins))] + [("out", 0, a + (a >= new))]) for a in range(len(ins[0]))]
 
@@ -80,7 +80,7 @@ def _rev(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
 
 
 def _reshape(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """An axis is pointwise if the same extent stands in operand and result, after and before equally many elements."""
+    """Return the pointwise axes: those of the same extent in operand and result, with equally many elements before and after."""
     if params.get("dimensions") is not None or 0 in ins[0]:
         return []
     before = {math.prod(outs[0][:a]): a for a, n in enumerate(outs[0]) if n != 1}
@@ -94,12 +94,12 @@ def _resize_reshape(params: Params, ins: Shapes, groups: Sequence[Group]) -> dic
 
 
 def _everywhere(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """Results equal their operands."""
+    """Return a group for every axis of every operand: the results equal their operands."""
     return [(("in", k, a), ("out", k, a)) for k, shape in enumerate(ins) for a in range(len(shape))]
 
 
 def _bitcast(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """A change of width splits elements along, or joins them into, a last axis."""
+    """Return a group for each axis except the last one along which a change of width splits or joins elements."""
     return all_but([], min(len(ins[0]), len(outs[0])))
 
 

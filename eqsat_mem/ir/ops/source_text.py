@@ -1,4 +1,4 @@
-"""Parameters of primitives as source, and a call of a primitive by its own name where no function of ``lax`` says the same."""
+"""Source of primitives' parameters, and of calls by a primitive's own ``bind`` where no ``lax`` function is equivalent."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jax.extend.core import Primitive, primitives
 from eqsat_mem.ir.ops.elementwise import value_text
 
 PUBLIC = {prim: name for name, prim in vars(primitives).items() if isinstance(prim, Primitive)}
-"""The name in ``jax.extend.core.primitives`` of each primitive that stands there."""
+"""The primitives in ``jax.extend.core.primitives``, and their names there."""
 
 
 def param_text(value: Any) -> str | None:
-    """Source of a parameter in terms of ``lax``, ``jnp`` and ``primitives``; ``None`` where there is none."""
+    """Return source of a parameter in terms of ``lax``, ``jnp`` and ``primitives``; None if it has none."""
     if isinstance(value, Enum):
         home = next((name for name, module in _HOMES if getattr(module, type(value).__name__, None) is type(value)), None)
         return None if home is None else f"{home}.{type(value).__name__}.{value.name}"
@@ -37,13 +37,13 @@ _HOMES = (("lax", lax), ("lax.linalg", lax.linalg))
 
 
 def params_text(params: Mapping[str, Any]) -> str | None:
-    """Source of keyword arguments, each after a comma; ``None`` where one has none."""
+    """Return source of keyword arguments, each preceded by a comma; None if one of them has none."""
     texts = {name: param_text(value) for name, value in params.items()}
     return None if None in texts.values() else "".join(f", {name}={text}" for name, text in texts.items())
 
 
 def primitive_text(prim: Any, params: Mapping[str, Any], args: Sequence[str]) -> str | None:
-    """Source of a primitive's own ``bind``; ``None`` if it is not public or a parameter has no source."""
+    """Return source of a call of a primitive's own ``bind``; None if the primitive is not public or a parameter has no source."""
     keywords = params_text(params)
     if prim not in PUBLIC or keywords is None:
         return None
@@ -51,5 +51,5 @@ def primitive_text(prim: Any, params: Mapping[str, Any], args: Sequence[str]) ->
 
 
 def is_key(dtype: Any) -> bool:
-    """Whether elements are typed random keys."""
+    """Whether a dtype is that of typed random keys."""
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))

@@ -1,4 +1,4 @@
-"""Selections combined chunk by chunk, which emitted programs carry with them as source."""
+"""Functions that combine selections chunk by chunk; emitted programs contain their source."""
 
 from __future__ import annotations
 

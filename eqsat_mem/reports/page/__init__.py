@@ -1,4 +1,4 @@
-"""A plan as one self-contained page of HTML."""
+"""A plan as a self-contained HTML page."""
 
 from eqsat_mem.reports.page.document import page
 

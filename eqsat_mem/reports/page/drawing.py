@@ -1,4 +1,4 @@
-"""A timeline as SVG: one bar per point of the program, loops below, the limit as a line."""
+"""A timeline as SVG: one bar per step of the program, the loops below the bars, and the limit as a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ WIDTH, HEIGHT, LEFT, TOP, LOOP_HEIGHT = 1000, 200, 84, 14, 18
 
 
 def timeline_svg(points: Sequence[Point], limit_bytes: int, label: str, which: str) -> str:
-    """The picture. Its bars are buttons: ``data-points`` says which timeline they are of, ``data-point`` which of its points."""
+    """Return the SVG of a timeline.
+
+    Args:
+        points: the points of the timeline.
+        limit_bytes: the memory limit, in bytes.
+        label: the accessible label of the picture.
+        which: the name of the timeline. Bars are buttons, with this name as ``data-points`` and their position as ``data-point``.
+    """
     peak = max(point.nbytes for point in points)
     near = limit_bytes < FAR * peak
     top = 1.05 * (max(peak, limit_bytes) if near else peak)

@@ -1,4 +1,4 @@
-"""The original jaxpr and the emitted source as HTML in which every value is a button that shows its e-class."""
+"""The original jaxpr and the emitted source as HTML, in which every value is a button that shows its e-class."""
 
 from __future__ import annotations
 
@@ -15,23 +15,29 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from eqsat_mem.ir.jaxprs import inner_jaxprs
 
 LONGEST_PARAMETER = 48
-"""Parameters of an equation that are longer as text are left out."""
+"""Parameters of an equation with more characters than this are omitted."""
 
 
 def button(text: str, home: int | None) -> str:
-    """A value by its name; a button where its class is known."""
+    """Return the name of a value, as a button if its e-class ``home`` is known."""
     return escape(text) if home is None else f'<button class="value" data-class="{home}">{escape(text)}</button>'
 
 
 def jaxpr_html(closed: ClosedJaxpr, arg_names: tuple[str, ...], classes: Mapping[Any, int]) -> str:
-    """A jaxpr, one equation per line, those of inner jaxprs indented below theirs. ``classes`` has the classes of variables."""
+    """Return a jaxpr as HTML, one equation per line, with inner jaxprs indented below their equation.
+
+    Args:
+        closed: the jaxpr.
+        arg_names: the names of its arguments.
+        classes: the e-class of each variable for which it is known.
+    """
     writer = _Jaxpr(classes)
     writer.names.update(zip(closed.jaxpr.invars, arg_names))
     return "\n".join(writer.lines(closed.jaxpr, ""))
 
 
 class _Jaxpr:
-    """Names of variables, in the order in which they are written."""
+    """A writer of jaxprs, which names variables in the order in which it writes them."""
 
     def __init__(self, classes: Mapping[Any, int]) -> None:
         self.classes = classes
@@ -76,7 +82,7 @@ def _parameters(eqn: Any) -> str:
 
 
 def _letters(number: int) -> str:
-    """a, b, ..., z, ba, bb, ..."""
+    """Return the name with a number: a, b, ..., z, ba, bb, ..."""
     text = ""
     while True:
         number, letter = divmod(number, 26)
@@ -86,13 +92,18 @@ def _letters(number: int) -> str:
 
 
 def source_html(source: str, classes: Mapping[str, int]) -> str:
-    """Python source, in which names of values are buttons and comments stand out. ``classes`` has the classes of names."""
+    """Return Python source as HTML, with names of values as buttons and comments in italics.
+
+    Args:
+        source: the source.
+        classes: the e-class of each name for which it is known.
+    """
     out: list[str] = []
     line, column, before = 1, 0, ""
     lines = source.splitlines(keepends=True)
 
     def copy(row: int, col: int) -> None:
-        """Everything up to a position, as it is."""
+        """Copy the source up to a position."""
         nonlocal line, column
         while line < row:
             out.append(escape(lines[line - 1][column:]))

@@ -1,1 +1,1 @@
-"""Operations and monoids that users define."""
+"""User-defined operations and monoids."""

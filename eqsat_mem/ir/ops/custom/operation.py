@@ -1,7 +1,7 @@
-"""Operations that users add: a row of the table made in Python, which functions call and rule files name.
+"""User-defined operations: rows of the operation table defined in Python, which functions call and rule files name.
 
-One primitive stands for all of them, with the operation as a parameter, so nothing is registered anywhere: a program holds the operations
-that it calls, and rules those that they are loaded with.
+All of them are one primitive with the operation as a parameter, so that nothing is registered: a program has the operations that it
+calls as parameters, and rules have those with which they are loaded.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _SIGNATURE = re.compile(rf"\s*{_DIMENSIONS}(?:\s*,\s*{_DIMENSIONS})*\s*->\s*{_DI
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """An operation of your own, called like ``jnp.vectorize(fun, signature=signature)`` and one node to rules.
+    """A user-defined operation, called like ``jnp.vectorize(fun, signature=signature)``; rules see it as one node.
 
-    Inside ``jax.jit``, ``jax.vmap`` and ``jax.grad``, with and without ``optimize``, it computes what ``fun`` does. It is computed slice
-    by slice along every axis that ``fun`` does not see.
+    Under ``jax.jit``, ``jax.vmap`` and ``jax.grad``, with and without ``optimize``, its values are those of ``fun``. Loops may compute
+    it slice by slice along every axis that ``fun`` does not see.
 
     Attributes:
-        name: a Python name in small letters; rule files call ``soft_difference`` by ``(SoftDifference a b)``.
-        fun: a JAX function of arrays that have the axes of ``signature`` only; it has no side effects and returns one array.
-        signature: the axes that ``fun`` sees, by name, as in ``"(m,n),(n)->(m)"``: operands that share a name share the extent. Rule files
-            give an index for each name, in this order, before the operands. Left out, the operation is elementwise: ``fun`` is a
-            function of scalars.
-        cost: what one call of ``fun`` takes, in additions: a number, or a function of the extents of the named axes. Left out, it is
-            counted from what ``fun`` is made of.
+        name: a lower-case Python name; rule files refer to ``soft_difference`` as ``(SoftDifference a b)``.
+        fun: a JAX function of arrays with the axes of ``signature`` only; it has no side effects and returns one array.
+        signature: the axes that ``fun`` sees, by name, as in ``"(m,n),(n)->(m)"``; axes with the same name have the same extent. In rule
+            files an index for each name, in this order, precedes the operands. By default the operation is elementwise, and ``fun`` is
+            a function of scalars.
+        cost: the cost of one call of ``fun`` in additions: a number, or a function of the extents of the named axes. By default it
+            is derived from the operations of ``fun``.
         dtype: the position of the operand whose dtype the result has, or the name of a dtype, such as ``"bool"``.
-        monoid: what the operation folds by, if it is the fold of a :class:`Monoid`.
+        monoid: the :class:`Monoid` whose fold the operation is, or None.
 
     Raises:
-        OptionError: if an attribute has a wrong value.
+        OptionError: if an attribute has an invalid value.
 
     >>> import jax.numpy as jnp
     >>> soft_difference = Operation("soft_difference", lambda x, y: jnp.log1p(jnp.exp(x - y)))
@@ -85,7 +85,7 @@ class Operation:
         return f"<{self.name} {self.text}>"
 
     def __call__(self, *operands: Any) -> Any:
-        """The operation on arrays, whose leading axes broadcast against each other."""
+        """Apply the operation to arrays, whose leading axes are broadcast against each other."""
         if len(operands) != len(self.operands):
             raise TypeError(f"{self.name} takes {len(self.operands)} operands, not {len(operands)}.")
         arrays = [_array(x, operands) for x in operands]
@@ -95,7 +95,7 @@ class Operation:
                 raise ValueError(f"{self.name} is {self.text}: operand {k} has {array.ndim} axes, and needs at least {rank}.")
         return bind(self, *least(arrays, ranks))
 
-    # what the signature says
+    # the signature
 
     @cached_property
     def _sides(self) -> tuple[tuple[Dimensions, ...], Dimensions]:
@@ -135,7 +135,7 @@ class Operation:
 
     @property
     def text(self) -> str:
-        """The signature, also of an elementwise operation."""
+        """The signature as text, ``(),()->()`` for an elementwise operation of two operands."""
         sides = (*self.operands, self.result)
         *before, after = (f"({','.join(dimensions)})" for dimensions in sides)
         return f"{','.join(before)}->{after}"
@@ -147,11 +147,11 @@ class Operation:
 
     @property
     def parameters(self) -> Dimensions:
-        """A name for each operand: that of the function's parameter, if Python knows it."""
+        """A name for each operand: that of the parameter of ``fun``, or ``x0``, ``x1`` and so on if Python does not know it."""
         names = tuple(positional(self.fun))[: len(self.operands)]
         return names if len(names) == len(self.operands) else tuple(f"x{k}" for k in range(len(self.operands)))
 
-    # what rules and the table of operations ask
+    # for rules and the operation table
 
     @property
     def constructor(self) -> str:
@@ -160,15 +160,15 @@ class Operation:
 
     @property
     def place(self) -> str:
-        """The file and line of ``fun``, as far as Python knows them."""
+        """The file and line of ``fun`` for messages, or the operation's name if Python does not know them."""
         code = getattr(inspect.unwrap(self.fun if self.monoid is None else self.monoid.combine), "__code__", None)
         return f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" if code is not None else f"operation {self.name}"
 
     def evaluate(self, *arrays: Any) -> Any:
-        """``fun`` on arrays that have the axes of the signature only.
+        """Apply ``fun`` to arrays that have the axes of the signature only.
 
         Raises:
-            OptionError: if the result has other axes or another dtype than the operation says.
+            OptionError: if the result has another shape or dtype than the operation declares.
         """
         out = self.fun(*arrays)
         if not hasattr(out, "dtype"):
@@ -188,18 +188,18 @@ class Operation:
         return out
 
     def derivable(self, *arrays: Any) -> Any:
-        """The same in a form that JAX can differentiate."""
+        """Compute the same as :meth:`evaluate` by operations that JAX can differentiate."""
         return self.evaluate(*arrays) if self.monoid is None else self.monoid.derivable(*arrays)
 
     @cached_property
     def row(self) -> MapOp:
-        """The row of an elementwise operation."""
+        """The row of the operation table, for an elementwise operation."""
         return _UserMap(self.name, None, operation_p, self.constructor, {}, len(self.operands))
 
 
 @dataclass(frozen=True)
 class _UserMap(MapOp):
-    """The row of an elementwise operation of the user's, whose function is a parameter."""
+    """The row of a user's elementwise operation, whose function is a parameter."""
 
     def bind(self, *args: Any, **params: Any) -> Any:
         return params["operation"](*args)
@@ -209,7 +209,7 @@ class _UserMap(MapOp):
 
 
 def _pointwise(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """The batch axes."""
+    """Return the groups of the batch axes."""
     mapped: Mapped = params["mapped"]
     groups: list[Group] = []
     for axis, has in enumerate(mapped):
@@ -219,7 +219,7 @@ def _pointwise(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
 
 
 def _named(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """The named axes, each a group of the operands and the result that have it."""
+    """Return a group for each named axis: its places in the operands and the result."""
     operation: Operation = params["operation"]
     places: dict[str, list[Place]] = {name: [] for name in operation.dimensions}
     for side, arrays, shapes in (("in", operation.operands, ins), ("out", (operation.result,), outs)):
@@ -236,7 +236,7 @@ USER = [BlockOp("operation", _pointwise, shared=_named)]
 
 
 def named_axes(operation: Operation, call: Call) -> dict[str, Axis]:
-    """The axis of a call that each named axis of its operation is."""
+    """Return the axis of a call, a product of indices, for each named axis of its operation."""
     axes: dict[str, Axis] = {}
     for names, array in zip(operation.operands, call.in_axes):
         axes.update(zip(names, array[len(array) - len(names) :]))
@@ -244,10 +244,16 @@ def named_axes(operation: Operation, call: Call) -> dict[str, Axis]:
 
 
 def call_on(operation: Operation, named: Sequence[Axis], free: Sequence[int], dtype: Any) -> Call:
-    """A call on operands that depend on the indices ``free``, whose named axes are ``named``: batch axes are all other indices, ascending.
+    """Return the call of an operation in a rule's result. Its batch axes are all indices that are not in named axes, ascending.
+
+    Args:
+        operation: the operation.
+        named: the axis, as a product of indices, for each named axis of the operation.
+        free: the indices on which each operand depends, as bits.
+        dtype: the dtype of the result.
 
     Raises:
-        RuleError: if one index would be two axes of the result.
+        RuleError: if one index would occur in two axes of the result.
     """
     axis_of = dict(zip(operation.dimensions, named))
     own = [tuple(axis_of[name] for name in names) for names in operation.operands]
@@ -271,7 +277,7 @@ def call_on(operation: Operation, named: Sequence[Axis], free: Sequence[int], dt
 
 
 def _array(x: Any, operands: Sequence[Any]) -> Any:
-    """An operand as an array; a Python number takes the dtype that it would have in a sum of all operands, if that is of its kind."""
+    """Return an operand as an array; a Python number takes the promoted dtype of all operands if it can represent the number's kind."""
     if isinstance(x, bool | int | float | complex):
         common, own = jnp.result_type(*operands), jnp.result_type(x)
         kinds = {bool: np.bool_, int: np.number, float: np.inexact, complex: np.complexfloating}
@@ -280,7 +286,11 @@ def _array(x: Any, operands: Sequence[Any]) -> Any:
 
 
 def positional(fun: Callable[..., Any]) -> list[str]:
-    """The parameters without defaults that a function takes by position; none where Python does not know, or it takes any number."""
+    """Return the names of the positional parameters of a function that have no defaults.
+
+    Returns:
+        The names; empty if Python does not know the signature, or the function takes any number of positional arguments.
+    """
     try:
         found = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):  # functions that are not written in Python
@@ -291,7 +301,7 @@ def positional(fun: Callable[..., Any]) -> list[str]:
 
 
 def _scalars(name: str, fun: Callable[..., Any]) -> int:
-    """How many scalars a function takes."""
+    """Return the number of scalars that a function takes."""
     found = positional(fun)
     if not found:
         raise OptionError(f"operation {name!r}: how many operands its function takes is not to be seen: pass signature='(),()->()', say.")
@@ -320,6 +330,6 @@ def _is_dtype(name: Any) -> bool:
 
 
 def operation_of(params: Mapping[str, Any]) -> Operation | None:
-    """The user's operation among the parameters of a term or an equation."""
+    """Return the user's operation among the parameters of a term or an equation, or None."""
     found = params.get("operation")
     return found if isinstance(found, Operation) else None

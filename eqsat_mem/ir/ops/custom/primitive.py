@@ -1,4 +1,4 @@
-"""The primitive that stands for all operations of the user's: a function of some axes, on each element of the others."""
+"""The primitive of all user-defined operations: a function of some axes, vectorised over the others."""
 
 from __future__ import annotations
 
@@ -17,18 +17,26 @@ if TYPE_CHECKING:
     from eqsat_mem.ir.ops.custom.operation import Operation
 
 Mapped = tuple[tuple[bool, ...], ...]
-"""For each batch axis of a result, outermost first: which operands have it, as their first axes in the same order."""
+"""For each batch axis of the result, outermost first: which operands have it. The leading axes of operands are batch axes in this order."""
 
 operation_p = Primitive("operation")
 
 
 def bind(operation: Operation, arrays: Sequence[Any], mapped: Mapped) -> Any:
-    """The primitive on operands that have the batch axes which ``mapped`` says, and then the named ones."""
+    """Bind the primitive to operands whose leading axes are the batch axes according to ``mapped``, followed by the named axes."""
     return operation_p.bind(*arrays, operation=operation, mapped=mapped)
 
 
 def least(arrays: Sequence[Any], ranks: Sequence[int]) -> tuple[list[Any], Mapped]:
-    """Operands without the leading axes that they would only repeat, and which of the result's they have."""
+    """Drop leading axes along which an operand is only broadcast.
+
+    Args:
+        arrays: the operands, with leading axes that broadcast against each other.
+        ranks: the number of named axes of each operand.
+
+    Returns:
+        The operands, and the batch axes that each of them has.
+    """
     batch = [x.shape[: x.ndim - rank] for x, rank in zip(arrays, ranks)]
     whole = np.broadcast_shapes(*batch)
     mapped = []
@@ -43,7 +51,7 @@ def least(arrays: Sequence[Any], ranks: Sequence[int]) -> tuple[list[Any], Mappe
 
 
 def _whole(evaluate: Callable[..., Any], mapped: Mapped) -> Callable[..., Any]:
-    """A function of the named axes on arrays that have batch axes too."""
+    """Vectorise a function of the named axes over the batch axes."""
     for has in reversed(mapped):
         evaluate = jax.vmap(evaluate, in_axes=tuple(0 if one else None for one in has))
     return evaluate
@@ -60,7 +68,7 @@ def _abstract(*avals: Any, operation: Operation, mapped: Mapped) -> Any:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, operation: Operation, mapped: Mapped) -> tuple[Any, Any]:
-    """The value stays the operation, which rules know; the tangent is that of its function."""
+    """Differentiate: the value remains the operation, for which there may be rules; the tangent is that of its function."""
     out = bind(operation, primals, mapped)
     active = [not isinstance(t, ad.Zero) and t.dtype != jax.dtypes.float0 for t in tangents]
     if not any(active) or not jnp.issubdtype(out.dtype, np.inexact):
@@ -75,7 +83,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, operation: Operatio
 
 
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, operation: Operation, mapped: Mapped) -> tuple[Any, int]:
-    """One more batch axis, the first."""
+    """Add a batch axis, which becomes the first."""
     moved = [x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(args, dims)]
     return bind(operation, moved, (tuple(dim is not None for dim in dims), *mapped)), 0
 

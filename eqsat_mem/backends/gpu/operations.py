@@ -1,0 +1,98 @@
+"""Costs of operations on a GPU in machine instructions, the scratch that block operations take, and how many kernels they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from eqsat_mem.backends.gpu import habits, workspaces
+from eqsat_mem.backends.gpu.targets import Target
+from eqsat_mem.backends.gpu.weights import weight
+from eqsat_mem.ir import Map, itemsize
+from eqsat_mem.ir.ops import Shapes, operation_of
+from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights, per_element
+
+
+@dataclass(frozen=True)
+class GpuWeights(Weights):
+    """Costs counted in machine instructions of a card, by the width of numbers."""
+
+    target: Target | None = None
+
+    def of_map(self, term: Map) -> float:
+        own = operation_of(dict(term.params)) if term.params else None
+        if own is None and term.op == "integer_pow":
+            return super().of_map(term) * (weight("mul", itemsize(term.dtype), self._card) or 1.0)
+        counted = None if own is not None else weight(term.op, itemsize(term.dtype), self._card)
+        return super().of_map(term) if counted is None else counted
+
+    @property
+    def _card(self) -> Target:
+        assert self.target is not None, "weights of a GPU name their card"
+        return self.target
+
+
+def _sort_workspace(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """Positions beside the sorted array, and CUB's copies."""
+    return 4.1 * sum(map(math.prod, ins))
+
+
+def _top_k_workspace(target: Target) -> Callable[[Shapes, Shapes, Params], float]:
+    """Nothing for few of a long row; else positions, sorted along with the operand, and the copies of CUB where it sorts."""
+
+    def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
+        if params["k"] <= habits.TOP_K and ins[0][-1] >= habits.TOP_K_ROW:
+            return 0.0
+        copies = 2 * workspaces.SCRATCH_SHARE if workspaces.is_sorted_by_cub(ins[0], target) else 0.0
+        return (1.0 + copies) * math.prod(ins[0])
+
+    return elements
+
+
+def _solver(routine: str, copies: float) -> Callable[[Shapes, Shapes, Params], float]:
+    """A copy of the matrix in columns, and the scratch of cuSOLVER's routine."""
+
+    def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
+        k, n = sorted(ins[0][-2:])
+        return copies * math.prod(ins[0]) + workspaces.SOLVERS[routine](k, n)
+
+    return elements
+
+
+def _first_operand(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """A copy of the matrix in columns."""
+    return float(math.prod(ins[0]))
+
+
+def _extremes(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """The extremes beside their positions."""
+    return float(math.prod(outs[0]))
+
+
+_GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
+    **WORKSPACES,
+    "sort": _sort_workspace,
+    "reduce": lambda ins, outs, params: float(sum(map(math.prod, outs[1:]))),
+    "argmax": _extremes,
+    "argmin": _extremes,
+    "triangular_solve": _first_operand,
+    "cholesky": _solver("potrf", 1.0),
+    "lu": _solver("getrf", 1.0),
+    "qr": _solver("geqrf", 1.0),
+    "eigh": _solver("syevd", 1.0),
+    "svd": _solver("gesvd", 1.0),
+}
+LAUNCHES = {"triangular_solve": 4, "cholesky": 3, "lu": 3, "qr": 3, "eigh": 3, "sort": 2, "conv_general_dilated": 4, "fft": 2}
+"""Kernels of block operations that take more than one."""
+
+_KNOWN: dict[str, Weights] = {}
+
+
+def weights_of(target: Target) -> Weights:
+    """The weights of a card, made once."""
+    if target.name not in _KNOWN:
+        blocks = {**BLOCKS, "sort": per_element(200.0), "top_k": per_element(20.0)}
+        taken = {**_GPU_WORKSPACES, "top_k": _top_k_workspace(target)}
+        _KNOWN[target.name] = GpuWeights(ELEMENTWISE, blocks, taken, target=target)
+    return _KNOWN[target.name]

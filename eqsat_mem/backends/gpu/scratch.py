@@ -1,0 +1,234 @@
+"""What kernels of XLA:GPU hold besides operands and results: partial results, copies of operands, and what libraries take.
+
+docs/xla-gpu.md has the programs in which each was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+from eqsat_mem.backends.gpu import habits, workspaces
+from eqsat_mem.backends.gpu.targets import Target
+from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Literal, Map, Program, Rename, bits, is_leaf, itemsize
+from eqsat_mem.ir.ops import Shapes
+from eqsat_mem.schedule.backend import extent_of
+from eqsat_mem.schedule.cost_model import sides
+from eqsat_mem.schedule.weights import Weights
+
+COLUMNS_AT_ONCE = 64
+"""Columns that one block of a fold of columns computes."""
+SHORT_ROW, LONG_ROW = 2**9, 2**12
+"""Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it."""
+SIMPLE, FUNCTION = 2.0, 16.0
+"""Weights up to which an operand counts as simple, or as one function, in that question."""
+
+
+def fold_bytes(
+    program: Program, t: int, members: Sequence[int], extents: Sequence[int], weights: Weights, size: Callable[[int], int]
+) -> int:
+    """Bytes that the kernel of a fold takes besides operands and result: partial results, and operands that are written out or turned."""
+    term = program.terms[t]
+    assert isinstance(term, Fold)
+    extent, last = folded(program, t, extents)
+    partial = _partial_bytes(extent, last, size(t))
+    results = extent_of(extents, program.free[t])
+    operand = 0
+    if term.arg in members:
+        computed = [weights.of_map(m) for c in members if isinstance(m := program.terms[c], Map) and program.free[c] & term.over]
+        operand = size(term.arg) if _is_written_out(extent, last, results, max(computed, default=0.0)) else 0
+    return partial + operand + _turned_bytes(program, members, size)
+
+
+def padding(program: Program, term: Dot, extents: Sequence[int], target: Target) -> float:
+    """How many times as long its operands are copied for a product."""
+    m, n, k, batch = sides(program, term, extents)
+    width = itemsize(term.dtype)
+    if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
+        return 1.0
+    return habits.padded_contraction(k, habits.product_parts(batch, m, n, k, width, target), width) / k
+
+
+def copied_operand_bytes(program: Program, term: Block, weights: Weights, size: Callable[[int], int]) -> int:
+    """Bytes of an operand that an operation overwrites or wants in another layout, unless it is made for that."""
+    if term.call.prim.name == "triangular_solve":
+        operand = term.args[1]
+        is_made = isinstance(program.terms[operand], Map | Dot)
+    elif term.call.prim.name == "top_k" and weights.workspace(term.call, *_whole_shapes(program, term)):
+        operand = term.args[0]
+        is_made = isinstance(program.terms[operand], Map)
+    else:
+        return 0
+    return 0 if is_made and _dies_with(program, operand) else size(operand)
+
+
+def product_bytes(program: Program, term: Dot, extents: Sequence[int], target: Target, size: Callable[[int], int]) -> int:
+    """Bytes that a product takes besides operands and result, by Triton or by a library, whichever is more."""
+    m, n, k, batch = sides(program, term, extents)
+    width = itemsize(term.dtype)
+    if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
+        return _vector_bytes(program, term, extents)
+    made = _made_whole(program, term, extents)
+    parts = habits.product_parts(batch, m, n, k, width, target)
+    growth = padding(program, term, extents, target)
+    partial = batch * parts * m * n * max(width, 4) if parts > 1 else 0
+    by_triton = _padding_bytes(program, term, size, growth, partial) if growth > 1 else partial
+    return made + max(by_triton, _library_bytes(program, extents))
+
+
+def _vector_bytes(program: Program, term: Dot, extents: Sequence[int]) -> int:
+    """What a product with a vector takes as a fold of products."""
+    matrix = max((term.lhs, term.rhs), key=lambda c: program.free[c].bit_count())
+    axes = order(program, matrix)
+    last = axes is not None and bool(term.over >> axes[-1] & 1)
+    extent = extent_of(extents, program.free[matrix] & term.over)
+    results = extent_of(extents, program.free[matrix] & ~term.over)
+    partial = _partial_bytes(extent, last, results * itemsize(term.dtype))
+    is_written = _is_written_out(extent, last, results, 1.0)
+    return partial + (extent * results * itemsize(term.dtype) if is_written else 0)
+
+
+# --- shapes ---------------------------------------------------------------------------------------------
+
+
+def folded(program: Program, t: int, extents: Sequence[int]) -> tuple[int, bool]:
+    """How many elements a fold combines to one, and whether they lie side by side: its indices are the last of its operand."""
+    term = program.terms[t]
+    assert isinstance(term, Fold)
+    over = program.free[term.arg] & term.over
+    return extent_of(extents, over), over > program.free[t]
+
+
+def _partial_bytes(extent: int, last: bool, result: int) -> int:
+    """Bytes of the partial results of a fold of two passes."""
+    parts = habits.fold_parts(extent, last)
+    return parts * result if parts > 1 else 0
+
+
+def _is_written_out(extent: int, last: bool, results: int, heaviest: float) -> bool:
+    """Whether a fold has too few results for XLA to compute its operand inside; ``heaviest`` is the weight of the dearest operation
+    that makes the operand, zero where none does."""
+    if heaviest == 0:
+        return False
+    if habits.fold_parts(extent, last) > 1:
+        least = 0 if last else COLUMNS_AT_ONCE + 1
+    elif last:
+        least = 0 if heaviest <= SIMPLE or extent < LONG_ROW else 41 if heaviest <= FUNCTION else 128
+    elif extent <= SHORT_ROW:
+        least = 16
+    else:
+        least = 1_345 if heaviest <= SIMPLE else 2_145 if heaviest <= FUNCTION else 4_161
+        least = least if extent > SHORT_ROW * 2 or heaviest > SIMPLE else 16
+    return 1 < results < least
+
+
+def transformed(program: Program, t: int) -> int:
+    """The value of which a term is elementwise functions, with numbers in the source as their only other operands: it may be itself."""
+    while isinstance(term := program.terms[t], Map):
+        read = {a for a in term.args if not isinstance(program.terms[a], Literal)}
+        if len(read) != 1:
+            break
+        t = read.pop()
+    return t
+
+
+def _sources(program: Program, term: Dot) -> set[int]:
+    """The arrays that a product reads: one, where it multiplies a matrix by itself."""
+    return {program.source_of(c) for c in (term.lhs, term.rhs)}
+
+
+def _whole_shapes(program: Program, term: Block) -> tuple[Shapes, Shapes]:
+    """The shapes of operands and results of an operation that is not in a loop."""
+    ins, outs = ([program.shape(axes) for axes in side] for side in (term.call.in_axes, term.call.out_axes))
+    return ins, outs
+
+
+def _dies_with(program: Program, t: int) -> bool:
+    """Whether a value is computed, and read by one term only."""
+    return len(program.readers(t)) == 1 and not is_leaf(program.terms[t]) and all(o.term != t for o in program.outputs)
+
+
+def _is_made_longer(program: Program, t: int) -> bool:
+    """Whether a value is elementwise, and made by no kernel of a fold."""
+    first = program.terms[transformed(program, t)]
+    return isinstance(program.terms[t], Map) and not (isinstance(first, Fold) and not habits.is_looped(program.extent(first.over)))
+
+
+def _padding_bytes(program: Program, term: Dot, size: Callable[[int], int], growth: float, partial: int) -> int:
+    """Bytes that a product takes whose operands are written out once more, longer, one after the other, and that leaves partial results.
+
+    What was made for the product is free once its copy is there; what is elementwise is made longer at once.
+    """
+    operands = sorted(_sources(program, term))
+    dying = [c for c in operands if _dies_with(program, c)]
+    made_longer = [c for c in dying if _is_made_longer(program, c)]
+    counted = sum(map(size, dying))
+    held, most = counted - sum(map(size, made_longer)), 0
+    for c in [*(c for c in dying if c not in made_longer), *(c for c in operands if c not in dying), *made_longer]:
+        held += int(size(c) * growth)
+        most = max(most, held)
+        held -= size(c) if c in dying and c not in made_longer else 0
+    return max(most, held + partial) - counted
+
+
+def _made_whole(program: Program, term: Dot, extents: Sequence[int]) -> int:
+    """Bytes of operands that do not depend on all contracted indices, and are written out along them."""
+    missing = [c for c in (term.lhs, term.rhs) if term.over & ~program.free[c] and program.free[c]]
+    return sum(extent_of(extents, program.free[c] | term.over) * itemsize(term.dtype) for c in missing)
+
+
+def _turned_bytes(program: Program, members: Sequence[int], size: Callable[[int], int]) -> int:
+    """Bytes of the smallest array that a fold reads in another order of axes than the others, of which XLA makes a copy."""
+    read = {c for t in members for c in elementwise_operands(program, t) if c not in members and program.free[c].bit_count() > 1}
+    orders = {c: axes for c in read if (axes := order(program, c)) is not None}
+    turned = [c for c, axes in orders.items() if axes != tuple(sorted(axes))]
+    straight = [c for c in orders if c not in turned]
+    return min(map(size, (*turned, *straight))) if turned and straight else 0
+
+
+def elementwise_operands(program: Program, t: int) -> Sequence[int]:
+    """What a map or a fold reads; nothing for other terms."""
+    term = program.terms[t]
+    return term.args if isinstance(term, Map) else (term.arg,) if isinstance(term, Fold) else ()
+
+
+def order(program: Program, t: int) -> tuple[int, ...] | None:
+    """The indices of an array in the order of its axes; None for what is no array."""
+    term = program.terms[t]
+    if isinstance(term, Rename):
+        names = dict(term.pairs)
+        own = order(program, term.arg)
+        return None if own is None else tuple(names.get(i, i) for i in own)
+    if isinstance(term, Input | Const):
+        return tuple(i for axis in term.axes for i in axis)
+    return None if is_leaf(term) else tuple(bits(program.free[t]))
+
+
+def _library_bytes(program: Program, extents: Sequence[int]) -> int:
+    """Scratch of cuBLASLt: more for a product in a loop, which may read slices where they stand."""
+    inside = any(extent != index.extent for extent, index in zip(extents, program.indices))
+    versions = workspaces.CUBLASLT
+    version = next((v for v in versions if jax.__version__.startswith(f"{v}.")), max(versions, key=_numbers))
+    return versions[version] if inside else min(versions.values())
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def left_to_tiles(program: Program, step: int, members: Sequence[int]) -> list[int]:
+    """The values that only tile kernels compute inside the fold ``step``, and XLA writes out."""
+    if not isinstance(program.terms[step], Fold):
+        return []
+
+    def is_held(t: int) -> bool:
+        term = program.terms[t]
+        return isinstance(term, Dot) or (isinstance(term, Fold) and program.extent(term.over) >= habits.INNER_FOLD // 2)
+
+    return [t for t in members if t != step and is_held(t)]
+
+
+def size(program: Program, t: int, extents: Sequence[int]) -> int:
+    """The bytes of a value at the given extents of its indices."""
+    return extent_of(extents, program.free[t]) * itemsize(program.terms[t].dtype)

@@ -1,0 +1,260 @@
+"""Tile kernels in Mosaic GPU, JAX's own language for kernels on NVIDIA cards: which folds can be one, and what it costs.
+
+The kernel is that of :func:`folded_pairs`, which emitted source carries with it: threads of a block keep one partial result for each
+element of a tile of rows x columns, and fold over columns once, when all have passed. Instructions were counted in machine code for
+sm_90a (JAX 0.11.2, ptxas 13.0); docs/xla-gpu.md has the counts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+from eqsat_mem.backends.gpu import scratch
+from eqsat_mem.backends.gpu.targets import Target
+from eqsat_mem.backends.gpu.weights import COUNTS, SPECIAL_LANES
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.ir import Dot, Fold, Map, Program, Term, bits
+from eqsat_mem.schedule.backend import extent_of
+from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.tiles import Pairs, Tile, pairs_of
+
+OLDEST_JAX = (0, 11)
+"""The first version whose kernels run in an interpreter, and so were checked."""
+CAPABILITY = (9, 0)
+"""The compute capability that JAX documents these kernels for."""
+BLOCKS = ((128, 64), (64, 64), (64, 32), (64, 8))
+"""Rows and columns of a block of 128 threads, by ascending instructions per pair. Rows come in groups of 64, columns of 8."""
+THREADS = 128
+BLOCKS_PER_CORE = 2
+"""Blocks for each multiprocessor that run at its full rate, their threads working on many pairs at a time: guessed."""
+REGISTERS = 96
+"""Registers of a thread for partial results and rows with which the rest was seen to fit as well: nothing is spilled."""
+TURN = 8
+"""Instructions of a turn over a block of columns besides those of its pairs."""
+FOLDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {"add": ("jnp.add", "jnp.sum"), "max": ("jnp.maximum", "jnp.max"), "min": ("jnp.minimum", "jnp.min")}
+)
+"""The monoids that Mosaic reduces by: how two partial results are combined, and those of an axis."""
+APPROXIMATED: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"exp": (2.0, 1.0), "exp2": (1.0, 1.0), "sqrt": (2.0, 1.0), "rsqrt": (1.0, 1.0)}
+)
+"""Functions whose approximations by hardware are as exact as their operands: instructions, and those of the special-function unit."""
+INEXACT = frozenset({"log", "tanh"})
+"""Functions whose approximations lose digits: a kernel with one of them computes all by software. (Sines
+by software have so many steps that registers are spilled: they are none of these kernels.)"""
+OTHERS = frozenset({"abs", "clamp", "div", "integer_pow", "logistic", "round", "sign", "square"})
+"""Further operations on float32 that Mosaic compiles."""
+SIMPLE = frozenset({"add", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne", "neg", "select_n", "sub"})
+"""Those on int32 as well."""
+NUMBERS = ("float32", "int32")
+"""The dtypes of what kernels read and return; truth values there are between."""
+CONVERTED = {("bool", "float32"), ("bool", "int32"), ("int32", "float32")}
+"""Conversions that Mosaic compiles."""
+
+
+def has_kernels() -> bool:
+    """Whether the installed JAX compiles these kernels."""
+    if jax.__version_info__[:2] < OLDEST_JAX:
+        return False
+    return importlib.util.find_spec("jax.experimental.pallas.mosaic_gpu") is not None
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tile kernels on a card."""
+
+    target: Target
+
+    platform: ClassVar[str] = "cuda"
+
+    @classmethod
+    def of(cls, target: Target) -> Self | None:
+        """None where the card or the installed JAX has no such kernels."""
+        return cls(target) if target.capability == CAPABILITY and has_kernels() else None
+
+    def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], device: Device) -> Tile | None:
+        """The fastest tile kernel of a fold; None if it cannot be one."""
+        program, term = ex.program, ex.program.terms[step]
+        pairs = pairs_of(ex, step, members, extents, scratch.order)
+        if pairs is None or not isinstance(term, Fold) or not _compiles(program, pairs):
+            return None
+        approximate = not any(isinstance(m := program.terms[t], Map) and m.op in INEXACT for t in pairs.members)
+        loads = _loads(program, pairs, extents)
+        seconds = {
+            block: self._seconds(program, pairs, block, extents, device, approximate)
+            for block in BLOCKS
+            if block[0] <= extents[pairs.rows] and block[1] <= extents[pairs.columns] and _registers(block, loads[0]) <= REGISTERS
+        }
+        if not seconds:
+            return None
+        best = min(seconds, key=lambda block: seconds[block])
+        return Tile(pairs, best, seconds[best], FOLDS[term.monoid], approximate, folded_pairs, self.platform)
+
+    def suits(self, program: Program, t: int) -> bool:
+        """Whether a term is a fold that, for all that is known of itself, may be a tile kernel: it is then a kernel of its own."""
+        fold, least = program.terms[t], BLOCKS[-1][0]
+        if not isinstance(fold, Fold):
+            return False
+        rows, columns = (max((program.indices[i].extent for i in bits(mask)), default=0) for mask in (program.free[t], fold.over))
+        return fold.monoid in FOLDS and str(fold.dtype) in ("float32", "int32") and min(rows, columns) >= least
+
+    def _seconds(
+        self, program: Program, pairs: Pairs, block: tuple[int, int], extents: Sequence[int], device: Device, approximate: bool
+    ) -> float:
+        rows, columns = extents[pairs.rows], extents[pairs.columns]
+        batch = extent_of(extents, sum(1 << i for i in pairs.batch))
+        blocks = batch * -(-rows // block[0])
+        computed = blocks * block[0] * -(-columns // block[1]) * block[1]
+        busy = min(1.0, blocks / (BLOCKS_PER_CORE * self.target.multiprocessors))
+        return computed * self.instructions(program, pairs, block, extents, approximate) / (device.elements * busy)
+
+    def instructions(self, program: Program, pairs: Pairs, block: tuple[int, int], extents: Sequence[int], approximate: bool) -> float:
+        """Instructions of a thread for each pair. Special functions count as those that could begin meanwhile.
+
+        What is there for columns alone a thread loads once for all its rows, two numbers at a time. An addition of a product is no
+        instruction of its own.
+        """
+        issued, special = TURN * THREADS / (block[0] * block[1]), 0.0
+        for t in pairs.members:
+            times = 1 if t == pairs.step else extent_of(extents, program.free[t] & pairs.elements)
+            counted = _instructions(program, t, extents, approximate, pairs.elements)
+            issued, special = issued + times * counted[0], special + times * counted[1]
+        issued += _loads(program, pairs, extents)[1] / _rows(block) / 2
+        return max(issued, special * self.target.lanes / SPECIAL_LANES)
+
+
+def _rows(block: tuple[int, int]) -> int:
+    """The rows of a block that one thread works on: every 32nd, with a quarter of the columns."""
+    return block[0] // 32
+
+
+def _registers(block: tuple[int, int], of_rows: int) -> int:
+    """Registers of a thread for partial results and for what it keeps of its rows."""
+    return block[0] * block[1] // THREADS + of_rows * _rows(block)
+
+
+def _loads(program: Program, pairs: Pairs, extents: Sequence[int]) -> tuple[int, int]:
+    """The numbers that a kernel loads for each row and for each column."""
+    read = [program.free[read.term] for read in pairs.reads]
+    rows, columns = (sum(extent_of(extents, free & pairs.elements) for free in read if free >> i & 1) for i in (pairs.rows, pairs.columns))
+    return rows, columns
+
+
+def _compiles(program: Program, pairs: Pairs) -> bool:
+    """Whether Mosaic compiles the operations of a fold, and loads what it reads."""
+    reads = all(str(program.terms[read.term].dtype) in NUMBERS for read in pairs.reads)
+    return reads and all(_is_known(program, program.terms[t]) for t in pairs.members)
+
+
+def _is_known(program: Program, term: Term) -> bool:
+    """Whether an operation is one that Mosaic compiles for operands of these dtypes."""
+    if isinstance(term, Fold):
+        return term.monoid in FOLDS and str(term.dtype) in NUMBERS
+    if isinstance(term, Dot):
+        return all(str(program.terms[t].dtype) == str(term.dtype) == "float32" for t in (term.lhs, term.rhs))
+    if not isinstance(term, Map):
+        return False
+    of = [str(program.terms[a].dtype) for a in term.args]
+    if term.op == "convert_element_type":
+        return (of[0], str(term.dtype)) in CONVERTED
+    kinds = {*of[term.op == "select_n" :], *({str(term.dtype)} - {"bool"})}
+    if kinds == {"float32"}:
+        return term.op in SIMPLE | OTHERS | INEXACT | APPROXIMATED.keys()
+    return kinds == {"int32"} and term.op in SIMPLE
+
+
+def _instructions(program: Program, t: int, extents: Sequence[int], approximate: bool, written_out: int) -> tuple[float, float]:
+    """Instructions of one element of a term, and those of the special-function unit; folds fold what is ``written_out``."""
+    term = program.terms[t]
+    if isinstance(term, Dot):
+        return float(extent_of(extents, term.over)), 0.0
+    if isinstance(term, Fold):
+        count = extent_of(extents, term.over & written_out)
+        return (0.0 if term.monoid == "add" and _is_product(program, term.arg) else 1.0) * count, 0.0
+    assert isinstance(term, Map), "members are elementwise, or folds"
+    if term.op in ("add", "sub") and any(_is_product(program, a) for a in term.args):
+        return 0.0, 0.0
+    if approximate and term.op in APPROXIMATED:
+        return APPROXIMATED[term.op]
+    if term.op == "integer_pow":
+        return max(1.0, abs(dict(term.params)["y"]).bit_length() - 1.0), 0.0
+    counts = COUNTS.get(term.op, ((1.0, 0.0, 0.0),))[0]
+    assert counts is not None, f"{term.op} has no count"
+    return counts[0], counts[2]
+
+
+def _is_product(program: Program, t: int) -> bool:
+    term = program.terms[t]
+    return isinstance(term, Map) and (term.op in ("mul", "square") or (term.op == "integer_pow" and dict(term.params)["y"] == 2))
+
+
+def folded_pairs(
+    spec: str,
+    over: str,
+    pair: Callable[..., Any],
+    fold: tuple[Any, Callable[..., Any], Callable[..., Any], Any],
+    block: tuple[int, int],
+    approximate: bool,
+    *arrays: Any,
+) -> Any:
+    """``pair`` of arrays, folded over an index, as one Mosaic GPU kernel.
+
+    ``spec`` names the indices of each array and of the result as einsum does: the result's last one is cut into blocks of rows, ``over``
+    into blocks of columns. ``pair`` takes tiles of rows x columns, for each index that is neither a tuple of them. ``fold`` is its
+    identity, how two partial results are combined and those of an axis, and the dtype.
+    """
+    from jax import lax
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    *reads, result = spec.replace("->", ",").split(",")
+    sizes = {index: size for read, array in zip(reads, arrays) for index, size in zip(read, array.shape)}
+    row, (identity, combine, reduce, dtype) = result[-1], fold
+    tile, lengths = plgpu.Layout.WGMMA, {row: block[0], over: block[1]}
+    layouts = {row: tile.reduce(1), over: tile.reduce(0)}
+
+    def load(ref: Any, read: str, at: dict[str, Any]) -> Any:
+        """The tile of an array where its indices are at these places, or a tuple of tiles."""
+        unrolled = [index for index in read if index not in at]
+        if unrolled:
+            return tuple(load(ref, read, {**at, unrolled[0]: place}) for place in range(sizes[unrolled[0]]))
+        along = [index for index in read if index in lengths]
+        place = tuple(pl.ds(at[index], lengths[index]) if index in lengths else at[index] for index in read)
+        if not along:
+            return ref[place]
+        line = plgpu.load(ref.at[place], layout=layouts[along[0]], optimized=False)  # type: ignore[call-arg]  # in JAX 0.10
+        return plgpu.layout_cast(lax.broadcast_in_dim(line, block, (0 if along[0] == row else 1,)), tile)
+
+    def kernel(*refs: Any) -> None:
+        at = {index: lax.axis_index(index) for index in result}
+        at[row] = jnp.minimum(at[row] * block[0], sizes[row] - block[0])  # the last block may begin inside the one before
+
+        def turn(start: Any, total: Any, first: Any = None) -> Any:
+            new = pair(*(load(ref, read, {**at, over: start}) for ref, read in zip(refs, reads)))
+            if first is not None:  # columns before it have passed
+                place = start + plgpu.broadcasted_iota(jnp.int32, block, 1, layout=tile)
+                new = jnp.where(place >= first, new, identity)
+            return combine(total, new)
+
+        count, rest = divmod(sizes[over], block[1])
+        total = plgpu.layout_cast(jnp.full(block, identity, dtype), tile)
+        total = lax.fori_loop(0, count, lambda t, total: turn(t * block[1], total), total)
+        if rest:
+            total = turn(sizes[over] - block[1], total, count * block[1])
+        refs[-1][(*(at[index] for index in result[:-1]), pl.ds(at[row], block[0]))] = reduce(total, axis=1)
+
+    run = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(tuple(sizes[index] for index in result), dtype),
+        grid=tuple(-(-sizes[index] // lengths.get(index, 1)) for index in result),
+        grid_names=tuple(result),
+        compiler_params=plgpu.CompilerParams(approx_math=approximate),
+    )
+    return run(*arrays)

@@ -1,0 +1,153 @@
+"""Folds of pairs as tile kernels: which indices are rows and columns, what is read, and in which order of axes.
+
+A fold over one index of a value computed elementwise for all pairs of it and another is one kernel that holds nothing but operands
+and results: a block of threads keeps the partial results of some rows while blocks of columns pass by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.ir import Dot, Fold, Literal, Map, Program, bits, children, mask_of
+
+
+@dataclass(frozen=True)
+class Read:
+    """A value that a tile kernel reads: a term, the index of each axis of its array, and whether that array is a copy in this order."""
+
+    term: int
+    layout: tuple[int, ...]
+    copied: bool
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A fold of pairs.
+
+    Attributes:
+        step: the fold.
+        members: the fold, and all terms that it computes for each pair, ascending. What depends on rows or on columns alone is computed
+            ahead, as arrays.
+        rows: the index of the results that is cut into blocks.
+        columns: the index that is folded.
+        batch: the other indices of the results.
+        written_out: indices of short folds and contractions inside, and further ones that the fold itself folds: computed element by
+            element.
+        reads: what the kernel reads.
+    """
+
+    step: int
+    members: tuple[int, ...]
+    rows: int
+    columns: int
+    batch: tuple[int, ...]
+    written_out: tuple[int, ...]
+    reads: tuple[Read, ...]
+
+    @property
+    def elements(self) -> int:
+        """The set of the indices that are written out."""
+        return mask_of(self.written_out)
+
+    @property
+    def result(self) -> tuple[int, ...]:
+        """The index of each axis of the kernel's result."""
+        return (*self.batch, self.rows)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A fold of pairs as a kernel with blocks of so many rows and columns.
+
+    Attributes:
+        pairs: what it computes.
+        block: rows and columns of a block.
+        seconds: those of its arithmetic.
+        fold: source of the functions that combine two partial results, and those of an axis.
+        approximate: whether functions are the device's own approximations.
+        helper: the function that source calls, which it then defines.
+        platform: where the kernel runs, as ``jax.lax.platform_dependent`` calls it; elsewhere the fold is computed as usual.
+    """
+
+    pairs: Pairs
+    block: tuple[int, int]
+    seconds: float
+    fold: tuple[str, str]
+    approximate: bool
+    helper: Callable[..., object]
+    platform: str
+
+
+MOST_WRITTEN_OUT = 16
+"""Elements of the folds inside that are written out."""
+
+Order = Callable[[Program, int], "tuple[int, ...] | None"]
+
+
+def pairs_of(ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], order: Order) -> Pairs | None:
+    """A kernel as a fold of pairs, if it is one.
+
+    Args:
+        ex: the program with what rules allow.
+        step: the term that the kernel keeps.
+        members: the terms that it computes.
+        extents: the extents of all indices where it runs.
+        order: tells the indices of an array in the order of its axes; None for what is no array.
+    """
+    program, term = ex.program, ex.program.terms[step]
+    inside = set(members)
+    if not isinstance(term, Fold) or ex.unrolls.get(step) or not program.free[step] or not ex.exact.isdisjoint(inside):
+        return None
+    over = program.free[term.arg] & term.over
+    if over != term.over:
+        return None
+    columns, rows = (max(bits(mask), key=lambda i: (extents[i], i)) for mask in (over, program.free[step]))
+    pair = 1 << rows | 1 << columns
+    inside = {step, *(t for t in inside if program.free[t] & pair == pair)}
+    if not all(_is_elementwise(program, t) for t in inside - {step}):
+        return None
+    inner = [t.over for m in inside - {step} if isinstance(t := program.terms[m], Fold | Dot)]
+    written_out = _union(inner) | over & ~(1 << columns)
+    known = program.free[step] | 1 << columns | written_out
+    read = {c for m in inside for c in children(program.terms[m]) if c not in inside and not isinstance(program.terms[c], Literal)}
+    if written_out & (program.free[step] | 1 << columns) or any(program.free[c] & ~known for c in read):
+        return None
+    if math.prod(extents[i] for i in bits(written_out)) > MOST_WRITTEN_OUT:
+        return None
+    if any(program.indices[i].extent % extents[i] for i in bits(known)):  # a loop has a last turn of another size
+        return None
+    reads = [_read(program, c, rows, columns, extents, None if c in members else order(program, c)) for c in sorted(read)]
+    found = tuple(r for r in reads if r is not None)
+    batch = tuple(i for i in bits(program.free[step]) if i != rows)
+    return Pairs(step, tuple(sorted(inside)), rows, columns, batch, tuple(bits(written_out)), found) if len(found) == len(reads) else None
+
+
+def _is_elementwise(program: Program, t: int) -> bool:
+    """Whether a term inside a kernel is computed for each pair by itself."""
+    term = program.terms[t]
+    return isinstance(term, Map) or (isinstance(term, Fold | Dot) and not any(term.over & ~program.free[c] for c in children(term)))
+
+
+def _read(program: Program, t: int, rows: int, columns: int, extents: Sequence[int], stored: tuple[int, ...] | None) -> Read | None:
+    """How a value is read: along rows or columns its array must be contiguous, if need be by a copy.
+
+    None for one of all pairs, with which memory sets the pace, whatever computes.
+    """
+    along = [i for i in (rows, columns) if program.free[t] >> i & 1]
+    if len(along) == 2:
+        return None
+    layout = tuple(bits(program.free[t])) if stored is None else tuple(dict.fromkeys(stored))
+    is_array = layout == stored and all(extents[i] == program.indices[i].extent for i in layout)
+    if along and layout[-1] != along[-1]:
+        layout, is_array = (*(i for i in layout if i != along[-1]), along[-1]), False
+    return Read(t, layout, not is_array)
+
+
+def _union(masks: Sequence[int]) -> int:
+    out = 0
+    for mask in masks:
+        out |= mask
+    return out
