@@ -10,13 +10,14 @@ from functools import partial
 
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.egraph.extract import Extraction, as_written, extractions, original
+from eqsat_mem.egraph.extract import Extraction, as_written, extract, extractions, original
 from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, attributed, saturate
 from eqsat_mem.events import Clock, Extracted, Searched, Stepped, tell
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Program, itemsize
+from eqsat_mem.frontend.takes import with_takes
+from eqsat_mem.ir import Program, Take, itemsize
 from eqsat_mem.ir.mesh import Devices, Placement, share_of
 from eqsat_mem.mesh.bodies import Bodies, Specs
 from eqsat_mem.mesh.choose import Spread, spread
@@ -29,11 +30,12 @@ from eqsat_mem.schedule.search import Schedule, Search, fastest
 from eqsat_mem.schedule.timing import Known
 from eqsat_mem.transforms.contraction_order import reordered
 from eqsat_mem.transforms.plan_bodies import calls, plan_bodies
-from eqsat_mem.transforms.push_gathers import looked_up
 from eqsat_mem.transforms.scan_rewrite import forms
 
 MEMORY_PRICES = (0.0, 1e-10, 1e-8)
 """Seconds per byte of contractions, blocks and renamed values, for each of which a program is extracted: from fastest to smallest."""
+ROWS_PRICE = 1e-6
+"""A further price for programs with takes: no rows are taken of computed values where rules allow to compute the rows alone."""
 HARDLY = 0.02
 """The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
 
@@ -58,7 +60,7 @@ class Found:
 
 @dataclass(eq=False)
 class Forms:
-    """A program, its forms with less and less stacked by scans, and both again with its lookups taken apart.
+    """A program, its forms with less and less stacked by scans, and both again with takes in place of gathers and slices.
 
     Each is made when it is asked for, and kept for other limits.
     """
@@ -96,10 +98,11 @@ class Forms:
 
     def _further(self) -> Iterator[Program]:
         yield from forms(original(self.loaded, self.rules), self.rules)
-        apart = looked_up(self.loaded, self.rules)
-        if apart is not None:
-            yield apart
-            yield from forms(original(apart, self.rules), self.rules)
+        taken = with_takes(self.loaded) if self.rules.names("Take") else None
+        if taken is not None:
+            apart = extract(self._candidates(taken).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
+            yield taken if self.placement is None else apart.program
+            yield from forms(apart, self.rules)
 
     def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> Found:
         if self.placement is not None:
@@ -221,8 +224,10 @@ class _Candidates:
 def _extracted(view: View, rules: RuleSet, backend: Backend) -> _Candidates:
     seconds = partial(term_seconds, backend=backend)
     written = as_written(view)
-    found = [written, *extractions(view, seconds, MEMORY_PRICES)]
-    for ex, price in zip(found, (None, *MEMORY_PRICES)):
+    has_takes = any(isinstance(term, Take) for term in view.program.terms)
+    prices = (*MEMORY_PRICES, ROWS_PRICE) if has_takes else MEMORY_PRICES
+    found = [written, *extractions(view, seconds, prices)]
+    for ex, price in zip(found, (None, *prices)):
         tell(Extracted(ex, price))
     found += [new for ex in found if (new := reordered(ex, rules, seconds)) is not None]
     tell(Stepped("pass", Counter(name for ex in found for name in ex.program.passes)))

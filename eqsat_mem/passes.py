@@ -89,14 +89,6 @@ ORDER = Pass(
     "intermediate results are smaller",
     "transforms/contraction_order.py",
 )
-LOOKUPS = Pass(
-    "rows-of-computed",
-    "f(a)[p] = f(a[p]) for elementwise operations, folds and contractions, and slices likewise, as far as the rules slice-* allow it",
-    "bitwise",
-    "each element is computed as before; slices of contractions ask for slice-dot",
-    "rows instead of the whole",
-    "transforms/push_gathers.py",
-)
 SCANS = Pass(
     "slices-in-scans",
     "a scan over f(x) = a scan over x whose steps compute f; results that another scan reads are computed again by it",
@@ -106,7 +98,7 @@ SCANS = Pass(
     "transforms/scan_rewrite.py",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ORDER, LOOKUPS, SCANS)
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ORDER, SCANS)
 """All passes, in the order in which a program meets them."""
 
 

@@ -52,23 +52,16 @@ def chain(x, *factors):
     return x
 
 
-def some_rows(x, i):
-    k = jnp.exp(x @ x.T)
-    return k[i] @ x, k[:, i].T @ x
-
-
 def steps(x, v):
     return lax.scan(lambda c, row: (c + jnp.tanh(row @ v), None), jnp.zeros(300), jnp.exp(x[:, :, None] * x[:, None]))[0]
 
 
-PLACES = np.arange(0, 700, 9, dtype=np.int32)
 PROGRAMS = {
     "search-by-folds": (nearest, [f32(900, 8), f32(800, 8)], 120 * KIB),
     "draws-by-position": (dropped, [jax.random.key(0)], 100 * KIB),
     "diagonal-by-mask": (trace, [f32(700, 8)], 400 * KIB),
     "rows-by-mask": (labels, [f32(600, 4), f32(500, 4), np.arange(600, dtype=np.int32) % 500], 400 * KIB),
     "order-of-products": (chain, [f32(2, 300), *[f32(300, 301)[:, :300] for _ in range(11)], f32(300, 1)], 2**30),
-    "rows-of-computed": (some_rows, [f32(701, 3), PLACES], 300 * KIB),
     "slices-in-scans": (steps, [f32(400, 300), f32(300)], 4 * 2**20),
 }
 

@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.planning import elementwise, training_step, transformer
 from eqsat_mem.codegen.source import identifier
-from eqsat_mem.egraph.extract import as_written, extract, node_costs, priced
+from eqsat_mem.egraph.extract import as_written, extract
+from eqsat_mem.egraph.node_costs import node_costs, priced
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import saturate
 from eqsat_mem.errors import MemoryLimitError

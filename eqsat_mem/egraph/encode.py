@@ -138,6 +138,8 @@ class Encoder:
                 return Node("Dot", (self.bits_of(term.over),), (term.lhs, term.rhs))
             case ir.Rename() if self._copies(term) <= RENAMED_TERMS:
                 return self._rename(term)
+            case ir.Take():
+                return Node("Take", (1 << self._bit[term.index],), (term.positions, term.arg))
             case ir.Block():
                 return self._operation(term)
         return None
@@ -207,7 +209,7 @@ class Encoder:
                 inner = program.terms[t]
                 if isinstance(inner, ir.Rename):
                     changed |= mask_of(s for s, d in inner.pairs if changed >> d & 1)
-                if self._encoded[t].node.constructor not in ("Leaf", "Block"):
+                if self._encoded[t].node.constructor not in ("Leaf", "Block", "Take"):
                     stack.extend((c, changed) for c in ir.children(inner))
         return len(seen)
 
@@ -257,19 +259,25 @@ class Encoder:
                 return ir.Dot(value, self.indices_of(payload[0]), args[0], args[1], precision)
             case "DotPlus":
                 return ir.DotPlus(value, self.indices_of(payload[0]), *args)
+            case "Take":
+                return ir.Take(value, self._one(payload[0]), *args)
             case "Ren":
                 return ir.Rename(value, ((self._one(payload[0]), self._one(payload[1])),), args[0])
+        if kind in self.own:
+            return self._called(self.own[kind], payload, args, value, program)
+        return self._elementwise(kind, payload, args, value)
+
+    def _elementwise(self, kind: str, payload: tuple[Any, ...], args: tuple[int, ...], dtype: Any) -> ir.Map:
+        match kind:
             case "Convert":
                 target = self._dtype(payload[0])
                 return ir.Map(target, "convert_element_type", args, self._converts.get(payload[0], (("new_dtype", target),)))
             case "IntegerPow":
-                return ir.Map(value, "integer_pow", args, (("y", payload[0]),))
+                return ir.Map(dtype, "integer_pow", args, (("y", payload[0]),))
             case "Map1" | "Map2" | "Map3":
                 op, params = list(self._keys)[payload[0]]
-                return ir.Map(value, op, args, params)
-        if kind in self.own:
-            return self._called(self.own[kind], payload, args, value, program)
-        return ir.Map(value, language.primitive_of()[kind], args)
+                return ir.Map(dtype, op, args, params)
+        return ir.Map(dtype, language.primitive_of()[kind], args)
 
     def _called(self, operation: Operation, payload: tuple[int, ...], args: tuple[int, ...], dtype: Any, program: Program) -> ir.Term:
         """The user's operation on operands; equal calls are one, so that equal terms are."""
@@ -324,6 +332,8 @@ def _mentions(program: Program, t: int) -> int:
             mask |= term.over
         case ir.Rename():
             mask |= mask_of(i for pair in term.pairs for i in pair)
+        case ir.Take():
+            mask |= 1 << term.index
     return mask
 
 

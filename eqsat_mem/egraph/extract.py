@@ -19,22 +19,17 @@ from eqsat_mem.egraph.encode import Node, pointwise
 from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.lowering import Allowed, Lowering
 from eqsat_mem.egraph.monoid_lowering import monoid_folds
+from eqsat_mem.egraph.node_costs import Costs, Seconds, elements, priced
 from eqsat_mem.egraph.online_folds import Rescaled, rescaled_sums
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.egraph.take_lowering import takes
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.bitwise import compared
-from eqsat_mem.ir.ops import searched
 
-Seconds = Callable[[Program, int, bool], float]
-"""Seconds of a term of a program; the flag says whether it is a fold that is written out element by element."""
 Choice = dict[int, Node]
 
-TOLL = 1.15
-"""What a term must save to replace what was written, which is as accurate as its author expects."""
-HELD = ir.Dot | ir.DotPlus | ir.Block | ir.Rename
-"""Terms whose bytes have a price: other values may be computed on the way to a reader; a rename reads one that is not."""
 PASSES = 4
 """How often the search starts again with the classes in use as paid."""
 ROUNDS = 6
@@ -135,98 +130,13 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
     allowed = Allowed(
         table("splits", lambda t: sliced(t, dots=False)) | table("splits-dot", lambda t: sliced(t, dots=True)),
         table("accumulates", lambda t: ir.folded(program.terms[t])),
-        table("unrolls", lambda t: _elements(program.terms[t])),
+        table("unrolls", lambda t: elements(program.terms[t])),
     )
-    lowered, allowed, ids = Lowering(program, allowed).run(monoid_folds(program) | augmented_contractions(program, view.rounds_operands))
+    lowerings = monoid_folds(program) | augmented_contractions(program, view.rounds_operands) | takes(program)
+    lowered, allowed, ids = Lowering(program, allowed).run(lowerings)
     rescales = {ids[t]: rescaled.renumbered(ids) for t, rescaled in rescaled_sums(view, program, class_of).items()}
     origin = None if lowered is program else (program, {new: t for t, new in ids.items()})
     return Extraction(lowered, allowed.splits, allowed.accumulates, allowed.unrolls, rescales, origin)
-
-
-def _elements(term: ir.Term) -> int:
-    """The indices along which a term may be written out element by element, should rules say so."""
-    return searched(term.call) if isinstance(term, ir.Block) else ir.folded(term)
-
-
-# --- costs ------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Costs:
-    """The cost of each node in ``View.nodes``' order; infinite for a node that no program can be built from."""
-
-    of: list[list[float]]
-
-
-def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
-    """The costs of nodes at one price of memory: see :func:`priced`."""
-    return priced(view, seconds, (memory_price,))[0]
-
-
-def priced(view: View, seconds: Seconds, memory_prices: Sequence[float]) -> list[Costs]:
-    """Costs of nodes, for each price of memory, on some operands of their classes; all operands of a class have the same shape.
-
-    A node that depends on more indices than another of its class is constant along them, and is not used. Nor is a change of names whose
-    operand depends on the new name too: rules make one where they change names in such a node.
-    """
-    scratch, order = view.empty_program(), _bottom_up(view)
-    known = _fewest_indices(view, scratch, order)
-    original = {(view.class_of[t], node) for t, node in view.original.items()}
-    costs = [Costs([[math.inf] * len(nodes) for nodes in view.nodes]) for _ in memory_prices]
-    for c, k in order:
-        node = view.nodes[c][k]
-        args = tuple(known[a] for a in node.children)
-        if node.constructor == "Ren" and scratch.free[args[0]] & view.encoder.indices_of(node.payload[1]):
-            continue
-        t = view.add(scratch, c, node, args)
-        if scratch.free[t] != scratch.free[known[c]]:
-            continue
-        term = scratch.terms[t]
-        elements = _elements(term) if isinstance(term, ir.Fold | ir.Block) else 0
-        unrolled = elements != 0 and not elements & ~view.facts["unrolls"].get(c, 0)
-        written = (c, node) in original
-        held = isinstance(term, HELD)
-        work = seconds(scratch, t, unrolled) * (1.0 if written else TOLL)
-        for at_price, price in zip(costs, memory_prices, strict=True):
-            at_price.of[c][k] = work + (price * scratch.nbytes(t) if held else 0.0) + (1e-12 if written else 2e-12)
-    return costs
-
-
-def _fewest_indices(view: View, scratch: Program, order: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """A term of each class that depends on as few indices as any found: ``sum_j [i == j]`` and ``1`` may be one class."""
-    known: dict[int, int] = {}
-    changed = True
-    while changed:
-        changed = False
-        for c, k in order:
-            node = view.nodes[c][k]
-            t = view.add(scratch, c, node, tuple(known[a] for a in node.children))
-            if c not in known:
-                known[c] = t
-            elif scratch.free[t].bit_count() < scratch.free[known[c]].bit_count():
-                known[c], changed = t, True
-    return known
-
-
-def _bottom_up(view: View) -> list[tuple[int, int]]:
-    """All nodes that a program can be built from, each after some node of each of its operands."""
-    waiting = [list(counts) for counts in view.operand_counts]
-    order: list[tuple[int, int]] = []
-    ready = [(c, k) for c, nodes in enumerate(view.nodes) for k, node in enumerate(nodes) if not node.children]
-    done: set[int] = set()
-    while ready:
-        following: list[tuple[int, int]] = []
-        for c, k in ready:
-            order.append((c, k))
-            if c in done:
-                continue
-            done.add(c)
-            for p, j in view.parents[c]:
-                waiting[p][j] -= 1
-                if waiting[p][j] == 0:
-                    following.append((p, j))
-        ready = following
-    return order
 
 
 # --- search -----------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "Dot": ("set", "T", "T"),
     "DotPlus": ("set", "T", "T", "T", "T"),
     "Ren": ("index", "index", "T"),
+    "Take": ("index", "T", "T"),
     "Delta": ("index", "index", "T"),
     "Diag": ("index", "index", "T"),
     "Convert": ("dtype", "T"),
@@ -78,6 +79,7 @@ LANGUAGE = """
 (constructor Dot (i64 T T) T)
 (constructor DotPlus (i64 T T T T) T)
 (constructor Ren (i64 i64 T) T)
+(constructor Take (i64 T T) T)
 (constructor Delta (i64 i64 T) T)
 (constructor Diag (i64 i64 T) T)
 (constructor Convert (String T) T)
@@ -105,6 +107,7 @@ LANGUAGE = """
 (relation want (i64))
 (relation apart (i64 i64 i64))
 (relation large (i64))
+(relation sinks (i64 T T))
 (relation floating (String))
 (relation fractional (String))
 (relation integral (String))
@@ -127,6 +130,8 @@ LANGUAGE = """
       ((set (free e) (& f (not-i64 k))) (set (dtype e) d) (want k) (want (| k f))) :ruleset analysis :name "facts-DotPlus")
 (rule ((= e (Ren s d a)) (= fa (free a)) (!= (& fa s) 0) (= t (dtype a)))
       ((set (free e) (| (& fa (not-i64 s)) d)) (set (dtype e) t)) :ruleset analysis :name "facts-Ren")
+(rule ((= e (Take i p a)) (= fa (free a)) (!= (& fa i) 0) (= fp (free p)) (= f (| (& fa (not-i64 i)) fp)) (= t (dtype a)))
+      ((set (free e) f) (set (dtype e) t) (set (pointwise e) f)) :ruleset analysis :name "facts-Take")
 (rule ((= e (Delta i j a)) (= fa (free a)) (= t (dtype a)))
       ((set (free e) (| fa (| i j))) (set (dtype e) t)) :ruleset analysis :name "facts-Delta")
 (rule ((= e (Diag j i a)) (= fa (free a)) (!= (& fa j) 0) (= t (dtype a)))
@@ -142,6 +147,8 @@ LANGUAGE = """
 
 (rewrite (Ren s d a) a :when ((= (& (free a) s) 0)) :ruleset simplify :name "rename-nothing")
 (rewrite (Ren s s a) a :ruleset simplify :name "rename-to-itself")
+(rewrite (Take i p a) a :when ((= (& (free a) i) 0)) :ruleset simplify :name "take-of-nothing")
+(rewrite (Take d p (Ren s d a)) (Take s p a) :when ((= fa (free a)) (!= (& fa s) 0) (= (& fa d) 0)) :ruleset simplify :name "take-Ren")
 (rewrite (Diag j i a) a :when ((= (& (free a) j) 0)) :ruleset simplify :name "diagonal-of-nothing")
 (rewrite (Diag j i a) (Ren j i a) :when ((= fa (free a)) (!= (& fa j) 0) (= (& fa i) 0)) :ruleset simplify :name "diagonal-is-rename")
 (set (size 0) 1.0)
@@ -154,7 +161,7 @@ def language(maps: Mapping[str, int], own: Own = NOTHING) -> Iterator[tuple[str,
     for constructor, arity in sorted(maps.items()):
         if constructor not in LANGUAGE_CONSTRUCTORS:
             yield constructor, f"(constructor {constructor} ({'T ' * arity}) T)" + _elementwise(constructor, "", arity)
-    yield "Convert", _names_pass("Convert", "x", 1)
+    yield "Convert", _names_pass("Convert", "x", 1) + _takes_sink("Convert", "x", 1)
     yield "IntegerPow", _elementwise("IntegerPow", "x", 1)
     for arity in (1, 2, 3):
         yield f"Map{arity}", _elementwise(f"Map{arity}", "x", arity)
@@ -175,7 +182,11 @@ def _elementwise(constructor: str, payload: str, arity: int) -> str:
     given = f"(= d {dtype})" if known else ""
     actions = f"(set (free e) f) (set (pointwise e) f){' (set (dtype e) d)' if known else ''}"
     facts = f"(rule ((= e ({constructor} {payload} {' '.join(args)})) {free} (= f {union}) {given}) ({actions})"
-    return f'{facts} :ruleset analysis :name "facts-{constructor}")' + _names_pass(constructor, payload, arity)
+    return (
+        f'{facts} :ruleset analysis :name "facts-{constructor}")'
+        + _names_pass(constructor, payload, arity)
+        + _takes_sink(constructor, payload, arity)
+    )
 
 
 def _names_pass(constructor: str, payload: str, arity: int, when: str = "") -> str:
@@ -187,6 +198,15 @@ def _names_pass(constructor: str, payload: str, arity: int, when: str = "") -> s
     return (
         f'(rewrite (Ren s d ({head} {args})) ({head} {renamed}) {when} :ruleset simplify :name "rename-{constructor}")'
         f'(rewrite (Diag s d ({head} {args})) ({head} {diagonal}) {when} :ruleset simplify :name "diagonal-{constructor}")'
+    )
+
+
+def _takes_sink(constructor: str, payload: str, arity: int, when: str = "") -> str:
+    """Rows of an operation are that operation on rows of its operands, where rules say so (``sinks``)."""
+    operation = f"({constructor} {payload} {' '.join(f'a{k}' for k in range(arity))})"
+    of_rows = f"({constructor} {payload} {' '.join(f'(Take i p a{k})' for k in range(arity))})"
+    return (
+        f'(rule ((sinks i p {operation}) {when}) ((union (Take i p {operation}) {of_rows})) :ruleset simplify :name "take-{constructor}")'
     )
 
 
@@ -205,12 +225,15 @@ def _operation(constructor: str, operation: ops.Operation) -> str:
         f"((set (dtype e) d) (set (free e) {free}) (set (pointwise e) {slices}){folds})"
     )
     declared = f"(constructor {constructor} ({'i64 ' * len(named)}{'T ' * len(args)}) T)"
-    apart = f":when ((= (& (| s d) {_union(list(named.values()))}) 0))" if named else ""
+    axes = _union(list(named.values()))
+    apart = f":when ((= (& (| s d) {axes}) 0))" if named else ""
+    elsewhere = f"(= fp (free p)) (= (& (| i fp) {axes}) 0)" if named else ""
     return (
         declared
         + facts
         + f' :ruleset analysis :name "facts-{constructor}")'
         + _names_pass(constructor, " ".join(named.values()), len(args), apart)
+        + _takes_sink(constructor, " ".join(named.values()), len(args), elsewhere)
     )
 
 

@@ -23,7 +23,7 @@ OPTIONS = {"rule": {":ruleset", ":name"}, "rewrite": {":ruleset", ":name", ":whe
 OPAQUE = frozenset({"Leaf", "Block", "Node"})
 """Constructors that stand for what rules do not look into, and which they therefore cannot make."""
 SETTABLE = frozenset(language.FACTS)
-STATABLE = frozenset({"want"})
+STATABLE = frozenset({"want", "sinks"})
 """What rules may state of the language's own functions and relations; the others follow from terms."""
 
 MOST_ARGUMENTS = 32

@@ -79,6 +79,10 @@ class RuleSet:
         """All that applies."""
         return (*self.rules, *self.passes)
 
+    def names(self, constructor: str) -> bool:
+        """Whether any rule speaks of a constructor."""
+        return any(f"({constructor} " in rule.text for rule in self.rules)
+
     def meant(self) -> Iterator[tuple[str, tuple[str, str]]]:
         """The declared relations that say what they mean, each with that as a rule, and its place."""
         for place, text in self.meanings:

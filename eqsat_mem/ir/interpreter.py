@@ -12,7 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eqsat_mem.ir import Axes, Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, Term, axes_mask, bits, children
+from eqsat_mem.ir import (
+    Axes,
+    Block,
+    Const,
+    Dot,
+    DotPlus,
+    Fold,
+    Input,
+    Iota,
+    Literal,
+    Map,
+    Program,
+    Rename,
+    Take,
+    Term,
+    axes_mask,
+    bits,
+    children,
+)
 from eqsat_mem.ir.ops import MONOIDS, bind_call, map_row
 
 Array = Any
@@ -109,6 +127,8 @@ def _operation(
             return _dot(program, term, along, machine)
         case DotPlus():
             return _dot_plus(program, term, free, along, machine)
+        case Take():
+            return _take(program, term, free, values[term.arg], along(term.positions, free))
         case Rename():
             to = dict(term.pairs)
             return from_axes(program, values[term.arg], tuple((to.get(i, i),) for i in bits(program.free[term.arg])))
@@ -136,6 +156,19 @@ def _dot(program: Program, term: Dot, along: Any, machine: Machine) -> Array:
     out = machine.dot(term, along(term.lhs, lhs), along(term.rhs, rhs), contract, batch)
     axes = [*bits(shared), *bits(lhs & ~shared & ~term.over), *bits(rhs & ~shared & ~term.over)]
     return from_axes(program, out, tuple((i,) for i in axes))
+
+
+def _take(program: Program, term: Take, free: int, array: Array, positions: Array) -> Array:
+    """What stands at ``positions`` along one index, which are laid out along the indices ``free`` of the result."""
+    xp = _library(array)
+    places = []
+    for i in bits(program.free[term.arg]):
+        extent = program.indices[i].extent
+        if i == term.index:
+            places.append(xp.clip(positions.astype(np.int64 if xp is np else positions.dtype), 0, extent - 1))
+        else:
+            places.append(expand(program, np.arange(extent), 1 << i, free))
+    return array[tuple(places)]
 
 
 def _dot_plus(program: Program, term: DotPlus, free: int, along: Any, machine: Machine) -> Array:

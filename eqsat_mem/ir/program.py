@@ -29,6 +29,7 @@ from eqsat_mem.ir.terms import (
     Literal,
     Map,
     Rename,
+    Take,
     Term,
     axes_mask,
     bits,
@@ -158,6 +159,8 @@ class Program:
                 return (self.free[term.lhs] | self.free[term.rhs]) & ~term.over
             case DotPlus():
                 return self._read(term) & ~term.over
+            case Take():
+                return self.free[term.arg] & ~(1 << term.index) | self.free[term.positions]
             case Rename():
                 to = dict(term.pairs)
                 return mask_of(to.get(i, i) for i in bits(self.free[term.arg]))
@@ -328,6 +331,8 @@ def describe(program: Program, t: int) -> str:
             return f"dot[{names(program, term.over)}]({args}){tail}"
         case DotPlus():
             return f"dot_plus[{names(program, term.over)}]({args}){tail}"
+        case Take():
+            return f"take[{program.indices[term.index].name}]({args}){tail}"
         case Rename():
             pairs = ", ".join(f"{program.indices[s].name}->{program.indices[d].name}" for s, d in term.pairs)
             return f"rename[{pairs}]({args}){tail}"
@@ -362,6 +367,11 @@ def check(program: Program) -> None:
             case DotPlus():
                 assert not program.free[term.left] & ~(program.free[term.lhs] | term.over), f"indices of the left sum at {where}"
                 assert not program.free[term.right] & ~(program.free[term.rhs] | term.over), f"indices of the right sum at {where}"
+            case Take():
+                assert program.free[term.arg] >> term.index & 1, f"an index that is not there at {where}"
+                dtype = np.dtype(program.terms[term.positions].dtype)
+                assert dtype.kind in "iu", f"dtype of positions at {where}"
+                assert dtype.itemsize >= 4, f"dtype of positions at {where}"
             case Block():
                 call = term.call
                 assert len(call.in_axes) == len(term.args), f"operands of {where}"

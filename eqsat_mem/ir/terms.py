@@ -146,6 +146,19 @@ class Rename(Term):
     arg: int
 
 
+@dataclass(frozen=True)
+class Take(Term):
+    """``arg`` with ``index`` at ``positions``, integers of at least 32 bits, whose indices the result has in place of ``index``: a gather,
+    or a slice where positions count. A position outside stands for the nearest inside.
+
+    It stands in the e-graph; programs that are scheduled have it as a block (:mod:`eqsat_mem.egraph.take_lowering`).
+    """
+
+    index: int
+    positions: int
+    arg: int
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """One equation that binds some axes of its operands: a JAX primitive with its parameters.
@@ -194,6 +207,8 @@ def children(term: Term) -> tuple[int, ...]:
             return (term.lhs, term.rhs)
         case DotPlus():
             return (term.lhs, term.rhs, term.left, term.right)
+        case Take():
+            return (term.positions, term.arg)
         case _:
             return ()
 
@@ -224,5 +239,7 @@ def with_children(term: Term, new: tuple[int, ...]) -> Term:
             return Dot(term.dtype, term.over, new[0], new[1], term.precision)
         case DotPlus():
             return DotPlus(term.dtype, term.over, *new)
+        case Take():
+            return Take(term.dtype, term.index, *new)
         case _:
             return term

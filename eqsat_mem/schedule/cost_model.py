@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, children, itemsize
+from eqsat_mem.egraph.take_lowering import as_block
+from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, Take, children, itemsize
 from eqsat_mem.ir.ops import Shapes
 from eqsat_mem.ir.ops.collectives import EXCHANGES, received_bytes
 from eqsat_mem.ir.precision import of_rules
@@ -43,12 +44,13 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
             return dot_s(program, term, extents, backend)
         case DotPlus():
             return _dot_plus_s(program, term, extents, backend)
-        case Block():
-            ins = [_shape(extents, axes) for axes in term.call.in_axes]
-            outs = [_shape(extents, axes) for axes in term.call.out_axes]
-            if term.call.prim.name in EXCHANGES:
+        case Block() | Take():
+            call = term.call if isinstance(term, Block) else as_block(program, term).call
+            ins = [_shape(extents, axes) for axes in call.in_axes]
+            outs = [_shape(extents, axes) for axes in call.out_axes]
+            if isinstance(term, Block) and call.prim.name in EXCHANGES:
                 return _exchange_s(program, term, ins, outs, backend)
-            weight = backend.weights.of_block(term.call, ins, outs)
+            weight = backend.weights.of_block(call, ins, outs)
             return weight * width * (1.0 if spread is None else spread) / device.elements
     return 0.0
 
@@ -107,7 +109,7 @@ def term_seconds(program: Program, t: int, unrolled: bool = False, *, backend: B
     if isinstance(term, (Input, Const, Iota, Literal, Rename)):
         return 0.0
     seconds = arithmetic_s(program, t, [i.extent for i in program.indices], backend, backend.crowded_weight if unrolled else None)
-    touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, DotPlus, Block)) else 0
+    touched = program.nbytes(t) + sum(program.nbytes(c) for c in children(term)) if isinstance(term, (Dot, DotPlus, Block, Take)) else 0
     return seconds + touched / backend.device.levels[backend.device.tile_level][1]
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from eqsat_mem import ir
-from eqsat_mem.egraph.extract import extract, node_costs, search
+from eqsat_mem.egraph.extract import extract, search
+from eqsat_mem.egraph.node_costs import node_costs
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS

@@ -16,9 +16,8 @@ from eqsat_mem.egraph.language import PRIMITIVES
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.egraph.sexpr import read_forms
-from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS, kernel_vector, sq
+from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS, kernel_vector, program_of, sq
 from eqsat_mem.errors import RuleError
-from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot, Fold, Input, Map, Program
 from eqsat_mem.ir.interpreter import evaluate
 from tests.oracles.evaluation import values
@@ -34,10 +33,6 @@ RULES = load_rules()
 def double_precision() -> Iterator[None]:
     with jax.enable_x64(True):
         yield
-
-
-def program_of(fun, *args) -> Program:
-    return load(jax.make_jaxpr(fun)(*args), [f"a{k}" for k in range(len(args))])
 
 
 def elements(program: Program, t: int, unrolled: bool) -> float:

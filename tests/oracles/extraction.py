@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 
-from eqsat_mem.egraph.extract import Choice, Costs, Dag, Extraction, build, greedy, node_costs
+from eqsat_mem.egraph.extract import Choice, Dag, Extraction, build, greedy
 from eqsat_mem.egraph.graph import View
+from eqsat_mem.egraph.node_costs import Costs, node_costs
 
 
 def chaos(view: View, seed: int, rounds: int = 4) -> Extraction:

@@ -42,6 +42,8 @@ class Builder:
         match node.constructor:
             case "Ren":
                 return self._rename(payload, args[0])
+            case "Take":
+                return self._take(payload, *args)
             case "Delta":
                 i, j = self._pair(payload)
                 return self._where_equal(i, j, args[0])
@@ -121,6 +123,13 @@ class Builder:
         if free >> d & 1:
             raise IllFormed("a renamed index meets another")
         return self.program.add(ir.Rename(self.program.terms[arg].dtype, ((s, d),), arg))
+
+    def _take(self, payload: Sequence[int], positions: int, arg: int) -> int:
+        index, terms = self._index(payload[0]), self.program.terms
+        dtype = np.dtype(terms[positions].dtype)
+        if dtype.kind not in "iu" or dtype.itemsize < 4:
+            raise IllFormed("positions are integers of at least 32 bits")
+        return self.program.add(ir.Take(terms[arg].dtype, index, positions, arg)) if self.program.free[arg] >> index & 1 else arg
 
     def _where_equal(self, i: int, j: int, arg: int) -> int:
         add, dtype = self.program.add, self.program.terms[arg].dtype

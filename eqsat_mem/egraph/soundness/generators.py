@@ -252,6 +252,8 @@ class Draw:
         key = "operands of", id(app)
         if app.head == "Select" and k == 0:
             return "bool"
+        if app.head == "Take" and k == 1:
+            return "int32"
         if app.head in COMPARISONS:
             other = self._pick((self.dtype, self.dtype, "float32", "int32"))
             return str(self.values.setdefault(key, "float32" if dtype == "bool" == other and app.head == "IsFinite" else other))

@@ -14,6 +14,8 @@ from jax.scipy.linalg import solve_triangular
 from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.takes import with_takes
+from eqsat_mem.ir import Program
 from eqsat_mem.ir.ops import Monoid
 
 Array = Any
@@ -282,6 +284,12 @@ def bound_gradient(x: Array, y: Array, z: Array, scale: Array, noise: Array) -> 
     return jax.value_and_grad(bound, argnums=(2, 3, 4))(x, y, z, scale, noise)
 
 
+def rows_of_computed(x: Array, y: Array) -> Any:
+    """Rows and slices of an elementwise value, a fold and a contraction, which are read as takes."""
+    places, below = jnp.array([2, 0, 2]), jnp.arange(5)[:, None] > jnp.arange(4)
+    return jnp.where(below, sq(x, y), 0.0)[places], (x @ y.T)[1:], jnp.max(x[:, None] - y, -1)[0]
+
+
 TOTAL = Monoid("total", 0, lambda a, b: a + b)
 XY = [(5, 3), (4, 3)]
 BOUND = [(6, 2), (6, 1), (3, 2)]
@@ -303,7 +311,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]), (selection, [(3, 40)]),
     (extremes, [(3, 40)]),
     (masked_sums, [(3, 4), (4, 2)]), (wider_sums, [(3, 4), (4, 2)]), (by_log_partition, [(3, 4), (4, 2)]), (own_fold, [(3, 4)]),
-    (moments, [(3, 4)]), (symmetrised, [(4, 3)]),
+    (moments, [(3, 4)]), (symmetrised, [(4, 3)]), (rows_of_computed, XY),
     (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
 ]  # fmt: skip
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {fun.__name__: (fun, normal(*shapes)) for fun, shapes in SHAPES}
@@ -327,6 +335,11 @@ def fired(rules: RuleSet) -> set[str]:
     found: set[str] = set()
     with jax.enable_x64(True):
         for fun, args in PROGRAMS.values():
-            program = load(jax.make_jaxpr(fun)(*args), [f"a{k}" for k in range(len(args))])
-            found |= set(saturate(program, rules, limits).matches)
+            found |= set(saturate(program_of(fun, *args), rules, limits).matches)
     return found
+
+
+def program_of(fun: Callable[..., Any], *args: Any) -> Program:
+    """A function as a program, with takes in place of gathers and slices of computed values."""
+    program = load(jax.make_jaxpr(fun)(*args), [f"a{k}" for k in range(len(args))])
+    return with_takes(program) or program

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 from eqsat_mem.egraph.encode import Node
-from eqsat_mem.egraph.extract import Extraction, node_costs
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.graph import View
+from eqsat_mem.egraph.node_costs import node_costs
 from eqsat_mem.ir import Program, describe, names
 from eqsat_mem.reports.plan import time_text
 from eqsat_mem.schedule.backend import Backend

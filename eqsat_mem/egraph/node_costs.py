@@ -1,0 +1,122 @@
+"""The cost of each node of an e-graph: seconds of its operation, and a price per byte of what choosing it puts into memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from eqsat_mem import ir
+from eqsat_mem.egraph.encode import Node
+from eqsat_mem.egraph.graph import View
+from eqsat_mem.ir import Program
+from eqsat_mem.ir.ops import searched
+
+Seconds = Callable[[Program, int, bool], float]
+"""Seconds of a term of a program; the flag says whether it is a fold that is written out element by element."""
+TOLL = 1.15
+"""What a term must save to replace what was written, which is as accurate as its author expects."""
+HELD = ir.Dot | ir.DotPlus | ir.Block | ir.Rename | ir.Take
+"""Terms whose bytes have a price: other values may be computed on the way to a reader; a rename reads one that is not."""
+
+
+@dataclass
+class Costs:
+    """The cost of each node in ``View.nodes``' order; infinite for a node that no program can be built from."""
+
+    of: list[list[float]]
+
+
+def node_costs(view: View, seconds: Seconds, memory_price: float) -> Costs:
+    """The costs of nodes at one price of memory: see :func:`priced`."""
+    return priced(view, seconds, (memory_price,))[0]
+
+
+def priced(view: View, seconds: Seconds, memory_prices: Sequence[float]) -> list[Costs]:
+    """Costs of nodes, for each price of memory, on some operands of their classes; all operands of a class have the same shape.
+
+    A node that depends on more indices than another of its class is constant along them, and is not used. Nor is what
+    rules make of such a node where they change names or take rows in it: see :func:`_is_ill_formed`.
+    """
+    scratch, order = view.empty_program(), _bottom_up(view)
+    known = _fewest_indices(view, scratch, order)
+    original = {(view.class_of[t], node) for t, node in view.original.items()}
+    costs = [Costs([[math.inf] * len(nodes) for nodes in view.nodes]) for _ in memory_prices]
+    for c, k in order:
+        node = view.nodes[c][k]
+        args = tuple(known[a] for a in node.children)
+        if _is_ill_formed(view, scratch, node, args):
+            continue
+        t = view.add(scratch, c, node, args)
+        if scratch.free[t] != scratch.free[known[c]]:
+            continue
+        term = scratch.terms[t]
+        along = elements(term) if isinstance(term, ir.Fold | ir.Block) else 0
+        unrolled = along != 0 and not along & ~view.facts["unrolls"].get(c, 0)
+        written = (c, node) in original
+        held = _held_bytes(scratch, t)
+        work = seconds(scratch, t, unrolled) * (1.0 if written else TOLL)
+        for at_price, price in zip(costs, memory_prices, strict=True):
+            at_price.of[c][k] = work + price * held + (1e-12 if written else 2e-12)
+    return costs
+
+
+def _is_ill_formed(view: View, program: Program, node: Node, args: Sequence[int]) -> bool:
+    """Whether a new name, or an index of positions, is one of the operand's already, or rows are taken along an index that it lacks."""
+    free = [program.free[a] for a in args]
+    if node.constructor == "Ren":
+        return bool(free[0] & view.encoder.indices_of(node.payload[1]))
+    if node.constructor != "Take":
+        return False
+    positions, operand = free
+    index = view.encoder.indices_of(node.payload[0])
+    return not operand & index or bool(operand & positions & ~index)
+
+
+def _held_bytes(program: Program, t: int) -> int:
+    """The bytes that choosing a term puts into memory: its value's, and those of a computed value that rows are taken of."""
+    term = program.terms[t]
+    read = term.arg if isinstance(term, ir.Take) and not ir.is_leaf(program.terms[term.arg]) else None
+    return (program.nbytes(t) if isinstance(term, HELD) else 0) + (0 if read is None else program.nbytes(read))
+
+
+def _fewest_indices(view: View, scratch: Program, order: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """A term of each class that depends on as few indices as any found: ``sum_j [i == j]`` and ``1`` may be one class."""
+    known: dict[int, int] = {}
+    changed = True
+    while changed:
+        changed = False
+        for c, k in order:
+            node = view.nodes[c][k]
+            t = view.add(scratch, c, node, tuple(known[a] for a in node.children))
+            if c not in known:
+                known[c] = t
+            elif scratch.free[t].bit_count() < scratch.free[known[c]].bit_count():
+                known[c], changed = t, True
+    return known
+
+
+def _bottom_up(view: View) -> list[tuple[int, int]]:
+    """All nodes that a program can be built from, each after some node of each of its operands."""
+    waiting = [list(counts) for counts in view.operand_counts]
+    order: list[tuple[int, int]] = []
+    ready = [(c, k) for c, nodes in enumerate(view.nodes) for k, node in enumerate(nodes) if not node.children]
+    done: set[int] = set()
+    while ready:
+        following: list[tuple[int, int]] = []
+        for c, k in ready:
+            order.append((c, k))
+            if c in done:
+                continue
+            done.add(c)
+            for p, j in view.parents[c]:
+                waiting[p][j] -= 1
+                if waiting[p][j] == 0:
+                    following.append((p, j))
+        ready = following
+    return order
+
+
+def elements(term: ir.Term) -> int:
+    """The indices along which a term may be written out element by element, should rules say so."""
+    return searched(term.call) if isinstance(term, ir.Block) else ir.folded(term)

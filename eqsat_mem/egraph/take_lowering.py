@@ -1,0 +1,116 @@
+"""Takes of extracted programs as JAX has them: slices where positions count in even steps, gathers elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives
+
+from eqsat_mem.egraph.lowering import Lower, Lowering
+from eqsat_mem.ir import Axes, Block, Call, Iota, Literal, Map, Program, Take, bits, mask_of
+
+
+def takes(program: Program) -> dict[int, Lower]:
+    """How each take is written out as a block."""
+    return {t: _lower for t, term in enumerate(program.terms) if isinstance(term, Take)}
+
+
+def _lower(into: Lowering, t: int, ids: Mapping[int, int]) -> int:
+    term = into.old.on(t, ids)
+    assert isinstance(term, Take)
+    block = as_block(into.new, term)
+    taken = into.sliced(block, into.before.splits.get(t, 0) & block.call.pointwise)
+    if t in into.old.source:
+        into.new.source.setdefault(taken, into.old.source[t])
+    return taken
+
+
+def as_block(program: Program, term: Take) -> Block:
+    """The slice or gather that computes a take, which stands in no program yet."""
+    steps = _steps(program, term.positions)
+    return _gather(program, term) if steps is None or not _inside(program, term, steps) else _slice(program, term, steps)
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The positions ``start + stride * i`` along the index ``along``; one position where that is None."""
+
+    start: int
+    stride: int = 0
+    along: int | None = None
+
+
+def _steps(program: Program, t: int) -> _Steps | None:
+    """The positions that a value counts, if it does; the arithmetic that rules may have made of it included."""
+    term = program.terms[t]
+    if np.dtype(term.dtype).kind not in "iu" or np.dtype(term.dtype).itemsize < 4:  # narrower ones may wrap around on the way
+        return None
+    match term:
+        case Literal():
+            return _Steps(int(term.value))
+        case Iota():
+            return _Steps(0, 1, term.index)
+        case Map(op="convert_element_type"):
+            return _steps(program, term.args[0])
+        case Map(op="add" | "sub" | "mul" as op):
+            one, other = (_steps(program, a) for a in term.args)
+            return None if one is None or other is None else _combined(op, one, other)
+    return None
+
+
+def _combined(op: str, one: _Steps, other: _Steps) -> _Steps | None:
+    """The sum, difference or product of two counts, one of which is a number."""
+    if op == "sub":
+        op, other = "add", _Steps(-other.start, -other.stride, other.along)
+    counted, number = (one, other) if other.along is None else (other, one)
+    if number.along is not None:
+        return None
+    if op == "add":
+        return _Steps(counted.start + number.start, counted.stride, counted.along)
+    return _Steps(counted.start * number.start, counted.stride * number.start, counted.along)
+
+
+def _inside(program: Program, term: Take, steps: _Steps) -> bool:
+    """Whether the positions are those of a slice: ascending, and of the index that is read."""
+    last = steps.start + steps.stride * (program.extent(program.free[term.positions]) - 1)
+    ascends = steps.along is None or steps.stride > 0
+    return ascends and 0 <= steps.start <= last < program.indices[term.index].extent
+
+
+def _slice(program: Program, term: Take, steps: _Steps) -> Block:
+    before = list(bits(program.free[term.arg]))
+    count = program.extent(program.free[term.positions])
+    ends = [(0, program.indices[i].extent, 1) for i in before]
+    ends[before.index(term.index)] = steps.start, steps.start + (count - 1) * steps.stride + 1, max(steps.stride, 1)
+    names = ("start_indices", "limit_indices", "strides")
+    after = () if steps.along is None else (steps.along,)
+    axes: Axes = tuple((i,) for i in before)
+    rows: Axes = tuple(after if i == term.index else (i,) for i in before)
+    return _block(term, primitives.slice_p, dict(zip(names, zip(*ends, strict=True))), (axes,), rows, (term.arg,))
+
+
+def _gather(program: Program, term: Take) -> Block:
+    before, batch = list(bits(program.free[term.arg])), list(bits(program.free[term.positions]))
+    rest = [i for i in before if i != term.index]
+    axis, outer = before.index(term.index), len(batch)
+    numbers = lax.GatherDimensionNumbers(tuple(range(outer, outer + len(rest))), (axis,), (axis,))
+    params = {
+        "dimension_numbers": numbers,
+        "slice_sizes": tuple(1 if i == term.index else program.indices[i].extent for i in before),
+        "unique_indices": False,
+        "indices_are_sorted": False,
+        "mode": lax.GatherScatterMode.CLIP,
+        "fill_value": None,
+    }
+    places: Axes = tuple((i,) for i in batch)
+    axes = tuple((i,) for i in before), (*places, ())
+    return _block(term, primitives.gather_p, params, axes, (*places, *((i,) for i in rest)), (term.arg, term.positions))
+
+
+def _block(term: Take, prim: object, params: dict[str, object], axes: Sequence[Axes], rows: Axes, args: tuple[int, ...]) -> Block:
+    known = {a for each in axes for a in each}
+    pointwise = mask_of(a[0] for a in rows if len(a) == 1 and a in known and a != (term.index,))
+    return Block(term.dtype, Call(prim, params, tuple(axes), (rows,), (term.dtype,), pointwise), args, 0)
