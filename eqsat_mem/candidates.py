@@ -157,7 +157,7 @@ class Forms:
 
     def _body(self, placement: Placement, backend: Backend, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int) -> tuple[Schedule, int]:
         """The body of a loop or branch as each device runs it, and what it holds besides its arguments."""
-        program = load(body, [f"x{k}" for k in range(len(body.in_avals))], backend.lowering, self.rules.passes)
+        program = load(body, [f"x{k}" for k in range(len(body.in_avals))], backend.preferences, self.rules.passes)
         forms = Forms(program, self.rules, self.options, self.backend, self.planner, Clock(), placement.of(ins, outs))
         shapes = (share_of(aval.shape, spec, placement.devices) for aval, spec in zip(body.in_avals, ins, strict=True))
         given = sum(math.prod(shape) * itemsize(aval.dtype) for shape, aval in zip(shapes, body.in_avals, strict=True))

@@ -19,7 +19,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import DeviceCompilerError, MemoryLimitError, OptionError
 from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
 from eqsat_mem.frontend.load import load
-from eqsat_mem.frontend.lowering import Lowering
+from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
@@ -161,14 +161,14 @@ def _plan(request: _Request) -> Plan:
     clock = Clock()
     with clock("trace"):
         rules = rules_of(request.options, request.backend)
-        lowering = request.backend.lowering
-        loaded = load(request.jaxpr, request.arg_names, lowering, rules.passes)
+        preferences = request.backend.preferences
+        loaded = load(request.jaxpr, request.arg_names, preferences, rules.passes)
         tell(Loaded(loaded))
     forms = Forms(loaded, rules, request.options, request.backend, _plan_body, clock, request.placement)
     found = forms.fastest(request.backend, request.limit)
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
-    programs = _Programs(request.jaxpr, request.arg_names, lowering, loaded)
+    programs = _Programs(request.jaxpr, request.arg_names, preferences, loaded)
     again = partial(_again, request, programs, chosen.backend, chosen.target)
     record = Record(
         found.before, chosen.backend, chosen.target, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names
@@ -182,7 +182,7 @@ class _Programs:
 
     jaxpr: ClosedJaxpr
     arg_names: tuple[str, ...]
-    lowering: Lowering
+    preferences: Preferences
     loaded: Program
     others: dict[frozenset[str], Program] = field(default_factory=dict)
 
@@ -192,7 +192,7 @@ class _Programs:
         if self.loaded.passes <= names:
             return self.loaded
         if names not in self.others:
-            self.others[names] = load(self.jaxpr, self.arg_names, self.lowering, passes)
+            self.others[names] = load(self.jaxpr, self.arg_names, self.preferences, passes)
         return self.others[names]
 
 

@@ -120,7 +120,7 @@ class _Functions:
 
     def _unplanned(self, body: ClosedJaxpr, names: Sequence[str]) -> Schedule:
         """A function as it is written: no pass changes it, since options may not allow that."""
-        return unscheduled(Extraction(load(body, names, self.backend.lowering, passes=())), self.backend)
+        return unscheduled(Extraction(load(body, names, self.backend.preferences, passes=())), self.backend)
 
 
 def _text(name: str, writer: _FunctionWriter, module: Module) -> str:

@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun, primitives
 
 from eqsat_mem.frontend import diagonal_gathers, row_gathers
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
-from eqsat_mem.frontend.lowering import Lowering
+from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.passes import DIAGONALS, DRAWS, ROWS, SEARCHES, Pass
 
 
@@ -24,7 +24,7 @@ def plain_form(
     name: str,
     params: dict[str, Any],
     ins: Sequence[int],
-    lowering: Lowering,
+    preferences: Preferences,
     passes: Collection[Pass],
 ) -> Plain | None:
     """What an equation is in other operations, by its definition or by one of ``passes``; ``None`` if it stays as it is."""
@@ -32,7 +32,7 @@ def plain_form(
     if by_definition is not None:
         return Plain(by_definition, ins)
     if name in _SEARCHES and SEARCHES in passes:
-        search = (_search_pairs if lowering.pairs else _search)(flat, name, params, ins[0], lowering.short_search)
+        search = (_search_pairs if preferences.pairs else _search)(flat, name, params, ins[0], preferences.short_search)
         return Plain(search, ins, SEARCHES) if search is not None else None
     if name == "random_bits" and DRAWS in passes and _counts_elements(flat, params, ins):
         return Plain(_traced(flat, partial(_bits, params["shape"], params["bit_width"]), ins), ins, DRAWS)

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from eqsat_mem.frontend.decompose import plain_form
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
-from eqsat_mem.frontend.lowering import PLAIN, Lowering
+from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.ir import Source
 from eqsat_mem.ir.jaxprs import IMPURE
 from eqsat_mem.ir.ops import IDENTITIES
@@ -39,9 +39,9 @@ _BODIES = {
 """Primitives that are calls, and the parameter that holds their body."""
 
 
-def flatten(closed: ClosedJaxpr, lowering: Lowering = PLAIN, passes: Collection[Pass] = EVERY) -> Flat:
+def flatten(closed: ClosedJaxpr, preferences: Preferences = PLAIN, passes: Collection[Pass] = EVERY) -> Flat:
     """The flat form of a closed jaxpr, as a backend prefers it; ``passes`` may change it."""
-    work = _Flattening(Flat(), lowering, frozenset(passes))
+    work = _Flattening(Flat(), preferences, frozenset(passes))
     jaxpr = closed.jaxpr
     work.flat.inputs = [work.value(v.aval) for v in jaxpr.invars]
     work.flat.outputs = work.inline(jaxpr, closed.consts, work.flat.inputs, None)
@@ -65,8 +65,8 @@ def _live(equations: list[Equation], outputs: Iterable[int]) -> list[Equation]:
 class _Flattening:
     """The state of one flattening: the numbers of literals and of pure equations seen so far."""
 
-    def __init__(self, flat: Flat, lowering: Lowering, passes: frozenset[Pass]):
-        self.flat, self.lowering, self.passes = flat, lowering, passes
+    def __init__(self, flat: Flat, preferences: Preferences, passes: frozenset[Pass]):
+        self.flat, self.preferences, self.passes = flat, preferences, passes
         self.within: frozenset[str] = frozenset()
         self.known_literals: dict[Any, int] = {}
         self.known_consts: dict[int, int] = {}
@@ -102,7 +102,7 @@ class _Flattening:
             return ins
         if name == "convert_element_type" and (same := self.converted(ins[0], params["new_dtype"])) is not None:
             return [same]
-        plain = plain_form(self.flat, self.producer, name, params, ins, self.lowering, self.passes)
+        plain = plain_form(self.flat, self.producer, name, params, ins, self.preferences, self.passes)
         if plain is not None:
             return self.changed(plain, source)
         return self.emit(eqn, ins, source)
@@ -136,7 +136,7 @@ class _Flattening:
         branches = params["branches"]
         platforms = params.get("branches_platforms")
         if platforms is not None:
-            here = self.lowering.branch
+            here = self.preferences.branch
             mine = {here, "cuda", "rocm"} if here == "gpu" else {here}
             return next((b for b, names in zip(branches, platforms) if names is None or mine & set(names)), None)
         if index in self.flat.literals:

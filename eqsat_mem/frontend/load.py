@@ -18,7 +18,7 @@ from eqsat_mem.frontend.axis_inference import Inference, Plan
 from eqsat_mem.frontend.axis_unification import Variables, index_names, index_order
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.frontend.inline import flatten
-from eqsat_mem.frontend.lowering import PLAIN, Lowering
+from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.ir import (
     Axes,
     Axis,
@@ -48,20 +48,20 @@ SELECTION_CHUNKS = 4
 """How many of the smallest chunks that an operation can pick elements from its axis must have for it to be taken apart."""
 
 
-def load(closed: ClosedJaxpr, arg_names: Sequence[str], lowering: Lowering = PLAIN, passes: Collection[Pass] = EVERY) -> Program:
+def load(closed: ClosedJaxpr, arg_names: Sequence[str], preferences: Preferences = PLAIN, passes: Collection[Pass] = EVERY) -> Program:
     """The program of a closed jaxpr, whose arguments are called ``arg_names``, as a backend prefers it; ``passes`` may change it.
 
     Every jaxpr loads: a primitive without a row in the operation table becomes an opaque call. Raises ``ValueError`` if the
     number of names is not that of the arguments.
     """
-    return load_with_variables(closed, arg_names, lowering, passes)[0]
+    return load_with_variables(closed, arg_names, preferences, passes)[0]
 
 
 def load_with_variables(
-    closed: ClosedJaxpr, arg_names: Sequence[str], lowering: Lowering = PLAIN, passes: Collection[Pass] = EVERY
+    closed: ClosedJaxpr, arg_names: Sequence[str], preferences: Preferences = PLAIN, passes: Collection[Pass] = EVERY
 ) -> tuple[Program, dict[Any, int]]:
     """:func:`load`, and the term of each variable of the jaxpr whose value the program has."""
-    flat = flatten(closed, lowering, passes)
+    flat = flatten(closed, preferences, passes)
     builder = _Builder(flat, Inference(flat).run(), arg_names)
     program = builder.build()
     terms = {variable: builder.term[v] for variable, v in flat.variables.items() if v >= 0}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import jax
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.frontend.lowering import Lowering
+from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, itemsize
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.mesh import Devices, Names
@@ -151,9 +151,9 @@ class Backend:
     """Block operations that read operands in several kernels, each of which computes virtual operands again."""
 
     @property
-    def lowering(self) -> Lowering:
+    def preferences(self) -> Preferences:
         """What loading a jaxpr should prefer."""
-        return Lowering(self.platform)
+        return Preferences(self.platform)
 
     @property
     def idioms(self) -> Idioms:

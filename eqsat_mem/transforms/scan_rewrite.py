@@ -27,7 +27,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.frontend.inline import lines_of
 from eqsat_mem.frontend.load import load
-from eqsat_mem.frontend.lowering import LOADED
+from eqsat_mem.frontend.preferences import LOADED
 from eqsat_mem.ir import Fold, Iota, Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir.ops import MONOIDS, accumulator

@@ -45,7 +45,7 @@ def f32(*shapes, dtype=jnp.float32):
 
 
 def written(function, avals, own):
-    program = load(jax.make_jaxpr(function)(*avals), [f"x{k}" for k in range(len(avals))], own.lowering)
+    program = load(jax.make_jaxpr(function)(*avals), [f"x{k}" for k in range(len(avals))], own.preferences)
     return Extraction(program)
 
 

@@ -14,7 +14,7 @@ from eqsat_mem.backends.cpu.idioms import CpuIdioms
 from eqsat_mem.backends.cpu.profile import CpuDevice, built_in
 from eqsat_mem.backends.cpu.vector_width import compiler_options
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.frontend.lowering import Lowering
+from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
 from eqsat_mem.schedule.backend import Backend, Hidden, Kernel, extent_of
 from eqsat_mem.schedule.device import Link
@@ -130,8 +130,8 @@ class CpuBackend(Backend):
         return weights.table(self.device.function_factor)
 
     @property
-    def lowering(self) -> Lowering:
-        return Lowering(self.platform, weights.SHORT_SEARCH)
+    def preferences(self) -> Preferences:
+        return Preferences(self.platform, weights.SHORT_SEARCH)
 
     @property
     def idioms(self) -> Idioms:

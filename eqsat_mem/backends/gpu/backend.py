@@ -19,7 +19,7 @@ from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
 from eqsat_mem.backends.gpu.tiles import Tiles
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import DeviceCompilerError
-from eqsat_mem.frontend.lowering import Lowering
+from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, itemsize
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.schedule.backend import Backend, Check, Hidden, Kernel, extent_of
@@ -121,9 +121,9 @@ class GpuBackend(Backend):
         return GpuIdioms()
 
     @property
-    def lowering(self) -> Lowering:
+    def preferences(self) -> Preferences:
         """Long searches become folds of pairs, which XLA computes with their operand inside, and loops fold chunk by chunk."""
-        return Lowering(self.platform, pairs=True)
+        return Preferences(self.platform, pairs=True)
 
     @property
     def weights(self) -> Weights:  # type: ignore[override]  # depends on the card

@@ -97,7 +97,7 @@ class _Values:
         view = seen.searched[0].view
         winner = next((found.view for found in seen.searched if found.schedule is best), view)
         shift = 0 if winner is view else len(view.nodes)
-        loaded, variables = load_with_variables(record.jaxpr, record.arg_names, record.backend.lowering, named(record.loaded.passes))
+        loaded, variables = load_with_variables(record.jaxpr, record.arg_names, record.backend.preferences, named(record.loaded.passes))
         same = dict(zip(loaded.reachable(), view.program.reachable()))  # bodies were planned in between, which keeps the order
         self.of_loaded = {t: view.class_of[u] for t, u in same.items()}
         self.of_variables = {variable: self.of_loaded[t] for variable, t in variables.items() if t in self.of_loaded}

@@ -8,7 +8,7 @@ import jax
 
 
 @dataclass(frozen=True)
-class Lowering:
+class Preferences:
     """Choices of loading that depend on the compiler target.
 
     Attributes:
@@ -29,7 +29,7 @@ class Lowering:
         return self.platform or jax.default_backend()
 
 
-PLAIN = Lowering()
+PLAIN = Preferences()
 """No preferences, and the default platform."""
-LOADED = Lowering(short_search=2**31)
+LOADED = Preferences(short_search=2**31)
 """The choices for jaxprs that are traced from loaded programs: a search that is still one operation is not decomposed."""
