@@ -134,6 +134,7 @@ def test_rules_of_other_names_switch_no_pass():
     assert "order-of-products" in plan.rules_fired
 
 
+@pytest.mark.slow
 def test_an_explanation_names_the_passes_that_a_plan_needs():
     why = planned("search-by-folds").explain()
     (needed,) = (n for n in why.rules if n.rule.name == "search-by-folds")

@@ -12,16 +12,18 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.planning import elementwise, training_step, transformer
+from eqsat_mem.candidates import Forms
 from eqsat_mem.codegen.source import identifier
 from eqsat_mem.egraph.extract import as_written, extract
 from eqsat_mem.egraph.node_costs import node_costs, priced
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import saturate
 from eqsat_mem.errors import MemoryLimitError
+from eqsat_mem.events import Clock
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import regions
 from eqsat_mem.options import Options
-from eqsat_mem.pipeline import _again, plan
+from eqsat_mem.pipeline import _plan_body, plan
 from eqsat_mem.schedule.chunk_sizes import FEW_LOOPS, tied
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.memory import Memory
@@ -99,7 +101,8 @@ def test_the_least_memory_is_looked_for_in_one_program_only():
         limits.append(search.limit)
         return fastest(search, rival)
 
-    smallest = _again(loaded(training_step(2)), Options(memory_limit=1), CPU, 1, scheduler=scheduler)
+    forms = Forms(loaded(training_step(2)), load_rules(), Options(memory_limit=1), CPU, _plan_body, Clock())
+    smallest = forms.fastest(CPU, 1, scheduler).best
     assert smallest.peak_bytes > 1
     assert limits.count(1) > 1
     assert limits.count(0) == 1

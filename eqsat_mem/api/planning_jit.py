@@ -82,18 +82,6 @@ class Settings:
     def inside(self) -> bool:
         return getattr(self.local, "inside", False)
 
-    @contextmanager
-    def planning_now(self) -> Iterator[None]:
-        """Within it, :meth:`plans` is true: what this thread makes with ``jax.jit`` is the planner's own, to ask the compiler."""
-        before, self.local.plans = self.plans(), True
-        try:
-            yield
-        finally:
-            self.local.plans = before
-
-    def plans(self) -> bool:
-        return getattr(self.local, "plans", False)
-
 
 @dataclass(frozen=True)
 class Planning:
@@ -112,8 +100,6 @@ def planning_jit(settings: Settings) -> Callable[..., Any]:
         if not fun:
             return functools.partial(jit, **options)
         original = real_jit(*fun, **options)  # JAX checks the arguments
-        if settings.plans():
-            return original
         settings.ledger.made()
         return Jitted(fun[0], original, options, settings)
 
@@ -216,8 +202,7 @@ def _planning(reference: Callable[[], Any], options: dict[str, Any], settings: S
         start = time.perf_counter()
         try:
             function, captured = _function(fun, args, kwargs, traced, inputs)
-            with settings.planning_now():
-                entry = _plan(function, known)
+            entry = _plan(function, known)
             out = bind(function, *captured, *inputs) if entry.outcome == "planned" else None
             settings.ledger.add(entry)
         except Exception as error:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from eqsat_mem.schedule.fusion import Fused
     from eqsat_mem.schedule.tiles import Tile
 
+real_jit = jax.jit
+"""``jax.jit`` as it was when this package was imported: scripts, and ``eqsat-mem run``, put their own in its place."""
+
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
@@ -354,7 +357,7 @@ class Backend:
             jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False), sharding=sharding)
             for a, sharding in zip(avals, shardings or [None] * len(avals), strict=True)
         ]
-        lowered = jax.jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
+        lowered = real_jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
         compiled = lowered.compile() if optimise else self._compiled_for_check(lowered)
         return self.checked(compiled)
 

@@ -53,7 +53,7 @@ def test_options_are_only_those_that_this_jaxlib_knows(monkeypatch):
 def test_a_plan_is_compiled_with_them_and_a_program_as_written_without(wide):
     small, large = POINTS[:50], POINTS
     fast = optimize(energies, memory_limit="4MiB")
-    by_plan = fast._under_limit()
+    by_plan = fast._function_for((large,), {})
     assert not fast.plan(large).unchanged
     assert fast.plan(small).unchanged
     for x in (large, small, large):
@@ -93,7 +93,7 @@ def test_static_values_are_told_apart(wide):
         return sum(energies(x) for _ in range(n)) if n else x[:, 0]
 
     fast = optimize(repeated, memory_limit="4MiB", static_argnums=1)
-    by_plan = fast._under_limit()
+    by_plan = fast._function_for((POINTS, 0), {})
     np.testing.assert_allclose(fast(POINTS, 0), POINTS[:, 0])
     np.testing.assert_allclose(fast(POINTS, 1), energies(POINTS), rtol=1e-4)
     assert by_plan.chosen((POINTS, 0), {}) is by_plan.plain
@@ -113,7 +113,7 @@ def test_numbers_that_change_with_every_call_are_one_signature(wide):
     fast = optimize(energies, memory_limit="4MiB")
     for scale in (0.5, 1.5, 2.5):
         np.testing.assert_allclose(fast(POINTS, scale), energies(POINTS, scale), rtol=1e-4)
-    assert len(fast._under_limit()._chosen) == 1
+    assert len(fast._function_for((POINTS, 0.5), {})._chosen) == 1
 
 
 BY_POSITION = [(0.5, 2), (1.5, 2), (2.5, 3)]
@@ -141,4 +141,4 @@ def test_forgotten_signatures_are_planned_again_when_called(wide, monkeypatch):
     fast = optimize(partial(energies, scale=2.0), memory_limit="4MiB")
     for n in (40, 50, 60, 40):
         assert fast(POINTS[:n]).shape == (n,)
-    assert len(fast._under_limit()._chosen) <= 2
+    assert len(fast._function_for((POINTS,), {})._chosen) <= 2

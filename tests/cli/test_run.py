@@ -36,7 +36,7 @@ print(held_bytes(nearest.lower(queries, points).compile()))
 
 def python(*args, cwd, **environment):
     """The completed process of a Python command."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_TRACEBACK_FILTERING": "auto", **environment}
     return subprocess.run([sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 

@@ -19,6 +19,7 @@ from eqsat_mem.egraph.soundness.judge import judge
 from eqsat_mem.egraph.soundness.patterns import App, shape, supports
 from eqsat_mem.egraph.soundness.sample_programs import fired
 from eqsat_mem.egraph.soundness.values import KINDS
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -45,11 +46,11 @@ def written(tmp_path, text, sound="real", declared="", unchecked=""):
     return path
 
 
-@pytest.mark.parametrize("rule", RULES.rules, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", tiered(RULES.rules, RULES.rules[::8]), ids=lambda rule: rule.name)
 def test_every_shipped_rule_is_right(rule):
     found = judge(rule, RULES)
     assert found.passes, found.summary()
-    assert found.status == "right" or {"tame", "centred-on"} >= set(stated_heads(rule))
+    assert found.status == "right" or {"tame", "centred-on", "sinks"} >= set(stated_heads(rule))
     assert not found.thin, found.summary()
 
 
@@ -65,6 +66,7 @@ def test_no_alarm_is_raised_on_what_is_right_but_unusual(name):
     assert not found.thin
 
 
+@pytest.mark.slow
 def test_rules_about_operations_of_your_own_are_judged(tmp_path):
     scaled = "(rule ((= e (LogDet n m (Mul c a))) (= (& (| n m) (free c)) 0) (= s (extent n)) (= t (dtype a)) (floating t)) ((union e {})))"
     forms = {"right": "(Add (Mul (Lit s t) (Log (Abs c))) (LogDet n m a))", "wrong": "(Add (Log (Abs c)) (LogDet n m a))"}
@@ -117,6 +119,7 @@ def test_rules_that_state_one_equation_claim_the_same_of_it():
     assert [(one.name, other.name) for one, other in contradictions(RULES.rules)] == []
 
 
+@pytest.mark.slow
 def test_equations_are_known_by_other_names_in_either_direction_and_through_what_premises_equate(tmp_path, capsys):
     text = '(rule ((= product (Mul w u)) (= same (Mul u w))) ((union same product)) :ruleset simplify :name "exchanged")'
     mine = written(tmp_path, text, "reassociate")
@@ -140,7 +143,7 @@ def test_other_equations_are_others(tmp_path):
     assert stated["swapped"] == stated["let"] != stated["kept"]
 
 
-@pytest.mark.parametrize(("path", "name"), WRONG, ids=[name for _, name in WRONG])
+@pytest.mark.parametrize(("path", "name"), tiered(WRONG, WRONG[::8]), ids=[name for _, name in WRONG])
 def test_every_wrong_rule_is_caught(path, name, capsys):
     found = verdict(path, name)
     assert not found.passes, found.summary()

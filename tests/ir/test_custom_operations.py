@@ -336,6 +336,7 @@ soft_difference = Operation("soft_difference", lambda x, y: jnp.log1p(jnp.exp(x 
 """
 
 
+@pytest.mark.slow
 def test_commands_take_the_file_that_defines_them(tmp_path, capsys):
     rules_of(tmp_path, INTO)
     (tmp_path / "own.py").write_text(FILE)

@@ -126,6 +126,7 @@ def test_they_suffice_together_and_none_of_them_is_spare(name):
         assert not (as_good_without(name, {rule}) and as_good_without(name, {*why.spare_rules, rule}))
 
 
+@pytest.mark.slow
 def test_rules_stand_in_the_order_in_which_they_matched():
     rules = explained("bound").rules
     assert [n.step for n in rules] == sorted(n.step for n in rules)

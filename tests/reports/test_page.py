@@ -68,7 +68,7 @@ def data_of(name):
     return json.loads(Reader(written(name)).texts["data"])
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, ["chain"]))
+@pytest.mark.parametrize("name", tiered(NAMES, ["longer"]))
 def test_it_is_well_formed_and_asks_for_nothing(name):
     reader = Reader(written(name))
     assert {"html", "head", "body", "main", "aside", "svg", "table", "pre", "script"} <= {tag for tag, _ in reader.tags}
@@ -80,7 +80,7 @@ def test_it_is_well_formed_and_asks_for_nothing(name):
         assert way not in written(name)
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, ["chain"]))
+@pytest.mark.parametrize("name", tiered(NAMES, ["longer"]))
 def test_every_class_that_is_named_is_there(name):
     data, reader = data_of(name), Reader(written(name))
     buttons = {attrs["data-class"] for _, attrs in reader.tags if "data-class" in attrs}
@@ -117,7 +117,7 @@ def variables(jaxpr):
     return [*jaxpr.invars, *(var for eqn in jaxpr.eqns for var in eqn.outvars)]
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, ["chain"]))
+@pytest.mark.parametrize("name", tiered(NAMES, ["longer"]))
 def test_the_plan_chooses_one_way_for_each_of_its_values(name):
     data, plan = data_of(name), planned(name)
     chosen = [sum(node["chosen"] for node in found["nodes"]) for found in data["classes"].values()]
@@ -140,7 +140,7 @@ def test_other_ways_are_there():
     assert any(node["written"] and not node["chosen"] for node in nodes)
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, ["chain"]))
+@pytest.mark.parametrize("name", tiered(NAMES, ["longer"]))
 def test_a_bar_for_each_point(name):
     data, plan = data_of(name), planned(name)
     bars = [(attrs["data-points"], int(attrs["data-point"])) for _, attrs in Reader(written(name)).tags if "data-point" in attrs]
@@ -150,7 +150,7 @@ def test_a_bar_for_each_point(name):
     assert max((t["share"] for point in data["after"] for t in point["held"]), default=0) <= 1
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, ["chain"]))
+@pytest.mark.parametrize("name", tiered(NAMES, ["longer"]))
 def test_the_reasons_are_there(name):
     text, why = written(name), planned(name).explain()
     for part in ("Memory over the program", "Runners-up", "Original, as traced", "Emitted"):

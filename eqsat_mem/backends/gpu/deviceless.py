@@ -25,6 +25,7 @@ from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.backends.gpu.thunks import Launch
 from eqsat_mem.backends.gpu.workspaces import Workspace, workspaces
 from eqsat_mem.errors import DeviceCompilerError
+from eqsat_mem.schedule.backend import real_jit
 
 Options = Mapping[str, "bool | str"]
 
@@ -139,7 +140,7 @@ def compile_for(
 
     there = jax.sharding.SingleDeviceSharding(device(target))
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=there, weak_type=getattr(a, "weak_type", False)) for a in avals]
-    jitted = jax.jit(
+    jitted = real_jit(
         function, donate_argnums=tuple(donate), keep_unused=True, out_shardings=there
     )  # a function without arguments has no other way to name the card
     lowered = jitted.lower(*given)

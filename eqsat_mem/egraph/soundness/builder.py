@@ -25,6 +25,10 @@ class IllFormed(Exception):
     """A node that means nothing: two indices become one, extents differ, an operation has no such dtype."""
 
 
+class NotTaken(IllFormed):
+    """An operation of the user's takes no operands of these dtypes: rules about it say nothing of them."""
+
+
 @dataclass
 class Builder:
     """The terms of nodes, and the program that they stand in."""
@@ -196,11 +200,11 @@ def dtype_of_operation(operation: Operation, extents: tuple[int, ...], dtypes: t
     """The dtype of the user's operation for named axes of these extents and operands of these dtypes.
 
     Raises:
-        IllFormed: if its function takes no such operands.
+        NotTaken: if its function takes no such operands.
     """
     found = _dtype_of_operation(operation, extents, dtypes)
     if found is None:
-        raise IllFormed(f"no {operation.name} of {', '.join(dtypes)}")
+        raise NotTaken(f"no {operation.name} of {', '.join(dtypes)}")
     return found
 
 

@@ -25,7 +25,7 @@ from eqsat_mem.egraph.rule_files import Rule, RuleSet
 from eqsat_mem.egraph.saturate import Limits, session
 from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.egraph.soundness import patterns
-from eqsat_mem.egraph.soundness.builder import Builder, IllFormed
+from eqsat_mem.egraph.soundness.builder import Builder, IllFormed, NotTaken
 from eqsat_mem.egraph.soundness.compare import CLAIMS, FACT, first_difference
 from eqsat_mem.egraph.soundness.evaluation import arguments, below, evaluated, moved, over
 from eqsat_mem.egraph.soundness.facts import BUILT_IN, Facts
@@ -265,6 +265,8 @@ class _Trial:
                 left = self.terms_of.get(c, [one[c]])[-1]
                 try:
                     others = self._others(c, left, one)
+                except NotTaken:
+                    continue
                 except IllFormed as error:
                     yield self._shown(f"it makes what has no meaning: {error}", left, None, {}, 0)
                     return
