@@ -193,6 +193,7 @@ def measured(stage: str, name: str, form: str, scale: str) -> Results:
     import eqsat_mem
     from benchmarks.gpu_programs import PROGRAMS
     from eqsat_mem.backends.choose import backend_in_use
+    from eqsat_mem.backends.xla import held_bytes
     from eqsat_mem.options import device_capacity
 
     program = next(p for p in PROGRAMS if p.name == name)
@@ -209,7 +210,7 @@ def measured(stage: str, name: str, form: str, scale: str) -> Results:
     function = plan.function if form == "plan" else lambda *args: jax.tree.leaves(program.function(*args))
     backend = backend_in_use()
     compiled = jax.jit(function).lower(*program.specs()).compile()
-    row["compiled"] = backend.held_bytes(compiled)
+    row["compiled"] = held_bytes(compiled, backend)
     if row["compiled"] > device_capacity():
         return row | {"status": "does not fit the device"}
     args = jax.block_until_ready(program.arguments())
