@@ -28,7 +28,8 @@ from eqsat_mem.passes import Pass
 from eqsat_mem.reports.explain import Record, Scheduler
 from eqsat_mem.reports.outline import exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
 from eqsat_mem.reports.plan import Plan
-from eqsat_mem.schedule.backend import Backend, Check
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.checks import Check
 from eqsat_mem.schedule.search import Schedule, fastest, unscheduled
 from eqsat_mem.transforms.plan_bodies import has_plans
 

@@ -17,7 +17,7 @@ import eqsat_mem
 from eqsat_mem import MemoryLimitError, events, pipeline
 from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.candidates import MEMORY_PRICES
-from eqsat_mem.schedule.backend import Check
+from eqsat_mem.schedule.checks import Check
 from eqsat_mem.transforms import plan_bodies
 from tests.oracles.targets import CPU
 from tests.schedule.test_search import kernel_vector

@@ -22,6 +22,7 @@ from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.mesh import Devices, Names
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.precision import rounds
+from eqsat_mem.schedule.checks import Check, Hidden, real_jit
 from eqsat_mem.schedule.device import Device, Link
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.ties import Tie
@@ -30,9 +31,6 @@ from eqsat_mem.schedule.weights import BASE, Weights
 if TYPE_CHECKING:
     from eqsat_mem.schedule.fusion import Fused
     from eqsat_mem.schedule.tiles import Tile
-
-real_jit = jax.jit
-"""``jax.jit`` as it was when this package was imported: scripts, and ``eqsat-mem run``, put their own in its place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,37 +64,6 @@ class Kernel:
     @property
     def term(self) -> Term:
         return self.ex.program.terms[self.step]
-
-
-# --- checks ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Check:
-    """A compiled program.
-
-    Attributes:
-        held_bytes: bytes that it holds at its peak.
-        compiled: the program; None where it was compiled for a device that is not there.
-        doubts: as those of :class:`Hidden`.
-    """
-
-    held_bytes: int
-    compiled: Any = None
-    doubts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Hidden:
-    """Memory of a compiled program that the compiler does not report.
-
-    Attributes:
-        nbytes: an estimate, in bytes.
-        doubts: sentences on memory that is not in it because it cannot be seen; usually none.
-    """
-
-    nbytes: int = 0
-    doubts: tuple[str, ...] = ()
 
 
 # --- behaviour ---------------------------------------------------------------------------------------

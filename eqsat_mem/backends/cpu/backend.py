@@ -16,7 +16,8 @@ from eqsat_mem.backends.cpu.vector_width import compiler_options
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
-from eqsat_mem.schedule.backend import Backend, Hidden, Kernel, extent_of
+from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
+from eqsat_mem.schedule.checks import Hidden
 from eqsat_mem.schedule.device import Link
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.idioms import Idioms

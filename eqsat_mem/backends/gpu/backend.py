@@ -22,7 +22,8 @@ from eqsat_mem.errors import DeviceCompilerError
 from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, itemsize
 from eqsat_mem.ir.loop_tree import Loop
-from eqsat_mem.schedule.backend import Backend, Check, Hidden, Kernel, extent_of
+from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
+from eqsat_mem.schedule.checks import Check, Hidden
 from eqsat_mem.schedule.cost_model import arithmetic_s, sides
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.idioms import Idioms

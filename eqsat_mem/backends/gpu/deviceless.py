@@ -25,7 +25,7 @@ from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.backends.gpu.thunks import Launch
 from eqsat_mem.backends.gpu.workspaces import Workspace, workspaces
 from eqsat_mem.errors import DeviceCompilerError
-from eqsat_mem.schedule.backend import real_jit
+from eqsat_mem.schedule.checks import real_jit
 
 Options = Mapping[str, "bool | str"]
 
