@@ -11,7 +11,7 @@ from jax import lax
 from eqsat_mem.stablehlo import counted
 from eqsat_mem.stablehlo.lapack import LAPACK
 from eqsat_mem.stablehlo.operation import Op, Row
-from eqsat_mem.stablehlo.values import Unreadable
+from eqsat_mem.stablehlo.values import Unreadable, word
 
 
 def while_(op: Op, *start: Any) -> Any:
@@ -46,8 +46,7 @@ def _turns(op: Op, start: Sequence[Any]) -> int | None:
         return None
     counters, (left, right) = list(op.arguments(0)), compared.operands
     stop = op.known(right)
-    direction = Op(compared.operation, (), {}, op.reader).word("comparison_direction", "ComparisonDirectionAttr")
-    if left not in counters or stop is None or direction != "LT":
+    if left not in counters or stop is None or word(compared.attributes["comparison_direction"]) != "LT":
         return None
     k = counters.index(left)
     counter, grown = op.arguments(1)[k], op.returned(1)[k].owner

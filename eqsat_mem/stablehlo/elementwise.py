@@ -59,8 +59,8 @@ _COMPARISONS = {"EQ": lax.eq, "NE": lax.ne, "LT": lax.lt, "LE": lax.le, "GT": la
 
 
 def compare(op: Op, x: Any, y: Any) -> Any:
-    direction = op.word("comparison_direction", "ComparisonDirectionAttr")
-    kind = op.word("compare_type", "ComparisonTypeAttr")
+    direction = op.word("comparison_direction")
+    kind = op.word("compare_type")
     if kind != "TOTALORDER" or not jnp.issubdtype(x.dtype, jnp.floating):
         return _COMPARISONS[direction](x, y)
     match direction:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives
@@ -13,7 +14,7 @@ from jax.extend.mlir.dialects import stablehlo
 
 from eqsat_mem.ir.ops import MONOIDS
 from eqsat_mem.stablehlo.operation import Op, Row, is_number
-from eqsat_mem.stablehlo.values import Unreadable
+from eqsat_mem.stablehlo.values import Unreadable, word
 
 _FOLDS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
     "add": ("add", lax.reduce_sum, lax.add),
@@ -41,12 +42,12 @@ def reduce(op: Op, *operands: Any) -> Any:
             return folded
         return combine(folded, lax.broadcast(start, folded.shape))
     found = _position(op, values, starts, axes)
-    return found or list(lax.reduce(values, starts, _of_two(op, count), axes))
+    return found or list(lax.reduce(values, starts, _of_tuples(op), axes))
 
 
-def _of_two(op: Op, count: int) -> Callable[[Any, Any], Any]:
-    """The first region as a function of two values, or of two tuples of them."""
-    return lambda a, b: tuple(op.regions[0](*a, *b)) if count > 1 else op.regions[0](*jax.tree.leaves((a, b)))[0]
+def _of_tuples(op: Op) -> Callable[[Any, Any], Any]:
+    """The first region as a function of two tuples of values."""
+    return lambda a, b: tuple(op.regions[0](*a, *b))
 
 
 def _position(op: Op, values: Sequence[Any], starts: Sequence[Any], axes: Sequence[int]) -> list[Any] | None:
@@ -92,10 +93,7 @@ def reduce_window(op: Op, *operands: Any) -> Any:
             if along is not None:
                 return _CUMULATIVE[monoid](x, along[0], reverse=along[1])
         return lax.reduce_window(x, start, combine, window, strides, padding, base, inner)
-    single = count == 1
-    xs, starts_of = (values[0], starts[0]) if single else (tuple(values), tuple(starts))
-    out = lax.reduce_window(xs, starts_of, _of_two(op, count), window, strides, padding, base, inner)
-    return out if single else list(out)
+    return list(lax.reduce_window(tuple(values), tuple(starts), _of_tuples(op), window, strides, padding, base, inner))
 
 
 def _whole_axis(shape: Sequence[int], window: Sequence[int], padding: Sequence[tuple[int, int]]) -> tuple[int, bool] | None:
@@ -112,7 +110,7 @@ def select_and_scatter(op: Op, x: Any, source: Any, start: Any) -> Any:
     compared = operations[0]
     prefers = {"GE": primitives.ge_p, "LE": primitives.le_p}
     plain = len(operations) == 2 and compared.name == "stablehlo.compare" and list(compared.operands) == op.arguments(0)
-    direction = str(stablehlo.ComparisonDirectionAttr(compared.attributes["comparison_direction"]).value) if plain else ""
+    direction = word(compared.attributes["comparison_direction"]) if plain else ""
     if direction not in prefers or op.combiner(1) != "add" or not is_number(start, 0):
         raise Unreadable("a choice from windows that is no pooling")
     rank = np.ndim(x)
@@ -168,8 +166,8 @@ def _preferred(op: Op, x: Any, y: Any) -> Any:
 
 def _precision(op: Op) -> Any:
     """The precision that is asked for; None where none is."""
-    words = [str(stablehlo.PrecisionAttr(item).value) for item in op.attributes["precision_config"]] if op.has("precision_config") else []
-    return tuple(lax.Precision[word] for word in words) if any(word != "DEFAULT" for word in words) else None
+    words = [word(item) for item in op.attributes.get("precision_config", ())]
+    return tuple(lax.Precision[name] for name in words) if any(name != "DEFAULT" for name in words) else None
 
 
 def convolution(op: Op, x: Any, kernel: Any) -> Any:
@@ -198,7 +196,7 @@ def convolution(op: Op, x: Any, kernel: Any) -> Any:
 
 
 def triangular_solve(op: Op, a: Any, b: Any) -> Any:
-    transpose = op.word("transpose_a", "TransposeAttr")
+    transpose = op.word("transpose_a")
     return lax.linalg.triangular_solve(
         a,
         b,
@@ -214,15 +212,16 @@ def cholesky(op: Op, x: Any) -> Any:
     if op.value("lower", False):
         return lax.linalg.cholesky(x, symmetrize_input=False)
     axes = (*range(np.ndim(x) - 2), np.ndim(x) - 1, np.ndim(x) - 2)
-    return lax.transpose(lax.conj(lax.linalg.cholesky(lax.conj(lax.transpose(x, axes)), symmetrize_input=False)), axes)
+    lower = lax.linalg.cholesky(jnp.conj(lax.transpose(x, axes)), symmetrize_input=False)
+    return jnp.conj(lax.transpose(lower, axes))
 
 
 def fft(op: Op, x: Any) -> Any:
-    return lax.fft(x, op.word("fft_type", "FftTypeAttr"), op.integers("fft_length"))
+    return lax.fft(x, op.word("fft_type"), op.integers("fft_length"))
 
 
 def rng_bit_generator(op: Op, state: Any) -> Any:
-    algorithm = op.word("rng_algorithm", "RngAlgorithmAttr")
+    algorithm = op.word("rng_algorithm")
     _, bits = op.avals
     kinds = {"DEFAULT": "RNG_DEFAULT", "THREE_FRY": "RNG_THREE_FRY", "PHILOX": "RNG_PHILOX"}
     return list(lax.rng_bit_generator(state, bits.shape, bits.dtype, algorithm=getattr(lax.RandomAlgorithm, kinds[algorithm])))

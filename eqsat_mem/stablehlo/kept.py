@@ -23,7 +23,7 @@ def keep(operation: Any, operands: Sequence[Any], outside: Sequence[tuple[Any, A
     Args:
         operation: the operation in MLIR.
         operands: the values of its operands.
-        outside: what its regions read from outside of it: the value in MLIR, and the value.
+        outside: what its regions read from outside of it, but for constants: the value in MLIR, and the value.
         avals: the shapes and dtypes of its results.
         number: which of the kept operations of the module it is. Equal ones are not merged: what they do is not known.
     """
@@ -43,18 +43,25 @@ def _alone(operation: Any, outside: Sequence[Any]) -> str:
             function: Any = func.FuncOp("kept", (types, [value.type for value in operation.results]))
             function.attributes["sym_visibility"] = ir.StringAttr.get("private")
             block = function.add_entry_block()
-        count = len(operation.operands)
-        replaced = dict(zip(outside, list(block.arguments)[count:], strict=True))
         with ir.InsertionPoint(block):
+            given = dict(zip(outside, list(block.arguments)[len(operation.operands) :], strict=True))
+            given |= {
+                value: value.owner.operation.clone().operation.results[0] for value in read_from_outside(operation) if is_constant(value)
+            }
             clone = operation.clone().operation
-            for k in range(count):
-                clone.operands[k] = block.arguments[k]
+            for k, argument in enumerate(list(block.arguments)[: len(operation.operands)]):
+                clone.operands[k] = argument
             for inner in inside(clone):
                 for k, value in enumerate(inner.operands):
-                    if value in replaced:
-                        inner.operands[k] = replaced[value]
+                    if value in given:
+                        inner.operands[k] = given[value]
             func.ReturnOp(list(clone.results))
         return str(module.operation.get_asm(enable_debug_info=False))
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value, in MLIR, is a constant: compilers want those of regions inside or beside them, and not as arguments."""
+    return getattr(value.owner, "name", "") == "stablehlo.constant"
 
 
 def inside(operation: Any) -> list[Any]:

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import stablehlo
 
-from eqsat_mem.stablehlo.values import aval_of, constant, integers, pairs
+from eqsat_mem.stablehlo.values import aval_of, constant, integers, pairs, word
 
 Row = Callable[..., Any]
 """Takes an :class:`Op` and its operands, and returns its result, or a list of them."""
@@ -74,9 +73,9 @@ class Op:
         """A number, a flag or a text."""
         return self.attributes[name].value if self.has(name) else default
 
-    def word(self, name: str, kind: str) -> str:
-        """A word of one of StableHLO's enumerations; empty where it is not said."""
-        return str(getattr(stablehlo, kind)(self.attributes[name]).value) if self.has(name) else ""
+    def word(self, name: str) -> str:
+        """A word of an enumeration; empty where it is not said."""
+        return word(self.attributes[name]) if self.has(name) else ""
 
     def symbol(self, name: str) -> str:
         """The name of a function."""

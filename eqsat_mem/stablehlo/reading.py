@@ -13,7 +13,7 @@ from jax.extend.mlir import ir
 from eqsat_mem.errors import StableHLOError
 from eqsat_mem.frontend.inline import lines_of
 from eqsat_mem.ir import Source
-from eqsat_mem.stablehlo.kept import keep, read_from_outside
+from eqsat_mem.stablehlo.kept import is_constant, keep, read_from_outside
 from eqsat_mem.stablehlo.operation import Op, Row
 from eqsat_mem.stablehlo.table import ROWS
 from eqsat_mem.stablehlo.values import Unreadable, aval_of, dtypes
@@ -130,7 +130,7 @@ class Reading:
             raise self.refused(op.operation, "it has a side effect, which a plan cannot keep in its place")
         if any(f"@{name}" in text for name in self.functions):
             raise self.refused(op.operation, "it calls a function of the module")
-        outside = [(value, op.scope[value]) for value in read_from_outside(op.operation)]
+        outside = [(value, op.scope[value]) for value in read_from_outside(op.operation) if not is_constant(value)]
         try:
             made = keep(op.operation, operands, outside, op.avals, len(self.kept))
         except TypeError as error:
@@ -160,7 +160,8 @@ class Reading:
                 is_own = location.filename == "-"
                 return Source(self.file if is_own else location.filename, location.start_line, function)
             if isinstance(location, ir.NameLoc):
-                function = location.name_str if isinstance(location.child_loc, ir.FileLineColLoc) else function
+                if isinstance(location.child_loc, ir.FileLineColLoc):
+                    function = location.name_str.rpartition(".")[2]
                 location = location.child_loc
             elif isinstance(location, ir.CallSiteLoc):
                 location = location.callee

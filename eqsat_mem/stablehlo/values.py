@@ -105,3 +105,8 @@ def pairs(attribute: Any) -> tuple[tuple[int, int], ...]:
     """The rows of a dense attribute of shape (n, 2)."""
     flat = integers(attribute)
     return tuple(zip(flat[::2], flat[1::2], strict=True))
+
+
+def word(attribute: Any) -> str:
+    """The word of an enumeration, such as LT of ``#stablehlo<comparison_direction LT>``."""
+    return str(attribute).removesuffix(">").rpartition(" ")[2]

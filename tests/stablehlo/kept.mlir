@@ -1,0 +1,32 @@
+// Operations that JAX has no primitive for, a module each, under its name.
+
+// sort with a comparison of its own
+func.func @main(%x: tensor<4x6xf32>) -> (tensor<4x6xf32>) {
+  %r = "stablehlo.sort"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+  %c = stablehlo.compare GT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+  stablehlo.return %c : tensor<i1> }) {dimension = 1 : i64} : (tensor<4x6xf32>) -> tensor<4x6xf32>
+  return %r : tensor<4x6xf32>
+}
+
+// scatter that combines in its own way
+func.func @main(%x: tensor<4x6xf32>, %at: tensor<3x1xi32>, %u: tensor<3x6xf32>) -> (tensor<4x6xf32>) {
+  %r = "stablehlo.scatter"(%x, %at, %u) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+  %s = stablehlo.subtract %a, %b : tensor<f32>
+  stablehlo.return %s : tensor<f32> }) {
+  scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1], inserted_window_dims = [0], scatter_dims_to_operand_dims = [0],
+  index_vector_dim = 1>} : (tensor<4x6xf32>, tensor<3x1xi32>, tensor<3x6xf32>) -> tensor<4x6xf32>
+  return %r : tensor<4x6xf32>
+}
+
+// sort with a constant from outside
+func.func @main(%x: tensor<4x6xf32>) -> (tensor<4x6xf32>) {
+  %k = stablehlo.constant dense<1.0> : tensor<f32>
+  %r = "stablehlo.sort"(%x) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+  %s = stablehlo.multiply %a, %k : tensor<f32>
+  %c = stablehlo.compare GT, %s, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+  stablehlo.return %c : tensor<i1> }) {dimension = 1 : i64} : (tensor<4x6xf32>) -> tensor<4x6xf32>
+  return %r : tensor<4x6xf32>
+}
