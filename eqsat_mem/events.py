@@ -167,7 +167,7 @@ def anyone_listens() -> bool:
 
 @dataclass
 class Clock:
-    """Seconds by stage; whoever listens hears of each.
+    """Seconds by stage, each without those of stages inside it, so that they add up; whoever listens hears of each.
 
     >>> clock = Clock()
     >>> with clock("trace"):
@@ -177,14 +177,21 @@ class Clock:
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
+    now: Callable[[], float] = time.perf_counter
+    _inside: list[float] = field(default_factory=list)
+    """Seconds that stages inside each of the stages that run have taken."""
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         tell(StageBegan(stage))
-        start = time.perf_counter()
+        start = self.now()
+        self._inside.append(0.0)
         try:
             yield
         finally:
-            elapsed = time.perf_counter() - start
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + elapsed
-            tell(StageEnded(stage, elapsed))
+            elapsed = self.now() - start
+            own = elapsed - self._inside.pop()
+            if self._inside:
+                self._inside[-1] += elapsed
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + own
+            tell(StageEnded(stage, own))

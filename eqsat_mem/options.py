@@ -190,7 +190,7 @@ def _bytes(value: Any, argument: str) -> int | None:
         return whole
     if not math.isfinite(value):
         raise _size_error(argument, value, "is not finite")
-    return int(value)
+    return int(float(value))
 
 
 def _whole(value: Any) -> int | None:

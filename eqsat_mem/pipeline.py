@@ -26,7 +26,7 @@ from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
 from eqsat_mem.passes import Pass
 from eqsat_mem.reports.explain import Record, Scheduler
-from eqsat_mem.reports.outline import exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
+from eqsat_mem.reports.outline import body_loops, exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
@@ -382,7 +382,7 @@ def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, reco
         predicted_s=s.seconds,
         original_predicted_s=found.before.seconds,
         seconds=clock.seconds,
-        loops=loop_summaries(s),
+        loops=[*loop_summaries(s), *body_loops(s)],
         rules_fired=() if chosen.unchanged else found.fired,
         peak_tensors=peak_tensors(s),
         program=program,

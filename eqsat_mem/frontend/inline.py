@@ -6,8 +6,10 @@ waits only for the platform is the branch of this platform.
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -189,16 +191,22 @@ def _source(eqn: Any) -> Source | None:
         from jax._src.source_info_util import user_frames
     except ImportError:  # JAX moved its private module: programs load without lines
         return None
-    frame = next((f for f in user_frames(eqn.source_info.traceback) if f.file_name not in _OURS), None)
-    if frame is None:
+    frames = (frame for frame in user_frames(eqn.source_info.traceback) if frame.file_name not in _OURS)
+    called = next(frames, None)
+    if called is None:
         return _of_scope(str(eqn.source_info.name_stack))
-    return Source(frame.file_name, frame.start_line, frame.function_name.rsplit(".", 1)[-1])
+    own = next((frame for frame in chain([called], frames) if not frame.file_name.startswith(_INSTALLED)), called)
+    library = "" if own is called else f"{called.file_name.rsplit('/', 1)[-1]}:{called.start_line}"
+    return Source(own.file_name, own.start_line, own.function_name.rpartition("<locals>.")[2], library)
 
 
 @contextmanager
 def lines_of(source: Source | None) -> Iterator[None]:
     """Equations that are traced here without a line of the user's are said to come from ``source``."""
-    with jax.named_scope(f"{_SCOPE}{source.file}|{source.line}|{source.function}|") if source is not None else nullcontext():
+    if source is None:
+        yield
+        return
+    with jax.named_scope(f"{_SCOPE}{source.file}|{source.line}|{source.function}|{source.library}|"):
         yield
 
 
@@ -206,8 +214,8 @@ def _of_scope(scopes: str) -> Source | None:
     _, found, text = scopes.rpartition(_SCOPE)
     if not found:
         return None
-    file, line, function = text.split("|")[:3]
-    return Source(file, int(line), function)
+    file, line, function, library = text.split("|")[:4]
+    return Source(file, int(line), function, library)
 
 
 _SCOPE = "eqsat_mem line "
@@ -216,6 +224,8 @@ _OURS = frozenset(map(str, _PACKAGE.rglob("*.py"))) - {
     str(_PACKAGE / name) for name in ("cli/demo.py", "egraph/soundness/sample_programs.py")
 }
 """Our own files, except those with programs to plan: what they add to a program while it is traced is not the user's line."""
+_INSTALLED = tuple({sysconfig.get_path(name) + "/" for name in ("purelib", "platlib", "stdlib", "scripts")})
+"""Folders of installed packages: a line of a package that the user calls is not where the user looks."""
 _LIBRARY = jax.__file__.rsplit("/", 1)[0] + "/"
 
 

@@ -31,9 +31,8 @@ from eqsat_mem.events import (
     Tried,
 )
 from eqsat_mem.reports.outline import outline
-from eqsat_mem.reports.plan import time_text
 from eqsat_mem.schedule.search import Schedule
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import format_bytes, time_text
 
 VARIABLE = "EQSAT_MEM_DEBUG"
 HIGHEST = 5

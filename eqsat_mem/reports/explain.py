@@ -20,12 +20,13 @@ from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.options import Options
 from eqsat_mem.reports.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
 from eqsat_mem.reports.minimal_sets import smallest
-from eqsat_mem.reports.outline import describe, loop_summaries, outline
+from eqsat_mem.reports.outline import loop_summaries, outline
 from eqsat_mem.reports.picture import draw
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.progress import on_terminal
 from eqsat_mem.reports.runners_up import Search, rivals
 from eqsat_mem.reports.timeline import Point, timeline
+from eqsat_mem.reports.words import array_type, describe
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, fastest
@@ -241,15 +242,16 @@ def held_at_peak(s: Schedule) -> list[Held]:
     """What a schedule holds at its peak, largest first: every argument, and the values that are live there."""
     program, memory = s.ex.program, Memory(s.ex, s.backend)
     arguments = (
-        Held(what=f"argument {b.name} {list(b.shape)}", nbytes=nbytes, whole_bytes=nbytes, place="", line="")
+        Held(what=f"{array_type(b.shape, b.dtype)} argument {b.name}", nbytes=nbytes, whole_bytes=nbytes, place="", line="")
         for b, nbytes in zip(program.inputs, program.input_bytes(), strict=True)
     )
-    values = (held(program, t, nbytes) for t, nbytes in memory.live(s.seq, memory.full_extents(), s.chunks))
+    live, _ = memory.at_peak(s.seq, memory.full_extents(), s.chunks)
+    values = (held(program, value.term, value.nbytes, value.extents) for value in live)
     return sorted([*arguments, *values], key=lambda tensor: -tensor.nbytes)
 
 
-def held(program: Program, t: int, nbytes: int) -> Held:
-    """A value of which ``nbytes`` are held, with the line that made it."""
+def held(program: Program, t: int, nbytes: int, extents: Sequence[int] | None = None) -> Held:
+    """A value of which ``nbytes`` are held, in a loop with the ``extents`` of a chunk, with the line that made it."""
     source = program.source.get(t)
     place, line = ("", "") if source is None else (str(source), linecache.getline(source.file, source.line).strip())
-    return Held(what=describe(program, t), nbytes=nbytes, whole_bytes=program.nbytes(t), place=place, line=line)
+    return Held(what=describe(program, t, extents), nbytes=nbytes, whole_bytes=program.nbytes(t), place=place, line=line)

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 
 from eqsat_mem.egraph.rule_files import Rule
 from eqsat_mem.passes import Pass
-from eqsat_mem.reports.plan import LoopSummary, time_text, times_as_long
+from eqsat_mem.reports.plan import LoopSummary
 from eqsat_mem.reports.runners_up import Rival
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import format_bytes, time_text, times_as_long
 
 EQUAL = 1e-3
 """The share by which two predicted times may differ and be the same: predictions are not closer."""

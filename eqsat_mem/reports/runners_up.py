@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from eqsat_mem.egraph.saturate import rule_of
 from eqsat_mem.events import Began, Ended, Event, Extracted, Kept, Scheduled, Searched, Stepped
 from eqsat_mem.reports.outline import outline
-from eqsat_mem.reports.plan import times_as_long
 from eqsat_mem.schedule.search import Schedule
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import format_bytes, times_as_long
 
 MOST_RIVALS = 8
 """How many runners-up are listed."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from eqsat_mem.ir.loop_tree import Loop, Seq
-from eqsat_mem.reports.outline import describe
+from eqsat_mem.reports.words import describe
 from eqsat_mem.schedule.memory import Extents, Memory, within
 from eqsat_mem.schedule.search import Schedule
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Self
+from typing import NamedTuple, Self
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Call, Const, Dot, Input, Map, Program, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
@@ -87,6 +87,14 @@ class Footprint:
     def live(self, position: int) -> list[tuple[int, int]]:
         """The values that are there while a kernel runs, with their bytes."""
         return [(t, nbytes) for t, nbytes, first, last in self.lives if first <= position <= last]
+
+
+class Live(NamedTuple):
+    """A value that is there at a peak: its bytes, and the extents of all indices in its region."""
+
+    term: int
+    nbytes: int
+    extents: Extents
 
 
 @dataclass(eq=False)
@@ -219,15 +227,16 @@ class Memory:
             return self.peak(step, extents, chunks)
         return self.peak(step.body, within(extents, step, chunks), chunks)
 
-    def live(self, seq: Seq, extents: Extents, chunks: Chunks) -> list[tuple[int, int]]:
-        """The values that are there at the peak of ``seq``, with their bytes."""
+    def at_peak(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[list[Live], int | None]:
+        """The values that are there at the peak of ``seq``, those of outer regions first, and the operation that runs then, if any."""
         at, region = self.peak(seq, extents, chunks).position, self.footprint(seq, extents)
-        step = region.nested[at][0] if at in region.nested else None
-        if step is None:
-            return region.live(at)
-        if isinstance(step, Seq):
-            return region.live(at) + self.live(step, extents, chunks)
-        return region.live(at) + self.live(step.body, within(extents, step, chunks), chunks)
+        here = [Live(t, nbytes, extents) for t, nbytes in region.live(at)]
+        step = region.kept[at] if at >= 0 else None
+        if step is None or isinstance(step, int):
+            return here, step
+        inner, inside = (step, extents) if isinstance(step, Seq) else (step.body, within(extents, step, chunks))
+        values, running = self.at_peak(inner, inside, chunks)
+        return here + values, running
 
     def footprint(self, seq: Seq, extents: Extents) -> Footprint:
         """What a region holds around its steps. A region inside others is asked for after those around it."""

@@ -14,10 +14,9 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.node_costs import node_costs
 from eqsat_mem.ir import Program, describe, names
-from eqsat_mem.reports.plan import time_text
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import format_bytes, time_text
 
 MOST_NODES = 40
 """How many nodes of a class are shown."""
