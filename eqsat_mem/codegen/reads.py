@@ -304,11 +304,11 @@ class Reader:
         return f"jnp.{'bool_' if name == 'bool' else name}"
 
     def literal(self, term: Literal) -> str:
-        return number(term.value)
+        return number(np.float32(term.value) if term.dtype == np.float32 else term.value)
 
     def typed(self, term: Term) -> str:
         assert isinstance(term, Literal)
-        return f"{self.dtype(term.dtype)}({number(term.value)})"
+        return f"{self.dtype(term.dtype)}({self.literal(term)})"
 
 
 def _with_new_axes(positions: Sequence[str], where: Sequence[str]) -> list[str]:
