@@ -112,10 +112,10 @@ def command_line() -> argparse.ArgumentParser:
 
 def _add_function(command: argparse.ArgumentParser) -> None:
     """The arguments that name a function, what to call it with, and how to plan it."""
-    command.add_argument("function", metavar="FILE.py:FUNCTION", help="the function to plan")
+    command.add_argument("function", metavar="PLACE:FUNCTION", help="the function to plan: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION")
     command.add_argument(
         "--args",
-        metavar="FILE.py:MAKE_ARGS",
+        metavar="PLACE:MAKE_ARGS",
         required=True,
         help="a function without parameters that returns the arguments, arrays or jax.ShapeDtypeStructs: a tuple of them, "
         "a dict of keyword arguments, or the only one",

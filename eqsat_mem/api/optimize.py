@@ -308,13 +308,18 @@ def hoist_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 
 def argument_names(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Any]) -> list[str]:
-    """A name for each input from the parameter and the path to it: ``x``, ``params['w'][0]``."""
+    """A name for each leaf of the arguments that is one of ``inputs``, from the parameter and the path to it: ``x``, ``params['w'][0]``."""
+    leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+    places = [object() for _ in leaves]  # one array may stand in several places
+    placed_args, placed_kwargs = jax.tree.unflatten(tree, places)
     try:
-        arguments = dict(inspect.signature(fun).bind(*args, **kwargs).arguments)
+        arguments = dict(inspect.signature(fun).bind(*placed_args, **placed_kwargs).arguments)
     except (TypeError, ValueError):  # built-in functions have no signature
-        arguments = {"args": args, **kwargs}
+        arguments = {"args": placed_args, **placed_kwargs}
     named = {}
     for parameter, value in arguments.items():
-        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
-            named[id(leaf)] = f"{parameter}{jax.tree_util.keystr(path)}"
-    return [named.get(id(leaf), f"arg_{k}") for k, leaf in enumerate(inputs)]
+        for path, place in jax.tree_util.tree_flatten_with_path(value)[0]:
+            named[id(place)] = f"{parameter}{jax.tree_util.keystr(path)}"
+    wanted = {id(leaf) for leaf in inputs}
+    given = [place for place, leaf in zip(places, leaves, strict=True) if id(leaf) in wanted]
+    return [named.get(id(place), f"arg_{k}") for k, place in enumerate(given)]

@@ -100,7 +100,7 @@ class _Flattening:
             return self.call(params[_BODIES[name]], ins, source)
         if name == "cond" and (branch := self.branch(params, ins[0])) is not None:
             return self.call(branch, ins[1:], source)
-        if name in IDENTITIES:
+        if name in IDENTITIES or (name == "device_put" and all(device is None for device in params["devices"])):
             return ins
         if name == "convert_element_type" and (same := self.converted(ins[0], params["new_dtype"])) is not None:
             return [same]
