@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.reports.plan import Plan
 
 MOST_SIGNATURES = 1024
-register_exclusion(__file__)  # hides these frames from users, as JAX hides its own
+register_exclusion(str(Path(__file__).parent.parent))  # hides our frames from users, as JAX hides its own
 
 
 class JitByPlan:

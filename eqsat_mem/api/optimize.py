@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.traceback_util import api_boundary  # errors are told without our frames, as JAX tells them without its own
 from jax.core import ShapedArray, Tracer
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
@@ -157,6 +158,7 @@ class Optimized:
         self._lock = threading.Lock()
         JitByPlan(fun, jit_options)  # so that jax.jit checks its arguments now
 
+    @api_boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function_for(args, kwargs)(*args, **kwargs)
 
@@ -172,6 +174,7 @@ class Optimized:
         limit = self._options.memory_limit
         return f"<optimized {getattr(self, '__name__', repr(self._fun))}, memory limit {'default' if limit is None else f'{limit} bytes'}>"
 
+    @api_boundary
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments (arrays, or ``jax.ShapeDtypeStruct``), which a call with the like of them uses. Runs nothing.
 
@@ -182,14 +185,17 @@ class Optimized:
             jaxpr = self.trace(*args, **kwargs).jaxpr
         return plans_in(jaxpr)[0]
 
+    @api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).trace``."""
         return self._function_for(args, kwargs).plain.trace(*args, **kwargs)
 
+    @api_boundary
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).lower``: plans for these arguments, and has a method ``compile``."""
         return self._function_for(args, kwargs).chosen(args, kwargs).lower(*args, **kwargs)
 
+    @api_boundary
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).eval_shape``."""
         return self._function_for(args, kwargs).plain.eval_shape(*args, **kwargs)
