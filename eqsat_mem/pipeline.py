@@ -40,7 +40,7 @@ CLOSE = 1.25
 PATIENCE_S = 3600.0
 """Seconds for saturation when a plan is explained: what stops it then is the number of rows or iterations, which repeats itself."""
 ATTEMPTS = 6
-"""How many searches and compilations are made for one limit, each for a lower target than the one before."""
+"""How many searches and compilations are made for one limit, each for a lower planned limit than the one before."""
 
 
 def plan(
@@ -170,9 +170,17 @@ def _plan(request: _Request) -> Plan:
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
     programs = _Programs(request.jaxpr, request.arg_names, preferences, loaded)
-    again = partial(_again, request, programs, chosen.backend, chosen.target)
+    again = partial(_again, request, programs, chosen.backend, chosen.planned_limit)
     record = Record(
-        found.before, chosen.backend, chosen.target, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names
+        found.before,
+        chosen.backend,
+        chosen.planned_limit,
+        again,
+        request.options,
+        request.jaxpr,
+        request.arg_names,
+        loaded,
+        chosen.code.names,
     )
     return _report(request, found, chosen, clock, record)
 
@@ -236,7 +244,7 @@ class _Chosen:
     code: Emitted
     check: Check | None
     backend: Backend
-    target: int
+    planned_limit: int
     unchanged: bool = False
 
     @property
@@ -315,31 +323,31 @@ def _emit_within(request: _Request, forms: Forms, best: Schedule) -> _Chosen:
 def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule) -> _Chosen:
     """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
 
-    Where nothing fits the next target, it was too low a guess: the one after is halfway back to the last program that was compiled.
+    Where nothing fits the next planned limit, it was too low a guess: the one after is halfway back to the last program that was compiled.
     Where nothing fits at all as predicted, but nearly, XLA is asked about the plan for what that holds.
     """
     limit = request.limit
-    target, above = limit, 0
+    planned_limit, above = limit, 0
     smallest: tuple[int, Schedule] | None = None
     for attempt in range(ATTEMPTS):
         if attempt:
-            best = forms.fastest(backend, target).best
-        if best.fits(target):
+            best = forms.fastest(backend, planned_limit).best
+        if best.fits(planned_limit):
             code = emit(best, request.name)
             shares = best.ex.program.shares
             check = request.compiled(request.runnable(code, checked=True), best.peak_bytes, None if shares is None else shares.arguments)
             if check is None or check.held_bytes <= limit:
-                return _Chosen(best, code, check, backend, target)
+                return _Chosen(best, code, check, backend, planned_limit)
             held = check.held_bytes
             if smallest is None or held < smallest[0]:
                 smallest = held, best
-            if target > limit:
+            if planned_limit > limit:
                 break
-            target, above = _tighter(best, held, limit), best.peak_bytes
+            planned_limit, above = _tighter(best, held, limit), best.peak_bytes
         elif smallest is None and request.verifies and best.fits(int(CLOSE * limit)):
-            target = best.peak_bytes
+            planned_limit = best.peak_bytes
         elif best.peak_bytes < above:
-            target = (best.peak_bytes + above) // 2
+            planned_limit = (best.peak_bytes + above) // 2
         else:
             break
     closest_bytes, closest = smallest or (best.peak_bytes, best)

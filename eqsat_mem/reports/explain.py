@@ -43,7 +43,7 @@ class Record:
 
     Attributes:
         before: the program as written, scheduled without loops.
-        backend: the target that the plan was made for.
+        backend: the backend that the plan was made for.
         limit_bytes: the limit that the plan was searched for.
         again: the search, to be run with names of rules to leave out and a scheduler; it gives its best schedule.
         options: the options of the plan.
