@@ -217,8 +217,8 @@ class _Candidates:
     def rematerialised(self, s: Schedule, limit: int) -> Schedule:
         """A schedule with values rematerialised; moves of one without loops are kept, since no limit changes them."""
         if s.chunks:
-            return Moved(s).within(limit)
-        return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).within(limit)
+            return Moved(s).fitting(limit)
+        return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).fitting(limit)
 
 
 def _extracted(view: View, rules: RuleSet, backend: Backend) -> _Candidates:
@@ -239,7 +239,7 @@ def _searched(searches: Sequence[Search], scheduler: Scheduler, known: _Candidat
     limit, backend = searches[0].limit, searches[0].backend
     best, closest = _best(searches, scheduler)
     if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
-        best = min(best, _best([closest.within(0)], scheduler)[0], key=lambda s: s.peak_bytes)
+        best = min(best, _best([closest.with_limit(0)], scheduler)[0], key=lambda s: s.peak_bytes)
     for s in [best, *(search.straight for search in searches)] if backend.tie is not None else ():
         useful = limit if best.fits(limit) else best.peak_bytes - 1
         if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and least_bytes(s) <= useful:

@@ -71,15 +71,15 @@ class Settings:
         return same[key]
 
     @contextmanager
-    def within(self) -> Iterator[None]:
-        """Within it, :meth:`inside` is true: what this thread traces is part of a function of which a note has been made."""
-        before, self.local.inside = self.inside(), True
+    def tracing(self) -> Iterator[None]:
+        """A context in which :meth:`is_tracing` is true: this thread traces a part of a function that has been noted already."""
+        before, self.local.inside = self.is_tracing(), True
         try:
             yield
         finally:
             self.local.inside = before
 
-    def inside(self) -> bool:
+    def is_tracing(self) -> bool:
         return getattr(self.local, "inside", False)
 
 
@@ -169,13 +169,13 @@ class Jitted:
             return getattr(planned, method)(*args, **kwargs)
         if reason:
             self._settings.ledger.add(Entry(**_identity(self.__wrapped__), outcome="left alone", reason=reason))
-        with self._settings.within():
+        with self._settings.tracing():
             return getattr(self._original, method)(*args, **kwargs)
 
     def _why_alone(self, args: Any, kwargs: Any) -> str | None:
         """None if this call is to be planned; empty if it is part of one of which a note has been made."""
         if not trace_state_clean():
-            if self._settings.inside():
+            if self._settings.is_tracing():
                 return ""
             return "part of a grad, vmap, scan, eval_shape or the like outside of jax.jit: to plan that, put jax.jit around it"
         if self._placed:
@@ -194,7 +194,7 @@ def _planning(reference: Callable[[], Any], options: dict[str, Any], settings: S
         original = real_jit(fun, **options)  # with the caches of any other made from this function
         if trace_state_clean():  # jit is disabled, or JAX looks for the operation that made a NaN
             return fun(*args, **kwargs)
-        with settings.within(), _noting_errors(fun, settings.ledger):
+        with settings.tracing(), _noting_errors(fun, settings.ledger):
             traced = original.trace(*args, **kwargs)
         inputs = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, Tracer)]  # all that is not static
         types = ", ".join(jax.typeof(x).str_short() for x in inputs)

@@ -96,13 +96,13 @@ class Shares:
     arguments: tuple[Spec, ...] = ()
     results: tuple[Spec, ...] = ()
 
-    def within(self, mask: int) -> int:
+    def dealt_out(self, mask: int) -> int:
         """Those of an index set of which a value with these indices is a share."""
         return sum(1 << i for i, across in self.across.items() if mask >> i & 1 and not mask >> across & 1)
 
     def names(self, mask: int) -> list[str]:
         """The mesh axes that deal out the shares of an index set."""
-        return [name for i, names in self.spread.items() if self.within(mask) >> i & 1 for name in names]
+        return [name for i, names in self.spread.items() if self.dealt_out(mask) >> i & 1 for name in names]
 
 
 def whole(rank: int) -> Spec:

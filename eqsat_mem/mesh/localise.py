@@ -252,10 +252,10 @@ class Localiser:
         local, i = self.local, term.index
         if i not in self.divided:
             return local.program.add(replace(term, index=local.plain[i]))
-        within = local.program.add(replace(term, index=local.share[i]))
+        in_share = local.program.add(replace(term, index=local.share[i]))
         own = local.device_number(self.divided[i]) if shares >> i & 1 else local.program.add(Iota(PLACES, local.across[i]))
         first = local.map("mul", own, local.number(local.program.indices[local.share[i]].extent, PLACES))
-        return local.map("add", local.convert(first, term.dtype), within)
+        return local.map("add", local.convert(first, term.dtype), in_share)
 
     def renamed(self, t: int, term: Rename, shares: int) -> int:
         """A value under other names; where these are dealt out otherwise, it is whole before."""

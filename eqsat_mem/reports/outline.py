@@ -113,7 +113,7 @@ def spread_indices(program: Program) -> list[SpreadIndex]:
         return []
     used = 0
     for t in program.reachable():
-        used |= shares.within(program.free[t])
+        used |= shares.dealt_out(program.free[t])
     own = [(i, names) for i, names in shares.spread.items() if used >> i & 1]
     return [SpreadIndex(program.indices[i].name, names, shares.devices.count(names), program.indices[i].extent) for i, names in own]
 

@@ -217,7 +217,7 @@ class Memory:
     def _inside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> Peak:
         if isinstance(step, Seq):
             return self.peak(step, extents, chunks)
-        return self.peak(step.body, within(extents, step, chunks), chunks)
+        return self.peak(step.body, extents_inside(extents, step, chunks), chunks)
 
     def live(self, seq: Seq, extents: Extents, chunks: Chunks) -> list[tuple[int, int]]:
         """The values that are there at the peak of ``seq``, with their bytes."""
@@ -227,7 +227,7 @@ class Memory:
             return region.live(at)
         if isinstance(step, Seq):
             return region.live(at) + self.live(step, extents, chunks)
-        return region.live(at) + self.live(step.body, within(extents, step, chunks), chunks)
+        return region.live(at) + self.live(step.body, extents_inside(extents, step, chunks), chunks)
 
     def footprint(self, seq: Seq, extents: Extents) -> Footprint:
         """What a region holds around its steps. A region inside others is asked for after those around it."""
@@ -347,6 +347,6 @@ def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: 
     return call.scratch_bytes + (int(elements) * itemsize(program.terms[args[0]].dtype) if args else 0)
 
 
-def within(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:
+def extents_inside(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:
     """The extents inside a loop's body."""
     return extents.with_extent(loop.index, min(chunks[loop], extents[loop.index]))

@@ -24,7 +24,7 @@ from eqsat_mem.ir.jaxprs import IMPURE, inner_jaxprs, repeatable
 from eqsat_mem.ir.loop_tree import Loop, Path, Seq, at, enclosing, made
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.memory import Extents, Memory, within
+from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import has_effects
 from eqsat_mem.schedule.ties import Tie
@@ -49,7 +49,7 @@ class Moved:
         self.made = [s]
         self.further = _further(s)
 
-    def within(self, limit: int) -> Schedule:
+    def fitting(self, limit: int) -> Schedule:
         """The first that fits ``limit`` bytes; the smallest if none does."""
         while (found := next((s for s in self.made if s.fits(limit)), None)) is None and (new := next(self.further, None)) is not None:
             self.made.append(new)
@@ -117,7 +117,7 @@ def _moves(s: Schedule, memory: Memory, moved: frozenset[int]) -> list[Move]:
         if seq is not None:
             extents = memory.full_extents()
             for loop in enclosing(s.seq, path):
-                extents = within(extents, loop, s.chunks)
+                extents = extents_inside(extents, loop, s.chunks)
             position = memory.peak(seq, extents, s.chunks).position
             found += _Waiting(s, memory, path, seq, extents, position).moves(moved)
     return sorted(found, key=lambda move: (-move.saved / move.work_s, move.path, move.chain))

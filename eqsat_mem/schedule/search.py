@@ -21,7 +21,7 @@ from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder, same_loop, tied
 from eqsat_mem.schedule.cost_model import arithmetic_s
-from eqsat_mem.schedule.memory import Extents, Memory, Peak, within
+from eqsat_mem.schedule.memory import Extents, Memory, Peak, extents_inside
 from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region, split
 from eqsat_mem.schedule.timing import Known, Timing
 
@@ -82,7 +82,7 @@ def schedule(
     search = Search(ex, limit, backend, tensor_size_threshold, tensor_split_size)
     best = fastest(search)
     if not best.fits(limit):
-        best = min(best, fastest(search.within(0)), key=lambda s: s.peak_bytes)  # it does not stop at what almost fits
+        best = min(best, fastest(search.with_limit(0)), key=lambda s: s.peak_bytes)  # it does not stop at what almost fits
     return best
 
 
@@ -151,7 +151,7 @@ class Search:
         self.timing, self.memory = self.known.timing, self.known.timing.memory
         self.full = self.memory.full_extents()
 
-    def within(self, limit: int) -> Search:
+    def with_limit(self, limit: int) -> Search:
         """The search for another limit."""
         return replace(self, limit=limit, others=self.known)
 
@@ -182,7 +182,7 @@ class Search:
         for path, seq in regions(s.seq) if self.has_knobs else ():
             around, extents = enclosing(s.seq, path), self.full
             for loop in around:
-                extents = within(extents, loop, s.chunks)
+                extents = extents_inside(extents, loop, s.chunks)
             bound = self.split_size if around else self.threshold
             if bound is not None:
                 worst = max(worst, self.largest(seq, extents) - bound)
@@ -322,7 +322,7 @@ class Search:
             extents, runs = self.full, 1.0
             for loop in enclosing(s.seq, path):
                 runs *= extents[loop.index] / s.chunks[loop]
-                extents = within(extents, loop, s.chunks)
+                extents = extents_inside(extents, loop, s.chunks)
             if self.largest(seq, extents) <= (self.threshold or 0):
                 continue
             arithmetic = self.timing.arithmetic(seq, extents)

@@ -15,7 +15,7 @@ from eqsat_mem.schedule.backend import Backend, Kernel, moves
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.memory import Extents, Memory, within
+from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
 
 LOOP_TOLL = 0.03
 """The share of its time that a loop must save: what is predicted to be as fast with fewer loops is the plan."""
@@ -81,7 +81,7 @@ class Timing:
                 elif isinstance(step, Loop):
                     turns = extents[step.index] / min(chunks[step], extents[step.index])
                     own = (LOOP_TOLL + FOLD_TOLL * len(step.folds)) * self._loop(step, extents, chunks)
-                    known += own + turns * self.tolls(step.body, within(extents, step, chunks), chunks)
+                    known += own + turns * self.tolls(step.body, extents_inside(extents, step, chunks), chunks)
             self._tolls[key] = known
         return known
 
@@ -177,7 +177,7 @@ class Timing:
 
     def _turns(self, loop: Loop, extents: Extents, chunks: Chunks) -> float:
         count, rest = divmod(extents[loop.index], min(chunks[loop], extents[loop.index]))
-        inside = within(extents, loop, chunks)
+        inside = extents_inside(extents, loop, chunks)
         self._stacked[loop.body] = loop.stacks
         turn_s = self.backend.turn_s(self.memory.ex, loop)
         seconds = count * (self.seconds(loop.body, inside, chunks) + turn_s + self._results(loop, inside, extents))
@@ -208,7 +208,7 @@ class Timing:
                 elif isinstance(step, Seq):
                     inner = max(inner, self.touched(step, extents, chunks))
                 else:
-                    inner = max(inner, self.touched(step.body, within(extents, step, chunks), chunks))
+                    inner = max(inner, self.touched(step.body, extents_inside(extents, step, chunks), chunks))
             known = self._touched[key] = inner + sum(self.memory.size(t, extents) for t in values - self._passed(seq))
         return known
 

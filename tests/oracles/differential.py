@@ -146,7 +146,7 @@ def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, S
             tree = random_schedule(ex, rng)
             yield f"{word}, random tree {k}", tree
             if rng.random() < 0.3:
-                yield f"{word}, random tree {k}, values computed again", Moved(tree).within(int(0.5 * tree.peak_bytes))
+                yield f"{word}, random tree {k}, values computed again", Moved(tree).fitting(int(0.5 * tree.peak_bytes))
         if (thorough and word != "random") or word == "smallest":
             yield from ladder(word, ex)
 
@@ -159,7 +159,7 @@ def few_plans(case: Case, seed: int) -> Iterator[tuple[str, Schedule]]:
     chosen = staged[rng.randrange(len(staged))]
     tree = random_schedule(written if chosen is written.program else original(chosen, RULES), rng)
     yield "as written, random tree", tree
-    recomputed = Moved(tree).within(int(rng.choice([0.3, 0.6, 0.9]) * tree.peak_bytes))
+    recomputed = Moved(tree).fitting(int(rng.choice([0.3, 0.6, 0.9]) * tree.peak_bytes))
     if recomputed is not tree:
         yield "as written, random tree, values computed again", recomputed
 

@@ -72,7 +72,7 @@ def same(got, want):
 @pytest.mark.parametrize("function", tiered([normalised, spectral], [spectral]))
 def test_compiled_programs_hold_less(function):
     flat, args, written = case(function)
-    made = remat.Moved(written).within(int(0.6 * written.peak_bytes))
+    made = remat.Moved(written).fitting(int(0.6 * written.peak_bytes))
     assert made.fits(int(0.6 * written.peak_bytes))
     assert list(loops(made.seq)) == []
     assert made.seconds < 1.6 * written.seconds
@@ -86,7 +86,7 @@ def test_a_barrier_would_not_be_enough(monkeypatch):
     """What keeps XLA:CPU from merging is the number that it does not know: without it, the program holds what the written one does."""
     flat, args, written = case(normalised)
     monkeypatch.setattr(BitTie, "tied", lambda self, program, value, token, add: value)
-    made = remat.Moved(written).within(int(0.6 * written.peak_bytes))
+    made = remat.Moved(written).fitting(int(0.6 * written.peak_bytes))
     assert held(emit(made).function, args) > 0.95 * held(flat, args)
     barred = jax.grad(jax.checkpoint(lambda *v: normalised(v[:-1], v[-1])))
     assert held(barred, args) > 0.95 * held(jax.grad(lambda *v: normalised(v[:-1], v[-1])), args)
@@ -94,7 +94,7 @@ def test_a_barrier_would_not_be_enough(monkeypatch):
 
 def test_peaks_are_those_of_the_live_set_and_values_those_of_the_program():
     flat, args, written = case(normalised)
-    made = remat.Moved(written).within(int(0.5 * written.peak_bytes))
+    made = remat.Moved(written).fitting(int(0.5 * written.peak_bytes))
     memory = Memory(made.ex, CPU)
     assert memory.peak(made.seq, memory.full_extents(), made.chunks).nbytes == brute_force_peak(made)
     same(execute(made, args), flat(*args))
@@ -102,7 +102,7 @@ def test_peaks_are_those_of_the_live_set_and_values_those_of_the_program():
 
 def test_tighter_limits_take_more_moves_and_more_time():
     _, _, written = case(normalised)
-    made = [remat.Moved(written).within(int(share * written.peak_bytes)) for share in (1.0, 0.8, 0.6, 0.45)]
+    made = [remat.Moved(written).fitting(int(share * written.peak_bytes)) for share in (1.0, 0.8, 0.6, 0.45)]
     assert made[0] is written
     peaks, seconds, terms = ([f(s) for s in made] for f in (lambda s: s.peak_bytes, lambda s: s.seconds, lambda s: len(s.ex.program.terms)))
     assert peaks == sorted(peaks, reverse=True)
@@ -112,14 +112,14 @@ def test_tighter_limits_take_more_moves_and_more_time():
 
 def test_a_limit_that_cannot_be_met_ends_with_the_smallest_peak_found():
     _, _, written = case(normalised)
-    made = remat.Moved(written).within(1)
+    made = remat.Moved(written).fitting(1)
     assert 1 < made.peak_bytes < 0.5 * written.peak_bytes
 
 
 @pytest.mark.parametrize("function", [normalised, spectral])
 def test_no_moves_get_below_what_one_kernel_holds(function):
     _, args, written = case(function)
-    least, smallest = remat.least_bytes(written), remat.Moved(written).within(0).peak_bytes
+    least, smallest = remat.least_bytes(written), remat.Moved(written).fitting(0).peak_bytes
     assert sum(a.nbytes for a in args) + args[-1].nbytes < least <= smallest < written.peak_bytes
 
 
@@ -149,7 +149,7 @@ def test_effects_happen_once():
 
     x = numbers(1000)
     written = straight(original(load(jax.make_jaxpr(noisy)(x), ["x"])), CPU)
-    made = remat.Moved(written).within(int(0.6 * written.peak_bytes))
+    made = remat.Moved(written).fitting(int(0.6 * written.peak_bytes))
     jax.block_until_ready(jax.jit(emit(made).function)(x))
     jax.effects_barrier()
     assert calls == [1]
@@ -171,7 +171,7 @@ def test_inside_a_loop():
     looped = schedule(ex, 2**20, CPU)
     assert list(loops(looped.seq))
     fixed = sum(a.nbytes for a in args)
-    made = remat.Moved(looped).within(fixed + int(0.7 * (looped.peak_bytes - fixed)))
+    made = remat.Moved(looped).fitting(fixed + int(0.7 * (looped.peak_bytes - fixed)))
     assert made.peak_bytes - fixed < 0.75 * (looped.peak_bytes - fixed)
     assert any(isinstance(term, Map) and term.op == "population_count" for term in made.ex.program.terms)
     same(jax.jit(emit(made).function)(*args), [batch(*args)])
@@ -183,10 +183,10 @@ def test_moves_are_made_once_whatever_limits_are_asked_for(monkeypatch):
     apply = remat._apply
     monkeypatch.setattr(remat, "_apply", lambda *args: applied.append(args) or apply(*args))
     moved = remat.Moved(written)
-    smallest = moved.within(1)
+    smallest = moved.fitting(1)
     needed = len(applied)
-    made = {share: moved.within(int(share * written.peak_bytes)) for share in (1.0, 0.8, 0.6)}
-    assert moved.within(1) is smallest
+    made = {share: moved.fitting(int(share * written.peak_bytes)) for share in (1.0, 0.8, 0.6)}
+    assert moved.fitting(1) is smallest
     assert made[1.0] is written
     assert len(applied) == needed > 0
     assert [s.peak_bytes for s in made.values()] == sorted((s.peak_bytes for s in made.values()), reverse=True)
@@ -198,7 +198,7 @@ def test_moves_of_large_programs_write_so_many_terms_and_no_more(monkeypatch):
     apply = remat._apply
     monkeypatch.setattr(remat, "_apply", lambda *args: applied.append(args) or apply(*args))
     monkeypatch.setattr(remat, "MOST_REBUILT", 3 * len(written.ex.program.terms))
-    remat.Moved(written).within(1)
+    remat.Moved(written).fitting(1)
     assert 0 < len(applied) <= 3 * remat.TRIED
 
 
@@ -220,7 +220,7 @@ def test_values_that_are_compared_with_what_was_selected_from_them_are_left_alon
 
     x = numbers(4000)
     written = straight(original(load(jax.make_jaxpr(selected)(x), ["x"])), CPU)
-    made = remat.Moved(written).within(1)
+    made = remat.Moved(written).fitting(1)
     assert len(made.ex.exact) == len(written.ex.exact)
 
 
