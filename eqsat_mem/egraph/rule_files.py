@@ -126,7 +126,7 @@ def load_rules(
     dropped = {card.name for card in select(every, without)}
     applied = [c for c in kept if c.name not in dropped and (c.sound in SOUNDNESS[accuracy] or c.name in named)]
     rules = tuple(rule for rule in applied if isinstance(rule, Rule))
-    passes = tuple(passed for passed in applied if isinstance(passed, Pass))
+    passes = tuple(one for one in applied if isinstance(one, Pass))
     return replace(known, rules=rules, own=own, passes=passes, given=known.given & {r.name for r in rules})
 
 

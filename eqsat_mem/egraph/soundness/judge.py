@@ -114,7 +114,7 @@ class Verdict:
         return "right" if self.compared and not self.untested else "unchecked"
 
     @property
-    def passes(self) -> bool:
+    def accepted(self) -> bool:
         """Whether it is right, or its file says why it is unchecked."""
         return self.status == "right" or (self.status == "unchecked" and bool(self.excuse))
 
