@@ -3,7 +3,7 @@
 These are the forms of a program that :mod:`eqsat_mem.transforms.scan_analysis` allows.
 
 A form is traced anew: every term is evaluated whole, as :mod:`eqsat_mem.ir.interpreter` does, but for the slices, which are evaluated with
-lanes of extent one in the body of the scan that reads them. *Checkpointed* scans run in blocks of steps: a scan that makes results
+scan axes of extent one in the body of the scan that reads them. *Checkpointed* scans run in blocks of steps: a scan that makes results
 keeps its carry at the start of each block, and a scan that reads those results runs the first one again from there, block by block.
 """
 
@@ -188,7 +188,7 @@ class _Form:
         return chosen
 
     def bound(self, scan: Scan) -> dict[int, Array]:
-        """What a scan reads step by step along no lane, by position: axes that are products of indices."""
+        """The operands that a scan reads step by step along a product of indices, which is no scan axis, by position."""
         axes = scan.call.in_axes[scan.first_carry + scan.carries :]
         return {k: self.laid_out(t, a) for k, (t, a) in enumerate(zip(scan.xs, axes)) if len(a[0]) != 1}
 
@@ -247,9 +247,9 @@ class _Segment:
     def stored(self, t: int) -> Array:
         """The slices of a value, side by side along axis 0."""
         program = self.form.program
-        lane = next(bits(program.free[t] & self.scan.lanes))
-        others = tuple((i,) for i in bits(program.free[t]) if i != lane)
-        return self.cut(self.form.laid_out(t, ((lane,), *others)))
+        scan_axis = next(bits(program.free[t] & self.scan.axes))
+        others = tuple((i,) for i in bits(program.free[t]) if i != scan_axis)
+        return self.cut(self.form.laid_out(t, ((scan_axis,), *others)))
 
     def cut(self, array: Array) -> Array:
         if self.length == self.scan.length:
@@ -272,12 +272,12 @@ class _Segment:
 
 
 class _Slices:
-    """The slices that one step of a scan sees: values of terms with lanes of extent one."""
+    """The slices that one step of a scan sees: values of terms with scan axes of extent one."""
 
     def __init__(self, form: _Form, scan: Scan, used: Slices, stored: dict[int, Array], position: Array):
         self.form, self.used, self.position = form, used, position
-        one = [replace(index, extent=1) if scan.lanes >> i & 1 else index for i, index in enumerate(form.program.indices)]
-        self.program, self.lanes = replace(form.program, indices=one), scan.lanes
+        one = [replace(index, extent=1) if scan.axes >> i & 1 else index for i, index in enumerate(form.program.indices)]
+        self.program, self.scan_axes = replace(form.program, indices=one), scan.axes
         self.values: dict[int, Array] = {}
         self.whole: dict[int, Array] = {}
         self.calls: dict[Any, list[Array]] = {}
@@ -311,7 +311,7 @@ class _Slices:
         if how is How.INVARIANT:
             return self.invariant(t)
         if how is How.STORED:
-            return lax.expand_dims(self.stored[t], [_place(free, self.lanes)])
+            return lax.expand_dims(self.stored[t], [_place(free, self.scan_axes)])
         if how in (How.OWN, How.AGAIN):
             scan = self.form.stages.scan_of[t]
             result = lax.expand_dims(self.results(scan)[term.out], [0])  # type: ignore[attr-defined]
@@ -348,9 +348,9 @@ class _Slices:
         return lax.squeeze(to_axes(self.program, self.value(t), self.program.free[t], axes), [0])
 
 
-def _place(free: int, lanes: int) -> int:
-    """The position of the lane among a value's indices."""
-    return next(k for k, i in enumerate(bits(free)) if lanes >> i & 1)
+def _place(free: int, scan_axes: int) -> int:
+    """The position of the scan axis among a value's indices."""
+    return next(k for k, i in enumerate(bits(free)) if scan_axes >> i & 1)
 
 
 def _empty(program: Program, t: int) -> Array:
