@@ -16,7 +16,7 @@ from typing import Self
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Call, Const, Dot, Input, Map, Program, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
-from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made, regions
+from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made, walk_regions
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
 from eqsat_mem.schedule.strided_reads import Columns
@@ -307,7 +307,10 @@ class Memory:
         """Bytes of widened arguments that no turn of a loop changes: XLA makes them ahead of it, or of the loop around it."""
         along = self._sliced_along.get(seq)
         inside = {
-            (s.term, s.over): s for _, inner in regions(loop.body) for s in self.fused(inner).copies if self._is_unchanged(s, loop.index)
+            (s.term, s.over): s
+            for _, inner in walk_regions(loop.body)
+            for s in self.fused(inner).copies
+            if self._is_unchanged(s, loop.index)
         }
         return sum(self._copy_bytes(s, extents) for s in inside.values() if along is None or not self._is_unchanged(s, along))
 

@@ -17,7 +17,7 @@ from typing import Any
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
 from eqsat_mem.ir import Block, Dot, Map, argument_bytes, bits, children, folded
-from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops, regions, with_region
+from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops, walk_regions, with_region
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder, same_loop, tied
 from eqsat_mem.schedule.cost_model import arithmetic_s
@@ -179,7 +179,7 @@ class Search:
     def excess(self, s: Schedule) -> int:
         """Bytes by which the largest value is above the threshold outside of loops, or above the split size inside, where given."""
         worst = 0
-        for path, seq in regions(s.seq) if self.has_knobs else ():
+        for path, seq in walk_regions(s.seq) if self.has_knobs else ():
             around, extents = enclosing(s.seq, path), self.full
             for loop in around:
                 extents = extents_inside(extents, loop, s.chunks)
@@ -316,7 +316,7 @@ class Search:
         spots: list[tuple[float, Path, Seq, Extents]] = []
         peak_path = self.peak_path(s)
         too_large = not s.fits(self.limit) or self.timing.allocating(s.seq, s.chunks) > WORTHWHILE * s.seconds
-        for path, seq in regions(s.seq):
+        for path, seq in walk_regions(s.seq):
             if any(not isinstance(step, int) for step in seq.steps):
                 continue
             extents, runs = self.full, 1.0

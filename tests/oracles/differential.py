@@ -19,7 +19,7 @@ from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Map, Program
 from eqsat_mem.ir.jaxprs import nested_jaxprs
-from eqsat_mem.ir.loop_tree import Loop, Seq, enclosing, loops, regions, with_region
+from eqsat_mem.ir.loop_tree import Loop, Seq, enclosing, loops, walk_regions, with_region
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.remat import Moved
@@ -77,7 +77,7 @@ def random_tree(ex: Extraction, rng: random.Random, most: int = 3) -> tuple[Seq,
     """Some regions split along some indices, in chunks of some sizes, keeping some slices."""
     seq = region(ex)
     for _ in range(rng.randint(1, most)):
-        straight = [(path, inner) for path, inner in regions(seq) if inner.steps and all(isinstance(s, int) for s in inner.steps)]
+        straight = [(path, inner) for path, inner in walk_regions(seq) if inner.steps and all(isinstance(s, int) for s in inner.steps)]
         if not straight:
             break
         path, inner = rng.choice(straight)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from eqsat_mem.ir import Block, Dot, Fold, Index, Program, Rename, bits, children, interpreter, is_leaf
-from eqsat_mem.ir.loop_tree import Loop, Seq, regions
+from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import MONOIDS, block_op
 from eqsat_mem.schedule.search import Schedule
 from tests.oracles import stepwise
@@ -128,7 +128,7 @@ class _Execution:
     def level(self, t: int, folds: dict[Any, Any], loop: Loop, frame: _Frame) -> Any:
         """The level of a rescaled sum for these values of the folds that it is made of, with an axis for each index of the sum."""
         program, level = self.program, self.schedule.ex.rescales[t].level
-        inside = {step for _, seq in regions(loop.body) for step in seq.steps if isinstance(step, int)}
+        inside = {step for _, seq in walk_regions(loop.body) for step in seq.steps if isinstance(step, int)}
         there = _Frame(frame.ranges, frame, {u: folds[u] for u in loop.folds if u in folds})
 
         def value(u: int) -> None:

@@ -19,7 +19,7 @@ from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import argument_bytes
-from eqsat_mem.ir.loop_tree import Loop, Seq, loops, regions
+from eqsat_mem.ir.loop_tree import Loop, Seq, loops, walk_regions
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, schedule, straight
 from eqsat_mem.schedule.split import region
@@ -149,7 +149,7 @@ def test_copies_and_widened_values_are_those_of_the_running_program(name):
     trees = [(region(ex), {}), *(random_tree(ex, random.Random(seed)) for seed in range(20))]
     for seq, chunks in trees:
         predicted, held = peaks(ex, seq, chunks)
-        stretches = any(isinstance(step, Seq) for _, inner in regions(seq) for step in inner.steps)
+        stretches = any(isinstance(step, Seq) for _, inner in walk_regions(seq) for step in inner.steps)
         assert held == predicted or (held < predicted and stretches and dtype != "float32")
 
 

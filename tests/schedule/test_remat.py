@@ -16,7 +16,7 @@ from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Map
-from eqsat_mem.ir.loop_tree import loops, regions
+from eqsat_mem.ir.loop_tree import loops, walk_regions
 from eqsat_mem.options import Options
 from eqsat_mem.schedule import remat
 from eqsat_mem.schedule.memory import Memory
@@ -235,7 +235,7 @@ def test_no_move_ties_what_a_rescaled_sum_exponentiates():
     x, y = numbers(64, 8), numbers(2048, 8, seed=1)
     s = eqsat_mem.optimize(attention, memory_limit=200_000).plan(x, y).schedule
     memory = Memory(s.ex, CPU, as_run=False)
-    path, body = next((path, seq) for path, seq in regions(s.seq) if path and any(t in s.ex.rescales for t in seq.outs))
+    path, body = next((path, seq) for path, seq in walk_regions(s.seq) if path and any(t in s.ex.rescales for t in seq.outs))
     kept = memory.fused(body).kept
     moves = [remat.Move(path, (q,), use, kept[0], 1, 1.0) for use in range(1, len(kept)) for q in range(use)]
     results = [remat._apply(s, memory, move, frozenset()) for move in moves]

@@ -11,7 +11,7 @@ import pytest
 
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir.loop_tree import enclosing, loops, regions
+from eqsat_mem.ir.loop_tree import enclosing, loops, walk_regions
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder
 from eqsat_mem.schedule.memory import Memory, extents_inside
 from eqsat_mem.schedule.search import BEHIND, Search, fastest, schedule, straight
@@ -134,7 +134,7 @@ def test_slices_that_are_held_are_no_larger_than_the_split_size():
     ex = program("kernel times vector")
     made, memory = schedule(ex, 2**40, TINY, tensor_split_size=2048), Memory(ex, TINY)
     assert list(loops(made.seq))
-    for path, seq in regions(made.seq):
+    for path, seq in walk_regions(made.seq):
         extents = memory.full_extents()
         for loop in enclosing(made.seq, path):
             extents = extents_inside(extents, loop, made.chunks)
