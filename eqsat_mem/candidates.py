@@ -50,8 +50,8 @@ def rules_of(options: Options, backend: Backend) -> RuleSet:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What a search came to: its best schedule, the program as written, and the rules and passes that fired."""
+class SearchResult:
+    """The result of a search: the best schedule, the program as written, and the rules and passes that fired."""
 
     best: Schedule
     before: Schedule
@@ -79,9 +79,9 @@ class Forms:
         self.others: Iterator[Program] | None = None
         self.candidates: dict[int, _Candidates] = {}
 
-    def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> Found:
+    def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
         """The fastest schedule of the first form that fits (else the smallest of all); what was written is the first form."""
-        found: list[Found] = []
+        found: list[SearchResult] = []
         for form in self._forms():
             found.append(self._fastest(form, backend, limit, scheduler))
             if found[-1].best.fits(limit):
@@ -104,7 +104,7 @@ class Forms:
             yield taken if self.placement is None else apart.program
             yield from forms(apart, self.rules)
 
-    def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> Found:
+    def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         if self.placement is not None:
             return self._fastest_spread(form, self.placement, backend, limit, scheduler)
         with self.clock("bodies"):
@@ -118,9 +118,9 @@ class Forms:
             tell(Searched(best, known.view))
             before = next(search for search in searches if search.ex is known.written).unmodified()
             fired = tuple(sorted({*known.view.matches, *best.ex.program.passes}))
-            return Found(best, replace(before, peak_bytes=before.peak_bytes + saved), fired)
+            return SearchResult(best, replace(before, peak_bytes=before.peak_bytes + saved), fired)
 
-    def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> Found:
+    def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of what one of several devices runs, in the first group of ways to spread the program that has one."""
         known = self._candidates(form)
         knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
@@ -138,7 +138,7 @@ class Forms:
             assert best is not None, "nothing spread is one way"
             assert before is not None, "the program as written is in the first group"
             tell(Searched(best, known.view))
-        return Found(best, before, tuple(sorted({*known.view.matches, *best.ex.program.passes})))
+        return SearchResult(best, before, tuple(sorted({*known.view.matches, *best.ex.program.passes})))
 
     def with_more_devices(self, limit: int, shapes: Sequence[Sequence[int]], shared_bytes: int) -> str:
         """What is predicted of twice and four times as many devices along the longest mesh axis, up to where the program fits: a sentence,

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.backends.xla import constrained, devices_here, donations, named_shardings, partition_specs, shown_mesh
-from eqsat_mem.candidates import Forms, Found, rules_of
+from eqsat_mem.candidates import Forms, SearchResult, rules_of
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import DeviceCompilerError, MemoryLimitError, OptionError
@@ -252,7 +252,7 @@ class _Chosen:
         return None if self.check is None else self.check.held_bytes
 
 
-def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
+def _chosen(request: _Request, forms: Forms, found: SearchResult) -> _Chosen:
     """The program as it was where it fits and a plan gains too little; else the plan that fits."""
     limit, best, before = request.limit, found.best, found.before
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
@@ -370,7 +370,7 @@ def _too_large(request: _Request, forms: Forms, s: Schedule, smallest: int) -> M
     return MemoryLimitError(limit, smallest, *known, devices, forms.with_more_devices(request.limit, shapes, request.shared_bytes))
 
 
-def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, record: Record) -> Plan:
+def _report(request: _Request, found: SearchResult, chosen: _Chosen, clock: Clock, record: Record) -> Plan:
     s, program, placement = chosen.schedule, chosen.schedule.ex.program, request.placement
     lying: tuple[Sequence[Spec | None], Sequence[Spec | None]] = ((), ()) if placement is None else (placement.arguments, placement.results)
     if program.shares is not None and not chosen.unchanged:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eqsat_mem.codegen.source import Fixed, Layout, Module, Scope, Value, array_text, identifier, letters, number, spelled, wrap
+from eqsat_mem.codegen.source import Fixed, Layout, Scope, SourceModule, Value, array_text, identifier, letters, number, spelled, wrap
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Axes, Block, Const, Fold, Input, Iota, Literal, Map, Rename, Term, bits
 from eqsat_mem.ir.ops import operation_of
@@ -25,7 +25,7 @@ class Reader:
         arguments: names of the function's arguments, made from those of the program's inputs unless given.
     """
 
-    def __init__(self, ex: Extraction, idioms: Idioms, module: Module, arguments: Sequence[str] | None = None):
+    def __init__(self, ex: Extraction, idioms: Idioms, module: SourceModule, arguments: Sequence[str] | None = None):
         self.ex = ex
         self.idioms, self.turned = idioms, idioms.turned(ex)
         self.program = ex.program

@@ -66,8 +66,8 @@ class Scope:
 
 
 @dataclass
-class Module:
-    """What all functions of one source share.
+class SourceModule:
+    """The state that all functions of one emitted source share.
 
     Attributes:
         taken: names in use, and how many were made from each.

@@ -11,7 +11,7 @@ from typing import Any
 from eqsat_mem import ir
 from eqsat_mem.egraph import language
 from eqsat_mem.egraph.encode import Encoder, Node
-from eqsat_mem.egraph.engine import Command, Expression, Failure, Local, Overrun, Panic, Session
+from eqsat_mem.egraph.engine import Command, Expression, Failure, LocalSession, Overrun, Panic, Session
 from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
@@ -160,7 +160,7 @@ class EGraph:
         own: language.Own = language.NOTHING,
         session: Session | None = None,
     ) -> None:
-        self._session: Session = session or Local()
+        self._session: Session = session or LocalSession()
         self.seconds: dict[str, float] = {}
         self._encoder = Encoder(program, own)
         self._encoded = self._encoder.encode()

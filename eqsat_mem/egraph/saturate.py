@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from eqsat_mem.egraph.engine import Local, Session
+from eqsat_mem.egraph.engine import LocalSession, Session
 from eqsat_mem.egraph.graph import EgglogPanic, EGraph, RuleOverrun, View
 from eqsat_mem.egraph.rule_files import Rule, RuleSet
 from eqsat_mem.egraph.worker import Worker
@@ -69,10 +69,10 @@ def saturate(program: Program, rules: RuleSet, limits: Limits = Limits(), rounds
         RuleError: if egglog refuses a rule, or fails without any iteration; if a rule that does not come with the package takes more
             time or memory than it may, or makes egglog fail. The rule is named, with file and line.
     """
-    run: _Run | None = None
+    run: _Saturation | None = None
     try:
         with closing(session(rules, limits)) as where:
-            run = _Run(program, rules, limits, where)
+            run = _Saturation(program, rules, limits, where)
             run.apply()
             view = run.view()
     except RuleError as error:
@@ -90,7 +90,7 @@ def saturate(program: Program, rules: RuleSet, limits: Limits = Limits(), rounds
 
 def session(rules: RuleSet, limits: Limits = Limits()) -> Session:
     """Where an e-graph with these rules stands: in this process if all of them are trusted."""
-    return Worker(max(round(limits.max_seconds / 6), 1)) if rules.given else Local()
+    return Worker(max(round(limits.max_seconds / 6), 1)) if rules.given else LocalSession()
 
 
 def attributed(rules: RuleSet, attempt: Callable[[RuleSet], T]) -> T:
@@ -118,7 +118,7 @@ def attributed(rules: RuleSet, attempt: Callable[[RuleSet], T]) -> T:
         raise _told(theirs[high - 1], f"does what no rule may: {error}") from error
 
 
-class _Run:
+class _Saturation:
     """One saturation: its e-graph, clock and statistics."""
 
     def __init__(self, program: Program, rules: RuleSet, limits: Limits, where: Session) -> None:
@@ -236,7 +236,7 @@ def rule_of(match: str) -> str:
 # --- whose fault it is --------------------------------------------------------------------------------
 
 
-class _OneByOne(_Run):
+class _OneByOne(_Saturation):
     """A saturation in which each rule that is not trusted has a ruleset of its own, so that it is known which one runs."""
 
     running: Rule | None = None

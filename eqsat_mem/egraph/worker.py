@@ -25,9 +25,9 @@ TOLD = 400
 
 
 class Worker:
-    """An e-graph as :class:`eqsat_mem.egraph.engine.Local` is one, in a process that ends where it takes more than it may.
+    """An e-graph as :class:`eqsat_mem.egraph.engine.LocalSession` is one, in a process that ends where it takes more than it may.
 
-    Methods raise what those of ``Local`` do, and Overrun where the process has ended.
+    Methods raise what those of ``LocalSession`` do, and Overrun where the process has ended.
     """
 
     def __init__(self, seconds: int = SECONDS, size: int = BYTES) -> None:

@@ -39,7 +39,7 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
     places = [flat.shapes[ins[2]][d] for d in windows] if name != "gather" else [params["slice_sizes"][d] for d in _rest(shape, dims)]
     if places != [shape[d] for d in _rest(shape, dims)]:
         return None
-    positions = Known(flat, producer).array(ins[1])
+    positions = Constants(flat, producer).array(ins[1])
     if positions is None:
         return None
     columns = {d: positions[:, c] for c, d in enumerate(dims)}
@@ -92,7 +92,7 @@ def _write(combine: Callable[[Any, Any], Any], kept: int, other: int, offset: in
     return write
 
 
-class Known:
+class Constants:
     """Values that depend on iotas and literals only, evaluated with numpy."""
 
     def __init__(self, flat: Flat, producer: Mapping[int, Equation]):

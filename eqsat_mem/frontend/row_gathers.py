@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eqsat_mem.frontend.diagonal_gathers import Known, written
+from eqsat_mem.frontend.diagonal_gathers import Constants, written
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.ir.ops import ALIASES, MAPS, REDUCTIONS
 from eqsat_mem.passes import ROWS
@@ -167,7 +167,7 @@ def _columns(flat: Flat, producer: Mapping[int, Equation], indices: int, count: 
 
 def _counts_along(flat: Flat, producer: Mapping[int, Equation], column: int, extent: int, taken: set[int]) -> int | None:
     """The axis along which a column is 0, 1, 2, ... up to ``extent``."""
-    known = Known(flat, producer).array(column)
+    known = Constants(flat, producer).array(column)
     for a, n in enumerate(() if known is None else known.shape[:-1]):
         assert known is not None
         counts = np.expand_dims(np.arange(n), [b for b in range(known.ndim) if b != a])

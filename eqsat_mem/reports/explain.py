@@ -24,12 +24,11 @@ from eqsat_mem.reports.outline import describe, loop_summaries, outline
 from eqsat_mem.reports.picture import draw
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.progress import on_terminal
-from eqsat_mem.reports.runners_up import Search, rivals
+from eqsat_mem.reports.runners_up import SearchRecord, rivals
 from eqsat_mem.reports.timeline import Point, timeline
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import Schedule, fastest
-from eqsat_mem.schedule.search import Search as TreeSearch
+from eqsat_mem.schedule.search import Schedule, Search, fastest
 from eqsat_mem.schedule.timing import Timing
 from eqsat_mem.transforms.plan_bodies import calls
 
@@ -81,9 +80,9 @@ class Record:
         """A picture of both timelines: see :meth:`Plan.show`."""
         return draw(plan.name, *self.timelines(plan), plan.limit_bytes, path)
 
-    def search(self) -> tuple[Search, Schedule]:
+    def search(self) -> tuple[SearchRecord, Schedule]:
         """The search run once more: what it looked at on the way, and its best schedule."""
-        seen = Search()
+        seen = SearchRecord()
         with self.settings(), listening(seen):
             best = self.again()
         return seen, best
@@ -122,7 +121,7 @@ class _Searches:
     def __init__(self, record: Record, plan: Schedule) -> None:
         self.record = record
         self.scheduler = Remembering()
-        self.seen = Search()
+        self.seen = SearchRecord()
         self.count = 0
         self._known: dict[frozenset[str], Found] = {}
         with listening(self.seen):
@@ -139,9 +138,9 @@ class _Searches:
             self._known[without] = known
         return known
 
-    def seen_with(self, without: frozenset[str]) -> Search:
+    def seen_with(self, without: frozenset[str]) -> SearchRecord:
         """What the search looks at without these rules."""
-        seen = Search()
+        seen = SearchRecord()
         with listening(seen):
             self._search(without)
         return seen
@@ -170,7 +169,7 @@ class Remembering:
     def __init__(self) -> None:
         self._known: dict[Any, Schedule] = {}
 
-    def __call__(self, search: TreeSearch, rival: Schedule | None) -> Schedule:
+    def __call__(self, search: Search, rival: Schedule | None) -> Schedule:
         ex, program = search.ex, search.ex.program
         facts = (tuple(sorted(table.items())) for table in (ex.splits, ex.accumulates, ex.unrolls))
         planned = tuple(id(call) for call in calls(program) if call.bodies)  # calls are equal whatever the plans of their bodies

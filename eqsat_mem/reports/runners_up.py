@@ -37,7 +37,7 @@ class Rival:
     why: str
 
 
-class Search:
+class SearchRecord:
     """A listener that keeps what the outermost search looks at; of the searches of bodies inside only the rules."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Search:
         return "extracted at " + ", ".join(f"{price:g}" for price in prices) + " s per byte" if prices else "with values computed again"
 
 
-def rivals(seen: Search, plan: Schedule, limit: int) -> list[Rival]:
+def rivals(seen: SearchRecord, plan: Schedule, limit: int) -> list[Rival]:
     """The runners-up of a search: the best schedule of each program, then what was kept on the way, the closest first."""
     every: dict[tuple[str, str], Schedule] = {}
     for s in [plan, *seen.best, *seen.kept]:

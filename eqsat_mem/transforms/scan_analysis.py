@@ -246,7 +246,7 @@ class Stages:
                 makers = [
                     self.scan_of[u]
                     for u in used.how
-                    if u in self.scan_of and self.scan_of[u].scan_axes == scan_axes and program.free[u] & scan_axes
+                    if u in self.scan_of and self.scan_of[u].axes == scan_axes and program.free[u] & scan_axes
                 ]
                 last = max(makers, key=lambda scan: scan.order, default=None)
                 leaves = (u for u in used.of(How.STORED, How.INVARIANT) if self.scan_of.get(u) is not last)

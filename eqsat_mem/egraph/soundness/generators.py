@@ -73,8 +73,8 @@ class Drawn:
         self.groups |= {key: group for key in draw.terms if key not in self.groups}
 
 
-class Source:
-    """Where left sides of one rule come from."""
+class Generator:
+    """A generator of left sides of one rule."""
 
     def __init__(self, rule: Rule, rules: RuleSet, drawn: Drawn, seed: int, corners: bool) -> None:
         self.drawn, self.seed, self.corners = drawn, seed, corners

@@ -29,7 +29,7 @@ from eqsat_mem.egraph.soundness.builder import Builder, IllFormed, NotTaken
 from eqsat_mem.egraph.soundness.compare import CLAIMS, FACT, first_difference
 from eqsat_mem.egraph.soundness.evaluation import arguments, below, evaluated, moved, over
 from eqsat_mem.egraph.soundness.facts import BUILT_IN, Facts
-from eqsat_mem.egraph.soundness.generators import MOST_ELEMENTS, NARROW, SOME_DTYPES, Drawn, Source, arities
+from eqsat_mem.egraph.soundness.generators import MOST_ELEMENTS, NARROW, SOME_DTYPES, Drawn, Generator, arities
 from eqsat_mem.egraph.soundness.instrument import CLAIMED, MEANT, TESTED, TOLD, claims, meanings, stated_heads, telling
 from eqsat_mem.egraph.soundness.stream_checks import Streams
 from eqsat_mem.egraph.soundness.values import FEW_KINDS, KINDS
@@ -203,12 +203,12 @@ class _Trial:
         whole.outputs = [_output(whole, whole.add(ir.Input(np.dtype(bool), 0, axes)))]
         self.drawn = Drawn(Builder(self.program, Encoder(whole, rules.own)))
         self.everything = self.drawn.builder.leaf((1 << len(whole.indices)) - 1, "bool")  # so that each index has the same bit everywhere
-        source = Source(self.rule, rules, self.drawn, seed, corners=self.claim == "bitwise")
+        generator = Generator(self.rule, rules, self.drawn, seed, corners=self.claim == "bitwise")
         universe = iter(range(len(whole.indices)))
         for name, group in GROUPS.items():
             indices = [next(universe) for _ in group.extents]
-            if (name != "empty" or source.folds) and (name != "long" or patterns.names_indices(self.rule, rules.own)):
-                source.fill(name, indices, group.wanted, group.dtypes, group.about)
+            if (name != "empty" or generator.folds) and (name != "long" or patterns.names_indices(self.rule, rules.own)):
+                generator.fill(name, indices, group.wanted, group.dtypes, group.about)
 
     def _apply(self, rules: RuleSet) -> Classes:
         terms = self.drawn.terms
