@@ -170,18 +170,9 @@ def _plan(request: _Request) -> Plan:
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
     programs = _Programs(request.jaxpr, request.arg_names, preferences, loaded)
-    again = partial(_again, request, programs, chosen.backend, chosen.planned_limit)
-    record = Record(
-        found.before,
-        chosen.backend,
-        chosen.planned_limit,
-        again,
-        request.options,
-        request.jaxpr,
-        request.arg_names,
-        loaded,
-        chosen.code.names,
-    )
+    searched_for = chosen.backend, chosen.planned_limit
+    again = partial(_again, request, programs, *searched_for)
+    record = Record(found.before, *searched_for, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names)
     return _report(request, found, chosen, clock, record)
 
 
