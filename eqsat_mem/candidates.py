@@ -72,7 +72,7 @@ class Forms:
     planner: Planner
     clock: Clock
     placement: Placement | None = None
-    """How arguments and results lie where several devices run the program."""
+    """The specs of arguments and results where several devices run the program."""
 
     def __post_init__(self) -> None:
         self.made = [self.loaded]
@@ -80,7 +80,7 @@ class Forms:
         self.candidates: dict[int, _Candidates] = {}
 
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
-        """The fastest schedule of the first form that fits (else the smallest of all); what was written is the first form."""
+        """The fastest schedule of the first form that fits (else the smallest of all); the program as written is the first form."""
         found: list[SearchResult] = []
         for form in self._forms():
             found.append(self._fastest(form, backend, limit, scheduler))
@@ -141,9 +141,8 @@ class Forms:
         return SearchResult(best, before, tuple(sorted({*known.view.matches, *best.ex.program.passes})))
 
     def with_more_devices(self, limit: int, shapes: Sequence[Sequence[int]], shared_bytes: int) -> str:
-        """What is predicted of twice and four times as many devices along the longest mesh axis, up to where the program fits: a sentence,
-        empty where nothing is known. ``shapes`` are those of arguments and results, which have to divide.
-        """
+        """The peaks predicted for twice and four times as many devices along the longest mesh axis, up to where the program fits: a
+        sentence, empty where nothing is known. ``shapes`` are those of arguments and results, which have to divide."""
         found: list[tuple[Devices, Schedule]] = []
         for times in (2, 4):
             larger = None if self.placement is None else self.placement.with_more(times, shapes)
@@ -165,7 +164,8 @@ class Forms:
         return best, max(best.peak_bytes - given, 0)
 
     def _candidates(self, program: Program) -> _Candidates:
-        """What equals a program under the rules: kept for a form as it is, made anew where bodies are planned, as they are for a limit."""
+        """The programs equal to one under the rules: kept for a form as it is, made anew where bodies are planned, as they are for a
+        limit."""
         known = self.candidates.get(id(program))
         if known is not None:
             return known
@@ -269,5 +269,5 @@ def _better(one: Schedule, other: Schedule, limit: int) -> Schedule:
 
 
 def order(s: Schedule, limit: int) -> tuple[bool, float]:
-    """What fits comes first, the fastest of it; of what does not, the smallest."""
+    """The order of schedules: those that fit come first, the fastest before others; of those that do not, the smallest is first."""
     return not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes

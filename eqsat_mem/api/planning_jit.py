@@ -1,4 +1,4 @@
-"""``jax.jit`` that plans: what a script run by ``eqsat-mem run`` gets in its place.
+"""``jax.jit`` that plans: scripts run by ``eqsat-mem run`` get it in the place of the real one.
 
 A function made with it has two compiled forms. Called on its own it is planned, inside the real ``jax.jit``, once per signature. Called
 while JAX traces something around it, it is the real thing, and part of what is planned there. Both share one trace.
@@ -228,7 +228,7 @@ def _noting_errors(fun: Any, ledger: Ledger) -> Iterator[None]:
 
 
 def _function(fun: Any, args: Any, kwargs: Any, traced: Any, inputs: list[Any]) -> tuple[Function, list[Any]]:
-    """What ``fun`` was traced to as a function with a plan, and the arrays that it takes before its inputs."""
+    """The function with a plan to which ``fun`` was traced, and the arrays that it takes before its inputs."""
     jaxpr, captured = hoist_constants(traced.jaxpr)
     donated = [len(captured) + k for k in traced.donate_argnums]
     name = getattr(fun, "__name__", "")

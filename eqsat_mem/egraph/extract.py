@@ -116,7 +116,7 @@ def picked_with(program: Program, t: int) -> list[int]:
 
 
 def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extraction:
-    """What rules stated of a class holds for its term as far as the term's operation can do it."""
+    """Give terms the facts that rules stated of their classes, as far as a term's operation can do what they say."""
     for t, c in list(class_of.items()):
         class_of |= {other: c for other in picked_with(program, t) if other not in class_of}
 

@@ -237,7 +237,7 @@ class EGraph:
         )
 
     def read(self) -> View:
-        """What programs may be built from: classes, nodes and facts."""
+        """Read the classes, nodes and facts from which programs may be built."""
         every = self.classes()
         original = {t: replace(e.node, children=tuple(every.class_of[c] for c in e.node.children)) for t, e in self._encoded.items()}
         written = set(original.values())
@@ -303,7 +303,7 @@ def _forms(text: str, name: str) -> tuple[str, ...]:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """What egglog refuses, as what is wrong with rules."""
+    """Turn a refusal by egglog into an error that says what is wrong with rules."""
     try:
         yield
     except Panic as error:

@@ -28,19 +28,19 @@ SETTLE_ITERATIONS = 200
 """Iterations after which rulesets that should come to rest are left alone; each only looks at what is new."""
 
 SETTLE_GROWTH = 4
-"""How often `max_rows` a ruleset that should come to rest may be expected to reach by its next step."""
+"""The multiple of `max_rows` that a ruleset that should come to rest may be expected to reach by its next step."""
 
 BURST = 10
-"""How often `max_rows` the e-graph may reach with rules that are not trusted: a larger one takes too long to read."""
+"""The multiple of `max_rows` that the e-graph may reach with rules that are not trusted: a larger one takes too long to read."""
 
 SHARE = 0.25
-"""The share of rows added by rules that are not trusted from which on it is for them that a ruleset does not come to rest. What rules of
-analysis say of the terms that others make counts for nobody."""
+"""From this share of the rows on, added by rules that are not trusted, a ruleset that does not come to rest is their fault. Rows of the
+analysis rules about terms that others make count for nobody."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When saturation stops.
+    """The limits at which saturation stops.
 
     Attributes:
         max_rows: rows of the e-graph that no further step is expected to exceed.

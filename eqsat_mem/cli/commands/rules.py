@@ -39,7 +39,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(options: argparse.Namespace) -> dict[str, Any]:
-    """What ``optimize`` is told of rules; empty where the command line says nothing of them."""
+    """The arguments of ``optimize`` about rules; empty where the command line says nothing of them."""
     from eqsat_mem.cli.user_files import load_operations
 
     said = {
