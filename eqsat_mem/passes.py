@@ -19,7 +19,7 @@ FILE = "passes"
 
 @dataclass(frozen=True)
 class Card:
-    """What a reader needs to judge a rule or a pass.
+    """The description by which a reader judges a rule or a pass.
 
     Attributes:
         name: unique among all rules and passes.

@@ -38,9 +38,9 @@ GAIN = 0.7
 CLOSE = 1.25
 """A plan may fit though up to so many times the limit is predicted."""
 PATIENCE_S = 3600.0
-"""Seconds for saturation when a plan is explained: what stops it then is the number of rows or iterations, which repeats itself."""
+"""Seconds for saturation when a plan is explained, so many that rows or iterations stop it, which do not depend on the machine."""
 ATTEMPTS = 6
-"""How many searches and compilations are made for one limit, each for a lower planned limit than the one before."""
+"""The number of searches and compilations for one limit, each for a lower planned limit than the one before."""
 
 
 def plan(
@@ -90,7 +90,7 @@ def _refuse_more_than_there_is(limit: int, backend: Backend) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    """What is to be planned: a traced function, and the limit in bytes and the backend that its options and the machine come to.
+    """The function to be planned: traced, with the limit in bytes and the backend that its options and the machine come to.
 
     Within a request, bytes are counted as if no output took the memory of an argument: the limit, predictions and what XLA holds alike.
     What leaves it (:meth:`held`) is less by ``shared_bytes``.
@@ -106,10 +106,10 @@ class _Request:
     shared_bytes: int
     placement: Placement | None = None
     unchecked: list[str] = field(default_factory=list)
-    """Why nothing can be compiled for the target here, once that has turned out."""
+    """The reasons for which nothing can be compiled for the target here, once that has turned out."""
 
     def held(self, counted: int) -> int:
-        """What is held at once, of bytes counted within the request."""
+        """The bytes that are held at once, of bytes counted within the request."""
         return counted - self.shared_bytes
 
     def runnable(self, code: Emitted, checked: bool = False) -> Callable[..., Any]:
@@ -142,7 +142,7 @@ class _Request:
 
     @property
     def asks_for_loops(self) -> bool:
-        """Are sizes of values bounded, whatever that costs?"""
+        """Whether sizes of values are bounded, whatever that costs."""
         return self.options.tensor_size_threshold is not None or self.options.tensor_split_size is not None
 
 
@@ -294,7 +294,7 @@ def _as_held(chosen: _Chosen) -> float:
 
 
 def _emit_within(request: _Request, forms: Forms, best: Schedule) -> _Chosen:
-    """What holds no more than the limit once compiled.
+    """Emit a program that holds no more than the limit once compiled.
 
     Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant.
     """

@@ -89,12 +89,12 @@ def saturate(program: Program, rules: RuleSet, limits: Limits = Limits(), rounds
 
 
 def session(rules: RuleSet, limits: Limits = Limits()) -> Session:
-    """Where an e-graph with these rules stands: in this process if all of them are trusted."""
+    """A session for an e-graph with these rules: in this process if all of them are trusted."""
     return Worker(max(round(limits.max_seconds / 6), 1)) if rules.given else LocalSession()
 
 
 def attributed(rules: RuleSet, attempt: Callable[[RuleSet], T]) -> T:
-    """What ``attempt`` gives for some rules.
+    """Return the result of ``attempt`` for some rules.
 
     Raises:
         RuleError: as it does; where the error names no place, it is that of the first rule with which, and the trusted ones, it is raised.
@@ -138,7 +138,7 @@ class _Saturation:
         self.rows = [self.size]
 
     def texts(self, rules: RuleSet) -> Iterator[tuple[str, str]]:
-        """What egglog is to run, each text with its place."""
+        """The texts that egglog is to run, each with its place."""
         return rules.texts()
 
     def apply(self) -> None:
@@ -267,7 +267,7 @@ class _OneByOne(_Saturation):
 
 
 def _blamed(program: Program, rules: RuleSet, limits: Limits, error: RuleError) -> RuleError | None:
-    """What is wrong with the rule that made saturation fail; None if that is no rule's fault that is not trusted."""
+    """The error of the rule that made saturation fail; None if that is no rule's fault that is not trusted."""
     if not rules.given:
         return None
     at = _place(rules, error)

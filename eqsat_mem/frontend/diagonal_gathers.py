@@ -55,7 +55,8 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
 
 
 def written(name: str, params: Mapping[str, Any]) -> Callable[[Any, Any], Any] | None:
-    """What a scatter leaves of an element and of what it writes there; ``None`` for others, and where it applies the user's function."""
+    """The element that a scatter leaves, by the one before and the one that it writes; ``None`` if it applies the user's function, or
+    is none."""
     applies = name == "scatter" and params["update_jaxpr"] is not None  # x.at[i].apply(f)
     return None if applies else _WRITES.get(name)
 
@@ -65,7 +66,7 @@ def _rest(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
 
 
 def _mask(shape: Sequence[int], kept: int, other: int, offset: int) -> Any:
-    """Where the position along ``other`` is that along ``kept`` plus ``offset``."""
+    """The mask of the elements whose position along ``other`` is that along ``kept`` plus ``offset``."""
     here = lax.broadcasted_iota(np.int32, shape, kept)
     there = lax.broadcasted_iota(np.int32, shape, other)
     return (here if offset == 0 else here + np.int32(offset)) == there

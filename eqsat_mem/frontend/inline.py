@@ -174,7 +174,7 @@ class _Flattening:
 
 
 def _key(prim: Any, params: dict[str, Any], ins: Sequence[int]) -> Any:
-    """What two equal equations share; ``None`` if the parameters do not compare."""
+    """A key that equal equations share; ``None`` if the parameters do not compare."""
     key = (prim, tuple(ins), tuple(params.items()))
     try:
         hash(key)
@@ -215,7 +215,7 @@ _PACKAGE = Path(__file__).parent.parent
 _OURS = frozenset(map(str, _PACKAGE.rglob("*.py"))) - {
     str(_PACKAGE / name) for name in ("cli/demo.py", "egraph/soundness/sample_programs.py")
 }
-"""Our own files, except those with programs to plan: what they add to a program while it is traced is not the user's line."""
+"""Our own files, except those with programs to plan: equations that they add to a program while it is traced are not on the user's line."""
 _LIBRARY = jax.__file__.rsplit("/", 1)[0] + "/"
 
 

@@ -45,7 +45,8 @@ from eqsat_mem.ir import (
 from eqsat_mem.passes import EVERY, Pass
 
 SELECTION_CHUNKS = 4
-"""How many of the smallest chunks that an operation can pick elements from its axis must have for it to be taken apart."""
+"""An operation that picks elements from its axis is taken apart if the axis has at least so many of the smallest chunks that it can
+take."""
 
 
 def load(closed: ClosedJaxpr, arg_names: Sequence[str], preferences: Preferences = PLAIN, passes: Collection[Pass] = EVERY) -> Program:

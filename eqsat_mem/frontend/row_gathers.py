@@ -38,7 +38,7 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
 
 
 def _is_computed(flat: Flat, producer: Mapping[int, Equation], value: int) -> bool:
-    """Is a value computed element by element, by a contraction or a fold, or constant: might it never be in memory?"""
+    """Whether a value is computed element by element, by a contraction or a fold, or is constant, so that it might never be in memory."""
     while (eqn := producer.get(value)) is not None and eqn.prim.name in _VIEWS:
         value = eqn.ins[0]
     if eqn is None:
@@ -108,7 +108,7 @@ class _Rows:
 
 
 def _rows(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> _Rows | None:
-    """How a gather or scatter takes one element of each row; ``None`` if it takes others."""
+    """The rows of which a gather or scatter takes one element each; ``None`` if it takes others."""
     numbers, shape, indices = params["dimension_numbers"], flat.shapes[ins[0]], flat.shapes[ins[1]]
     reads = name == "gather"
     if reads:

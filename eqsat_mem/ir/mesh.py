@@ -43,7 +43,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Placement:
-    """How the arguments of a function lie on a mesh, and how its results shall lie; None is for the planner to choose.
+    """The specs of the arguments and results of a function on a mesh; None is for the planner to choose.
 
     ``mesh`` is JAX's, or None where there is none to compile for; with ``around`` functions take that of ``jax.set_mesh`` when they run.
     """
@@ -67,7 +67,7 @@ class Placement:
         return replace(self, devices=devices, mesh=None)
 
     def of(self, arguments: Iterable[Spec | None], results: Iterable[Spec | None]) -> Placement:
-        """How arguments and results of another function lie on the same mesh."""
+        """The placement of another function's arguments and results on the same mesh."""
         return replace(self, arguments=tuple(arguments), results=tuple(results))
 
 
@@ -80,7 +80,7 @@ class Spreading:
 
 @dataclass(frozen=True)
 class Shares:
-    """What makes a program that of one device among several.
+    """The part of a program of one device that concerns the other devices: its mesh, and the indices of which it computes a share.
 
     Attributes:
         devices: the mesh.

@@ -1,4 +1,4 @@
-"""The invariant of programs of one device: what differs between devices is a share, or on its way to a collective.
+"""The invariant of programs of one device: a value that differs between devices is a share, or on its way to a collective.
 
 It is checked term by term, from what terms and collectives mean, whatever wrote the program.
 """

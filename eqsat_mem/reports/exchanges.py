@@ -1,4 +1,4 @@
-"""How plans print what the devices of a mesh share out and exchange."""
+"""Text about the values that the devices of a mesh share out and exchange, for plans to print."""
 
 from __future__ import annotations
 

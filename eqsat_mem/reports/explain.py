@@ -1,4 +1,4 @@
-"""Why this plan: the rules it needs, what its loops are for, what else was found, and what the peak consists of.
+"""Explanations of plans: the rules that they need, the effects of loops, the runners-up, and the contents of the peak.
 
 Nothing here is kept while planning. A :class:`Record` holds what it takes to search again; the search is deterministic, so that leaving a
 rule out and searching again tells what the rule is good for.
@@ -33,12 +33,12 @@ from eqsat_mem.schedule.timing import Timing
 from eqsat_mem.transforms.plan_bodies import calls
 
 Scheduler = Callable[..., Schedule]
-"""What :func:`eqsat_mem.schedule.search.fastest` is, or the same with a memory."""
+"""The type of :func:`eqsat_mem.schedule.search.fastest`, or of the same with a memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What planning keeps so that its plan can be explained.
+    """The record of planning by which its plan can be explained.
 
     Attributes:
         before: the program as written, scheduled without loops.
@@ -66,7 +66,7 @@ class Record:
     _explained: list[Explanation] = field(default_factory=list, repr=False)
 
     def explain(self, plan: Plan) -> Explanation:
-        """Why ``plan``, which was made with this record: see :meth:`Plan.explain`."""
+        """Explain ``plan``, which was made with this record: see :meth:`Plan.explain`."""
         if not self._explained:
             with self.settings(), on_terminal(plan.name):
                 self._explained.append(_explain(plan, self))
@@ -81,7 +81,7 @@ class Record:
         return draw(plan.name, *self.timelines(plan), plan.limit_bytes, path)
 
     def search(self) -> tuple[SearchRecord, Schedule]:
-        """The search run once more: what it looked at on the way, and its best schedule."""
+        """Run the search once more: a record of the schedules that it saw on the way, and its best schedule."""
         seen = SearchRecord()
         with self.settings(), listening(seen):
             best = self.again()
@@ -129,7 +129,7 @@ class _Searches:
         self.goal = plan if _as_good(best, plan) else best
 
     def found(self, without: frozenset[str]) -> Found:
-        """What the search finds without these rules."""
+        """The result of the search without these rules."""
         known = self._known.get(without)
         if known is None:
             s = self._search(without)
@@ -139,7 +139,7 @@ class _Searches:
         return known
 
     def seen_with(self, without: frozenset[str]) -> SearchRecord:
-        """What the search looks at without these rules."""
+        """The record of a search without these rules."""
         seen = SearchRecord()
         with listening(seen):
             self._search(without)
@@ -151,7 +151,8 @@ class _Searches:
 
 
 def _as_good(s: Schedule, goal: Schedule) -> bool:
-    """Is ``s`` as small and as fast as ``goal``, and are bodies of loops and branches, which no time model sees, planned as fast?"""
+    """Whether ``s`` is as small and as fast as ``goal``, and bodies of loops and branches, which no time model sees, are planned as
+    fast."""
     times, wanted = _times(s), _times(goal)
     as_fast = len(times) == len(wanted) and all(a <= b * (1 + EQUAL) for a, b in zip(times, wanted))
     return as_fast and s.peak_bytes <= goal.peak_bytes
@@ -237,7 +238,7 @@ def _effects(s: Schedule) -> list[LoopEffect]:
 
 
 def held_at_peak(s: Schedule) -> list[Held]:
-    """What a schedule holds at its peak, largest first: every argument, and the values that are live there."""
+    """The values that a schedule holds at its peak, largest first: every argument, and the values that are live there."""
     program, memory = s.ex.program, Memory(s.ex, s.backend)
     arguments = (
         Held(what=f"argument {b.name} {list(b.shape)}", nbytes=nbytes, whole_bytes=nbytes, place="", line="")

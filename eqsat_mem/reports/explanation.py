@@ -1,4 +1,4 @@
-"""An explanation of a plan: what it says, and how it prints."""
+"""An explanation of a plan: its contents, and its text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from eqsat_mem.units import format_bytes
 EQUAL = 1e-3
 """The share by which two predicted times may differ and be the same: predictions are not closer."""
 SHOWN = 8
-"""How many tensors of a peak are printed."""
+"""The number of tensors of a peak that are printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the search finds with some rules left out.
+    """The result of a search with some rules left out.
 
     Attributes:
         peak_bytes: the predicted peak.
@@ -78,7 +78,7 @@ class LoopEffect:
     costs_s: float
 
     def balance(self) -> str:
-        """What the loop saves and costs, in words."""
+        """The saving and the cost of the loop, in words."""
         saved, cost = self.saves_bytes, self.costs_s
         size = f"saves {format_bytes(saved)}" if saved > 0 else f"holds {format_bytes(-saved)} more" if saved else "saves no memory"
         return f"the loop {size} and {'costs' if cost > 0 else 'saves'} {time_text(abs(cost))}"
@@ -104,7 +104,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Why a plan is what it is. ``print`` shows it; :meth:`to_json` has the same as data.
+    """The reasons for which a plan is as it is. ``print`` shows it; :meth:`to_json` has the same as data.
 
     Attributes:
         name: the user's function.
@@ -142,7 +142,7 @@ class Explanation:
         return "\n".join([f"why this plan of {self.name}", *(line for section in sections for line in section)])
 
     def shortfall(self, found: Found) -> str:
-        """How what was found without a rule falls short of the plan."""
+        """Text that says by how much the result without a rule falls short of the plan."""
         if not found.fits:
             return f"{format_bytes(found.peak_bytes - self.limit_bytes)} over the limit"
         if found.seconds > self.seconds * (1 + EQUAL):

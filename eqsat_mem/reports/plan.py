@@ -53,7 +53,7 @@ class LoopSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What :func:`eqsat_mem.optimize` made of a function for arguments of certain shapes and dtypes.
+    """The plan that :func:`eqsat_mem.optimize` made of a function for arguments of certain shapes and dtypes.
 
     ``print(plan)`` shows it as a table. All peaks count arguments, outputs and temporaries. A plan can be pickled; what is loaded
     has everything but ``program``, ``schedule`` and ``record``, and its function is that of its source.
@@ -129,12 +129,13 @@ class Plan:
 
     @property
     def in_shardings(self) -> list[NamedSharding | None]:
-        """How each argument of ``function`` lies on the mesh, as ``jax.device_put`` and ``jax.jit`` take it; empty for one device."""
+        """The sharding of each argument of ``function`` on the mesh, as ``jax.device_put`` and ``jax.jit`` take it; empty for one
+        device."""
         return [None if spec is None else NamedSharding(self.mesh, spec) for spec in self.in_specs]
 
     @property
     def out_shardings(self) -> list[NamedSharding | None]:
-        """How each result of ``function`` lies on the mesh, as :attr:`in_shardings` says of arguments."""
+        """The sharding of each result of ``function`` on the mesh, like :attr:`in_shardings` for arguments."""
         return [None if spec is None else NamedSharding(self.mesh, spec) for spec in self.out_specs]
 
     @property
@@ -148,7 +149,7 @@ class Plan:
         return not self.namespace
 
     def explain(self) -> Any:
-        """Why this plan: the rules it needs, what its loops save and cost, the runners-up, and what the peaks consist of.
+        """Explain this plan: the rules that it needs, the effects of its loops, the runners-up, and the contents of the peaks.
 
         The search is run again without each rule that matched, so this takes about as many times the planning as rules matched.
 
@@ -198,7 +199,7 @@ def _from_source(kept: dict[str, Any]) -> Plan:
 
 
 def table(plan: Plan) -> str:
-    """The plan as text for a terminal: what it holds and takes before and after, its loops, its rules."""
+    """The plan as text for a terminal: bytes and seconds before and after, its loops, its rules."""
     head = [[_headline(plan)], _aligned(figures(plan)), _shares(plan)]
     sections = [*head, _loops(plan), _peak(plan), _rules(plan), _planning(plan), plan.doubts]
     return "\n".join(line for section in sections for line in section)
@@ -219,7 +220,7 @@ def _peak_bytes(plan: Plan) -> int:
 
 
 def figures(plan: Plan) -> list[tuple[str, str, str]]:
-    """What the plan holds and takes before and after, in rows of text; the first is a heading."""
+    """The bytes and seconds of the plan, before and after, in rows of text; the first is a heading."""
     fixed = plan.argument_bytes + plan.output_bytes
     rows = [
         ("", "before", "after"),
@@ -249,7 +250,7 @@ def _loops(plan: Plan) -> list[str]:
 
 
 def _shares(plan: Plan) -> list[str]:
-    """How arguments and results lie on a mesh, what its devices share out, and what they exchange."""
+    """The shardings of arguments and results on a mesh, and the values that its devices share out and exchange."""
     if plan.mesh is None:
         return []
     sides = [", ".join("as XLA likes" if spec is None else _spec_text(spec) for spec in specs) for specs in (plan.in_specs, plan.out_specs)]

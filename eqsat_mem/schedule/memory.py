@@ -59,7 +59,7 @@ class Peak:
 
 @dataclass(frozen=True, eq=False)
 class Footprint:
-    """What a region holds around each of its kernels, whatever the chunks of loops inside it.
+    """The memory that a region holds around each of its kernels, whatever the chunks of loops inside it.
 
     Attributes:
         kept: its kernels.
@@ -165,7 +165,7 @@ class Memory:
         return replace(self, streams=True, _peaks={}, _footprints={}, _held=self)
 
     def key(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[Seq, Extents, tuple[int, ...]]:
-        """What a figure of a region depends on: extents around it and chunks inside it."""
+        """The key of a figure of a region: the extents around it and the chunks inside it, on which it depends."""
         inner = self._inner.get(seq)
         if inner is None:
             inner = self._inner[seq] = tuple(loops(seq))
@@ -177,7 +177,7 @@ class Memory:
 
     @cached_property
     def _fixed(self) -> int:
-        """What no plan changes besides outputs that are computed."""
+        """Bytes that no plan changes, besides outputs that are computed."""
         return argument_bytes(self.ex.program) + self._output_copies()
 
     def _taken_apart(self, seq: Seq) -> int:
@@ -230,7 +230,7 @@ class Memory:
         return region.live(at) + self.live(step.body, extents_inside(extents, step, chunks), chunks)
 
     def footprint(self, seq: Seq, extents: Extents) -> Footprint:
-        """What a region holds around its steps. A region inside others is asked for after those around it."""
+        """The memory that a region holds around its steps. A region inside others is asked for after those around it."""
         key = seq, extents
         known = self._footprints.get(key)
         if known is None:
@@ -283,7 +283,7 @@ class Memory:
         return sum(self.stored(t, self.full_extents()) for t in {o.term for o in self.ex.program.outputs} & seq.outs - set(there))
 
     def beside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> int:
-        """What a remainder holds beside the only whole chunk: there is no loop then, and the backend may run both at once."""
+        """The bytes of a remainder beside the only whole chunk: there is no loop then, and the backend may run both at once."""
         if isinstance(step, Seq) or not self.backend.runs_remainder_beside:
             return 0
         whole, rest = divmod(extents[step.index], chunks[step])

@@ -71,7 +71,7 @@ def _further(s: Schedule) -> Iterator[Schedule]:
 
 
 def least_bytes(s: Schedule) -> int:
-    """What no moves get below: a contraction or a block outside of loops has its operands and its result there at once."""
+    """A bound that no moves get below: a contraction or a block outside of loops has its operands and its result in memory at once."""
     memory, terms, most = _written(s), s.ex.program.terms, 0
     fused, extents = memory.fused(s.seq), memory.full_extents()
     for step, read in zip(fused.kept, fused.operands, strict=True):
@@ -81,7 +81,7 @@ def least_bytes(s: Schedule) -> int:
 
 
 def tie_of(s: Schedule) -> Tie:
-    """How a schedule's backend keeps recomputed values apart; it must have such a way."""
+    """The way in which a schedule's backend keeps recomputed values apart; it must have one."""
     assert s.backend.tie is not None, "a backend without a tie cannot rematerialise"
     return s.backend.tie
 
@@ -175,7 +175,7 @@ class _Waiting:
         return tuple(sorted(chain))
 
     def repeatable(self, fused: Fused, q: int) -> bool:
-        """Is a kernel one that gives the same bits again and does nothing else?"""
+        """Whether a kernel gives the same bits again and does nothing else."""
         step, ex = fused.kept[q], self.s.ex
         if not isinstance(step, int):
             return False
@@ -260,7 +260,7 @@ class _Rebuilt:
         )
 
     def stated(self, table: Mapping[int, int]) -> dict[int, int]:
-        """What rules stated of the old program's terms, of the new one's."""
+        """The facts that rules stated of the old program's terms, for the new one's."""
         return {t: table[old] for t, old in self.origin.items() if old in table}
 
     def rescales(self) -> dict[int, Rescaled]:

@@ -26,9 +26,9 @@ from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region, split
 from eqsat_mem.schedule.timing import Known, Timing
 
 MAX_DEPTH = 4
-"""How many splits on top of each other are tried."""
+"""The number of splits on top of each other that are tried."""
 BEAM = 4
-"""How many trees are kept for another split."""
+"""The number of trees that are kept for another split."""
 SMALL_SHARE = 1 / 32
 """The share of the room beside arguments up to which a value is computed whole rather than in a loop."""
 LARGE_PROGRAM = 200
@@ -40,7 +40,7 @@ BEHIND = 4.0
 MOST_STEPS = 120_000
 """Steps of trees that one search looks at: ten times what programs of a hundred terms need, and all that those of thousands get."""
 CANDIDATES = 6
-"""How many indices of a region are tried."""
+"""The number of indices of a region that are tried."""
 WORTHWHILE = 0.05
 """The share of a schedule's time that a region must lose to memory traffic and overheads to be split for speed."""
 
@@ -157,7 +157,7 @@ class Search:
 
     @property
     def has_knobs(self) -> bool:
-        """Are sizes of values bounded?"""
+        """Whether sizes of values are bounded."""
         return self.threshold is not None or self.split_size is not None
 
     @cached_property
@@ -166,7 +166,8 @@ class Search:
         return self.start(region(self.ex))
 
     def rank(self, s: Schedule) -> tuple[bool, float, float, float]:
-        """What fits comes first, the fastest of it; of what does not, the smallest. Knobs of sizes come before time."""
+        """The rank of a schedule: those that fit come first, the fastest before others; of those that do not, the smallest is first.
+        Knobs of sizes come before time."""
         if s.fits(self.limit):
             room = self.backend.room_toll * (s.peak_bytes / self.limit) ** 2
             return False, self.excess(s), s.seconds * (1 + room) + self.timing.tolls(s.seq, self.full, s.chunks), s.peak_bytes

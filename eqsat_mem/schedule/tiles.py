@@ -132,7 +132,7 @@ def _is_elementwise(program: Program, t: int) -> bool:
 
 
 def _read(program: Program, t: int, rows: int, columns: int, extents: Sequence[int], stored: tuple[int, ...] | None) -> Read | None:
-    """How a value is read: along rows or columns its array must be contiguous, if need be by a copy.
+    """A read of a value: along rows or columns its array must be contiguous, if need be by a copy.
 
     None for one of all pairs, with which memory sets the pace, whatever computes.
     """

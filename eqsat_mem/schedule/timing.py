@@ -18,7 +18,7 @@ from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
 
 LOOP_TOLL = 0.03
-"""The share of its time that a loop must save: what is predicted to be as fast with fewer loops is the plan."""
+"""The share of its time that a loop must save: among schedules predicted to be as fast, the plan is the one with fewer loops."""
 FOLD_TOLL = 0.02
 """The share that accumulating one more fold must save: slices keep every bit, sums of chunks round differently."""
 
@@ -194,7 +194,7 @@ class Timing:
         return (folds + stacks) / self.device.bandwidth(held) if folds or stacks else 0.0
 
     def touched(self, seq: Seq, extents: Extents, chunks: Chunks) -> int:
-        """Bytes that one pass through a region reads and writes: what has to stay in cache for it to be fast."""
+        """Bytes that one pass through a region reads and writes: it is fast if they stay in cache."""
         key = self.memory.key(seq, extents, chunks)
         known = self._touched.get(key)
         if known is None:
@@ -241,7 +241,8 @@ def passed(program: Program, fused: Fused, outs: Collection[int]) -> frozenset[i
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What is known of a program on a device, whatever the limit: figures of the parts of trees, and these parts split along an index."""
+    """The figures that are known of a program on a device, whatever the limit: of the parts of trees, and of these parts split along an
+    index."""
 
     timing: Timing
     trees: Trees = field(default_factory=Trees)

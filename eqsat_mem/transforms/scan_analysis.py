@@ -28,7 +28,7 @@ SUNK_SHARE = 8
 
 
 class Stage(IntEnum):
-    """How much of a program is computed step by step in scans; each stage takes less memory and more work than the one before."""
+    """The amount of a program that is computed step by step in scans; each stage takes less memory and more work than the one before."""
 
     WRITTEN = 0
     FUSE = 1
@@ -43,7 +43,7 @@ class Stage(IntEnum):
 
 
 class How(Enum):
-    """How a scan obtains a slice of a value."""
+    """The ways in which a scan obtains a slice of a value."""
 
     INVARIANT = "the same in every step"
     STORED = "a slice of the whole value"

@@ -37,7 +37,7 @@ from eqsat_mem.transforms.scan_analysis import How, Slices, Stage, Stages
 
 Array = Any
 Carry = tuple[list[Array], list[Array]]
-"""What a scan hands from step to step: its own carry, and the folds that accumulate in it."""
+"""The carry of a rewritten scan: its own carry, and the folds that accumulate in it."""
 
 
 def forms(ex: Extraction, rules: RuleSet) -> Iterator[Program]:
@@ -77,7 +77,7 @@ def _traced(stages: Stages) -> ClosedJaxpr:
 
 @dataclass
 class _Run:
-    """What the run of a scan leaves: stacked carries, or those at the starts of blocks with the one after all whole blocks."""
+    """The result of running a scan: stacked carries, or those at the starts of blocks with the one after all whole blocks."""
 
     carries: list[Array]
     entries: list[Array] = field(default_factory=list)
@@ -300,7 +300,7 @@ class _Slices:
         return self.values[t]
 
     def fold(self, t: int) -> Array:
-        """What this step adds to a fold."""
+        """The summand that this step adds to a fold."""
         for c in children(self.program.terms[t]):
             self.value(c)
         with lines_of(self.program.source.get(t)):
@@ -321,7 +321,7 @@ class _Slices:
         return evaluate_term(self.program, t, (), self.values, self.calls)
 
     def results(self, scan: Scan) -> list[Array]:
-        """What this step of a scan returns."""
+        """The results of this step of a scan."""
         if scan not in self.made:
             carry, bound = self.prepared[scan]
             axes, first = scan.call.in_axes, scan.first_carry + scan.carries
@@ -331,7 +331,7 @@ class _Slices:
         return self.made[scan]
 
     def consts(self, scan: Scan) -> list[Array]:
-        """What every step of a scan reads whole."""
+        """The operands of a scan that every step reads whole."""
         program = self.form.program
         return [to_axes(program, self.invariant(t), program.free[t], a) for t, a in zip(scan.consts, scan.const_axes)]
 

@@ -86,7 +86,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of one rule.
+    """The outcome of checking one rule.
 
     Attributes:
         rule: the rule.
@@ -124,7 +124,7 @@ class Verdict:
         return self.status == "right" and self.compared < THIN
 
     def summary(self) -> str:
-        """What was compared, or what is wrong, in one line."""
+        """The number of comparisons, or the first difference, in one line."""
         if self.error or self.wrong:
             return self.error or str(self.wrong and self.wrong.what)
         seen = f"{self.matches} matches, {self.compared} comparisons"
@@ -173,7 +173,8 @@ def judge(rule: Rule, rules: RuleSet, seed: int = 0) -> Verdict:
 
 
 def _elements(difference: Difference) -> tuple[bool, int]:
-    """How much there is to look at in a difference; nothing at all tells least."""
+    """The number of elements that a reader of a difference has to look at, by which differences are ordered; one without elements is
+    last."""
     program = difference.program
     terms = below(program, [t for t in (difference.left, difference.right) if t is not None])
     sizes = [program.extent(program.free[t] | folded(program.terms[t])) for t in terms]
@@ -277,7 +278,7 @@ class _Trial:
             yield from self._compare(list(some), claim, GROUPS[group].kinds)
 
     def _others(self, c: int, left: int, one: Mapping[int, int]) -> list[int]:
-        """What a term of a class must equal: the terms of the other nodes. Where all nodes are one term, that is itself."""
+        """The terms that a term of a class must equal: those of the other nodes. Where all nodes are one term, that is itself."""
         made = [t for node in self.classes.nodes[c] if (t := self._build(node, one)) is not None]
         drawn = self.terms_of.get(c, ())
         rest = [t for t in dict.fromkeys(made) if t not in drawn]
