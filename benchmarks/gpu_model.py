@@ -1,5 +1,5 @@
-"""What XLA:GPU holds and launches: small programs, one for each assumption of a model of memory and fusion, compiled
-for a card that is not there.
+"""The memory and the kernels of XLA:GPU: small programs, one for each assumption of a model of memory and fusion, compiled for a card
+that is not there.
 
     python -m benchmarks.gpu_model [--device h100] [--only TEXT] [--thresholds]
 

@@ -65,7 +65,7 @@ def at_rest(program: Program, placement: Placement) -> dict[int, Names]:
 
 
 def abilities(ex: Extraction) -> Counter[int]:
-    """For each index the bytes of what can be computed in shares of it."""
+    """For each index, the bytes of the values that can be computed in shares of it."""
     program, able = ex.program, Counter[int]()
     for t in program.reachable():
         read = max((program.nbytes(c) for c in children(program.terms[t])), default=0)

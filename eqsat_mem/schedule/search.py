@@ -174,7 +174,8 @@ class Search:
         return True, s.peak_bytes, self.excess(s), s.seconds
 
     def is_behind(self, s: Schedule, other: Schedule | None) -> bool:
-        """Is a tree too slow for further splits to make it better than another, perhaps of another program? Knobs come before time."""
+        """Whether a tree is too slow for further splits to make it better than another, perhaps of another program. Knobs come before
+        time."""
         return other is not None and other.fits(self.limit) and s.seconds > BEHIND * other.seconds and not self.has_knobs
 
     def excess(self, s: Schedule) -> int:

@@ -26,7 +26,7 @@ def nearest(queries, points):
 queries, points = jax.random.normal(jax.random.key(0), (2, 4000, 3))
 print(nearest(queries, points).sum())
 """
-"""What a new user writes in ten lines; it holds all 16 million distances."""
+"""A program of ten lines as a new user writes it; it holds all 16 million distances."""
 
 MEASURED = """
 from eqsat_mem.backends.xla import held_bytes

@@ -175,7 +175,7 @@ def few_plans(case: Case, seed: int) -> Iterator[tuple[str, Schedule]]:
 
 
 def ladder(word: str, ex: Extraction) -> Iterator[tuple[str, Schedule]]:
-    """What the search finds for limits from below the smallest possible peak up to none."""
+    """Schedules that the search finds for limits from below the smallest possible peak up to none."""
     smallest = schedule(ex, 1, TINY)
     yield f"{word}, smallest", smallest
     yield f"{word}, within 1.3 x the smallest", schedule(ex, int(1.3 * smallest.peak_bytes), TINY)
@@ -257,7 +257,7 @@ def difference(a: Any, b: Any) -> float:
 
 
 def script(sample: Sample, word: str, source: str) -> str:
-    """What to paste to see a failure again."""
+    """A script that shows a failure again."""
     return (
         f"# seed {sample.seed}, plan: {word}\nimport jax\njax.config.update('jax_enable_x64', True)\n"
         f"from tests.oracles.programs import Sample\n{sample.source}\n"

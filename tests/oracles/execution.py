@@ -105,7 +105,7 @@ class _Execution:
         frame.values.update(folded)
 
     def picks(self, t: int) -> bool:
-        """Does a fold pick some elements of each chunk, rather than combine the results of chunks by a monoid?"""
+        """Whether a fold picks some elements of each chunk, rather than combine the results of chunks by a monoid."""
         term = self.program.terms[t]
         return isinstance(term, Block) and block_op(term.call.prim.name).monoid is None
 
@@ -142,7 +142,7 @@ class _Execution:
         return np.expand_dims(self.fetch(level, there, frame.ranges), axes)
 
     def rescaled(self, t: int, total: Any, level: Any, new: Any) -> Any:
-        """What elements gave while a level was the level, now that another is."""
+        """The result of elements for a former level, rescaled to the present one."""
         if not self.schedule.ex.rescales[t].extreme:
             return rescale(total, level, new)
         monoid = getattr(self.program.terms[t], "monoid", "add")

@@ -41,7 +41,7 @@ def mesh_of(axes: dict[str, int]) -> Mesh:
 
 
 def random_spec(shape: Sequence[int], axes: dict[str, int], rng: random.Random, merged: float) -> Spec:
-    """How an array of a shape may lie; ``merged`` is how probable it is that two mesh axes deal out one of it."""
+    """A random spec of an array of a shape; ``merged`` is the probability that two mesh axes deal out one of it."""
     left, spec = list(axes), []
     for extent in shape:
         names: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ def random_spec(shape: Sequence[int], axes: dict[str, int], rng: random.Random, 
 
 
 def random_placement(known: Case, axes: dict[str, int], rng: random.Random, merged: float) -> Placement:
-    """How arguments lie and how results shall lie; some of them are left to the planner."""
+    """Random specs of arguments and results; some of them are left to the planner."""
 
     def every(avals: Sequence[Any], left_open: float) -> tuple[Spec | None, ...]:
         return tuple(None if rng.random() < left_open else random_spec(aval.shape, axes, rng, merged) for aval in avals)
@@ -98,7 +98,7 @@ def check_plan(known: Case, made: Schedule, placement: Placement) -> None:
 
 
 def simulated(known: Case, code: Emitted, shares: Shares) -> list[Any]:
-    """What the devices compute, each operation by itself: devices are lanes of ``vmap``, whose axes collectives reduce over."""
+    """The results of the devices together, each operation by itself: devices are lanes of ``vmap``, whose axes collectives reduce over."""
     local = code.function.__globals__[f"{code.function.__name__}_on_each_device"]
     axes = shares.devices.axes
     ins = [_lanes(a, spec, shares) for a, spec in zip(known.args, shares.arguments, strict=True)]

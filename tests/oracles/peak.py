@@ -194,7 +194,7 @@ class _Run:
         alive[step] = size
 
     def rows_of_results(self, step: int, extents: Extents) -> int:
-        """How many rows of results a fold of leading axes leaves; none where it adds up its result at once."""
+        """The number of rows of results that a fold of leading axes leaves; none where it adds up its result at once."""
         term = self.program.terms[step]
         assert isinstance(term, Fold)
         axes = list(bits(self.program.free[term.arg]))

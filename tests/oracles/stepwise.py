@@ -221,7 +221,7 @@ EXACT: dict[str, Callable[..., Array]] = {
     "cumsum": lambda params, x: np.flip(np.cumsum(np.flip(x, params["axis"]), params["axis"]), params["axis"]) if params["reverse"]
     else np.cumsum(x, params["axis"]), "copy": _plainly(np.array), "stop_gradient": _plainly(np.array),
 }  # fmt: skip
-"""What numpy does as JAX does, for numbers of every kind."""
+"""Primitives that numpy computes as JAX does, for numbers of every kind."""
 
 
 SIMPLE: dict[str, Callable[..., Array]] = EXACT | {
@@ -230,4 +230,4 @@ SIMPLE: dict[str, Callable[..., Array]] = EXACT | {
     "integer_pow": lambda params, x: x ** params["y"], "dot_general": _dot, "reduce_sum": _sum, "reduce_prod": _reduce(np.prod),
     "reduce_max": _reduce(np.max), "reduce_min": _reduce(np.min),
 }  # fmt: skip
-"""What numpy does as JAX does for floating-point numbers, up to rounding."""
+"""Primitives that numpy computes as JAX does for floating-point numbers, up to rounding."""

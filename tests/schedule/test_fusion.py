@@ -1,4 +1,4 @@
-"""What XLA:CPU makes of one straight region, mechanism by mechanism: predicted bytes against those of the compiled program."""
+"""The kernels that XLA:CPU makes of one straight region, mechanism by mechanism: predicted bytes against those of the compiled program."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ COUNTED = {
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_copies_and_widened_values_are_those_of_the_running_program(name):
-    """What a stretch of steps returns counts as wide: there, narrow values may hold less than predicted."""
+    """Results of a stretch of steps count as wide: there, narrow values may hold less than predicted."""
     fun, shapes, dtype = COUNTED[name]
     jaxpr = jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes))
     ex = original(load(jaxpr, "abc"[: len(shapes)]))
@@ -225,7 +225,7 @@ def test_what_loops_read_position_by_position_is_held_so(name):
 
 
 def test_a_stretch_holds_what_its_steps_hold():
-    """What its own loops read position by position is taken apart inside of it."""
+    """Values that its own loops read position by position are taken apart inside of it."""
     ex = traced(APART["values that are read whole as well"], *POINTS)
     made = schedule(ex, argument_bytes(ex.program) + 500 * KIB, CPU)
     around = Seq((made.seq,), made.seq.outs, made.seq.reads)

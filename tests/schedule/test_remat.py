@@ -83,7 +83,7 @@ def test_compiled_programs_hold_less(function):
 
 @pytest.mark.slow
 def test_a_barrier_would_not_be_enough(monkeypatch):
-    """What keeps XLA:CPU from merging is the number that it does not know: without it, the program holds what the written one does."""
+    """The number that XLA:CPU does not know keeps it from merging: without it, the program holds as much as the one as written."""
     flat, args, written = case(normalised)
     monkeypatch.setattr(BitTie, "tied", lambda self, program, value, token, add: value)
     made = remat.Moved(written).fitting(int(0.6 * written.peak_bytes))
@@ -156,7 +156,7 @@ def test_effects_happen_once():
 
 
 def test_inside_a_loop():
-    """What waits in the body of a loop over the batch is computed again there."""
+    """Values that wait in the body of a loop over the batch are computed again there."""
 
     def one(w, x):
         for _ in range(8):
