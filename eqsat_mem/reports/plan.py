@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from eqsat_mem.errors import Tensor, tensor_lines
 from eqsat_mem.reports.exchanges import Exchange, SpreadIndex
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import aligned, format_bytes
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _from_source(kept: dict[str, Any]) -> Plan:
 
 def table(plan: Plan) -> str:
     """The plan as text for a terminal: bytes and seconds before and after, its loops, its rules."""
-    head = [[_headline(plan)], _aligned(figures(plan)), _shares(plan)]
+    head = [[_headline(plan)], [f"  {line}" for line in aligned(figures(plan), left=1, gap="   ")], _shares(plan)]
     sections = [*head, _loops(plan), _peak(plan), _rules(plan), _planning(plan), plan.doubts]
     return "\n".join(line for section in sections for line in section)
 
@@ -237,12 +237,6 @@ def figures(plan: Plan) -> list[tuple[str, str, str]]:
     if plan.predicted_s is not None or plan.original_predicted_s is not None:
         rows.append(("time, predicted", time_text(plan.original_predicted_s), time_text(plan.predicted_s)))
     return rows
-
-
-def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Rows of text with the first column to the left and the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return [f"  {a:<{widths[0]}}   {b:>{widths[1]}}   {c:>{widths[2]}}".rstrip() for a, b, c in rows]
 
 
 def _loops(plan: Plan) -> list[str]:
