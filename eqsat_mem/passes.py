@@ -23,10 +23,10 @@ class Card:
 
     Attributes:
         name: unique among all rules and passes.
-        equation: what it says.
+        equation: its left and right side, or its statement in words.
         sound: "bitwise", "reassociate", "real", "guarded" or "approx".
         why: why it is sound, and where not.
-        memory: what it does to memory.
+        memory: its effect on memory.
         place: where it stands: file and line of a rule, the module of a pass.
     """
 

@@ -49,11 +49,11 @@ def localise(
 
     Args:
         ex: the program of all devices.
-        placement: how its arguments and results lie.
+        placement: the specs of its arguments and results.
         divided: the mesh axes of each index that is dealt out anywhere.
         spreading: the indices that terms are computed in shares of.
-        backend: what tells whether gathering a value or computing it again is faster.
-        loops: what plans bodies of loops and branches; without it they run whole on every device.
+        backend: its model tells whether gathering a value or computing it again is faster.
+        loops: the planner of bodies of loops and branches; without it they run whole on every device.
     """
     first = Localiser(ex, placement, divided, spreading, backend, loops=loops)
     first.run()

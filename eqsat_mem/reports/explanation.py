@@ -50,7 +50,7 @@ class NeededRule:
             one step after that.
         matches: how often it matched, the other needed rules being the only ones, or all rules where it does not match among those;
             of a pass, how many candidates it has changed.
-        without: what the search finds without it, all other rules applied. Where that is as good as the plan, other rules stand in.
+        without: the result of the search without it, all other rules applied. Where that is as good as the plan, other rules stand in.
     """
 
     rule: Rule | Pass
@@ -65,8 +65,8 @@ class LoopEffect:
 
     Attributes:
         loop: the loop.
-        one_turn_peak_bytes: what the plan would hold.
-        one_turn_s: what it would take, in predicted seconds.
+        one_turn_peak_bytes: the peak of the plan with the loop in one turn.
+        one_turn_s: its predicted seconds.
         saves_bytes: how much less the plan holds than that.
         costs_s: how many seconds more the plan takes than that; negative where the loop is faster.
     """
@@ -113,10 +113,10 @@ class Explanation:
         rules: the rules without which the plan is not reached, and the fewest others that complete them, so that all of these reach it
             together; in the order in which they first matched.
         spare_rules: the other rules that matched; without all of these the plan is reached.
-        loops: what each loop saves and costs.
-        rivals: what else was found, and why it lost.
-        peak_before, peak_after: what is held at the peak of the program as written and of the plan, largest first.
-        original_peak_bytes, peak_bytes, limit_bytes: the predicted peaks, and what the search was given as its limit: the user's, or
+        loops: the saving and the cost of each loop.
+        rivals: the other schedules found, and the reasons for which they lost.
+        peak_before, peak_after: the values held at the peak of the program as written and of the plan, largest first.
+        original_peak_bytes, peak_bytes, limit_bytes: the predicted peaks, and the planned limit of the search: the user's, or
             less where compiled programs held more than predicted.
         seconds: the plan's predicted time.
         searches: how many searches the explanation took.

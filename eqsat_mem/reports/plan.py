@@ -24,8 +24,8 @@ class LoopSummary:
         extent: how many positions the index has.
         chunk: how many of them one turn computes.
         depth: how many loops stand around it.
-        accumulates: what each turn adds to, in words.
-        stacks: what each turn writes a slice of, in words.
+        accumulates: the results to which each turn adds, in words.
+        stacks: the results of which each turn writes a slice, in words.
     """
 
     index: str
@@ -62,12 +62,12 @@ class Plan:
         name: the user's function.
         source: the JAX program as source. It imports JAX and numpy only; ``exec(plan.source, dict(plan.namespace))`` defines it.
         function: the same as a callable: flat arrays in, a list of flat arrays out; JAX can trace it.
-        namespace: what the source names but does not define, by name: closed-over arrays of more than a few elements, and
+        namespace: the values that the source names but does not define, by name: closed-over arrays of more than a few elements, and
             operations that have no source (callbacks, primitives of other packages).
-        limit_bytes: what the program may hold at its peak.
-        peak_bytes: what the plan is predicted to hold at its peak.
-        compiled_peak_bytes: what XLA reserves for it, or None where it was not compiled.
-        original_peak_bytes: what the function is predicted to hold as written.
+        limit_bytes: the bytes that the program may hold at its peak.
+        peak_bytes: the bytes that the plan is predicted to hold at its peak.
+        compiled_peak_bytes: the bytes that XLA reserves for it, or None where it was not compiled.
+        original_peak_bytes: the bytes that the function is predicted to hold as written.
         argument_bytes, output_bytes: the parts of every peak that no plan can change.
         unchanged: whether the function was left as it was, because it fits and would not get faster.
         predicted_s, original_predicted_s: seconds by the time model, or None where it was not asked.
@@ -82,9 +82,9 @@ class Plan:
         mesh: the mesh of devices that run the plan together, each of which all figures are for; None for one device.
         in_specs, out_specs: how arguments and results lie on it, None where that is left to XLA.
         spread: the indices of which each device computes a share.
-        collectives: what devices exchange, in the order of the program.
+        collectives: the exchanges of devices, in the order of the program.
         program, schedule: the chosen terms and their loop tree, for those who want to look further.
-        record: what :meth:`explain` and :meth:`show` work from, or None for a plan put together by hand.
+        record: the record from which :meth:`explain` and :meth:`show` work, or None for a plan put together by hand.
     """
 
     name: str

@@ -93,7 +93,7 @@ class Verdict:
         matches: how often it matched.
         compared: how many left sides were compared with right sides, or facts tested, each for many values.
         wrong: the smallest difference of the first e-graph that has one.
-        error: what egglog says of the rule, if it is refused or does not end.
+        error: egglog's message about the rule, if it is refused or does not end.
         untested: the facts that it states of which nothing says what they mean, or which nothing came of that could be tested.
         excuse: why its file says that what is unchecked may stay so.
     """
