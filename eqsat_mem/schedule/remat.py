@@ -26,7 +26,7 @@ from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
 from eqsat_mem.schedule.search import Schedule
-from eqsat_mem.schedule.split import has_effects
+from eqsat_mem.schedule.split import gathers, has_effects
 from eqsat_mem.schedule.ties import Tie
 from eqsat_mem.schedule.timing import Timing
 
@@ -341,17 +341,27 @@ class _Rebuilt:
         for q in self.move.chain:
             own = dict(values)
             if not fresh & fused.operands[q]:
-                able = [t for t in fused.operands[q] if self.can_be_tied(t)]
+                able = {t: views for t in fused.operands[q] if (views := self.untied_views(t, fused.members[q])) is not None}
                 if able:
                     t = min(able, key=lambda t: (self.old.nbytes(t), t))
+                    own |= {view: self.read(view, values) for view in able[t]}
                     own[t] = self.tie.tied(self.program, self.read(t, values), token, add)
             kept = fused.members[q][-1]
             values[kept] = self.kernel(fused.members[q], own, steps, again=True)
             fresh.add(kept)
 
-    def can_be_tied(self, t: int) -> bool:
+    def untied_views(self, t: int, members: Sequence[int]) -> set[int] | None:
+        """The views of a value that a kernel reads as they are though the value is tied; None if it cannot be tied.
+
+        In a loop the tied value is a slice. A view that reads the value whole along the loop's index reads the value from outside.
+        """
         term = self.old.terms[t]
-        return self.tie.can_tie(term.dtype) and (isinstance(term, Input) or not is_leaf(term))
+        if not self.tie.can_tie(term.dtype) or (is_leaf(term) and not isinstance(term, Input)):
+            return None
+        reads = {(m, c) for m in members for c in children(self.old.terms[m]) if self.old.source_of(c) == t}
+        around = [loop.index for loop in enclosing(self.s.seq, self.move.path)]
+        whole = {c for m, c in reads if any(gathers(self.s.ex, m, c, i) for i in around)}
+        return None if t in whole or (whole and whole == {c for _, c in reads}) else whole
 
     def step(self, term: Any, steps: dict[Any, None]) -> int:
         new = self.program.add(term)

@@ -20,8 +20,11 @@ from eqsat_mem.ir.loop_tree import loops, walk_regions
 from eqsat_mem.options import Options
 from eqsat_mem.schedule import remat
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import schedule, straight
+from eqsat_mem.schedule.search import Schedule, schedule, straight
+from eqsat_mem.schedule.split import region, split
 from eqsat_mem.schedule.ties import BitTie
+from eqsat_mem.schedule.timing import Timing
+from tests.oracles import stepwise
 from tests.oracles.execution import execute
 from tests.oracles.peak import brute_force_peak
 from tests.oracles.targets import CPU
@@ -175,6 +178,31 @@ def test_inside_a_loop():
     assert made.peak_bytes - fixed < 0.75 * (looped.peak_bytes - fixed)
     assert any(isinstance(term, Map) and term.op == "population_count" for term in made.ex.program.terms)
     same(jax.jit(emit(made).function)(*args), [batch(*args)])
+
+
+def test_in_a_loop_views_of_all_rows_are_not_tied():
+    """The rows of a chunk can be tied; all rows, which a contraction reads through a view, come from outside of the loop."""
+
+    def pairs(x, w, u):
+        v = jnp.tanh(x @ w)
+        e = jnp.exp(-0.1 * (v @ v.T))  # of the rows of a chunk with all rows
+        y = e @ v  # with all rows alone
+        r = jnp.sum(lax.cumsum(y @ u, axis=1), 1)
+        return jnp.sum(y * r[:, None], 1) + jnp.sum(e * r[:, None], 1)
+
+    args = [numbers(128, 8), numbers(8, 16, seed=1), numbers(16, 256, seed=2)]
+    jaxpr = jax.make_jaxpr(pairs)(*args)
+    ex = original(load(jaxpr, ["x", "w", "u"]))
+    ((rows,),) = ex.program.outputs[0].axes
+    seq = split(ex, region(ex), rows)
+    memory, chunks = Memory(ex, CPU), dict.fromkeys(loops(seq), 16)
+    looped = Schedule(ex, CPU, seq, chunks, memory.total(seq, chunks), Timing(memory).total(seq, chunks))
+    written = remat._written(looped)
+    moves = remat._moves(looped, written, frozenset())
+    assert len({move.chain for move in moves}) == 2
+    for move in moves:
+        made, _ = remat._apply(looped, written, move, frozenset())
+        same(stepwise.run(jax.make_jaxpr(emit(made).function)(*args), args), stepwise.run(jaxpr, args))
 
 
 def test_moves_are_made_once_whatever_limits_are_asked_for(monkeypatch):
