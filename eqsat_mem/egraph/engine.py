@@ -212,7 +212,7 @@ def _exactly(given: IO[bytes], size: int) -> bytes:
 
 
 def serve(path: str, seconds: int, size: int) -> None:
-    """Do what the process that started this one asks for, within limits of processor time and memory, until it asks no more."""
+    """Serve the process that started this one, within limits of processor time and memory, until it asks no more."""
     given, to = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what egglog prints is no message
     sys.modules["egglog.bindings"] = _loaded(Path(path))
