@@ -19,7 +19,7 @@ from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.units import format_bytes
 
 MOST_TENSORS = 12
-"""How many tensors of a peak are listed."""
+"""The number of tensors of a peak that are listed."""
 KINDS = {"gather_shares": "all_gather", "sum_to_shares": "psum_scatter", "exchange_shares": "all_to_all", "merge_top_k": "all_gather"}
 """The functions of ``jax.lax`` that send what each collective does."""
 
@@ -58,7 +58,7 @@ def _loop_summaries(s: Schedule, seq: Seq, depth: int) -> Iterator[LoopSummary]:
 
 
 def peak_tensors(s: Schedule) -> list[Tensor]:
-    """What is held at the peak, largest first: arguments, and values with the user's lines."""
+    """The values that are held at the peak, largest first: arguments, and values with the user's lines."""
     program, memory = s.ex.program, Memory(s.ex, s.backend)
     held: list[Tensor] = [(f"argument {b.name} {list(b.shape)}", nbytes, None) for b, nbytes in zip(program.inputs, program.input_bytes())]
     for t, nbytes in memory.live(s.seq, memory.full_extents(), s.chunks):
@@ -113,7 +113,7 @@ def spread_indices(program: Program) -> list[SpreadIndex]:
         return []
     used = 0
     for t in program.reachable():
-        used |= shares.within(program.free[t])
+        used |= shares.dealt_out(program.free[t])
     own = [(i, names) for i, names in shares.spread.items() if used >> i & 1]
     return [SpreadIndex(program.indices[i].name, names, shares.devices.count(names), program.indices[i].extent) for i, names in own]
 
@@ -156,7 +156,7 @@ def _exchange(program: Program, t: int, term: Block, extents: Sequence[int], tim
 
 
 def _operand(program: Program, term: Block) -> str:
-    """What is exchanged: an argument by its name, else the operation that made it."""
+    """The operand of an exchange: an argument by its name, else the operation that made it."""
     t = term.args[0]
     while isinstance(other := program.terms[t], Rename):
         t = other.arg

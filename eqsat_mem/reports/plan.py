@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from eqsat_mem.errors import Tensor, tensor_lines
 from eqsat_mem.reports.exchanges import Exchange, SpreadIndex
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import aligned, format_bytes
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class LoopSummary:
         extent: how many positions the index has.
         chunk: how many of them one turn computes.
         depth: how many loops stand around it.
-        accumulates: what each turn adds to, in words.
-        stacks: what each turn writes a slice of, in words.
+        accumulates: the results to which each turn adds, in words.
+        stacks: the results of which each turn writes a slice, in words.
     """
 
     index: str
@@ -53,7 +53,7 @@ class LoopSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What :func:`eqsat_mem.optimize` made of a function for arguments of certain shapes and dtypes.
+    """The plan that :func:`eqsat_mem.optimize` made of a function for arguments of certain shapes and dtypes.
 
     ``print(plan)`` shows it as a table. All peaks count arguments, outputs and temporaries. A plan can be pickled; what is loaded
     has everything but ``program``, ``schedule`` and ``record``, and its function is that of its source.
@@ -62,12 +62,12 @@ class Plan:
         name: the user's function.
         source: the JAX program as source. It imports JAX and numpy only; ``exec(plan.source, dict(plan.namespace))`` defines it.
         function: the same as a callable: flat arrays in, a list of flat arrays out; JAX can trace it.
-        namespace: what the source names but does not define, by name: closed-over arrays of more than a few elements, and
+        namespace: the values that the source names but does not define, by name: closed-over arrays of more than a few elements, and
             operations that have no source (callbacks, primitives of other packages).
-        limit_bytes: what the program may hold at its peak.
-        peak_bytes: what the plan is predicted to hold at its peak.
-        compiled_peak_bytes: what XLA reserves for it, or None where it was not compiled.
-        original_peak_bytes: what the function is predicted to hold as written.
+        limit_bytes: the bytes that the program may hold at its peak.
+        peak_bytes: the bytes that the plan is predicted to hold at its peak.
+        compiled_peak_bytes: the bytes that XLA reserves for it, or None where it was not compiled.
+        original_peak_bytes: the bytes that the function is predicted to hold as written.
         argument_bytes, output_bytes: the parts of every peak that no plan can change.
         unchanged: whether the function was left as it was, because it fits and would not get faster.
         predicted_s, original_predicted_s: seconds by the time model, or None where it was not asked.
@@ -82,9 +82,9 @@ class Plan:
         mesh: the mesh of devices that run the plan together, each of which all figures are for; None for one device.
         in_specs, out_specs: how arguments and results lie on it, None where that is left to XLA.
         spread: the indices of which each device computes a share.
-        collectives: what devices exchange, in the order of the program.
+        collectives: the exchanges of devices, in the order of the program.
         program, schedule: the chosen terms and their loop tree, for those who want to look further.
-        record: what :meth:`explain` and :meth:`show` work from, or None for a plan put together by hand.
+        record: the record from which :meth:`explain` and :meth:`show` work, or None for a plan put together by hand.
     """
 
     name: str
@@ -129,12 +129,13 @@ class Plan:
 
     @property
     def in_shardings(self) -> list[NamedSharding | None]:
-        """How each argument of ``function`` lies on the mesh, as ``jax.device_put`` and ``jax.jit`` take it; empty for one device."""
+        """The sharding of each argument of ``function`` on the mesh, as ``jax.device_put`` and ``jax.jit`` take it; empty for one
+        device."""
         return [None if spec is None else NamedSharding(self.mesh, spec) for spec in self.in_specs]
 
     @property
     def out_shardings(self) -> list[NamedSharding | None]:
-        """How each result of ``function`` lies on the mesh, as :attr:`in_shardings` says of arguments."""
+        """The sharding of each result of ``function`` on the mesh, like :attr:`in_shardings` for arguments."""
         return [None if spec is None else NamedSharding(self.mesh, spec) for spec in self.out_specs]
 
     @property
@@ -148,7 +149,7 @@ class Plan:
         return not self.namespace
 
     def explain(self) -> Any:
-        """Why this plan: the rules it needs, what its loops save and cost, the runners-up, and what the peaks consist of.
+        """Explain this plan: the rules that it needs, the effects of its loops, the runners-up, and the contents of the peaks.
 
         The search is run again without each rule that matched, so this takes about as many times the planning as rules matched.
 
@@ -198,8 +199,8 @@ def _from_source(kept: dict[str, Any]) -> Plan:
 
 
 def table(plan: Plan) -> str:
-    """The plan as text for a terminal: what it holds and takes before and after, its loops, its rules."""
-    head = [[_headline(plan)], _aligned(figures(plan)), _shares(plan)]
+    """The plan as text for a terminal: bytes and seconds before and after, its loops, its rules."""
+    head = [[_headline(plan)], [f"  {line}" for line in aligned(figures(plan), left=1, gap="   ")], _shares(plan)]
     sections = [*head, _loops(plan), _peak(plan), _rules(plan), _planning(plan), plan.doubts]
     return "\n".join(line for section in sections for line in section)
 
@@ -219,7 +220,7 @@ def _peak_bytes(plan: Plan) -> int:
 
 
 def figures(plan: Plan) -> list[tuple[str, str, str]]:
-    """What the plan holds and takes before and after, in rows of text; the first is a heading."""
+    """The bytes and seconds of the plan, before and after, in rows of text; the first is a heading."""
     fixed = plan.argument_bytes + plan.output_bytes
     rows = [
         ("", "before", "after"),
@@ -238,18 +239,12 @@ def figures(plan: Plan) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Rows of text with the first column to the left and the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return [f"  {a:<{widths[0]}}   {b:>{widths[1]}}   {c:>{widths[2]}}".rstrip() for a, b, c in rows]
-
-
 def _loops(plan: Plan) -> list[str]:
     return ["loops", *(f"  {loop}" for loop in plan.loops)] if plan.loops else ["no loops"]
 
 
 def _shares(plan: Plan) -> list[str]:
-    """How arguments and results lie on a mesh, what its devices share out, and what they exchange."""
+    """The shardings of arguments and results on a mesh, and the values that its devices share out and exchange."""
     if plan.mesh is None:
         return []
     sides = [", ".join("as XLA likes" if spec is None else _spec_text(spec) for spec in specs) for specs in (plan.in_specs, plan.out_specs)]
