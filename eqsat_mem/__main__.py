@@ -82,7 +82,7 @@ def command_line() -> argparse.ArgumentParser:
     run.add_argument("--report", metavar="FILE", help="write the report as JSON, too")
     run.add_argument("--strict", action="store_true", help="a function that cannot be planned is an error; else it runs as written")
     run.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
-    run.add_argument("target", metavar="SCRIPT", help="the script")
+    run.add_argument("script", metavar="SCRIPT", help="the script")
     run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
     run.set_defaults(command=_run)
 
@@ -178,7 +178,7 @@ def _run(options: argparse.Namespace) -> Callable[[], int]:
     from eqsat_mem.cli.run import prepare
 
     script = prepare(
-        options.target,
+        options.script,
         is_module=options.is_module,
         limit=options.memory_limit,
         report=options.report,

@@ -60,7 +60,7 @@ class MemoryLimitError(EqsatMemError):
         shared_bytes: bytes of the outputs that reuse the memory of donated arguments; the other figures count them once, while
             ``tensors`` lists both the argument and the output.
         devices: how many devices run the program, each of which the figures are for.
-        with_more: what more devices would do, a sentence; empty where that is not known.
+        with_more: a sentence about the peak on more devices; empty where that is not known.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What planning tells while it runs, for whoever listens: debugging output, progress, explanations.
+"""The events of planning, for listeners: debugging output, progress, explanations.
 
 Stages call :func:`tell`; with nobody listening that costs next to nothing. Listeners belong to the thread that plans.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """Something that happened during planning. What it carries is read, never changed."""
+    """Something that happened during planning. Listeners read its attributes and never change them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class Searched(Event):
 
 @dataclass(frozen=True, eq=False)
 class Compiled(Event):
-    """XLA compiled a program: what it holds, and what it was predicted to hold."""
+    """XLA compiled a program: the bytes that it holds, and those that it was predicted to hold."""
 
     held_bytes: int
     predicted_bytes: int

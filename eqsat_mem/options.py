@@ -1,4 +1,4 @@
-"""What users may choose: the options of a plan, their checks, and the memory limit that results."""
+"""The options of a plan, their checks, and the memory limit that results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eqsat_mem.units import UNITS, format_bytes
 __all__ = ["Accuracy", "Options", "device_capacity", "format_bytes", "parse_bytes", "resolve_limit"]
 
 Accuracy = Literal["bitwise", "reassociate", "all"]
-"""Which rules may apply: those that keep every bit, those that also re-associate sums, or all of them."""
+"""The rules that may apply: those that keep every bit, those that also re-associate sums, or all of them."""
 
 LIMIT_VARIABLE = "EQSAT_MEM_LIMIT"
 DEVICE_VARIABLE = "EQSAT_MEM_DEVICE"
@@ -153,7 +153,7 @@ def resolve_limit(options: Options, capacity: int | None = None, mesh: Any = Non
 
 
 def device_capacity(device: Any = None) -> int:
-    """Bytes of a device, the default one unless another is given: what its allocator may use, or the machine's memory for a CPU.
+    """Bytes of a device, the default one unless another is given: those that its allocator may use, or the machine's memory for a CPU.
 
     Raises:
         OptionError: if the system does not tell.

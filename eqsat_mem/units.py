@@ -1,6 +1,8 @@
-"""Sizes, times and numbers of things: their units, and how messages show them."""
+"""Text of messages: sizes in bytes with their units, times, numbers of things, and tables."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 UNITS = {
     "B": 1,
@@ -67,3 +69,22 @@ def count(number: int, noun: str) -> str:
     ('1 chunk', '2,000 chunks')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int | None = None, gap: str = "  ") -> list[str]:
+    """Return rows of cells as lines with columns.
+
+    Args:
+        rows: the cells of each row, equally many in all of them.
+        left: the number of leading columns whose cells stand to the left; those of further columns stand to the right. None is all.
+        gap: the text between columns.
+
+    >>> aligned([("peak", "1 GiB"), ("a", "64 MiB")], left=1)
+    ['peak   1 GiB', 'a     64 MiB']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lefts = len(widths) if left is None else left
+    return [
+        gap.join(cell.ljust(width) if k < lefts else cell.rjust(width) for k, (cell, width) in enumerate(zip(row, widths))).rstrip()
+        for row in rows
+    ]

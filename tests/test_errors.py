@@ -1,4 +1,4 @@
-"""What the errors say."""
+"""The texts of errors."""
 
 import pickle
 

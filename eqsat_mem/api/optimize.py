@@ -222,7 +222,7 @@ class Optimized:
             return self._jitted[key]
 
     def _lying(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lying | None:
-        """How the arguments of a call lie on a mesh; None for one device."""
+        """The mesh and the shardings of the arguments of a call; None for one device."""
         if not self._shardings.given and jax.device_count() == 1:
             return None
         positions, names = self._static

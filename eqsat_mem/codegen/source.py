@@ -67,12 +67,12 @@ class Scope:
 
 
 @dataclass
-class Module:
-    """What all functions of one source share.
+class SourceModule:
+    """The state that all functions of one emitted source share.
 
     Attributes:
         taken: names in use, and how many were made from each.
-        namespace: what the source names but does not define: large closed-over arrays, and operations without source.
+        namespace: the values that the source names but does not define: large closed-over arrays, and operations without source.
         helpers: functions of ours that the source calls, which it carries with it.
         constants: the name of each closed-over array.
         small: lines that come first: closed-over arrays that are written out, functions of the user's operations.

@@ -69,7 +69,7 @@ class _Flattening:
 
     def __init__(self, flat: Flat, preferences: Preferences, passes: frozenset[Pass]):
         self.flat, self.preferences, self.passes = flat, preferences, passes
-        self.within: frozenset[str] = frozenset()
+        self.applied: frozenset[str] = frozenset()
         self.known_literals: dict[Any, int] = {}
         self.known_consts: dict[int, int] = {}
         self.known_equations: dict[Any, tuple[int, ...]] = {}
@@ -111,12 +111,12 @@ class _Flattening:
 
     def changed(self, plain: Plain, source: Source | None) -> list[int]:
         """The values of what an equation is by its definition, or by a pass."""
-        before = self.within
-        self.within |= {plain.by.name} if plain.by is not None else set()
+        before = self.applied
+        self.applied |= {plain.by.name} if plain.by is not None else set()
         try:
             return self.inline(plain.jaxpr.jaxpr, plain.jaxpr.consts, plain.operands, source)
         finally:
-            self.within = before
+            self.applied = before
 
     def converted(self, value: int, dtype: Any) -> int | None:
         """The value itself if it has this dtype already, or the literal that it is exactly."""
@@ -151,7 +151,7 @@ class _Flattening:
         if key is not None and key in self.known_equations:
             return self.known_equations[key]
         outs = tuple(self.value(v.aval) for v in eqn.outvars)
-        new = Equation(eqn.primitive, eqn.params, tuple(ins), outs, effects, source, self.within)
+        new = Equation(eqn.primitive, eqn.params, tuple(ins), outs, effects, source, self.applied)
         self.flat.equations.append(new)
         self.producer.update((v, new) for v in outs)
         if key is not None:
@@ -176,7 +176,7 @@ class _Flattening:
 
 
 def _key(prim: Any, params: dict[str, Any], ins: Sequence[int]) -> Any:
-    """What two equal equations share; ``None`` if the parameters do not compare."""
+    """A key that equal equations share; ``None`` if the parameters do not compare."""
     key = (prim, tuple(ins), tuple(params.items()))
     try:
         hash(key)
@@ -223,7 +223,7 @@ _PACKAGE = Path(__file__).parent.parent
 _OURS = frozenset(map(str, _PACKAGE.rglob("*.py"))) - {
     str(_PACKAGE / name) for name in ("cli/demo.py", "egraph/soundness/sample_programs.py")
 }
-"""Our own files, except those with programs to plan: what they add to a program while it is traced is not the user's line."""
+"""Our own files, except those with programs to plan: equations that they add to a program while it is traced are not on the user's line."""
 _INSTALLED = tuple({sysconfig.get_path(name) + "/" for name in ("purelib", "platlib", "stdlib", "scripts")})
 """Folders of installed packages: a line of a package that the user calls is not where the user looks."""
 _LIBRARY = jax.__file__.rsplit("/", 1)[0] + "/"

@@ -286,7 +286,7 @@ class Program:
 
 
 Rewrite = Callable[[Program, int, Mapping[int, int]], Term | int | None]
-"""What :meth:`Program.rewritten` puts in place of a term."""
+"""The function that gives :meth:`Program.rewritten` the replacement of a term."""
 
 
 def itemsize(dtype: Any) -> int:

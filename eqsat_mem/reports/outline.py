@@ -71,10 +71,10 @@ def body_loops(s: Schedule) -> Iterator[LoopSummary]:
 
 
 def peak_tensors(s: Schedule) -> list[Tensor]:
-    """What is held at the peak, largest first: arguments, and values with the user's lines.
+    """The values that are held at the peak, largest first: arguments, and values with the user's lines.
 
-    At a loop or branch of the user's that has a plan of its own, what that holds inside is listed too. What remains of the peak is
-    what operations need while they run.
+    The values inside a loop or branch of the user's that has a plan of its own are listed too. The rest of the peak is scratch of
+    operations.
     """
     program = s.ex.program
     arguments = [
@@ -136,7 +136,7 @@ def spread_indices(program: Program) -> list[SpreadIndex]:
         return []
     used = 0
     for t in program.reachable():
-        used |= shares.within(program.free[t])
+        used |= shares.dealt_out(program.free[t])
     own = [(i, names) for i, names in shares.spread.items() if used >> i & 1]
     return [SpreadIndex(program.indices[i].name, names, shares.devices.count(names), program.indices[i].extent) for i, names in own]
 
@@ -179,7 +179,7 @@ def _exchange(program: Program, t: int, term: Block, extents: Sequence[int], tim
 
 
 def _operand(program: Program, term: Block) -> str:
-    """What is exchanged: an argument by its name, else the operation that made it."""
+    """The operand of an exchange: an argument by its name, else the operation that made it."""
     t = term.args[0]
     while isinstance(other := program.terms[t], Rename):
         t = other.arg

@@ -25,8 +25,8 @@ class LoopSummary:
         extent: how many positions the index has.
         chunk: how many of them one turn computes.
         depth: how many loops stand around it.
-        accumulates: what each turn adds to, in words.
-        stacks: what each turn writes a slice of, in words.
+        accumulates: the results to which each turn adds, in words.
+        stacks: the results of which each turn writes a slice, in words.
         axis: the axis of an argument or result that the index is (``rows of x``); empty for an index of neither.
         inside: the user's loop or branch in which it stands, with its line; empty for a loop of the plan itself.
     """
@@ -59,7 +59,7 @@ class LoopSummary:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
-    """What :func:`eqsat_mem.optimize` made of a function for arguments of certain shapes and dtypes.
+    """The plan that :func:`eqsat_mem.optimize` made of a function for arguments of certain shapes and dtypes.
 
     ``print(plan)`` shows it in about a dozen lines, and so does a notebook. All peaks count arguments, outputs and temporaries.
     A plan can be pickled; what is loaded has everything but ``program``, ``schedule`` and ``record``, and its function is that of
@@ -69,12 +69,12 @@ class Plan:
         name: the user's function.
         source: the JAX program as source. It imports JAX and numpy only; ``exec(plan.source, dict(plan.namespace))`` defines it.
         function: the same as a callable: flat arrays in, a list of flat arrays out; JAX can trace it.
-        namespace: what the source names but does not define, by name: closed-over arrays of more than a few elements, and
+        namespace: the values that the source names but does not define, by name: closed-over arrays of more than a few elements, and
             operations that have no source (callbacks, primitives of other packages).
-        limit_bytes: what the program may hold at its peak.
-        peak_bytes: what the plan is predicted to hold at its peak.
-        compiled_peak_bytes: what XLA reserves for it, or None where it was not compiled.
-        original_peak_bytes: what the function is predicted to hold as written.
+        limit_bytes: the bytes that the program may hold at its peak.
+        peak_bytes: the bytes that the plan is predicted to hold at its peak.
+        compiled_peak_bytes: the bytes that XLA reserves for it, or None where it was not compiled.
+        original_peak_bytes: the bytes that the function is predicted to hold as written.
         argument_bytes, output_bytes: the parts of every peak that no plan can change.
         unchanged: whether the function was left as it was, because it fits and would not get faster.
         predicted_s, original_predicted_s: seconds by the time model, or None where it was not asked.
@@ -90,9 +90,9 @@ class Plan:
         mesh: the mesh of devices that run the plan together, each of which all figures are for; None for one device.
         in_specs, out_specs: how arguments and results lie on it, None where that is left to XLA.
         spread: the indices of which each device computes a share.
-        collectives: what devices exchange, in the order of the program.
+        collectives: the exchanges of devices, in the order of the program.
         program, schedule: the chosen terms and their loop tree, for those who want to look further.
-        record: what :meth:`explain` and :meth:`show` work from, or None for a plan put together by hand.
+        record: the record from which :meth:`explain` and :meth:`show` work, or None for a plan put together by hand.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Plan:
         return f"<plan of {self.name}, which {headline(self)}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the text, and the source to unfold."""
+        """The text of the plan for notebooks, with the source to unfold."""
         return html_of(self)
 
     def __reduce__(self) -> Any:
@@ -144,12 +144,13 @@ class Plan:
 
     @property
     def in_shardings(self) -> list[NamedSharding | None]:
-        """How each argument of ``function`` lies on the mesh, as ``jax.device_put`` and ``jax.jit`` take it; empty for one device."""
+        """The sharding of each argument of ``function`` on the mesh, as ``jax.device_put`` and ``jax.jit`` take it; empty for one
+        device."""
         return [None if spec is None else NamedSharding(self.mesh, spec) for spec in self.in_specs]
 
     @property
     def out_shardings(self) -> list[NamedSharding | None]:
-        """How each result of ``function`` lies on the mesh, as :attr:`in_shardings` says of arguments."""
+        """The sharding of each result of ``function`` on the mesh, like :attr:`in_shardings` for arguments."""
         return [None if spec is None else NamedSharding(self.mesh, spec) for spec in self.out_specs]
 
     @property
@@ -163,7 +164,7 @@ class Plan:
         return not self.namespace
 
     def explain(self) -> Any:
-        """Why this plan: the rules it needs, what its loops save and cost, the runners-up, and what the peaks consist of.
+        """Explain this plan: the rules that it needs, the effects of its loops, the runners-up, and the contents of the peaks.
 
         The search is run again without each rule that matched, so this takes about as many times the planning as rules matched.
 

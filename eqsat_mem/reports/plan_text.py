@@ -42,7 +42,7 @@ def html_of(plan: Plan) -> str:
 
 
 def headline(plan: Plan) -> str:
-    """The verdict in one line: what the plan holds of the limit, and its predicted time, beside those of the program as written."""
+    """The verdict in one line: the bytes and seconds of the plan and of the program as written."""
     held, limit = format_bytes(_held(plan)), format_bytes(plan.limit_bytes)
     where = "" if plan.mesh is None else f" on each device of {_mesh_text(plan)}"
     if plan.unchanged:
@@ -53,7 +53,7 @@ def headline(plan: Plan) -> str:
 
 
 def figures(plan: Plan) -> list[tuple[str, str, str]]:
-    """What the plan holds and takes before and after, in rows of text; the first is a heading."""
+    """The bytes and seconds of the plan, before and after, in rows of text; the first is a heading."""
     fixed = plan.argument_bytes + plan.output_bytes
     rows = [
         ("", "before", "after"),
@@ -101,7 +101,7 @@ def _bars(plan: Plan) -> Iterator[str]:
 
 
 def _shares(plan: Plan) -> Iterator[str]:
-    """How arguments and results lie on a mesh, what its devices share out, and what they exchange."""
+    """The shardings of arguments and results on a mesh, and the values that its devices share out and exchange."""
     if plan.mesh is None or plan.unchanged:
         return
     sides = [", ".join("as XLA likes" if spec is None else _spec_text(spec) for spec in specs) for specs in (plan.in_specs, plan.out_specs)]

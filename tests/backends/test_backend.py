@@ -21,7 +21,7 @@ from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir.loop_tree import regions
+from eqsat_mem.ir.loop_tree import walk_regions
 from eqsat_mem.ir.ops import BLOCKS, MAPS
 from eqsat_mem.options import Options
 from eqsat_mem.reports.timeline import timeline
@@ -172,7 +172,7 @@ def test_what_takes_one_compiler_long_does_not_take_others_long():
 
 def test_the_order_of_kernels_is_the_programs():
     ex = straight_program(unlucky, *UNLUCKY)
-    for _, seq in regions(region(ex)):
+    for _, seq in walk_regions(region(ex)):
         fused = Memory(ex, BASE).fused(seq)
         place = {step: k for k, step in enumerate(seq.steps)}
         assert [place[step] for step in fused.kept] == sorted(place[step] for step in fused.kept)

@@ -1,4 +1,4 @@
-"""The page: what a plan holds and why, with everything that it needs inside, so that it opens anywhere and asks no network."""
+"""The page of a plan, with everything that it needs inside, so that it opens anywhere and asks no network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from eqsat_mem.units import format_bytes, time_text
 
 FOLDER = Path(__file__).parent
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""What a browser may load for the page: nothing."""
+"""The browser's permission to load files for the page: none."""
 
 
 def page(plan: Plan) -> str:
@@ -122,7 +122,7 @@ class _Values:
 
 
 def _points(program: Program, points: Sequence[Point], classes: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Points of a timeline as data: what is held, largest first."""
+    """Points of a timeline as data: the values that are held, largest first."""
     return [
         {
             "what": point.what,
