@@ -88,7 +88,7 @@ def command_line() -> argparse.ArgumentParser:
     run.add_argument("--report", metavar="FILE", help="write the report as JSON, too")
     run.add_argument("--strict", action="store_true", help="a function that cannot be planned is an error; else it runs as written")
     run.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
-    run.add_argument("target", metavar="SCRIPT", help="the script")
+    run.add_argument("script", metavar="SCRIPT", help="the script")
     run.add_argument("arguments", metavar="ARGS", nargs=argparse.REMAINDER, help="its arguments")
     run.set_defaults(command=_run)
 
@@ -120,12 +120,13 @@ def _add_function(command: argparse.ArgumentParser) -> None:
     """The arguments that name a function, what to call it with, and how to plan it."""
     command.add_argument(
         "function",
-        metavar="FILE.py:FUNCTION",
-        help="the function to plan, or the file of a module of StableHLO: text, bytecode, or a file of jax.export",
+        metavar="PLACE:FUNCTION",
+        help="the function to plan: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; or the file of a module of StableHLO: text, bytecode, or "
+        "a file of jax.export",
     )
     command.add_argument(
         "--args",
-        metavar="FILE.py:MAKE_ARGS",
+        metavar="PLACE:MAKE_ARGS",
         help="a function without parameters that returns the arguments, arrays or jax.ShapeDtypeStructs: a tuple of them, "
         "a dict of keyword arguments, or the only one; a module needs none",
     )
@@ -141,7 +142,7 @@ def _add_function(command: argparse.ArgumentParser) -> None:
 
 
 def _planned(options: argparse.Namespace) -> tuple[Plan, Callable[[Path], bytes]]:
-    """The plan of the function that the command line names, and what a file of StableHLO with it holds."""
+    """The plan of the function that the command line names, and a function that gives the contents of a file with the plan."""
     from eqsat_mem.api.meshes import mesh_of_text
     from eqsat_mem.api.optimize import optimize
     from eqsat_mem.cli.user_files import plain, subject
@@ -164,7 +165,7 @@ def _planned(options: argparse.Namespace) -> tuple[Plan, Callable[[Path], bytes]
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from eqsat_mem.stablehlo.write import check_ending
+    from eqsat_mem.stablehlo.endings import check_ending
 
     output = None if options.output is None else Path(options.output)
     if output is not None:
@@ -208,7 +209,7 @@ def _run(options: argparse.Namespace) -> Callable[[], int]:
     from eqsat_mem.cli.run import prepare
 
     script = prepare(
-        options.target,
+        options.script,
         is_module=options.is_module,
         limit=options.memory_limit,
         report=options.report,

@@ -15,13 +15,13 @@ from eqsat_mem.stablehlo.values import Unreadable, word
 
 
 def while_(op: Op, *start: Any) -> Any:
-    """A loop, which carries what its body changes; one that counts to a number that is known is a scan."""
+    """A loop, which carries the values that its body changes; one that counts to a known number is a scan."""
     runs, body = op.regions
     given, returned = op.arguments(1), op.returned(1)
     changed = [k for k, (before, after) in enumerate(zip(given, returned, strict=True)) if before != after]
 
     def everything(carry: Sequence[Any]) -> list[Any]:
-        """The values of all that the loop has: what it changes, and what it does not."""
+        """All values of the loop: those that it changes, and the others."""
         values = list(start)
         for k, value in zip(changed, carry, strict=True):
             values[k] = value
@@ -39,7 +39,7 @@ def while_(op: Op, *start: Any) -> Any:
 
 
 def _turns(op: Op, start: Sequence[Any]) -> int | None:
-    """How often a loop runs, where its condition compares a counter with a number; None where only running it tells."""
+    """The number of turns of a loop whose condition compares a counter with a number; None where only running it tells."""
     (goes_on,) = op.returned(0)
     compared = goes_on.owner
     if getattr(compared, "name", "") != "stablehlo.compare":
@@ -85,7 +85,7 @@ def call(op: Op, *operands: Any) -> Any:
 
 
 def composite(op: Op, *operands: Any) -> Any:
-    """An operation of CHLO, where that is its name; else what it is made of."""
+    """An operation of CHLO, where that is its name; else the function that it decomposes into."""
     row = op.reader.rows.get(op.value("name"))
     if row is None:
         return op.reader.call(op.symbol("decomposition"), operands)

@@ -1,7 +1,7 @@
-"""Loops that run a known number of times, as scans: over slices of what they read in order, stacking what they write in order.
+"""Loops that run a known number of times, as scans: over slices of the arrays that they read in order, with the slices that they write stacked.
 
 A module has no scans. JAX lowers one to a loop that counts, reads a slice at the counter and writes one there; read as such a loop, all
-that a scan tells would be lost: that slices are independent, that all of them are written, and what its derivative is.
+that a scan says would be lost: slices are independent, all of them are written, and there is a derivative.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def run(turn: Callable[..., Sequence[Any]], first: Sequence[Any], turns: int) ->
         turns: how many there are.
     """
     closed: Any = jax.make_jaxpr(turn)(*first)
-    work = _Loop(closed.jaxpr, first, turns)
+    work = _CountedLoop(closed.jaxpr, first, turns)
     reads, writes = work.accesses(work.reads()), work.accesses(work.writes())
     backwards = not any(r.forward for r in (*reads, *writes))
     reads, writes = ([a for a in found if a.forward != backwards] for found in (reads, writes))
@@ -83,8 +83,8 @@ class _Access:
     forward: bool
 
 
-class _Loop:
-    """What the turns of a loop read and write at positions that the turn tells."""
+class _CountedLoop:
+    """The slices that the turns of a loop read and write at positions that follow from the number of the turn."""
 
     def __init__(self, jaxpr: Any, first: Sequence[Any], turns: int) -> None:
         self.jaxpr, self.first, self.turns = jaxpr, first, turns

@@ -27,7 +27,7 @@ def plain(function: Callable[..., Any]) -> Row:
 
 
 def arithmetic(name: str, function: Callable[..., Any]) -> Row:
-    """The row of an operation of numbers that is another of truth values."""
+    """The row of an operation of numbers which is another one of truth values."""
 
     def row(op: Op, *operands: Any) -> Any:
         return (_LOGIC[BOOLEAN[name]] if op.aval.dtype == bool else function)(*operands)

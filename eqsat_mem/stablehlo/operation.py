@@ -15,7 +15,7 @@ Row = Callable[..., Any]
 """Takes an :class:`Op` and its operands, and returns its result, or a list of them."""
 
 
-class Reader(Protocol):
+class ModuleReader(Protocol):
     """The part of a reader that rows use."""
 
     rows: Mapping[str, Row]
@@ -45,7 +45,7 @@ class Op:
         self.name: str = operation.name
         self.avals = avals
         self.scope = scope
-        self.reader: Reader = reader
+        self.reader: ModuleReader = reader
         self.attributes: Any = operation.attributes
         self.regions: list[Callable[..., list[Any]]] = [
             lambda *values, block=region.blocks[0]: reader.run(block, values, scope) for region in operation.regions

@@ -129,7 +129,7 @@ class ModuleFunction:
             )
 
 
-# --- what a module says of itself --------------------------------------------------------------------
+# --- devices, platforms and names --------------------------------------------------------------------
 
 
 def _refuse_devices(module: Any, exported: Exported | None, file: str) -> None:
@@ -151,7 +151,7 @@ def _platform(exported: Exported | None) -> tuple[str | None, Sequence[str]]:
 
 
 def _platform_indices(main: Any) -> list[int]:
-    """Which arguments are the number of the platform: JAX adds it to exports for several."""
+    """The positions of the arguments that are the number of the platform: JAX adds it to exports for several."""
     attributes = main.operation.attributes.get("arg_attrs", ())
     name = "jax.global_constant"
     return [k for k, one in enumerate(attributes) if name in one and one[name].value == "_platform_index"]
@@ -164,7 +164,7 @@ def _symbol(module: Any, main: Any) -> str:
 
 
 def _name(location: Any, k: int) -> str:
-    """What a module calls an argument, or its number."""
+    """The name of an argument in a module, or its number."""
     return str(location.name_str) if isinstance(location, ir.NameLoc) else f"arg{k}"
 
 

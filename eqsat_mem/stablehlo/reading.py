@@ -64,7 +64,7 @@ class Reading:
         except Unreadable as reason:
             raise StableHLOError(f"{self.file} cannot be read: its function takes or returns {reason}.") from None
 
-    # what rows use
+    # for rows
 
     def call(self, name: str, values: Sequence[Any]) -> list[Any]:
         """The results of a function of the module."""
@@ -98,7 +98,7 @@ class Reading:
                 results = self.results(operation, scope)
             self._within.pop()
             scope.update(zip(operation.results, results, strict=True))
-        raise AssertionError("a block ends with a return")
+        raise AssertionError
 
     def results(self, operation: Any, scope: MutableMapping[Any, Any]) -> list[Any]:
         """The results of an operation: those of its row, or of the operation as it is."""

@@ -84,7 +84,7 @@ _SCATTERS = {
 
 
 def scatter(op: Op, *operands: Any) -> Any:
-    """What lies outside is dropped, as StableHLO has it."""
+    """Elements that lie outside are dropped, as StableHLO has it."""
     if len(operands) != 3:
         raise Unreadable("a scatter into several arrays at once")
     combiner, replaces = op.combiner(0), op.returned(0) == op.arguments(0)[1:]

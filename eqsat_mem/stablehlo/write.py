@@ -12,20 +12,13 @@ from jax.extend.mlir import deserialize_portable_artifact
 from jax.interpreters import mlir
 
 from eqsat_mem.errors import StableHLOError
+from eqsat_mem.stablehlo.endings import BYTECODE, EXPORT, TEXT, check_ending
 from eqsat_mem.stablehlo.kept import inside
 from eqsat_mem.stablehlo.modules import NEEDS_FLATBUFFERS
 
 
-def check_ending(path: Path) -> None:
-    """Raise ``StableHLOError`` if the ending of a name does not say what to write."""
-    if path.suffix not in _WRITERS:
-        raise StableHLOError(
-            f"{path.name} ends with none of {', '.join(_WRITERS)}: these are StableHLO as text, its bytecode, and a file of jax.export."
-        )
-
-
 def written(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], path: Path, platform: str | None = None) -> bytes:
-    """What a file of StableHLO with a function holds; the ending of its name says in which form.
+    """The contents of a file of StableHLO with a function; the ending of its name says in which form.
 
     Args:
         fun: the function.
@@ -69,7 +62,7 @@ def _serialized(exported: export.Exported) -> bytes:
 
 
 _WRITERS: dict[str, Callable[[export.Exported], bytes]] = {
-    ".mlir": _text,
-    ".mlirbc": lambda exported: exported.mlir_module_serialized,
-    ".jax": _serialized,
+    TEXT: _text,
+    BYTECODE: lambda exported: exported.mlir_module_serialized,
+    EXPORT: _serialized,
 }

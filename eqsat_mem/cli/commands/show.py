@@ -26,11 +26,11 @@ def add_function(parser: argparse.ArgumentParser, required: bool = True) -> None
     """The arguments that name a function and what it is called with."""
     parser.add_argument(
         "function",
-        metavar="FILE.py:FUNCTION",
+        metavar="PLACE:FUNCTION",
         nargs=None if required else "?",
-        help="the function, or the file of a module of StableHLO, which needs no --args",
+        help="the function: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; or the file of a module of StableHLO, which needs no --args",
     )
-    parser.add_argument("--args", metavar="FILE.py:MAKE_ARGS", help="a function that returns its arguments, as for eqsat-mem plan")
+    parser.add_argument("--args", metavar="PLACE:MAKE_ARGS", help="a function that returns its arguments, as for eqsat-mem plan")
 
 
 def traced(options: argparse.Namespace, passes: Collection[Pass] = EVERY) -> Program:
