@@ -1,4 +1,4 @@
-"""Loops that run a known number of times, as scans: over slices of the arrays that they read in order, with the slices that they write stacked.
+"""Loops that run a known number of times, as scans: over slices of the arrays that they read in order, stacking the slices that they write.
 
 A module has no scans. JAX lowers one to a loop that counts, reads a slice at the counter and writes one there; read as such a loop, all
 that a scan says would be lost: slices are independent, all of them are written, and there is a derivative.
