@@ -18,8 +18,8 @@ from eqsat_mem.units import format_bytes
 
 SECONDS, BYTES = 10, 1 << 30
 """The limits of a worker for one e-graph: processor time, and memory. Shipped rules take seconds and 100 MiB for the largest programs."""
-PATIENCE = 2.5
-"""A worker may last so many times as long as its processor time: the machine may be busy with something else."""
+PATIENCE, LEAST_S = 2.5, 20
+"""A worker may last so many times as long as its processor time, or so many seconds: the machine may be busy with something else."""
 TOLD = 400
 """The number of last characters that an error quotes of the output of a process that crashed."""
 
@@ -32,7 +32,7 @@ class Worker:
 
     def __init__(self, seconds: int = SECONDS, size: int = BYTES) -> None:
         self._seconds, self._size, self.spent = seconds, size, 0.0
-        self._end = time.monotonic() + PATIENCE * seconds
+        self._end = time.monotonic() + max(PATIENCE * seconds, LEAST_S)
         self._printed: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the process
         command = [sys.executable, "-I", "-S", engine.__file__, str(engine.compiled()), str(seconds), str(size)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed)
