@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from eqsat_mem.stablehlo.table import ROWS
 from eqsat_mem.stablehlo.values import Unreadable, aval_of, dtypes
 
 _RETURNS = ("func.return", "stablehlo.return")
+_SYMBOL = re.compile(r"@([\w$.-]+)")
 
 
 class Reading:
@@ -128,7 +130,7 @@ class Reading:
         text = op.operation.get_asm(enable_debug_info=False, large_elements_limit=8, large_resource_limit=8)
         if op.value("has_side_effect", False):
             raise self.refused(op.operation, "it has a side effect, which a plan cannot keep in its place")
-        if any(f"@{name}" in text for name in self.functions):
+        if not self.functions.keys().isdisjoint(_SYMBOL.findall(text)):
             raise self.refused(op.operation, "it calls a function of the module")
         outside = [(value, op.scope[value]) for value in read_from_outside(op.operation) if not is_constant(value)]
         try:

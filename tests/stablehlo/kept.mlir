@@ -30,3 +30,13 @@ func.func @main(%x: tensor<4x6xf32>) -> (tensor<4x6xf32>) {
   stablehlo.return %c : tensor<i1> }) {dimension = 1 : i64} : (tensor<4x6xf32>) -> tensor<4x6xf32>
   return %r : tensor<4x6xf32>
 }
+
+// call of a function outside of the module
+func.func @main(%x: tensor<6x6xf32>) -> (tensor<6x6xf32>) {
+  %s = stablehlo.dot %x, %x : (tensor<6x6xf32>, tensor<6x6xf32>) -> tensor<6x6xf32>
+  %r:2 = stablehlo.custom_call @lapack_spotrf_ffi(%s) {backend_config = "", mhlo.backend_config = {uplo = 76 : ui8},
+    mhlo.frontend_attributes = {num_batch_dims = "0"}, operand_layouts = [dense<[0, 1]> : tensor<2xindex>],
+    output_operand_aliases = [#stablehlo.output_operand_alias<output_tuple_indices = [0], operand_index = 0, operand_tuple_indices = []>],
+    result_layouts = [dense<[0, 1]> : tensor<2xindex>, dense<> : tensor<0xindex>]} : (tensor<6x6xf32>) -> (tensor<6x6xf32>, tensor<i32>)
+  return %r#0 : tensor<6x6xf32>
+}

@@ -66,7 +66,13 @@ def test_operations_compute_what_they_do_as_they_stand(name):
 @pytest.mark.parametrize("name", KEPT)
 def test_what_jax_has_no_words_for_is_kept_and_said(name):
     (kept,) = compared(KEPT[name]).kept
-    assert re.fullmatch(r"stablehlo\.(sort|scatter) at module:\d \(main\)", kept)
+    assert re.fullmatch(r"stablehlo\.(sort|scatter|custom_call lapack_spotrf_ffi) at module:\d \(main\)", kept)
+
+
+def test_a_call_is_told_from_one_of_a_function_of_the_module_whose_name_begins_it():
+    (call,) = (text for name, text in KEPT.items() if "outside of the module" in name)
+    own = "func.func private @lapack(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }"
+    assert len(from_stablehlo(f"{call}\n{own}").kept) == 1
 
 
 @pytest.mark.usefixtures("quick_compilation")
