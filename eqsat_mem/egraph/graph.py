@@ -165,9 +165,9 @@ class EGraph:
         self._encoder = Encoder(program, own)
         self._encoded = self._encoder.encode()
         used = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in language.primitive_of()}
-        texts = [(name, _forms(text, name)) for name, text in (*language.language(maps | used, own), *rules)]
+        words = [(name, _forms(text, name)) for name, text in language.language(maps | used, own)]
         with _explained("the text of"):
-            self._session.declare(texts)
+            self._session.declare([*words, *((name, (text,)) for name, text in rules)])
         with _explained("loading"):
             self._session.load(list(self._facts(large_elements, unrolled_elements)))
 
