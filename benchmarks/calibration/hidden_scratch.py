@@ -33,8 +33,8 @@ def cases(tiny: bool) -> Iterator[Case]:
     yield Case("a weighted sum of columns", lambda x, y, w: (jnp.abs(x[:, None] - y) * w[:, None]).sum(0), [(n,)] * 3, square, True)
     yield Case("products with a lone axis", lambda x, y: (x * y).sum(-1), [(1, n, n)] * 2, square, watched=True)
     yield Case("products without one", lambda x, y: (x * y).sum(-1), [(n, n)] * 2, square, watched=True)
-    sizes = ((8, 1024, 1024), (8, 1024, 64), (16, 1024, 1024), (4, 1024, 1024), (64, 512, 512), (64, 512, 64), (8, 512, 512), (256, 128, 128))
-    for batch, extent, columns in ((2, 4, 3),) if tiny else sizes:
+    wide = ((extent, batch, extent) for batch, extent in ((8, 1024), (16, 1024), (4, 1024), (64, 512), (8, 512), (256, 128)))
+    for extent, batch, columns in ((4, 2, 4), (4, 2, 3)) if tiny else (*wide, (1024, 8, 64), (512, 64, 64)):
         shapes, operands = [(batch, extent, extent), (batch, extent, columns)], 4.0 * batch * extent * (extent + columns)
         label = f"bki,bkj->bij, {batch} x {extent} x {extent} and {columns} columns"
         yield Case(label, lambda a, b: jnp.einsum("bki,bkj->bij", a, b), shapes, operands, watched=True)

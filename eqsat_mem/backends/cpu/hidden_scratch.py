@@ -40,8 +40,8 @@ from eqsat_mem.backends.hlo import Instruction, Module
 #   sum_ak x_aik y_aik, sum_k x_ik y_ik     0 of 9
 #
 # Contractions whose left operand does not end in the contracted axis are passed to another library. The contractions of a batch run
-# concurrently, and each packs its operands: more of them with more threads. Figures in MiB without the result, of the sizes of both operands,
-# in the first run of a process; the others are of 2 threads:
+# concurrently, and each packs its operands: more of them with more threads. Figures in MiB without the result, of the sizes of both
+# operands, in the first run of a process; the others are of 2 threads:
 #
 #   bki,bkj->bij, f32 8 x 1024 x 1024       12 to 15 of 32 + 2, 14 to 16 of 32 + 32; 8 threads: 15 to 18, 32 to 36
 #   f32 16, 4 x 1024 x 1024                 19 to 21 of 64 + 64, 22 to 24 of 16 + 16; 8 threads: 38 to 40, 24 to 25
