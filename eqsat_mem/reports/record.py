@@ -1,4 +1,4 @@
-"""What planning keeps so that its plan can be explained. What explains it is imported when that is asked for."""
+"""The record of planning by which a plan can be explained; the modules that explain it are imported when that is asked for."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from eqsat_mem.schedule.search import Schedule
 
 if TYPE_CHECKING:
     from eqsat_mem.reports.explanation import Explanation
-    from eqsat_mem.reports.runners_up import Search
+    from eqsat_mem.reports.runners_up import SearchRecord
     from eqsat_mem.reports.timeline import Point
 
 Scheduler = Callable[..., Schedule]
-"""What :func:`eqsat_mem.schedule.search.fastest` is, or the same with a memory."""
+"""The type of :func:`eqsat_mem.schedule.search.fastest`, or of the same with a memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What planning keeps so that its plan can be explained.
+    """The record of planning by which its plan can be explained.
 
     Attributes:
         before: the program as written, scheduled without loops.
-        backend: the target that the plan was made for.
+        backend: the backend that the plan was made for.
         limit_bytes: the limit that the plan was searched for.
         again: the search, to be run with names of rules to leave out and a scheduler; it gives its best schedule.
         options: the options of the plan.
@@ -54,7 +54,7 @@ class Record:
     _explained: list[Explanation] = field(default_factory=list, repr=False)
 
     def explain(self, plan: Plan) -> Explanation:
-        """Why ``plan``, which was made with this record: see :meth:`Plan.explain`."""
+        """Explain ``plan``, which was made with this record: see :meth:`Plan.explain`."""
         from eqsat_mem.reports.explain import explained
         from eqsat_mem.reports.progress import on_terminal
 
@@ -75,11 +75,11 @@ class Record:
 
         return draw(plan.name, *self.timelines(plan), plan.limit_bytes, path)
 
-    def search(self) -> tuple[Search, Schedule]:
-        """The search run once more: what it looked at on the way, and its best schedule."""
-        from eqsat_mem.reports.runners_up import Search
+    def search(self) -> tuple[SearchRecord, Schedule]:
+        """Run the search once more: a record of the schedules that it saw on the way, and its best schedule."""
+        from eqsat_mem.reports.runners_up import SearchRecord
 
-        seen = Search()
+        seen = SearchRecord()
         with self.settings(), listening(seen):
             best = self.again()
         return seen, best

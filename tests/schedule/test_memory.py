@@ -19,7 +19,7 @@ from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import argument_bytes
-from eqsat_mem.ir.loop_tree import Loop, Seq, loops, regions
+from eqsat_mem.ir.loop_tree import Loop, Seq, loops, walk_regions
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, schedule, straight
 from eqsat_mem.schedule.split import region
@@ -149,7 +149,7 @@ def test_copies_and_widened_values_are_those_of_the_running_program(name):
     for seq, chunks in trees:
         predicted, held = peaks(ex, seq, chunks)
         assert held == predicted
-    assert any(isinstance(step, Seq) for seq, _ in trees for _, inner in regions(seq) for step in inner.steps)
+    assert any(isinstance(step, Seq) for seq, _ in trees for _, inner in walk_regions(seq) for step in inner.steps)
 
 
 def test_the_oracle_of_peaks_asks_nothing_of_the_model_of_memory():
@@ -224,7 +224,7 @@ def test_what_loops_read_position_by_position_is_held_so(name):
 
 
 def test_a_stretch_holds_what_its_steps_hold():
-    """What its own loops read position by position is taken apart inside of it."""
+    """Values that its own loops read position by position are taken apart inside of it."""
     ex = traced(APART["values that are read whole as well"], *POINTS)
     made = schedule(ex, argument_bytes(ex.program) + 500 * KIB, CPU)
     around = Seq((made.seq,), made.seq.outs, made.seq.reads)
