@@ -196,7 +196,7 @@ PROGRAMS: dict[str, dict[str, Case]] = {
 
 
 def writes_out(compiled: deviceless.Compiled) -> bool:
-    """Whether a value for all pairs is in memory."""
+    """Whether a value for each pair is in memory."""
     return compiled.temporaries >= 4 * M**2
 
 
@@ -231,7 +231,7 @@ THRESHOLDS = [
               lambda n: (lambda x: x.sum(0), [f32(n, 1000)])),
     Threshold("a fold is written out before a sum that reads it, terms", ("habits.INNER_FOLD",), 2, 100,
               lambda d: (kernel_fold, [f32(M, d), f32(M, d), f32(M)])),
-    Threshold("a fold is written out before a search that reads it, terms", ("habits.SEARCHED_FOLD",), 2, 100,
+    Threshold("a fold is written out before a search that reads it, terms", ("habits.SEARCHED_FOLD",), 2, 400,
               lambda d: (searched, [f32(M, d), f32(M, d)]), see=writes_out),
     Threshold("a fold of 2 n + 1 terms is written out before what reads it, n", ("habits.LOOPED_FOLD",), 1, 40,
               lambda n: (lambda x, y: jnp.exp(squares(x, y)), [f32(M, 2 * n + 1), f32(M, 2 * n + 1)])),

@@ -87,9 +87,9 @@ def test_a_loop_holds_its_results_and_one_chunk():
 def test_the_peak_names_what_is_live_at_it():
     ex = traced(lambda a: jnp.sum(jnp.exp(a @ a.T), 0), (64, 2))
     memory = Memory(ex, CPU)
-    peak, live = (find(region(ex), memory.full_extents(), {}) for find in (memory.peak, memory.live))
-    assert 64 * 64 * 4 in dict(live).values()
-    assert sum(dict(live).values()) == peak.nbytes
+    peak, (live, _) = (find(region(ex), memory.full_extents(), {}) for find in (memory.peak, memory.at_peak))
+    assert 64 * 64 * 4 in [value.nbytes for value in live]
+    assert sum(value.nbytes for value in live) == peak.nbytes
 
 
 # --- against running every turn ----------------------------------------------------------------------
