@@ -76,7 +76,7 @@ def test_a_module_is_planned_and_runs_elsewhere(given, planned, tmp_path, capsys
     monkeypatch.chdir(tmp_path)
     assert main(["plan", given, "--limit", "2MiB", "-o", planned]) == 0
     told = capsys.readouterr()
-    assert "rewritten, peak" in told.out
+    assert "of 2 MiB (as written" in told.out
     assert f"wrote {planned}" in told.err
     process(RUN, planned, cwd=tmp_path)
 
