@@ -1,6 +1,4 @@
-"""Whether a value that others have in shares is gathered or exchanged, or computed once more: from what is there whole, or in the shares that
-are wanted of it.
-"""
+"""Whether a value that others have in shares is exchanged, or computed once more: from what is whole, or in the shares that are wanted."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.encode import pointwise
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Input, Program, folded
 from eqsat_mem.ir.mesh import Placement, Spec, Spreading
 from eqsat_mem.mesh.bodies import Bodies

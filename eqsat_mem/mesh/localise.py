@@ -263,7 +263,8 @@ class Localiser:
         local, to = self.local, dict(term.pairs)
         names = {i: to.get(i, i) for i in bits(self.old.free[term.arg])}
         alike = {i for i, j in names.items() if self.divided.get(i) == self.divided.get(j)}
-        before = mask_of(i for i in alike if shares >> names[i] & 1)
+        kept = alike if len(alike) == len(names) else {i for i in alike if names[i] == i}  # what is laid out anew is not renamed in shares
+        before = mask_of(i for i in kept if shares >> names[i] & 1)
         after = mask_of(names[i] for i in bits(before))
         u = self.value(term.arg, before)
         if len(alike) < len(names):
