@@ -117,6 +117,7 @@ def _planned(at: Localiser, term: Block) -> Flow:
 def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...]]:
     """The indices of which a loop or branch takes shares of each operand, and of which it leaves shares of each result."""
     call = term.call
+    assert at.bodies is not None
     consts, carries = _carried(call)
     axes_of, left_of = _stepped(call)
     shares = [_lying(at, axes, at.natural(a)) for a, axes in zip(term.args, axes_of, strict=True)]
