@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.oracles.processes import start
+from tests.oracles.processes import ROOT, start, start_under_slurm
 
 pytestmark = pytest.mark.slow
 
@@ -45,3 +45,9 @@ def test_where_one_dies_the_other_ends_too():
     (status, told, errors), (died, _, _) = start("dying", timeout=120)
     assert died == 3
     assert status != 0 or told["error"], (told, errors)
+
+
+def test_the_example_runs_unchanged_as_slurm_starts_it():
+    for process, (status, out, errors) in enumerate(start_under_slurm(ROOT / "examples" / "several_processes.py")):
+        assert status == 0, errors
+        assert f"process {process} of 2: 4 of 8 shares are right" in out

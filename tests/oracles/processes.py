@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,35 @@ def environment(**more: str) -> dict[str, str]:
 def start(case: str, timeout: float = 240.0) -> list[tuple[int, dict[str, Any], str]]:
     """The exit status of each process, the last line that it has printed as JSON, and its errors. None outlives the time."""
     port = str(free_port())
-    command = [sys.executable, "-m", "tests.oracles.processes", case, port]
+    commands = [["-m", "tests.oracles.processes", case, port, str(p)] for p in range(PROCESSES)]
+    found = run_together(commands, [environment()] * PROCESSES, timeout)
+    lines = [[line for line in out.splitlines() if line.startswith("{")] for _, out, _ in found]
+    return [(status, json.loads(own[-1]) if own else {}, errors[-4000:]) for (status, _, errors), own in zip(found, lines, strict=True)]
+
+
+def start_under_slurm(path: Path, timeout: float = 240.0) -> list[tuple[int, str, str]]:
+    """The exit status, output and errors of each process that runs a program as Slurm would start it twice on this machine."""
+    job = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": str(PROCESSES),
+        "JAX_COORDINATOR_PORT": str(free_port()),
+    }
+    environments = [environment(**job, SLURM_PROCID=str(p), SLURM_LOCALID=str(p)) for p in range(PROCESSES)]
+    return run_together([[str(path)]] * PROCESSES, environments, timeout)
+
+
+def run_together(commands: Sequence[Sequence[str]], environments: Sequence[dict[str, str]], timeout: float) -> list[tuple[int, str, str]]:
+    """The exit status, output and errors of Python processes that run at once; none outlives the time."""
     running = [
-        subprocess.Popen([*command, str(p)], cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for p in range(PROCESSES)
+        subprocess.Popen([sys.executable, *command], cwd=ROOT, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for command, own in zip(commands, environments, strict=True)
     ]
     found, end = [], time.monotonic() + timeout
     try:
         for process in running:
-            out, err = process.communicate(timeout=max(end - time.monotonic(), 1.0))
-            lines = [line for line in out.splitlines() if line.startswith("{")]
-            found.append((process.returncode, json.loads(lines[-1]) if lines else {}, err[-4000:]))
+            out, errors = process.communicate(timeout=max(end - time.monotonic(), 1.0))
+            found.append((process.returncode, out, errors))
     finally:
         for process in running:
             process.kill()
@@ -190,7 +209,7 @@ def main() -> int:
     import jax
 
     jax.distributed.initialize(f"localhost:{port}", PROCESSES, process, heartbeat_timeout_seconds=10)
-    print(json.dumps(globals()[case]()), flush=True)
+    sys.stdout.write(json.dumps(globals()[case]()) + "\n")
     return 0
 
 
