@@ -208,7 +208,8 @@ class _Candidates:
 
     def spread_on(self, placement: Placement, backend: Backend, loops: Bodies) -> Iterator[list[Spread]]:
         """The programs of one device in groups, each made when it is asked for; kept for other limits where there are no bodies to plan."""
-        key = backend, loops.limit if any(map(loops.are_large, calls(self.written.program))) else None
+        program = self.written.program
+        key = backend, loops.limit if any(loops.are_large(call, program) for call in calls(program)) else None
         if key not in self.groups:
             every = [self.written, *(ex for ex in self.every if ex is not self.written)]
             self.groups[key] = [], spread(every, placement, backend, loops)

@@ -27,6 +27,8 @@ BodyPlanner = Callable[[ClosedJaxpr, Specs, Specs, int], tuple[Any, int]]
 should be no more than the last argument says."""
 Links = list[tuple[int, int]]
 """Pairs of indices that name the same positions."""
+WORD_BYTES = 4
+"""Bytes of an element, where only elements are counted."""
 HELD_WHOLE = 4
 """What a loop gathers in every turn is gathered before it if it takes no more than such a part of the room."""
 
@@ -48,10 +50,13 @@ class Bodies:
     left: Callable[[Program, Specs], tuple[Specs, frozenset[int]]]
     known: dict[Any, tuple[Any, int]] = field(default_factory=dict)
 
-    def are_large(self, call: Call) -> bool:
-        """Whether anything in a loop or branch is worth a plan."""
+    def are_large(self, call: Call, program: Program) -> bool:
+        """Whether anything in a loop or branch of a program, or anything that it takes or leaves, is worth a plan."""
+        if call.prim.name not in BODIES or call.effects:
+            return False
         small = min(SMALL_BYTES, self.limit // 16)
-        return call.prim.name in BODIES and not call.effects and any(largest_value(body) >= small for body in bodies(call))
+        around = max((program.extent(axes_mask(axes)) for axes in (*call.in_axes, *call.out_axes)), default=0)
+        return around * WORD_BYTES >= small or any(largest_value(body) >= small for body in bodies(call))
 
     def plan(self, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int) -> tuple[Any, int]:
         key = id(body), ins, outs, room
@@ -63,7 +68,7 @@ class Bodies:
         """The indices of operands and results of a program's loops and branches that the bodies have under one name, in pairs."""
         found: Links = []
         for call in {term.call: None for term in map(program.terms.__getitem__, program.reachable()) if isinstance(term, Block)}:
-            if self.are_large(call):
+            if self.are_large(call, program):
                 found += self._links(call)
         return [(i, j) for i, j in found if i != j and program.indices[i].extent == program.indices[j].extent]
 
@@ -95,7 +100,7 @@ def flow_of(at: Localiser, term: Block) -> Flow | None:
     """A loop or branch whose bodies are planned for shares; None if they are left as they are."""
     key = id(term.call), term.args
     if key not in at.flows:
-        planned = at.bodies is not None and at.bodies.are_large(term.call)
+        planned = at.bodies is not None and at.bodies.are_large(term.call, at.old)
         at.flows[key] = _planned(at, term) if planned else None
     return at.flows[key]
 

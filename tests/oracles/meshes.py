@@ -26,8 +26,10 @@ from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.mesh import Devices, Placement, Shares, Spec
 from eqsat_mem.mesh.choose import Spread, spread
+from eqsat_mem.reports.outline import exchanges
 from eqsat_mem.schedule.search import Schedule, schedule, straight
 from tests.oracles import stepwise
+from tests.oracles.collectives import KINDS, collectives
 from tests.oracles.differential import Case, Mismatch, case, compare, extractions, script
 from tests.oracles.programs import sample
 from tests.oracles.targets import TINY
@@ -141,7 +143,9 @@ def _joined(lanes: Any, spec: Spec, shares: Shares) -> Any:
 
 
 def check_on_devices(known: Case, made: Schedule, placement: Placement) -> None:
-    """Raises :class:`Mismatch` unless XLA runs a plan on devices, and results have shapes, dtypes and shardings as they should."""
+    """Raises :class:`Mismatch` unless XLA runs a plan on devices, with no collective that the plan does not list, and results have shapes,
+    dtypes and shardings as they should.
+    """
     code = emit(made)
     shares = made.ex.program.shares
     assert shares is not None
@@ -151,9 +155,14 @@ def check_on_devices(known: Case, made: Schedule, placement: Placement) -> None:
 
     try:
         args = [jax.device_put(a, s) for a, s in zip(known.args, named_shardings(placement, shares.arguments), strict=True)]
-        got = jax.jit(run)(*args)
+        compiled = jax.jit(run).lower(*args).compile()
+        got = compiled(*args)
     except Exception as error:
         raise Mismatch(f"{type(error).__name__}: {error}", code.source) from error
+    listed = {exchange.kind.replace("pmax", "psum").replace("pmin", "psum") for exchange in exchanges(made)}
+    beyond = {KINDS[kind] for kind in collectives(compiled.as_text(), shares.devices.total)} - listed
+    if beyond:
+        raise Mismatch(f"{sorted(beyond)} run, and the plan lists {sorted(listed)}", code.source)
     for k, (x, spec) in enumerate(zip(got, shares.results, strict=True)):
         (sharding,) = named_shardings(placement, [spec])
         if not x.sharding.is_equivalent_to(sharding, x.ndim):
