@@ -89,7 +89,7 @@ class Bodies:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """What a device runs of a loop or branch: its call, operands, and the indices that each result has shares of."""
+    """The loop or branch that a device runs: its call, operands, and the indices that each result has shares of."""
 
     call: Call
     args: tuple[int, ...]
@@ -174,7 +174,7 @@ def _left(at: Localiser, call: Call, shares: Sequence[int]) -> tuple[Specs, set[
 
 
 def _carried(call: Call) -> tuple[int, int]:
-    """Where the carries of a loop begin among its operands, and how many there are; a branch has none."""
+    """The position of the first carry of a loop among its operands, and the number of carries; a branch has none."""
     if call.prim.name == "scan":
         return consts_and_carries(call.params)
     first = call.params["cond_nconsts"] + call.params["body_nconsts"] if call.prim.name == "while" else len(call.in_axes)
