@@ -234,7 +234,7 @@ class _Candidates:
 
 
 def _left(placement: Placement, backend: Backend, body: Program, ins: Specs) -> tuple[Specs, frozenset[int]]:
-    """How the results of a body lie where nobody minds, and the arguments that it gathers."""
+    """Return the specs that a body leaves its results in, and the arguments that it gathers."""
     return left_as(body, placement.of(ins, (None,) * len(body.outputs)), backend)
 
 

@@ -80,7 +80,7 @@ class Job:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """What goes wrong here is told to the others, so that they do not wait for this process."""
+        """Tell the others of an error in this context, so that they do not wait for this process."""
         try:
             yield
         except Exception as error:
@@ -104,7 +104,7 @@ class Job:
                 raise PlanMismatchError(self.function, (self.processes[0], process), why(differing), tuple(both))
 
     def _exchange(self, stage: str, told: dict[str, Any]) -> list[dict[str, Any]]:
-        """What each process has told at this stage, in their order."""
+        """Tell the others something, and return the messages of all at this stage, in the order of the processes."""
         self._tell(stage, told)
         every = []
         for process in self.processes:

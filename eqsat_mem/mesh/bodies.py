@@ -156,7 +156,7 @@ def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...]]:
 
 
 def _left(at: Localiser, call: Call, shares: Sequence[int]) -> tuple[Specs, set[int]]:
-    """How a loop or branch that takes such shares of its operands leaves its results, and the operands that it gathers.
+    """Return the specs of the results of a loop or branch that takes such shares of its operands, and the operands that it gathers.
 
     Results lie as all bodies that make them leave them, else they are whole.
     """
@@ -210,13 +210,13 @@ def _names(at: Localiser, axes: Axes, shares: int) -> Spec:
 
 
 def _specs(at: Localiser, call: Call, shares: Sequence[int], results: Sequence[int]) -> list[tuple[Specs, Specs]]:
-    """How arguments and results of each body lie, given the shares of operands and results of the call."""
+    """The specs of arguments and results of each body, given the shares of operands and results of the call."""
     ins, outs = ([_names(at, axes, own) for axes, own in zip(side, of, strict=True)] for side, of in zip(_stepped(call), (shares, results)))
     return [(tuple(given), tuple(left)) for given, left in _divided_up(call, ins, outs)]
 
 
 def _divided_up(call: Call, ins: list[Any], outs: list[Any]) -> list[tuple[list[Any], list[Any]]]:
-    """What belongs to the arguments and to the results of each body, of what belongs to operands and results of the call."""
+    """Divide a list for operands and one for results of a call up among its bodies."""
     if call.prim.name == "scan":
         return [(ins, outs)]
     if call.prim.name == "cond":

@@ -71,7 +71,7 @@ def _ways(every: Sequence[Extraction], placement: Placement, backend: Backend, l
 
 
 def left_as(program: Program, placement: Placement, backend: Backend) -> tuple[tuple[Spec, ...], frozenset[int]]:
-    """How the results of a program lie that lie nowhere yet, and the arguments that it gathers, by their positions.
+    """Return the specs of results that nobody has placed, and the positions of the arguments that the program gathers.
 
     Results lie as they are computed, if every operation may be sliced and folded as it is.
 

@@ -149,7 +149,7 @@ def exchanges(s: Schedule) -> list[Exchange]:
 
 
 def received_bytes(s: Schedule) -> int:
-    """What a device receives from others in one call."""
+    """The bytes that a device receives from others in one call."""
     return sum(exchange.received for exchange in exchanges(s)) if s.ex.program.shares is not None else 0
 
 

@@ -112,3 +112,16 @@ def test_weights_in_shares_are_updated_in_shares(mesh):
     plan = f.plan({"a": f32(128, 512), "b": f32(512, 128)}, f32(2048, 128), f32(2048, 128))
     kinds = {sent.kind for sent in plan.collectives if sent.bytes > 1024}
     assert kinds == {"all_gather", "psum_scatter"}
+
+
+def test_of_plans_that_take_about_as_long_the_one_that_receives_less_is_taken():
+    grid = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    both = P(("data", "model"))
+    kernel = optimize(
+        lambda x, y, v: jnp.exp(-jnp.sum(jnp.abs(x[:, None] - y), -1)) @ v,
+        memory_limit="2MiB",
+        mesh=grid,
+        in_shardings=(both, P(), P()),
+        out_shardings=both,
+    )
+    assert kernel.plan(f32(8192, 3), f32(8192, 3), f32(8192, 4)).received_bytes == 0
