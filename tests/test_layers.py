@@ -32,7 +32,7 @@ ALLOWED = {
     "reports": "egraph errors events frontend ir options passes schedule transforms units",
     "candidates": "egraph events frontend ir mesh options reports schedule transforms",
     "pipeline": "backends candidates codegen egraph errors events frontend ir options passes reports schedule transforms",
-    "api": "backends egraph errors frontend ir options pipeline reports units",
+    "api": "backends egraph errors frontend ir options pipeline reports schedule units",
     "cli": "api backends backends.gpu codegen egraph egraph.soundness errors frontend ir options passes reports schedule stablehlo units",
     "testing": "",
     "__main__": "api backends cli errors reports stablehlo units",

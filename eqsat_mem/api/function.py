@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from eqsat_mem import pipeline
+from eqsat_mem.api.processes import job
 from eqsat_mem.api.varying import plain_aval, without_varying_types
 from eqsat_mem.errors import DeviceError
 from eqsat_mem.frontend.effects import refuse_collectives, without_resultless_effects
@@ -75,13 +77,24 @@ class Function:
         with self._lock:
             if self._plan is None:
                 with self.settings.active(), jax.core.eval_context(), watched(self.name):
-                    made = pipeline.plan(
-                        self.jaxpr, self.options, self.arg_names, self.name, donated=self.donated, placement=self.placement
-                    )
+                    made = self._made()
                     if made.record is not None:
                         made = replace(made, record=replace(made.record, settings=self.settings.active))
                     self._plan = made
             return self._plan
+
+    def _made(self) -> Plan:
+        """A plan; where several processes run it, they plan for one profile, and compare what they have planned."""
+        make = partial(pipeline.plan, self.jaxpr, self.options, self.arg_names, self.name, donated=self.donated, placement=self.placement)
+        together = job(self.name, self.placement)
+        if together is None:
+            return make()
+        assert self.placement is not None, "several processes have a mesh"
+        backend = together.backend(self.jaxpr, self.options, self.placement)
+        with together.finishing():
+            made = make(backend=backend)
+        together.compare_programs(made.source)
+        return made
 
     def evaluate(self, *args: Any, platforms: Collection[str] = ()) -> list[Any]:
         """The planned program on flat arguments; JAX can trace it. ``platforms`` are those that it is lowered for."""
