@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
 from typing import Any
 
 import jax
 from jax import jit
+from jax._src import source_info_util, traceback_util
+from jax._src.config import trace_context  # all settings that what is traced may depend on; it has no public form
 from jax._src.core import trace_state_clean  # whether JAX traces anything now; it has no public form
-from jax._src.traceback_util import register_exclusion
 
 from eqsat_mem.api.primitive import planned_p
 from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.reports.plan import Plan
 
 MOST_SIGNATURES = 1024
-register_exclusion(__file__)  # hides these frames from users, as JAX hides its own
+
+
+def hide_frames(file: str) -> None:
+    """Hide the frames of a file from users as JAX hides its own: in tracebacks, and where it says in which line something was traced."""
+    traceback_util.register_exclusion(file)
+    source_info_util.register_exclusion(file)
+
+
+hide_frames(__file__)
 
 
 class JitByPlan:
@@ -43,10 +52,10 @@ class JitByPlan:
         config: Any = jax.config
         if not trace_state_clean() or config.jax_disable_jit or not self._options():
             return self.plain
-        key = self._key(args, kwargs)
+        key = signature(args, kwargs, self._positions, self._names)
         try:
             known = self._chosen.get(key)
-        except TypeError:  # a static argument that cannot be hashed, of which JAX tells
+        except Exception:  # a static argument that cannot be hashed, or compared: JAX tells
             return self.plain
         if known is None:
             if len(self._chosen) >= MOST_SIGNATURES:
@@ -74,18 +83,22 @@ class JitByPlan:
             self._tuned = jit(self._fun, **{**self._jit_options, "compiler_options": options}) if options else self.plain
         return self._tuned is not self.plain
 
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """What of the arguments decides what is compiled: shapes and dtypes, and the values of static ones."""
-        fixed = {k: arg for k, arg in enumerate(args) if k in self._positions or k - len(args) in self._positions}
-        named = {name: arg for name, arg in kwargs.items() if name in self._names}
-        rest = [None if k in fixed else arg for k, arg in enumerate(args)], {name: arg for name, arg in kwargs.items() if name not in named}
-        leaves, tree = jax.tree.flatten(rest)
-        static = [*fixed.items(), *sorted(named.items())]
-        return (tree, *map(_kind, leaves), *((name, type(value), value) for name, value in static))
+
+def signature(args: tuple[Any, ...], kwargs: dict[str, Any], positions: Collection[int], names: Collection[str]) -> Hashable:
+    """What of the arguments decides what is compiled: settings, shapes and dtypes, and the values of those that are static."""
+    fixed = {k: arg for k, arg in enumerate(args) if k in positions or k - len(args) in positions}
+    named = {name: arg for name, arg in kwargs.items() if name in names}
+    rest = [None if k in fixed else arg for k, arg in enumerate(args)], {name: arg for name, arg in kwargs.items() if name not in named}
+    leaves, tree = jax.tree.flatten(rest)
+    static = [*fixed.items(), *sorted(named.items())]
+    return (tree, trace_context(), *map(_kind, leaves), *((name, type(value), value) for name, value in static))
 
 
 def _kind(leaf: Any) -> Hashable:
-    """The shape and dtype of an array, or the type of a number."""
+    """The type of an array, or that of a number."""
+    aval = getattr(leaf, "aval", None)
+    if aval is not None:
+        return aval
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return (leaf.shape, leaf.dtype)
     return (type(leaf),)

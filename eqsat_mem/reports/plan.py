@@ -205,7 +205,8 @@ def table(plan: Plan) -> str:
 
 
 def _headline(plan: Plan) -> str:
-    verdict = "left as written" if plan.unchanged else "rewritten"
+    is_more = _peak_bytes(plan) > plan.original_peak_bytes
+    verdict = "left as written" if plan.unchanged else f"rewritten{' for speed' * is_more}"
     where, each = ("", "") if plan.mesh is None else (f" on {_mesh_text(plan)}", " on each device")
     return f"plan of {plan.name}{where}: {verdict}, peak {format_bytes(_peak_bytes(plan))} of {format_bytes(plan.limit_bytes)}{each}"
 
