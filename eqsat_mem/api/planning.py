@@ -107,18 +107,18 @@ class Planning:
                 traced = original.trace(*args, **kwargs)
             if len(self._known) >= MOST_SIGNATURES:
                 self._known.clear()
-            known = self._known[key] = self._function(traced) is not None and self._compiles(traced, args, kwargs)
+            bound = self._function(traced)
+            known = self._known[key] = bound is not None and self._lowers(bound, traced, args, kwargs)
         return known
 
-    def _compiles(self, traced: Any, args: Any, kwargs: Any) -> bool:
+    def _lowers(self, bound: _Bound, traced: Any, args: Any, kwargs: Any) -> bool:
         """Whether JAX can lower the function of the plans for these arguments, which it then keeps; the outcome is noted."""
-        jaxpr, bound = self._functions[id(traced.jaxpr)]
         start = time.perf_counter()
         try:
             with jax.explain_cache_misses(False):
                 self.jitted.lower(*args, **kwargs)
         except Exception as error:
-            self._functions[id(jaxpr)] = jaxpr, None
+            self._functions[id(traced.jaxpr)] = traced.jaxpr, None
             known = {name: getattr(bound.entry, name) for name in ("function", "place", "arguments")}
             self._failed(error, {**known, "planning_s": time.perf_counter() - start})
             return False
