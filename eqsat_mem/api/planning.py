@@ -17,6 +17,7 @@ import jax
 from jax import jit as real_jit
 from jax._src.core import trace_state_clean  # as in compiled.py
 from jax.core import ShapedArray, Tracer
+from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.api.compiled import MOST_SIGNATURES, hide_frames, signature, static_arguments
 from eqsat_mem.api.function import Function
@@ -237,9 +238,13 @@ def _hoisted(fun: Any, traced: Any) -> tuple[Function, list[Any]]:
     ]
     donated = [len(captured) + k for k in traced.donate_argnums]
     name = getattr(fun, "__name__", "")
+    return Function(name if name.isidentifier() else "program", jaxpr, options_for(jaxpr), names, donated=donated), captured
+
+
+def options_for(jaxpr: ClosedJaxpr) -> Options:
+    """The options under which a function of the script is planned: for all of them, those of the environment."""
     device = resolve_device(Options())
-    options = Options(memory_limit=resolve_limit(Options(), backend_for(device).capacity_bytes), device=device)
-    return Function(name if name.isidentifier() else "program", jaxpr, options, names, donated=donated), captured
+    return Options(memory_limit=resolve_limit(Options(), backend_for(device).capacity_bytes), device=device)
 
 
 def _why_not(traced: Any) -> str:
