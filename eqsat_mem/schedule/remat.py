@@ -339,15 +339,32 @@ class _Rebuilt:
         token = self.tie.token(self.program, values[self.move.late], add)
         fresh: set[int] = set()
         for q in self.move.chain:
-            own = dict(values)
+            whole, sliced = self.views(fused.members[q])
+            own = {**values, **{view: self.read(view, values) for view in whole}}
             if not fresh & fused.operands[q]:
-                able = [t for t in fused.operands[q] if self.can_be_tied(t)]
+                able = [t for t in fused.operands[q] if t in sliced and self.can_be_tied(t)]
                 if able:
                     t = min(able, key=lambda t: (self.old.nbytes(t), t))
                     own[t] = self.tie.tied(self.program, self.read(t, values), token, add)
             kept = fused.members[q][-1]
             values[kept] = self.kernel(fused.members[q], own, steps, again=True)
             fresh.add(kept)
+
+    def views(self, members: Sequence[int]) -> tuple[set[int], set[int]]:
+        """What a kernel reads: views of values that a loop around it slices under another name, which only whole values have; other values."""
+        indices = {loop.index for loop in enclosing(self.s.seq, self.move.path)}
+        whole: set[int] = set()
+        values: set[int] = set()
+        for view in {c for t in members for c in children(self.old.terms[t])}:
+            t, is_whole = view, False
+            while isinstance(term := self.old.terms[t], Rename):
+                is_whole |= any(old in indices for old, _ in term.pairs)
+                t = term.arg
+            if is_whole:
+                whole.add(view)
+            else:
+                values.add(t)
+        return whole, values
 
     def can_be_tied(self, t: int) -> bool:
         term = self.old.terms[t]
