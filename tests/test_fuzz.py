@@ -37,6 +37,7 @@ def test_plans_of_random_programs_compute_the_same(block):
 
 WRONG_ONCE = {
     "a value that a move ties is read whole in a loop that slices it": (71900047, "as written, random tree 0, values computed again"),
+    "sums of bfloat16 of the program as written are rounded as rarely as those of plans": (71900034, "as written, random tree 0"),
 }
 
 
