@@ -351,7 +351,7 @@ class _Rebuilt:
             fresh.add(kept)
 
     def views(self, members: Sequence[int]) -> tuple[set[int], set[int]]:
-        """What a kernel reads: views of values that a loop around it slices under another name, which only whole values have; other values."""
+        """Views that a kernel reads of values which a loop around it slices under another name, and so of whole ones; and other values."""
         indices = {loop.index for loop in enclosing(self.s.seq, self.move.path)}
         whole: set[int] = set()
         values: set[int] = set()
