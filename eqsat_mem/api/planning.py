@@ -189,7 +189,12 @@ class Planning:
                 function, captured = _hoisted(self.reference(), traced)
                 entry = _plan(function, known)
         except Exception as error:
-            self._failed(error, {**known, "planning_s": time.perf_counter() - start})
+            known["planning_s"] = time.perf_counter() - start
+            reason = "" if isinstance(error, EqsatMemError) else _why_not_lowered(traced)
+            if reason:
+                self._settings.ledger.add(Entry(**known, outcome="left alone", reason=reason))
+            else:
+                self._failed(error, known)
             return None
         if entry.outcome == "planned":
             return _Bound(function, captured, entry)
@@ -258,6 +263,15 @@ def _why_not(traced: Any) -> str:
         return "it uses a value of a function whose tracing has ended"
     if not all(isinstance(extent, int) for aval in avals for extent in aval.shape):
         return "its shapes are symbols: plans are for numbers"
+    return ""
+
+
+def _why_not_lowered(traced: Any) -> str:
+    """Why JAX refuses to compile what was traced; empty if it does not."""
+    try:
+        traced.lower()
+    except Exception as error:
+        return f"JAX raised {type(error).__name__} when it was to be compiled"
     return ""
 
 

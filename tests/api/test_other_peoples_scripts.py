@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import test_util
+from jax.extend.core import Primitive
 
 from eqsat_mem.api import subjects
 from eqsat_mem.api.function import Function
@@ -257,6 +258,16 @@ def test_a_plan_that_jax_cannot_lower_is_not_used(jit, ledger, x, monkeypatch, c
     assert "runs as written" in capsys.readouterr().err
     monkeypatch.undo()
     assert [eqn for eqn in f.trace(x).jaxpr.eqns if eqn.primitive is planned_p] == []
+
+
+@pytest.mark.parametrize("limit", ["1MiB", "1B"])
+def test_what_jax_cannot_compile_is_an_error_of_the_script(limit, jit, ledger, x, monkeypatch):
+    monkeypatch.setenv("EQSAT_MEM_LIMIT", limit)
+    unknown = Primitive("unknown")
+    unknown.def_abstract_eval(lambda x: x)
+    with pytest.raises(NotImplementedError, match="primitive 'unknown' not found"):
+        jit(lambda x: unknown.bind(nearest(x)))(x)
+    assert outcomes(ledger) == [("left alone", "JAX raised NotImplementedError when it was to be compiled")]
 
 
 def test_settings_decide_what_is_planned(jit, ledger):
