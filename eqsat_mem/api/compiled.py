@@ -52,10 +52,10 @@ class JitByPlan:
         config: Any = jax.config
         if not trace_state_clean() or config.jax_disable_jit or not self._options():
             return self.plain
-        key = signature(args, kwargs, self._positions, self._names)
         try:
+            key = signature(args, kwargs, self._positions, self._names)
             known = self._chosen.get(key)
-        except Exception:  # a static argument that cannot be hashed, or compared: JAX tells
+        except Exception:  # arguments that JAX does not take, such as static ones that cannot be hashed or compared: it tells
             return self.plain
         if known is None:
             if len(self._chosen) >= MOST_SIGNATURES:

@@ -98,10 +98,10 @@ class Planning:
 
     def planned(self, original: Any, args: Any, kwargs: Any) -> bool:
         """Whether a call with these arguments has a plan; makes it where that is not known."""
-        key = signature(args, kwargs, *self._static)
         try:
+            key = signature(args, kwargs, *self._static)
             known = self._known.get(key)
-        except Exception:  # a static argument that cannot be hashed, or compared: JAX tells
+        except Exception:  # arguments that JAX does not take, such as static ones that cannot be hashed or compared: it tells
             return False
         if known is None:
             with self._settings.within(), self._noting_errors():

@@ -154,6 +154,15 @@ def test_static_arguments_that_cannot_be_hashed(jit, x):
         jit(lambda x, how: x, static_argnums=1)(x, {})
 
 
+def test_trees_that_cannot_be_flattened(jit, x):
+    messages = []
+    for make in (jax.jit, jit):
+        with pytest.raises(ValueError, match="keys") as caught:
+            make(lambda tree: x)({1: x, "b": x})
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
 class Unreferable:
     __slots__ = ()
 
