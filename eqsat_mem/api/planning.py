@@ -17,7 +17,7 @@ import jax
 from jax import jit as real_jit
 from jax._src.core import trace_state_clean  # as in compiled.py
 from jax.core import ShapedArray, Tracer
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from eqsat_mem.api.compiled import MOST_SIGNATURES, hide_frames, signature, static_arguments
 from eqsat_mem.api.function import Function
@@ -94,7 +94,7 @@ class Planning:
         self._static = static_arguments(reference(), options)
         self._inner = {name: value for name, value in options.items() if name != "compiler_options"}  # which JAX refuses within others
         self._known: dict[Hashable, bool] = {}
-        self._functions: dict[int, tuple[Any, _Bound | None]] = {}
+        self._functions: WeakKeyDictionary[Jaxpr, _Bound | None] = WeakKeyDictionary()
 
     def planned(self, original: Any, args: Any, kwargs: Any) -> bool:
         """Whether a call with these arguments has a plan; makes it where that is not known."""
@@ -119,7 +119,7 @@ class Planning:
             with jax.explain_cache_misses(False):
                 self.jitted.lower(*args, **kwargs)
         except Exception as error:
-            self._functions[id(traced.jaxpr)] = traced.jaxpr, None
+            self._functions[traced.jaxpr.jaxpr] = None
             known = {name: getattr(bound.entry, name) for name in ("function", "place", "arguments")}
             self._failed(error, {**known, "planning_s": time.perf_counter() - start})
             return False
@@ -167,12 +167,10 @@ class Planning:
 
     def _function(self, traced: Any) -> _Bound | None:
         """The function whose plan is that of what was traced; None where it runs as written, of which a note is made once."""
-        jaxpr = traced.jaxpr
-        if id(jaxpr) not in self._functions:
-            if len(self._functions) >= MOST_SIGNATURES:
-                self._functions.clear()
-            self._functions[id(jaxpr)] = jaxpr, self._decide(traced)
-        return self._functions[id(jaxpr)][1]
+        jaxpr = traced.jaxpr.jaxpr
+        if jaxpr not in self._functions:
+            self._functions[jaxpr] = self._decide(traced)
+        return self._functions[jaxpr]
 
     def _decide(self, traced: Any) -> _Bound | None:
         known: dict[str, Any] = {

@@ -1,8 +1,10 @@
 """Ways of using ``jax.jit`` that other people's test suites have and that planning must not be noticed by."""
 
+import gc
 import logging
 import sys
 import textwrap
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -277,6 +279,22 @@ def test_what_jax_cannot_compile_is_an_error_of_the_script(limit, jit, ledger, x
     with pytest.raises(NotImplementedError, match="primitive 'unknown' not found"):
         jit(lambda x: unknown.bind(nearest(x)))(x)
     assert outcomes(ledger) == [("left alone", "JAX raised NotImplementedError when it was to be compiled")]
+
+
+@pytest.mark.parametrize("limit", ["64MiB", "1B"])
+def test_what_is_not_planned_is_not_kept(limit, jit, x, monkeypatch):
+    monkeypatch.setenv("EQSAT_MEM_LIMIT", limit)
+
+    @jit
+    def f(x):
+        return nearest(x) + 1
+
+    f(x)
+    traced = weakref.ref(f.trace(x).jaxpr.jaxpr)
+    assert traced() is not None
+    jax.clear_caches()
+    gc.collect()
+    assert traced() is None
 
 
 def test_settings_decide_what_is_planned(jit, ledger):
