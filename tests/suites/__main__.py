@@ -45,6 +45,7 @@ class Compared:
 
     Attributes:
         both: how many ended so, by how they did plain.
+        missing: how many ended plain, and not under ``run``, since its process ended before.
         broken: the tests that pass plain and not under ``run``, each with what was said.
         excused: those of them that the catalogue excuses, each with the reason.
         planned: how many functions had which outcome.
@@ -53,6 +54,7 @@ class Compared:
     """
 
     both: Counter[str] = field(default_factory=Counter)
+    missing: int = 0
     broken: dict[str, str] = field(default_factory=dict)
     excused: dict[str, str] = field(default_factory=dict)
     planned: Counter[str] = field(default_factory=Counter)
@@ -75,7 +77,7 @@ def outcomes(text: str) -> dict[str, Outcome]:
 
 def compare(suite: str, plain: dict[str, Outcome], ours: dict[str, Outcome], reports: list[dict]) -> Compared:
     """What differs between the two ways of a suite."""
-    result = Compared()
+    result = Compared(missing=len(plain.keys() - ours.keys()))
     for test in plain.keys() & ours.keys():
         before, after = plain[test], ours[test]
         result.both[before.outcome] += 1
@@ -105,11 +107,10 @@ def files_of(suite: Suite, checkout: Path) -> list[str]:
 
 
 def run(suite: Suite, way: str, folder: Path, options: argparse.Namespace) -> Iterator[str]:
-    """Run the files of a suite in one of the ways, each in a process of its own, but for those already run; tell of each."""
-    for file in files_of(suite, options.checkouts / suite.name):
-        if options.files and not any(part in file for part in options.files):
-            continue
-        stem = folder / suite.name / way / file.replace("/", ".")
+    """Run the files of a suite in one of the ways, each in a process of its own or all in one, but for those already run; tell of each."""
+    files = [file for file in files_of(suite, options.checkouts / suite.name) if not options.files or any(p in file for p in options.files)]
+    for name, together in {"all": files}.items() if options.together else {file: [file] for file in files}.items():
+        stem = folder / suite.name / way / name.replace("/", ".")
         done, noted = stem.with_suffix(".done"), stem.with_suffix(".jsonl")
         if done.exists():
             continue
@@ -129,12 +130,12 @@ def run(suite: Suite, way: str, folder: Path, options: argparse.Namespace) -> It
         with stem.with_suffix(".log").open("w") as log:
             try:
                 code = subprocess.run(
-                    [*command(options.python, way, stem.with_suffix(".json")), file],
+                    [*command(options.python, way, stem.with_suffix(".json")), *together],
                     cwd=options.checkouts / suite.name,
                     env=environment,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    timeout=options.file_seconds,
+                    timeout=options.process_seconds,
                     check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
@@ -142,7 +143,7 @@ def run(suite: Suite, way: str, folder: Path, options: argparse.Namespace) -> It
         done.write_text(str(code))
         counted = Counter(outcome.outcome for outcome in outcomes(noted.read_text()).values())
         ended = "stopped" if code is None else "" if code in (0, 1, 5) else f"status {code}"
-        yield f"{suite.name} {way} {file}: {', '.join(f'{n} {what}' for what, n in sorted(counted.items())) or 'none'} {ended}".rstrip()
+        yield f"{suite.name} {way} {name}: {', '.join(f'{n} {what}' for what, n in sorted(counted.items())) or 'none'} {ended}".rstrip()
 
 
 def results(suite: Suite, folder: Path) -> Compared:
@@ -158,14 +159,19 @@ def told(name: str, compared: Compared) -> Iterator[str]:
     both = ", ".join(f"{n} {what}" for what, n in compared.both.most_common())
     planned = ", ".join(f"{n} {what}" for what, n in compared.planned.most_common())
     seconds = ", ".join(f"{way} {compared.seconds[way]:.0f} s" for way in WAYS)
-    yield f"{name}: {sum(compared.both.values())} tests ({both}), {len(compared.broken)} broken, {len(compared.excused)} excused"
+    missing = f", {compared.missing} not reached under run" if compared.missing else ""
+    yield f"{name}: {sum(compared.both.values())} tests ({both}), {len(compared.broken)} broken, {len(compared.excused)} excused{missing}"
     yield f"  functions: {planned}; {seconds}"
     for test, why in sorted(compared.excused.items()):
         yield f"  excused {test}: {why}"
     for test, said in sorted(compared.broken.items()):
-        yield f"  BROKEN {test}\n      " + said.strip().replace("\n", "\n      ")
+        yield f"  BROKEN {test}\n{_last_lines(said)}"
     for function, trace in sorted(compared.inside.items()):
-        yield f"  INSIDE {function}\n      " + trace.strip().replace("\n", "\n      ")
+        yield f"  INSIDE {function}\n{_last_lines(trace)}"
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(f"      {line}" for line in text.strip().splitlines()[-12:])
 
 
 def listed(python: str) -> Iterator[str]:
@@ -194,7 +200,8 @@ def main() -> int:
     parser.add_argument("--sample", type=float, default=1.0, help="the share of the tests that are run (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="which share")
     parser.add_argument("--seconds", type=float, default=120.0, help="seconds that a test may take")
-    parser.add_argument("--file-seconds", type=float, default=3600.0, help="seconds that a file of tests may take")
+    parser.add_argument("--together", action="store_true", help="one process for all files of a suite, for samples")
+    parser.add_argument("--process-seconds", type=float, default=3600.0, help="seconds that a process of tests may take")
     options = parser.parse_args()
     if options.list:
         print(*listed(options.python), sep="\n")

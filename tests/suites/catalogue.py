@@ -62,10 +62,9 @@ SUITES = (
     Suite("ott", "ott-jax", "ott-jax/ott", "{}", ("tests/**/*_test.py",), needs=("matplotlib", "optax")),
 )
 
-EXCUSED: dict[str, str] = {
-    "jax:tests/api_test.py::JitTest::test_jit_compile_with_compiler_options_multiple": "it counts compilations: a plan is compiled to learn "
-    "what XLA reserves for it",
-}
+COUNTS = "it counts compilations, and a plan is compiled to learn what XLA reserves for it"
+
+EXCUSED: dict[str, str] = {"jax:tests/api_test.py::JitTest::test_jit_compile_with_compiler_options_multiple": COUNTS}
 """Tests that may fail under ``run`` only, as patterns of ``suite:file::test``, each with the reason."""
 
 

@@ -44,11 +44,11 @@ def test_only_what_passes_plain_can_be_broken(monkeypatch):
     found = compare("lib", plain, ours, [{"functions": [ENTRY, {**ENTRY, "outcome": "planned", "traceback": ""}]}])
     assert found.broken == {"lib:a::1": "failed: no"}
     assert found.excused == {"lib:b::1": "it counts compilations"}
-    assert (found.both["passed"], found.both["failed"]) == (3, 1)
+    assert (found.both["passed"], found.both["failed"], found.missing) == (3, 1, 1)
     assert found.planned == {"failed": 1, "planned": 1}
     assert found.inside == {"lib: f (a.py:1)": "RuntimeError"}
     text = "\n".join(told("lib", found))
-    assert "1 broken, 1 excused" in text
+    assert "1 broken, 1 excused, 1 not reached under run" in text
     assert "BROKEN lib:a::1" in text
 
 
@@ -98,8 +98,8 @@ def test_a_suite_of_every_outcome(tmp_path, monkeypatch, capsys):
     (tmp_path / "checkouts" / "lib" / "tests").mkdir(parents=True)
     (tmp_path / "checkouts" / "lib" / "tests" / "a_test.py").write_text(textwrap.dedent(TESTS))
     monkeypatch.setattr(suites, "SUITES", (Suite("lib", "pytest", "a/b", "{}", ("tests/*_test.py",)),))
-    arguments = ["--checkouts", str(tmp_path / "checkouts"), "--results", str(tmp_path / "results"), "--seconds", "10"]
-    monkeypatch.setattr(sys, "argv", ["suites", *arguments])
+    arguments = ["--checkouts", str(tmp_path / "checkouts"), "--seconds", "10"]
+    monkeypatch.setattr(sys, "argv", ["suites", *arguments, "--results", str(tmp_path / "results")])
     assert suites.main() == 1
     said = capsys.readouterr().out
     assert "lib plain tests/a_test.py: 1 failed, 5 passed" in said
@@ -109,7 +109,7 @@ def test_a_suite_of_every_outcome(tmp_path, monkeypatch, capsys):
     assert suites.main() == 1  # from what was noted
     assert "lib plain" not in capsys.readouterr().out
     (tmp_path / "checkouts" / "lib" / "tests" / "a_test.py").write_text(textwrap.dedent(TESTS).partition("def test_fails()")[0])
-    monkeypatch.setattr(sys, "argv", ["suites", *arguments, "--results", str(tmp_path / "again")])
+    monkeypatch.setattr(sys, "argv", ["suites", *arguments, "--together", "--results", str(tmp_path / "again")])
     assert suites.main() == 0
     assert "functions: 2 " in capsys.readouterr().out
     (report,) = (tmp_path / "again" / "lib" / "run").glob("*.json")
