@@ -1,4 +1,4 @@
-"""What ``eqsat-mem run`` knows of each function given to ``jax.jit``: for which calls there is a plan, and the function of the plans."""
+"""The functions that a script gives to ``jax.jit`` under ``eqsat-mem run``: the calls that have a plan, and the function of the plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jax._src.core import trace_state_clean  # as in compiled.py
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from eqsat_mem.api.compiled import MOST_SIGNATURES, hide_frames, signature, static_arguments
+from eqsat_mem.api.compiled import MOST_SIGNATURES, signature, static_arguments
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.optimize import hoist_constants
 from eqsat_mem.api.primitive import bind
@@ -31,15 +31,13 @@ from eqsat_mem.frontend.effects import uses_references
 from eqsat_mem.ir.jaxprs import total_bytes
 from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
 
-hide_frames(__file__)
-
 ROOM = 2
 """A program fits without a plan if so many times the bytes of all that it ever makes are within the limit."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Where outcomes are noted, and whether a failure to plan is an error."""
+class ScriptRun:
+    """One run of a script: its ledger, in which outcomes are noted, and whether a failure to plan is an error."""
 
     ledger: Ledger
     strict: bool
@@ -66,20 +64,20 @@ class Settings:
         return same[key]
 
     @contextmanager
-    def within(self) -> Iterator[None]:
-        """Within it, :meth:`inside` is true: what this thread traces is part of a function of which a note has been made."""
-        before, self.local.inside = self.inside(), True
+    def tracing(self) -> Iterator[None]:
+        """A context in which :meth:`is_tracing` is true: this thread traces a part of a function that has been noted already."""
+        before, self.local.inside = self.is_tracing(), True
         try:
             yield
         finally:
             self.local.inside = before
 
-    def inside(self) -> bool:
+    def is_tracing(self) -> bool:
         return getattr(self.local, "inside", False)
 
 
 class Planning:
-    """What is known of a function that was given to ``jax.jit`` with some options: for which calls there is a plan, and their function.
+    """A function that was given to ``jax.jit`` with some options: the calls for which there is a plan, and the function of the plans.
 
     It refers to the function weakly, so that it may be kept as long as the function lives.
 
@@ -87,10 +85,10 @@ class Planning:
         reference: gives the function, or None.
     """
 
-    def __init__(self, reference: Callable[[], Any], options: dict[str, Any], settings: Settings) -> None:
+    def __init__(self, reference: Callable[[], Any], options: dict[str, Any], run: ScriptRun) -> None:
         self.reference = reference
         self._options = options
-        self._settings = settings
+        self._script_run = run
         self._static = static_arguments(reference(), options)
         self._inner = {name: value for name, value in options.items() if name != "compiler_options"}  # which JAX refuses within others
         self._known: dict[Hashable, bool] = {}
@@ -104,7 +102,7 @@ class Planning:
         except Exception:  # arguments that JAX does not take, such as static ones that cannot be hashed or compared: it tells
             return False
         if known is None:
-            with self._settings.within(), self._noting_errors():
+            with self._script_run.tracing(), self._noting_errors():
                 traced = original.trace(*args, **kwargs)
             if len(self._known) >= MOST_SIGNATURES:
                 self._known.clear()
@@ -123,7 +121,7 @@ class Planning:
             known = {name: getattr(bound.entry, name) for name in ("function", "place", "arguments")}
             self._failed(error, {**known, "planning_s": time.perf_counter() - start})
             return False
-        self._settings.ledger.add(bound.entry)
+        self._script_run.ledger.add(bound.entry)
         return True
 
     def clear(self) -> None:
@@ -134,7 +132,7 @@ class Planning:
             self.jitted.clear_cache()
 
     def cache_size(self) -> int:
-        """How many compiled plans are kept."""
+        """The number of compiled plans that are kept."""
         return int(self.jitted._cache_size()) if "jitted" in vars(self) else 0
 
     def _traced_by_jax(self) -> Callable[..., Any]:
@@ -145,7 +143,7 @@ class Planning:
             if trace_state_clean():  # JAX looks for the operation that made a NaN
                 return fun(*args, **kwargs)
             original = real_jit(fun, **self._inner)  # with the caches of any other made from this function
-            with self._settings.within():
+            with self._script_run.tracing():
                 traced = original.trace(*args, **kwargs)
             bound = self._function(traced)
             if bound is None:
@@ -179,7 +177,7 @@ class Planning:
         }
         reason = _why_not(traced)
         if reason:
-            self._settings.ledger.add(Entry(**known, outcome="left alone", reason=reason))
+            self._script_run.ledger.add(Entry(**known, outcome="left alone", reason=reason))
             return None
         start = time.perf_counter()
         try:
@@ -190,13 +188,13 @@ class Planning:
             known["planning_s"] = time.perf_counter() - start
             reason = "" if isinstance(error, EqsatMemError) else _why_not_lowered(traced)
             if reason:
-                self._settings.ledger.add(Entry(**known, outcome="left alone", reason=reason))
+                self._script_run.ledger.add(Entry(**known, outcome="left alone", reason=reason))
             else:
                 self._failed(error, known)
             return None
         if entry.outcome == "planned":
             return _Bound(function, captured, entry)
-        self._settings.ledger.add(entry)
+        self._script_run.ledger.add(entry)
         return None
 
     def _failed(self, error: Exception, known: dict[str, Any]) -> None:
@@ -204,8 +202,8 @@ class Planning:
         expected = isinstance(error, EqsatMemError)
         reason = str(error) if expected else f"{type(error).__name__}: {error}"
         trace = "" if expected else "".join(traceback.format_exception(error))
-        first = self._settings.ledger.add(Entry(**known, outcome="failed", reason=reason, traceback=trace))
-        if self._settings.strict:
+        first = self._script_run.ledger.add(Entry(**known, outcome="failed", reason=reason, traceback=trace))
+        if self._script_run.strict:
             raise error if expected else PlanningError(known["function"], reason) from error
         if first:
             say(f"warning: {known['function']} ({known['place']}) runs as written, for {reason}")
@@ -217,7 +215,7 @@ class Planning:
             yield
         except Exception as error:
             reason = f"it raised {type(error).__name__} while JAX traced it"
-            self._settings.ledger.add(Entry(**identity(self.reference()), outcome="left alone", reason=reason))
+            self._script_run.ledger.add(Entry(**identity(self.reference()), outcome="left alone", reason=reason))
             raise
 
 
@@ -231,7 +229,7 @@ class _Bound:
 
 
 def _hoisted(fun: Any, traced: Any) -> tuple[Function, list[Any]]:
-    """What ``fun`` was traced to as a function with a plan, and the arrays that it takes before its arguments."""
+    """The function with a plan to which ``fun`` was traced, and the arrays that it takes before its arguments."""
     jaxpr, captured = hoist_constants(traced.jaxpr)
     count = len(traced.jaxpr.in_avals)
     arguments = traced.jaxpr.jaxpr.debug_info.arg_names or ()
@@ -251,7 +249,7 @@ def options_for(jaxpr: ClosedJaxpr) -> Options:
 
 
 def _why_not(traced: Any) -> str:
-    """Why what was traced is not for us to plan; empty if it is."""
+    """The reason for which a traced function is not for us to plan; empty if it is."""
     avals = traced.jaxpr.in_avals
     if uses_references(traced.jaxpr):
         return "it uses references to arrays (jax.new_ref), which it may change"
@@ -265,7 +263,7 @@ def _why_not(traced: Any) -> str:
 
 
 def _why_not_lowered(traced: Any) -> str:
-    """Why JAX refuses to compile what was traced; empty if it does not."""
+    """The reason for which JAX does not compile a traced function; empty if it does."""
     try:
         traced.lower()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""``jax.jit`` that plans: what a script run by ``eqsat-mem run`` gets in its place.
+"""``jax.jit`` that plans: scripts run by ``eqsat-mem run`` get it in the place of the real one.
 
 A function made with it that is called on its own is traced, and planned, once per signature. Where a plan is made, a second ``jax.jit``
 function is called, that of the plan; otherwise the real one, as if we were not there. Called while JAX traces something around it, it is
@@ -17,20 +17,17 @@ from jax import jit as real_jit
 from jax._src.core import trace_state_clean  # as in compiled.py
 from jax._src.traceback_util import api_boundary
 
-from eqsat_mem.api.compiled import hide_frames
-from eqsat_mem.api.planning import Settings
+from eqsat_mem.api.planning import ScriptRun
 from eqsat_mem.api.run_report import Entry, Ledger
 from eqsat_mem.api.subjects import identity
-
-hide_frames(__file__)
 
 
 def install(ledger: Ledger, strict: bool) -> None:
     """Put :func:`planning_jit` in the place of ``jax.jit``."""
-    jax.jit = planning_jit(Settings(ledger, strict))
+    jax.jit = planning_jit(ScriptRun(ledger, strict))
 
 
-def planning_jit(settings: Settings) -> Callable[..., Any]:
+def planning_jit(run: ScriptRun) -> Callable[..., Any]:
     """A function that is called as ``jax.jit`` is, and makes :class:`Jitted` functions."""
 
     @api_boundary
@@ -39,8 +36,8 @@ def planning_jit(settings: Settings) -> Callable[..., Any]:
         if not fun:
             return functools.partial(jit, **options)
         original = real_jit(*fun, **options)  # JAX checks the arguments
-        settings.ledger.made()
-        return Jitted(fun[0], original, options, settings)
+        run.ledger.made()
+        return Jitted(fun[0], original, options, run)
 
     jit.__module__ = "jax"  # where pickle finds it, and in processes that run without us the real one
     return jit
@@ -49,14 +46,14 @@ def planning_jit(settings: Settings) -> Callable[..., Any]:
 class Jitted:
     """A function made with ``jax.jit``, planned where it is called on its own. Its attributes are those of the real one."""
 
-    def __init__(self, fun: Callable[..., Any], original: Any, options: dict[str, Any], settings: Settings) -> None:
+    def __init__(self, fun: Callable[..., Any], original: Any, options: dict[str, Any], run: ScriptRun) -> None:
         functools.update_wrapper(self, original, updated=())
         self.__wrapped__ = fun
         self._original = original
         self._options = options
-        self._planning = settings.planning(fun, options)
+        self._planning = run.planning(fun, options)
         self._kept = None if self._planning is None else self._planning.reference()
-        self._settings = settings
+        self._script_run = run
         self._placed = _placement(options)
 
     @property  # type: ignore[misc]
@@ -111,14 +108,14 @@ class Jitted:
         if planning is not None and reason is None and planning.planned(self._original, args, kwargs):
             return getattr(planning.jitted, method)(*args, **kwargs)
         if reason:
-            self._settings.ledger.add(Entry(**identity(self.__wrapped__), outcome="left alone", reason=reason))
-        with self._settings.within():
+            self._script_run.ledger.add(Entry(**identity(self.__wrapped__), outcome="left alone", reason=reason))
+        with self._script_run.tracing():
             return getattr(self._original, method)(*args, **kwargs)
 
     def _why_alone(self, args: Any, kwargs: Any) -> str | None:
         """None if this call is to be planned; empty if it is part of one of which a note has been made."""
         if not trace_state_clean():
-            if self._settings.inside():
+            if self._script_run.is_tracing():
                 return ""
             return "part of a grad, vmap, scan, eval_shape or the like outside of jax.jit: to plan that, put jax.jit around it"
         if self._placed:

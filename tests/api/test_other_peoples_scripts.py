@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 
 from eqsat_mem.api import subjects
 from eqsat_mem.api.function import Function
-from eqsat_mem.api.planning import Settings
+from eqsat_mem.api.planning import ScriptRun
 from eqsat_mem.api.planning_jit import planning_jit
 from eqsat_mem.api.primitive import planned_p
 from eqsat_mem.api.run_report import Ledger
@@ -37,7 +37,7 @@ def ledger():
 @pytest.fixture
 def jit(ledger, monkeypatch):
     monkeypatch.setenv("EQSAT_MEM_LIMIT", "1MiB")
-    return planning_jit(Settings(ledger, strict=False))
+    return planning_jit(ScriptRun(ledger, strict=False))
 
 
 @pytest.fixture

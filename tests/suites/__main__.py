@@ -32,7 +32,7 @@ BAD = "failed", "error", "too long", "died"
 
 @dataclass
 class Outcome:
-    """How a test ended: "passed", "failed", "skipped", "error" outside of the test itself, "too long", or "died" with its process."""
+    """The end of a test: "passed", "failed", "skipped", "error" outside of the test itself, "too long", or "died" with its process."""
 
     outcome: str
     seconds: float = 0.0
@@ -63,7 +63,7 @@ class Compared:
 
 
 def outcomes(text: str) -> dict[str, Outcome]:
-    """How each test ended, from the lines that the plugin wrote; a test that only began took the process with it."""
+    """The outcome of each test, from the lines that the plugin wrote; a test that only began took the process with it."""
     found: dict[str, Outcome] = {}
     for line in map(json.loads, text.splitlines()):
         test, outcome = line.pop("test"), line.pop("outcome")
@@ -76,7 +76,7 @@ def outcomes(text: str) -> dict[str, Outcome]:
 
 
 def compare(suite: str, plain: dict[str, Outcome], ours: dict[str, Outcome], reports: list[dict]) -> Compared:
-    """What differs between the two ways of a suite."""
+    """The differences between the two ways of a suite."""
     result = Compared(missing=len(plain.keys() - ours.keys()))
     for test in plain.keys() & ours.keys():
         before, after = plain[test], ours[test]
@@ -147,7 +147,7 @@ def run(suite: Suite, way: str, folder: Path, options: argparse.Namespace) -> It
 
 
 def results(suite: Suite, folder: Path) -> Compared:
-    """What is known of a suite from the files in ``folder``."""
+    """The comparison of a suite, from the files in ``folder``."""
     known = {way: sorted((folder / suite.name / way).glob("*.jsonl")) for way in WAYS}
     plain, ours = ({f"{k}": v for path in known[way] for k, v in outcomes(path.read_text()).items()} for way in WAYS)
     reports = [json.loads(path.read_text()) for path in sorted((folder / suite.name / "run").glob("*.json")) if path.read_text()]
@@ -155,7 +155,7 @@ def results(suite: Suite, folder: Path) -> Compared:
 
 
 def told(name: str, compared: Compared) -> Iterator[str]:
-    """What was found in a suite, as lines of text."""
+    """The comparison of a suite, as lines of text."""
     both = ", ".join(f"{n} {what}" for what, n in compared.both.most_common())
     planned = ", ".join(f"{n} {what}" for what, n in compared.planned.most_common())
     seconds = ", ".join(f"{way} {compared.seconds[way]:.0f} s" for way in WAYS)
@@ -175,7 +175,7 @@ def _last_lines(text: str) -> str:
 
 
 def listed(python: str) -> Iterator[str]:
-    """How to get the checkouts and packages, for what is installed."""
+    """Commands that get the checkouts, and packages to install, for the versions that are installed."""
     ask = [python, "-c", "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"]
     versions = json.loads(subprocess.run(ask, capture_output=True, text=True, check=True).stdout)
     for suite in SUITES:

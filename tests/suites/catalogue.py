@@ -69,5 +69,5 @@ EXCUSED: dict[str, str] = {"jax:tests/api_test.py::JitTest::test_jit_compile_wit
 
 
 def excuse(test: str) -> str:
-    """Why a test, ``suite:file::test``, may fail under ``run``; empty if it may not."""
+    """The reason for which a test, ``suite:file::test``, may fail under ``run``; empty if it may not."""
     return next((reason for pattern, reason in EXCUSED.items() if fnmatch(test, pattern)), "")

@@ -63,7 +63,7 @@ def squeeze():
     private = test_util.api
 
     class Api:
-        """What JAX's own tests compile with is the private ``jit``."""
+        """The private module by which JAX's own tests call ``jit``."""
 
         jit = staticmethod(jax.jit)
 
