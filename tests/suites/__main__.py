@@ -199,7 +199,7 @@ def main() -> int:
     parser.add_argument("--files", nargs="*", default=[], help="only files whose paths contain one of these")
     parser.add_argument("--sample", type=float, default=1.0, help="the share of the tests that are run (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="which share")
-    parser.add_argument("--seconds", type=float, default=120.0, help="seconds that a test may take")
+    parser.add_argument("--seconds", type=float, default=120.0, help="seconds of the processor that a test may take")
     parser.add_argument("--together", action="store_true", help="one process for all files of a suite, for samples")
     parser.add_argument("--process-seconds", type=float, default=3600.0, help="seconds that a process of tests may take")
     options = parser.parse_args()

@@ -4,7 +4,7 @@ Under ``eqsat-mem run`` each function that a test compiles gets a limit of its o
 equations make, so that it is planned. It stands alone, because suites have packages of the name ``tests`` too.
 
 Variables of the environment: ``SUITES_OUTCOMES`` is the file of outcomes, a line of JSON for each test; ``SUITES_SAMPLE`` the share of the
-tests that are run, ``SUITES_SEED`` which ones; ``SUITES_SECONDS`` what a test may take.
+tests that are run, ``SUITES_SEED`` which ones; ``SUITES_SECONDS`` the seconds of the processor that it may take.
 """
 
 from __future__ import annotations
@@ -79,15 +79,15 @@ def pytest_runtest_protocol(item):
         raise TooLong(f"more than {seconds:.0f} s")
 
     seconds = float(os.environ["SUITES_SECONDS"])
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     item.began = time.process_time()
     note(item.nodeid, "began")
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 @pytest.hookimpl(hookwrapper=True)
