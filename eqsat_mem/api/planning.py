@@ -33,6 +33,8 @@ from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_lim
 
 ROOM = 2
 """A program fits without a plan if so many times the bytes of all that it ever makes are within the limit."""
+SMALL_BYTES = 16 << 10
+"""A program that never makes more is not planned, whatever the limit: compilers take as much for themselves."""
 
 
 @dataclass(frozen=True)
@@ -277,6 +279,9 @@ def _plan(function: Function, known: dict[str, Any]) -> Entry:
     most = total_bytes(function.jaxpr)
     if ROOM * most <= limit:
         return Entry(**known, outcome="fitting", reason=f"all that it ever makes takes {format_bytes(most)}", limit_bytes=limit)
+    if most <= SMALL_BYTES:
+        reason = f"all that it ever makes takes {format_bytes(most)}, too little for a plan"
+        return Entry(**known, outcome="left alone", reason=reason, limit_bytes=limit)
     plan = function.plan()
     is_here = plan.schedule.backend.is_here
     return Entry(

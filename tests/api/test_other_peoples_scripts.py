@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import re
 import sys
 import textwrap
 import weakref
@@ -13,6 +14,7 @@ import pytest
 from jax._src import test_util
 from jax.extend.core import Primitive
 
+from eqsat_mem import pipeline
 from eqsat_mem.api import subjects
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.planning import ScriptRun
@@ -295,6 +297,15 @@ def test_what_is_not_planned_is_not_kept(limit, jit, x, monkeypatch):
     jax.clear_caches()
     gc.collect()
     assert traced() is None
+
+
+def test_programs_of_a_few_kilobytes_are_left_alone(jit, ledger, x, monkeypatch):
+    monkeypatch.setenv("EQSAT_MEM_LIMIT", "1kB")
+    monkeypatch.setattr(pipeline, "plan", None)  # so that it would fail
+    np.testing.assert_array_equal(jit(nearest)(x[:20]), jax.jit(nearest)(x[:20]))
+    ((outcome, reason),) = outcomes(ledger)
+    assert outcome == "left alone"
+    assert re.fullmatch(r"all that it ever makes takes [\d.]+ KiB, too little for a plan", reason)
 
 
 def test_settings_decide_what_is_planned(jit, ledger):

@@ -60,6 +60,7 @@ def squeeze():
         return replace(plain(jaxpr), memory_limit=max(int(kept + share * made), 1))
 
     planning.options_for = options_for
+    planning.SMALL_BYTES = 0
     private = test_util.api
 
     class Api:
