@@ -32,7 +32,8 @@ BAD = "failed", "error", "too long", "died"
 
 @dataclass
 class Outcome:
-    """The end of a test: "passed", "failed", "skipped", "error" outside of the test itself, "too long", or "died" with its process."""
+    """The end of a test: "passed", "failed", "skipped", "error" outside of the test itself, "too long", or "died" with its process; "stopped"
+    when the time of all tests was up."""
 
     outcome: str
     seconds: float = 0.0
@@ -140,6 +141,9 @@ def run(suite: Suite, way: str, folder: Path, options: argparse.Namespace) -> It
                 ).returncode
             except subprocess.TimeoutExpired:
                 code = None
+                running = [test for test, outcome in outcomes(noted.read_text()).items() if outcome.outcome == "died"]
+                with noted.open("a") as file:
+                    file.writelines(json.dumps({"test": test, "outcome": "stopped"}) + "\n" for test in running)
         done.write_text(str(code))
         counted = Counter(outcome.outcome for outcome in outcomes(noted.read_text()).values())
         ended = "stopped" if code is None else "" if code in (0, 1, 5) else f"status {code}"

@@ -1,8 +1,11 @@
 """The script that runs other people's test suites: what differs between the two ways is seen, whatever way a test ends."""
 
+import argparse
 import json
+import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +53,21 @@ def test_only_what_passes_plain_can_be_broken(monkeypatch):
     text = "\n".join(told("lib", found))
     assert "1 broken, 1 excused, 1 not reached under run" in text
     assert "BROKEN lib:a::1" in text
+
+
+def test_what_runs_when_time_is_up_is_not_broken(tmp_path, monkeypatch):
+    def stopped(*_, timeout, env, **__):
+        Path(env["SUITES_OUTCOMES"]).write_text(lines(("a", "began", {}), ("a", "passed", {}), ("b", "began", {})) + "\n")
+        raise subprocess.TimeoutExpired("pytest", timeout)
+
+    monkeypatch.setattr(suites.subprocess, "run", stopped)
+    (tmp_path / "lib" / "tests").mkdir(parents=True)
+    (tmp_path / "lib" / "tests" / "a_test.py").touch()
+    options = argparse.Namespace(checkouts=tmp_path, files=[], together=False, python="", sample=1, seed=0, seconds=1, process_seconds=1)
+    lib = Suite("lib", "pytest", "a/b", "{}", ("tests/*_test.py",))
+    assert list(suites.run(lib, "run", tmp_path / "results", options)) == ["lib run tests/a_test.py: 1 passed, 1 stopped stopped"]
+    ours = outcomes((tmp_path / "results" / "lib" / "run" / "tests.a_test.jsonl").read_text())
+    assert compare("lib", {"a": Outcome("passed"), "b": Outcome("passed")}, ours, []).broken == {}
 
 
 def test_names_of_suites_are_those_of_folders():
