@@ -32,8 +32,8 @@ BAD = "failed", "error", "too long", "died"
 
 @dataclass
 class Outcome:
-    """The end of a test: "passed", "failed", "skipped", "error" outside of the test itself, "too long", or "died" with its process; "stopped"
-    when the time of all tests was up."""
+    """The end of a test: "passed", "failed", "skipped", "error" outside of the test itself, "too long", "died" with its process, or
+    "stopped" when the time of its process was up."""
 
     outcome: str
     seconds: float = 0.0
