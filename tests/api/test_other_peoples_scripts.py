@@ -261,7 +261,7 @@ def test_escaped_tracers_are_errors_of_the_script(limit, jit, ledger, x, monkeyp
 def test_a_plan_that_jax_cannot_lower_is_not_used(jit, ledger, x, monkeypatch, capsys):
     """Whatever may go wrong only there."""
 
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("cannot be lowered")
 
     monkeypatch.setattr(Function, "evaluate", broken)
