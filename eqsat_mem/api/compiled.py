@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax import jit
+from jax._src import source_info_util, traceback_util
+from jax._src.config import trace_context  # all settings that what is traced may depend on; it has no public form
 from jax._src.core import trace_state_clean  # whether JAX traces anything now; it has no public form
-from jax._src.traceback_util import register_exclusion
 
 from eqsat_mem.api.primitive import planned_p
 from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.reports.plan import Plan
 
 MOST_SIGNATURES = 1024
-register_exclusion(str(Path(__file__).parent.parent))  # hides our frames from users, as JAX hides its own
+traceback_util.register_exclusion(str(Path(__file__).parent.parent))  # hides our frames from users, as JAX hides its own
+for _name in ("compiled", "planning", "planning_jit"):  # and from where JAX says that something was traced
+    source_info_util.register_exclusion(str(Path(__file__).with_name(f"{_name}.py")))
 
 
 class JitByPlan:
@@ -43,10 +46,10 @@ class JitByPlan:
         """The one to call with these arguments; plans for them where that is not known."""
         if not is_outermost() or not self._options():
             return self.plain
-        key = self._key(args, kwargs)
         try:
+            key = signature(args, kwargs, self._positions, self._names)
             known = self._chosen.get(key)
-        except TypeError:  # a static argument that cannot be hashed, of which JAX tells
+        except Exception:  # arguments that JAX does not take, such as static ones that cannot be hashed or compared: it tells
             return self.plain
         if known is None:
             if len(self._chosen) >= MOST_SIGNATURES:
@@ -74,18 +77,22 @@ class JitByPlan:
             self._tuned = jit(self._fun, **{**self._jit_options, "compiler_options": options}) if options else self.plain
         return self._tuned is not self.plain
 
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """The part of the arguments on which compilation depends: shapes and dtypes, and the values of static ones."""
-        fixed = {k: arg for k, arg in enumerate(args) if k in self._positions or k - len(args) in self._positions}
-        named = {name: arg for name, arg in kwargs.items() if name in self._names}
-        rest = [None if k in fixed else arg for k, arg in enumerate(args)], {name: arg for name, arg in kwargs.items() if name not in named}
-        leaves, tree = jax.tree.flatten(rest)
-        static = [*fixed.items(), *sorted(named.items())]
-        return (tree, *map(_kind, leaves), *((name, type(value), value) for name, value in static))
+
+def signature(args: tuple[Any, ...], kwargs: dict[str, Any], positions: Collection[int], names: Collection[str]) -> Hashable:
+    """Everything on which compilation depends: settings, shapes and dtypes of the arguments, and the values of static ones."""
+    fixed = {k: arg for k, arg in enumerate(args) if k in positions or k - len(args) in positions}
+    named = {name: arg for name, arg in kwargs.items() if name in names}
+    rest = [None if k in fixed else arg for k, arg in enumerate(args)], {name: arg for name, arg in kwargs.items() if name not in named}
+    leaves, tree = jax.tree.flatten(rest)
+    static = [*fixed.items(), *sorted(named.items())]
+    return (tree, trace_context(), *map(_kind, leaves), *((name, type(value), value) for name, value in static))
 
 
 def _kind(leaf: Any) -> Hashable:
-    """The shape and dtype of an array, or the type of a number."""
+    """The type of an array, or that of a number."""
+    aval = getattr(leaf, "aval", None)
+    if aval is not None:
+        return aval
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return (leaf.shape, leaf.dtype)
     return (type(leaf),)

@@ -112,7 +112,8 @@ class Ledger:
 def _row(entry: Entry) -> tuple[str, str, str, str]:
     if entry.outcome == "planned":
         before, after, limit = (format_bytes(n or 0) for n in (entry.original_peak_bytes, entry.peak_bytes, entry.limit_bytes))
-        text = f"{before} as written, {after} planned, limit {limit}"
+        is_more = (entry.peak_bytes or 0) > (entry.original_peak_bytes or 0)
+        text = f"{before} as written, {after} planned{' for speed' * is_more}, limit {limit}"
     else:
         text = entry.reason.split("\n", 1)[0]
     return entry.outcome, entry.function, entry.place, text

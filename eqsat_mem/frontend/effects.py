@@ -36,8 +36,13 @@ def refuse_references(closed: ClosedJaxpr) -> None:
     Raises:
         NotImplementedError: if it does.
     """
-    if any(type(effect).__name__ in _OF_REFERENCES for effect in closed.effects):
+    if uses_references(closed):
         raise NotImplementedError(REFERENCES)
+
+
+def uses_references(closed: ClosedJaxpr) -> bool:
+    """Whether a function creates, reads or writes references to arrays, its own, arguments or closed over."""
+    return any(type(effect).__name__ in _OF_REFERENCES for effect in closed.effects)
 
 
 REFERENCES = (

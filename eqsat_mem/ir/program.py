@@ -358,34 +358,41 @@ def describe(program: Program, t: int) -> str:
 def check(program: Program) -> None:
     """Raise ``AssertionError`` naming the term if a program is not well formed."""
     for t, term in enumerate(program.terms):
-        where = f"%{t}: {term}"
-        for c in children(term):
-            assert c < t, f"operand after its use at {where}"
-        assert program.free[t] == program.free_of(term), f"free indices of {where}"
-        match term:
-            case Input():
-                assert program.shape(term.axes) == tuple(program.inputs[term.slot].shape), f"shape of {where}"
-            case Const():
-                assert program.shape(term.axes) == np.shape(program.consts[term.slot]), f"shape of {where}"
-            case Rename():
-                targets = [d for _, d in term.pairs]
-                assert len(set(targets)) == len(targets), f"two indices become one at {where}"
-                stay = program.free[term.arg] & ~mask_of(s for s, _ in term.pairs)
-                assert not stay & mask_of(targets), f"a renamed index meets another at {where}"
-                for s, d in term.pairs:
-                    assert program.indices[s].extent == program.indices[d].extent, f"extents at {where}"
-            case DotPlus():
-                assert not program.free[term.left] & ~(program.free[term.lhs] | term.over), f"indices of the left sum at {where}"
-                assert not program.free[term.right] & ~(program.free[term.rhs] | term.over), f"indices of the right sum at {where}"
-            case Take():
-                assert program.free[term.arg] >> term.index & 1, f"an index that is not there at {where}"
-                dtype = np.dtype(program.terms[term.positions].dtype)
-                assert dtype.kind in "iu", f"dtype of positions at {where}"
-                assert dtype.itemsize >= 4, f"dtype of positions at {where}"
-            case Block():
-                call = term.call
-                assert len(call.in_axes) == len(term.args), f"operands of {where}"
-                for axes, a in zip(call.in_axes, term.args):
-                    assert not program.free[a] & ~axes_mask(axes), f"an operand's index has no axis at {where}"
+        try:
+            _check(program, t, term)
+        except AssertionError as error:
+            raise AssertionError(f"{error} of %{t}: {term}") from error  # terms with jaxprs take long to print
     for o in program.outputs:
         assert not program.free[o.term] & ~axes_mask(o.axes), f"an index of output %{o.term} has no axis"
+
+
+def _check(program: Program, t: int, term: Term) -> None:
+    """Raise ``AssertionError`` if a term is not well formed."""
+    for c in children(term):
+        assert c < t, "an operand after its use"
+    assert program.free[t] == program.free_of(term), "free indices"
+    match term:
+        case Input():
+            assert program.shape(term.axes) == tuple(program.inputs[term.slot].shape), "shape"
+        case Const():
+            assert program.shape(term.axes) == np.shape(program.consts[term.slot]), "shape"
+        case Rename():
+            targets = [d for _, d in term.pairs]
+            assert len(set(targets)) == len(targets), "two indices become one"
+            stay = program.free[term.arg] & ~mask_of(s for s, _ in term.pairs)
+            assert not stay & mask_of(targets), "a renamed index meets another"
+            for s, d in term.pairs:
+                assert program.indices[s].extent == program.indices[d].extent, "extents"
+        case DotPlus():
+            assert not program.free[term.left] & ~(program.free[term.lhs] | term.over), "indices of the left sum"
+            assert not program.free[term.right] & ~(program.free[term.rhs] | term.over), "indices of the right sum"
+        case Take():
+            assert program.free[term.arg] >> term.index & 1, "an index that is not there"
+            dtype = np.dtype(program.terms[term.positions].dtype)
+            assert dtype.kind in "iu", "dtype of positions"
+            assert dtype.itemsize >= 4, "dtype of positions"
+        case Block():
+            call = term.call
+            assert len(call.in_axes) == len(term.args), "operands"
+            for axes, a in zip(call.in_axes, term.args):
+                assert not program.free[a] & ~axes_mask(axes), "an operand's index has no axis"

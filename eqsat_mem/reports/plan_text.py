@@ -47,7 +47,8 @@ def headline(plan: Plan) -> str:
     where = "" if plan.mesh is None else f" on each device of {_mesh_text(plan)}"
     if plan.unchanged:
         return f"fits as written: {held} of {limit}{where}" + _seconds(", predicted {}", plan.original_predicted_s)
-    written = f" (as written {format_bytes(plan.original_peak_bytes)})"
+    for_speed = "; more, for speed" if _held(plan) > plan.original_peak_bytes else ""
+    written = f" (as written {format_bytes(plan.original_peak_bytes)}{for_speed})"
     times = _seconds(", predicted {}", plan.predicted_s) + _seconds(" (as written {})", plan.original_predicted_s)
     return f"fits: {held} of {limit}{where}{written}{times}"
 

@@ -485,8 +485,7 @@ def test_errors_of_the_function_are_its_own(call, jit, ledger, x):
     texts = [re.sub(r" at 0x\w+", "", str(error.value)) for error in (caught, expected)]
     assert texts[0] == texts[1]
     assert [str(frame.path) for frame in caught.traceback if frame.path.name == "planning_jit.py"] == []
-    traced = [] if call is no_array else [f"it raised {type(expected.value).__name__} while JAX traced it"]
-    assert [entry.reason for entry in ledger.entries] == traced
+    assert [entry.reason for entry in ledger.entries] == [f"it raised {type(expected.value).__name__} while JAX traced it"]
 
 
 # --- where planning fails -------------------------------------------------------------------------------

@@ -247,3 +247,9 @@ def test_what_was_planned_stands_first():
         "a.py: 1 planned, 2 failed",
         "  planned  g  a.py:2  2 MiB as written, 512 KiB planned, limit 1 MiB",
     ]
+
+
+def test_a_plan_may_hold_more_for_speed():
+    ledger = Ledger()
+    ledger.add(Entry(function="f", place="a.py:1", outcome="planned", limit_bytes=2**22, original_peak_bytes=2**20, peak_bytes=2**21))
+    assert ledger.table("a.py").splitlines()[1] == "  planned  f  a.py:1  1 MiB as written, 2 MiB planned for speed, limit 4 MiB"

@@ -90,7 +90,7 @@ def _equation(eqn: Any, args: list[Array], norm: Root) -> list[Array]:
         "custom_vjp_call_jaxpr",
     ):
         return _run(inner.jaxpr, inner.consts, args, norm) if isinstance(inner, ClosedJaxpr) else _run(inner, (), args, norm)
-    floating = all(np.dtype(a.dtype).kind in "fc" for a in args if not _is_key(a.dtype))
+    floating = all(jnp.issubdtype(a.dtype, jnp.inexact) for a in args if not _is_key(a.dtype))  # bfloat16 is no floating dtype of numpy
     if name in EXACT or (name in SIMPLE and floating and all(a.size for a in args)):
         return [SIMPLE[name](params, *args)]
     results = eqn.primitive.bind(*map(jnp.asarray, args), **eqn.primitive.get_bind_params(params))

@@ -50,6 +50,12 @@ def test_what_a_plan_prints(plan):
     )
 
 
+def test_a_plan_that_holds_more_than_the_program_as_written_says_that_it_is_for_speed(plan):
+    more = dataclasses.replace(plan, original_peak_bytes=4 * MiB)
+    assert "(as written 4 MiB; more, for speed)" in str(more).splitlines()[0]
+    assert "for speed" not in str(plan)
+
+
 def test_what_a_program_prints_that_was_left_as_it_was(plan):
     same = dataclasses.replace(
         plan,

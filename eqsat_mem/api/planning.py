@@ -1,0 +1,295 @@
+"""The functions that a script gives to ``jax.jit`` under ``eqsat-mem run``: the calls that have a plan, and the function of the plans."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+import traceback
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import jax
+from jax import jit as real_jit
+from jax._src.core import trace_state_clean  # as in compiled.py
+from jax.core import ShapedArray, Tracer
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from eqsat_mem.api.compiled import MOST_SIGNATURES, signature, static_arguments
+from eqsat_mem.api.function import Function
+from eqsat_mem.api.optimize import hoist_constants
+from eqsat_mem.api.primitive import bind
+from eqsat_mem.api.run_report import Entry, Ledger, say
+from eqsat_mem.api.subjects import identity, subject
+from eqsat_mem.backends.choose import backend_for, backend_in_use
+from eqsat_mem.errors import EqsatMemError, PlanningError
+from eqsat_mem.frontend.effects import uses_references
+from eqsat_mem.ir.jaxprs import total_bytes
+from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
+
+ROOM = 2
+"""A program fits without a plan if so many times the bytes of all that it ever makes are within the limit."""
+SMALL_BYTES = 16 << 10
+"""A program that never makes more is not planned, whatever the limit: compilers take as much for themselves."""
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """One run of a script: its ledger, in which outcomes are noted, and whether a failure to plan is an error."""
+
+    ledger: Ledger
+    strict: bool
+    local: threading.local = field(default_factory=threading.local)
+    known: WeakKeyDictionary[Any, dict[str, Planning]] = field(default_factory=WeakKeyDictionary)
+
+    def planning(self, fun: Callable[..., Any], options: dict[str, Any]) -> Planning | None:
+        """Made once for each function and options, as JAX compiles once where ``jax.jit(f)`` is written in a loop.
+
+        Functions may be equal without being one object: methods of the same instance, say. None for what cannot be referred to weakly,
+        which JAX refuses when it is called.
+        """
+        try:
+            reference = ref(fun)
+        except TypeError:
+            return None
+        try:
+            same = self.known.setdefault(fun, {})
+        except TypeError:  # what cannot be a key JAX refuses when it is called
+            same = {}
+        key = repr(sorted(options.items()))
+        if key not in same or same[key].reference() is None:
+            same[key] = Planning(reference, options, self)
+        return same[key]
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """A context in which :meth:`is_tracing` is true: this thread traces a part of a function that has been noted already."""
+        before, self.local.inside = self.is_tracing(), True
+        try:
+            yield
+        finally:
+            self.local.inside = before
+
+    def is_tracing(self) -> bool:
+        return getattr(self.local, "inside", False)
+
+
+class Planning:
+    """A function that was given to ``jax.jit`` with some options: the calls for which there is a plan, and the function of the plans.
+
+    It refers to the function weakly, so that it may be kept as long as the function lives.
+
+    Attributes:
+        reference: gives the function, or None.
+    """
+
+    def __init__(self, reference: Callable[[], Any], options: dict[str, Any], run: ScriptRun) -> None:
+        self.reference = reference
+        self._options = options
+        self._script_run = run
+        self._static = static_arguments(reference(), options)
+        self._inner = {name: value for name, value in options.items() if name != "compiler_options"}  # which JAX refuses within others
+        self._known: dict[Hashable, bool] = {}
+        self._functions: WeakKeyDictionary[Jaxpr, _Bound | None] = WeakKeyDictionary()
+
+    def planned(self, original: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a call with these arguments has a plan; makes it where that is not known."""
+        try:
+            key = signature(args, kwargs, *self._static)
+            known = self._known.get(key)
+        except Exception:  # arguments that JAX does not take, such as static ones that cannot be hashed or compared: it tells
+            return False
+        if known is None:
+            with self._script_run.tracing(), self._noting_errors():
+                traced = original.trace(*args, **kwargs)
+            if len(self._known) >= MOST_SIGNATURES:
+                self._known.clear()
+            bound = self._function(traced)
+            known = self._known[key] = bound is not None and self._lowers(bound, traced, args, kwargs)
+        return known
+
+    def _lowers(self, bound: _Bound, traced: Any, args: Any, kwargs: Any) -> bool:
+        """Whether JAX can lower the function of the plans for these arguments, which it then keeps; the outcome is noted."""
+        start = time.perf_counter()
+        try:
+            with jax.explain_cache_misses(False):
+                self.jitted.lower(*args, **kwargs)
+        except Exception as error:
+            self._functions[traced.jaxpr.jaxpr] = None
+            known = {name: getattr(bound.entry, name) for name in ("function", "place", "arguments")}
+            self._failed(error, {**known, "planning_s": time.perf_counter() - start})
+            return False
+        self._script_run.ledger.add(bound.entry)
+        return True
+
+    def clear(self) -> None:
+        """Forget all plans and their compiled programs."""
+        self._known.clear()
+        self._functions.clear()
+        if "jitted" in vars(self):
+            self.jitted.clear_cache()
+
+    def cache_size(self) -> int:
+        """The number of compiled plans that are kept."""
+        return int(self.jitted._cache_size()) if "jitted" in vars(self) else 0
+
+    def _traced_by_jax(self) -> Callable[..., Any]:
+        """The function whose ``jax.jit`` function is that of the plans."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            fun = self.reference()
+            if trace_state_clean():  # JAX looks for the operation that made a NaN
+                return fun(*args, **kwargs)
+            original = real_jit(fun, **self._inner)  # with the caches of any other made from this function
+            with self._script_run.tracing():
+                traced = original.trace(*args, **kwargs)
+            bound = self._function(traced)
+            if bound is None:
+                return original(*args, **kwargs)
+            inputs = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, Tracer)]  # all that is not static
+            return jax.tree.unflatten(traced.out_tree, bind(bound.function, *bound.captured, *inputs))
+
+        functools.update_wrapper(call, self.reference(), updated=())
+        with suppress(ValueError, TypeError):  # built-in functions have none
+            vars(call)["__signature__"] = inspect.signature(call)
+        vars(call).pop("__wrapped__")
+        return call
+
+    @functools.cached_property
+    def jitted(self) -> Any:
+        """The ``jax.jit`` function of the plans, compiled as plans are, unless the user says how."""
+        options = {} if self._options.get("compiler_options") else dict(backend_in_use().compiler_options)
+        return real_jit(self._traced_by_jax(), **({**self._options, "compiler_options": options} if options else self._options))
+
+    def _function(self, traced: Any) -> _Bound | None:
+        """The function whose plan is that of what was traced; None where it runs as written, of which a note is made once."""
+        jaxpr = traced.jaxpr.jaxpr
+        if jaxpr not in self._functions:
+            self._functions[jaxpr] = self._decide(traced)
+        return self._functions[jaxpr]
+
+    def _decide(self, traced: Any) -> _Bound | None:
+        known: dict[str, Any] = {
+            **subject(self.reference(), traced.jaxpr.jaxpr),
+            "arguments": ", ".join(aval.str_short() for aval in traced.jaxpr.in_avals),
+        }
+        reason = _why_not(traced)
+        if reason:
+            self._script_run.ledger.add(Entry(**known, outcome="left alone", reason=reason))
+            return None
+        start = time.perf_counter()
+        try:
+            with jax.explain_cache_misses(False):
+                function, captured = _hoisted(self.reference(), traced)
+                entry = _plan(function, known)
+        except Exception as error:
+            known["planning_s"] = time.perf_counter() - start
+            reason = "" if isinstance(error, EqsatMemError) else _why_not_lowered(traced)
+            if reason:
+                self._script_run.ledger.add(Entry(**known, outcome="left alone", reason=reason))
+            else:
+                self._failed(error, known)
+            return None
+        if entry.outcome == "planned":
+            return _Bound(function, captured, entry)
+        self._script_run.ledger.add(entry)
+        return None
+
+    def _failed(self, error: Exception, known: dict[str, Any]) -> None:
+        """Note the failure and warn of it once, or raise it."""
+        expected = isinstance(error, EqsatMemError)
+        reason = str(error) if expected else f"{type(error).__name__}: {error}"
+        trace = "" if expected else "".join(traceback.format_exception(error))
+        first = self._script_run.ledger.add(Entry(**known, outcome="failed", reason=reason, traceback=trace))
+        if self._script_run.strict:
+            raise error if expected else PlanningError(known["function"], reason) from error
+        if first:
+            say(f"warning: {known['function']} ({known['place']}) runs as written, for {reason}")
+
+    @contextmanager
+    def _noting_errors(self) -> Iterator[None]:
+        """Note what the function itself raises, which is then raised as if we were not there."""
+        try:
+            yield
+        except Exception as error:
+            reason = f"it raised {type(error).__name__} while JAX traced it"
+            self._script_run.ledger.add(Entry(**identity(self.reference()), outcome="left alone", reason=reason))
+            raise
+
+
+@dataclass(frozen=True, eq=False)
+class _Bound:
+    """A function with a plan, the arrays that it takes before its arguments, and what the report will say of it."""
+
+    function: Function
+    captured: list[Any]
+    entry: Entry
+
+
+def _hoisted(fun: Any, traced: Any) -> tuple[Function, list[Any]]:
+    """The function with a plan to which ``fun`` was traced, and the arrays that it takes before its arguments."""
+    jaxpr, captured = hoist_constants(traced.jaxpr)
+    count = len(traced.jaxpr.in_avals)
+    arguments = traced.jaxpr.jaxpr.debug_info.arg_names or ()
+    names = [
+        *(f"captured_{k}" for k in range(len(captured))),
+        *(arguments if len(arguments) == count else (f"arg_{k}" for k in range(count))),
+    ]
+    donated = [len(captured) + k for k in traced.donate_argnums]
+    name = getattr(fun, "__name__", "")
+    return Function(name if name.isidentifier() else "program", jaxpr, options_for(jaxpr), names, donated=donated), captured
+
+
+def options_for(jaxpr: ClosedJaxpr) -> Options:
+    """The options under which a function of the script is planned: for all of them, those of the environment."""
+    device = resolve_device(Options())
+    return Options(memory_limit=resolve_limit(Options(), backend_for(device).capacity_bytes), device=device)
+
+
+def _why_not(traced: Any) -> str:
+    """The reason for which a traced function is not for us to plan; empty if it is."""
+    avals = traced.jaxpr.in_avals
+    if uses_references(traced.jaxpr):
+        return "it uses references to arrays (jax.new_ref), which it may change"
+    if not all(isinstance(aval, ShapedArray) for aval in avals):
+        return "it takes values of types that are not arrays"
+    if len(avals) != len(jax.tree.leaves(traced.args_info)):
+        return "it uses a value of a function whose tracing has ended"
+    if not all(isinstance(extent, int) for aval in avals for extent in aval.shape):
+        return "its shapes are symbols: plans are for numbers"
+    return ""
+
+
+def _why_not_lowered(traced: Any) -> str:
+    """The reason for which JAX does not compile a traced function; empty if it does."""
+    try:
+        traced.lower()
+    except Exception as error:
+        return f"JAX raised {type(error).__name__} when it was to be compiled"
+    return ""
+
+
+def _plan(function: Function, known: dict[str, Any]) -> Entry:
+    limit = function.options.memory_limit
+    assert limit is not None
+    most = total_bytes(function.jaxpr)
+    if ROOM * most <= limit:
+        return Entry(**known, outcome="fitting", reason=f"all that it ever makes takes {format_bytes(most)}", limit_bytes=limit)
+    if most <= SMALL_BYTES:
+        reason = f"all that it ever makes takes {format_bytes(most)}, too little for a plan"
+        return Entry(**known, outcome="left alone", reason=reason, limit_bytes=limit)
+    plan = function.plan()
+    is_here = plan.schedule.backend.is_here
+    return Entry(
+        **known,
+        outcome="fitting" if plan.unchanged else "planned" if is_here else "left alone",
+        reason="it holds less than the limit as written" if plan.unchanged else "" if is_here else f"its plan is for {plan.device}",
+        limit_bytes=limit,
+        original_peak_bytes=plan.original_peak_bytes,
+        peak_bytes=plan.peak_bytes if plan.compiled_peak_bytes is None else plan.compiled_peak_bytes,
+        planning_s=sum(plan.seconds.values()),
+    )

@@ -1,0 +1,1 @@
+"""Test suites of other people's libraries, run plain and under ``eqsat-mem run``."""
