@@ -11,8 +11,9 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.ir.loop_tree import loops
-from eqsat_mem.reports.picture import loop_spans
+from eqsat_mem.reports.scale import loop_spans
 from eqsat_mem.reports.timeline import Point, timeline
+from eqsat_mem.reports.words import loop_name
 from eqsat_mem.schedule.search import schedule, straight
 from tests.oracles.targets import CPU
 from tests.reports.test_explain import planned
@@ -36,14 +37,14 @@ def test_what_is_held_is_at_most_what_is_counted(name):
     for s in (straight(ex, CPU), schedule(ex, 1, CPU)):
         points = timeline(s)
         for point in points[1:]:
-            assert 0 < max(nbytes for _, nbytes in point.held) <= point.nbytes
-            assert set(point.terms) <= {t for t, _ in point.held}
+            assert 0 < max(live.nbytes for live in point.held) <= point.nbytes
+            assert set(point.terms) <= {live.term for live in point.held}
 
 
 def test_every_loop_is_on_the_line():
     s = schedule(test_schedule.program("kernel gradient"), 1, CPU)
     inside = {point.loops for point in timeline(s)}
-    names = [s.ex.program.indices[loop.index].name for loop in loops(s.seq)]
+    names = [loop_name(s.ex.program, loop.index) for loop in loops(s.seq)]
     assert {name for path in inside for name in path} == set(names)
     assert timeline(s)[0].loops == ()
 
