@@ -22,8 +22,10 @@ from eqsat_mem.options import Options
 from eqsat_mem.reports.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
 from eqsat_mem.reports.minimal_sets import smallest
 from eqsat_mem.reports.outline import loop_summaries, outline
+from eqsat_mem.reports.parts import parts_of
 from eqsat_mem.reports.picture import draw
 from eqsat_mem.reports.plan import Plan
+from eqsat_mem.reports.plan_text import headline
 from eqsat_mem.reports.progress import on_terminal
 from eqsat_mem.reports.runners_up import SearchRecord, rivals
 from eqsat_mem.reports.timeline import Point, timeline
@@ -87,7 +89,11 @@ class Record:
 
     def show(self, plan: Plan, path: str | PathLike[str] | None) -> Any:
         """A picture of both timelines: see :meth:`Plan.show`."""
-        return draw(plan.name, *self.timelines(plan), plan.limit_bytes, path)
+        before, after = self.timelines(plan)
+        timelines = [("as written", before, parts_of(self.before, before, as_written=True))]
+        if not plan.unchanged:
+            timelines.append(("as planned", after, parts_of(plan.schedule, after)))
+        return draw(f"{plan.name} {headline(plan)}", timelines, plan.limit_bytes, path)
 
     def search(self) -> tuple[SearchRecord, Schedule]:
         """Run the search once more: a record of the schedules that it saw on the way, and its best schedule."""
@@ -128,10 +134,11 @@ def _explain(plan: Plan, record: Record, deadline: Deadline) -> Explanation:
     fired: list[str] = [] if plan.unchanged else list(plan.rules_fired)
     needed: list[NeededRule] = []
     unasked = fired
-    searches = None
-    with suppress(OutOfTime), listening(deadline):
-        tell(Explaining(0))
-        searches = record.searches()
+    if not record.searched:
+        with suppress(OutOfTime), listening(deadline):
+            tell(Explaining(0))
+            record.searches()
+    searches = record.searches() if record.searched else None
     if searches is not None and not plan.unchanged:
         fired = searches.seen.rules_fired()
         needed, unasked = _needed(searches, s, fired, deadline)

@@ -113,7 +113,7 @@ class Explanation:
         rules: the rules without which the plan is not reached, and the fewest others that complete them, so that all of these reach it
             together; in the order in which they first matched.
         spare_rules: the other rules that matched; without all of these the plan is reached.
-        unasked: the rules that matched and of which nothing can be said, as the seconds for explaining were too short; empty if it is complete.
+        unasked: the rules that matched and of which nothing can be said, as the time was too short; empty if all were asked.
         loops: the saving and the cost of each loop.
         rivals: the other schedules found, and the reasons for which they lost.
         peak_before, peak_after: the values held at the peak of the program as written and of the plan, largest first.

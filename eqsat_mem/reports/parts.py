@@ -53,9 +53,7 @@ def parts_of(s: Schedule, points: Sequence[Point], as_written: bool = False) -> 
     if beside > 0:
         arguments.append(Part("copies of arguments and outputs", beside, "scratch"))
     outputs = {program.source_of(output.term) for output in program.outputs}
-    return [
-        [*arguments, *sorted(_values(s, point, point.nbytes - fixed, outputs, as_written), key=_place_in_list)] for point in points
-    ]
+    return [[*arguments, *sorted(_values(s, point, point.nbytes - fixed, outputs, as_written), key=_place_in_list)] for point in points]
 
 
 def _place_in_list(part: Part) -> tuple[bool, int]:

@@ -53,3 +53,25 @@ def loop_spans(points: Sequence[Point]) -> Iterator[tuple[int, int, int, str]]:
             if len(loops) == depth + 1:
                 at = [k for k, _ in group]
                 yield depth, at[0], at[-1] + 1, loops[depth]
+
+
+def label_rows(points: Sequence[Point], letters: int) -> Iterator[tuple[int, int, int, float, str]]:
+    """Yield the loops below a timeline: row, first point, point after the last, and the label with the share of the width at its left end.
+
+    A loop goes into the first row in which neither its line nor its label meets another.
+
+    Args:
+        points: the points of the timeline.
+        letters: the letters of a label that fit into the width of the timeline.
+    """
+    taken: list[list[tuple[float, float]]] = []
+    for _, start, end, loop in loop_spans(points):
+        text = f"over {loop}"
+        wide = min((len(text) + 1) / letters, 1.0)
+        left = min(start / len(points), 1.0 - wide)
+        place = left, max(left + wide, end / len(points))
+        row = next((k for k, others in enumerate(taken) if all(place[1] <= a or place[0] >= b for a, b in others)), len(taken))
+        if row == len(taken):
+            taken.append([])
+        taken[row].append(place)
+        yield row, start, end, left, text

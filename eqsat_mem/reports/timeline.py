@@ -67,7 +67,9 @@ def _points(s: Schedule, memory: Memory, seq: Seq, extents: Extents, outside: _O
         now = replace(outside, nbytes=outside.nbytes + around, held={**outside.held, **here})
         if isinstance(step, Loop):
             nbytes = now.nbytes + memory.beside(step, extents, s.chunks)
-            now = replace(now, nbytes=nbytes, loops=(*now.loops, loop_name(program, step.index)), state=now.state.union(step.folds, step.stacks))
+            now = replace(
+                now, nbytes=nbytes, loops=(*now.loops, loop_name(program, step.index)), state=now.state.union(step.folds, step.stacks)
+            )
             yield from _points(s, memory, step.body, extents_inside(extents, step, s.chunks), now)
         elif isinstance(step, Seq):
             yield from _points(s, memory, step, extents, now)

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from html import escape
 
 from eqsat_mem.reports.parts import ROLES, Part, by_role
-from eqsat_mem.reports.scale import Scale, loop_spans, scale_of
+from eqsat_mem.reports.scale import Scale, label_rows, scale_of
 from eqsat_mem.reports.timeline import Point
 from eqsat_mem.units import count, format_bytes
 
 CLEAR = 0.06
 """The share of the height around the limit in which no tick has a label."""
+
+
+LETTERS = 22
+"""The letters of a loop's label that fit into the width of a timeline on a narrow screen."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ def chart_html(panels: Sequence[Panel], limit_bytes: int) -> str:
     return (
         f'<div class="chart"><div class="axis" aria-hidden="true">{"".join(_axis(scale, limit_bytes))}</div>\n'
         f'<div class="panels">{"".join(_panel(panel, scale, limit_bytes) for panel in panels)}</div></div>\n'
-        f'<p class="slider"><label for="point">Step</label> <input type="range" id="point" min="0" max="{total - 1}" value="{start}"/></p>\n'
+        f'<p class="slider"><label for="point">Step</label> '
+        f'<input type="range" id="point" min="0" max="{total - 1}" value="{start}"/></p>\n'
         f'<ul class="legend">{legend}{_limit_note(scale, limit_bytes)}</ul>'
     )
 
@@ -92,8 +97,7 @@ def _panel(panel: Panel, scale: Scale, limit_bytes: int) -> str:
         f"{''.join(_areas(panel, scale))}{''.join(lines)}</svg>"
         f'<span class="peak {side}" style="left: {_percent(at)}; bottom: {_percent(peak.nbytes / scale.top)}">'
         f"{format_bytes(peak.nbytes)}</span>"
-        f'<span class="cursor" style="left: {_percent(panel.peak / len(panel.points))}; width: {_percent(1 / len(panel.points))}" hidden="">'
-        f"</span></div>\n"
+        f'<span class="cursor" style="width: {_percent(1 / len(panel.points))}" hidden=""></span></div>\n'
         f'<div class="loops">{"".join(_loops(panel.points))}</div></div>'
     )
 
@@ -124,9 +128,10 @@ def _steps(heights: Sequence[int], scale: Scale) -> Iterator[str]:
 
 
 def _loops(points: Sequence[Point]) -> Iterator[str]:
-    for depth, start, end, loop in loop_spans(points):
-        place = f"left: {_percent(start / len(points))}; width: {_percent((end - start) / len(points))}; top: {1.6 * depth:.1f}em"
-        text = f"loop over {escape(loop)}"
-        yield f'<span style="{place}" title="{text}">{text}</span>'
-    deepest = max((len(point.loops) for point in points), default=0)
-    yield f'<b style="height: {1.6 * deepest:.1f}em"></b>'
+    rows = 0
+    for row, start, end, left, text in label_rows(points, LETTERS):
+        rows = max(rows, row + 1)
+        top, wide = f"top: {1.7 * row:.1f}em", (end - start) / len(points)
+        yield f'<i style="left: {_percent(start / len(points))}; width: {_percent(wide)}; {top}"></i>'
+        yield f'<span style="left: {_percent(left)}; {top}" title="loop {escape(text)}">{escape(text)}</span>'
+    yield f'<b style="height: {1.7 * rows:.1f}em"></b>'

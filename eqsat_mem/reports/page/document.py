@@ -50,7 +50,7 @@ def page(plan: Plan, why_seconds: float | None = None, command: str = "", now: C
     known = {} if values is None else {"before": values.of_before, "after": values.of_plan}
     data = {"classes": {} if values is None else values.classes, **point_data(panels, known)}
     sections = (
-        _section("memory", "Memory", chart_html(panels, plan.limit_bytes)),
+        _section("memory", "Memory", chart_html(panels, plan.limit_bytes) + _measured(plan)),
         _section("loops", "How", "" if plan.unchanged else _loops(loop_effects(plan.schedule))),
         _section("lines", "Your source", _lines(panels)),
         _section("source", "The emitted source", _source(plan, values)),
@@ -125,6 +125,13 @@ def _head(plan: Plan) -> str:
         f'<header><h1>{escape(plan.name)}</h1>\n<p class="verdict">{escape(headline(plan))}</p>{notes}\n'
         f"<details><summary>figures</summary>{_table(rows[0], rows[1:], (1, 2))}</details></header>"
     )
+
+
+def _measured(plan: Plan) -> str:
+    """How the chart was come by, and what the compiled plan holds."""
+    held = plan.compiled_peak_bytes
+    compiled = "" if held is None else f" XLA reserves {format_bytes(held)} for the compiled plan."
+    return f'<p class="hint">Predicted for each step of the program, loop bodies once.{compiled}</p>'
 
 
 def _loops(effects: Sequence[LoopEffect]) -> str:

@@ -88,10 +88,11 @@ def lines_html(columns: Columns, titles: Sequence[str]) -> str:
 def _rows(columns: Columns, file: str, numbers: Sequence[int], highest: int) -> Iterator[str]:
     """The rows of a file, as far as it can be read."""
     text = linecache.getlines(file)
-    shown = {near for line in numbers for near in range(line - AROUND, line + AROUND + 1) if near == line or 0 < near <= len(text)}
+    near = {other for line in numbers for other in range(line - AROUND, line + AROUND + 1) if 0 < other <= len(text)}
+    shown = {line for line in near if text[line - 1].strip()}.union(numbers)
     before = 0
     for line in sorted(shown):
-        if before and line > before + 1:
+        if before and line > before + AROUND:
             yield f'<tr class="gap"><td colspan="{len(columns.total) + 2}">...</td></tr>'
         before = line
         found = columns.lines.get((file, line), (0,) * len(columns.total))

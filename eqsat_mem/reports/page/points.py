@@ -20,7 +20,7 @@ def point_data(panels: Sequence[Panel], classes: Mapping[str, Mapping[int, int]]
         classes: for each panel, the e-classes of its program's terms, as far as they are known.
     """
     numbers = dict[tuple[Any, ...], int]()
-    points = {}
+    points: dict[str, list[dict[str, Any]]] = {}
     for panel in panels:
         known = classes.get(panel.which, {})
         points[panel.which] = []
