@@ -24,13 +24,13 @@ ROLES = {
 
 
 @dataclass(frozen=True)
-class Part:
+class HeldPart:
     """A part of what is held at a point.
 
     Attributes:
         what: the tensor by its shape, dtype and operation, or another description.
         nbytes: the bytes held: in a loop, of a chunk.
-        role: one of ``ROLES``. A tensor is a gradient if the argument's name or the user's function says so.
+        role: one of ``ROLES``. Gradients are what a backward pass computes, and arguments whose name says so.
         source: the user's line that makes it, if known.
         term: the term of the program whose value it is, if it is one.
     """
@@ -42,8 +42,8 @@ class Part:
     term: int | None = None
 
 
-def parts_of(s: Schedule, points: Sequence[Point], as_written: bool = False) -> list[list[Part]]:
-    """The parts of each point of a schedule's timeline, arguments first, then the largest first; those of a point add up to its bytes.
+def parts_of(s: Schedule, points: Sequence[Point], as_written: bool = False) -> list[list[HeldPart]]:
+    """The parts of each point of a schedule's timeline, the largest first but scratch last; those of a point add up to its bytes.
 
     Of a program ``as_written`` it is not known which values the bodies of its loops and branches hold.
     """
@@ -51,31 +51,28 @@ def parts_of(s: Schedule, points: Sequence[Point], as_written: bool = False) -> 
     fixed, arguments = min(point.nbytes for point in points), list(_arguments(program))
     beside = fixed - sum(part.nbytes for part in arguments)
     if beside > 0:
-        arguments.append(Part("copies of arguments and outputs", beside, "scratch"))
+        arguments.append(HeldPart("copies of arguments and outputs", beside, "scratch"))
     outputs = {program.source_of(output.term) for output in program.outputs}
-    return [[*arguments, *sorted(_values(s, point, point.nbytes - fixed, outputs, as_written), key=_place_in_list)] for point in points]
+    values = (_values(s, point, point.nbytes - fixed, outputs, as_written) for point in points)
+    return [sorted([*arguments, *found], key=_place_in_list) for found in values]
 
 
-def _place_in_list(part: Part) -> tuple[bool, int]:
+def _place_in_list(part: HeldPart) -> tuple[bool, int]:
     return part.role == "scratch", -part.nbytes
 
 
-def by_role(parts: Sequence[Part]) -> dict[str, int]:
+def by_role(parts: Sequence[HeldPart]) -> dict[str, int]:
     """The bytes of each role, in the order of ``ROLES``."""
     return {role: sum(part.nbytes for part in parts if part.role == role) for role in ROLES}
 
 
-def _arguments(program: Program) -> Iterator[Part]:
+def _arguments(program: Program) -> Iterator[HeldPart]:
     for buffer, nbytes in zip(program.inputs, program.input_bytes(), strict=True):
-        role = "gradients" if _of_gradient(buffer.name) else "arguments"
-        yield Part(f"{array_type(buffer.shape, buffer.dtype)} argument {buffer.name}", int(nbytes), role)
+        role = "gradients" if "grad" in buffer.name.lower() else "arguments"
+        yield HeldPart(f"{array_type(buffer.shape, buffer.dtype)} argument {buffer.name}", int(nbytes), role)
 
 
-def _of_gradient(name: str) -> bool:
-    return "grad" in name.lower()
-
-
-def _values(s: Schedule, point: Point, nbytes: int, outputs: set[int], as_written: bool) -> Iterator[Part]:
+def _values(s: Schedule, point: Point, nbytes: int, outputs: set[int], as_written: bool) -> Iterator[HeldPart]:
     """The parts of a point besides arguments, which add up to ``nbytes``."""
     program = s.ex.program
     over = sum(live.nbytes for live in point.held) - nbytes
@@ -85,29 +82,29 @@ def _values(s: Schedule, point: Point, nbytes: int, outputs: set[int], as_writte
         size = min(size, nbytes)
         nbytes -= size
         if size:
-            yield Part(describe(program, t, extents), size, _role(program, t, point, outputs), program.source.get(t), t)
+            yield HeldPart(describe(program, t, extents), size, _role(program, t, point, outputs), program.source.get(t), t)
     for t in point.terms:
         if as_written and _bodies(program, t) and nbytes > 0:
-            yield Part(f"in {operation(program, t)}, as written", nbytes, "temporaries", program.source.get(t))
+            yield HeldPart(f"in {operation(program, t)}, as written", nbytes, "temporaries", program.source.get(t))
             return
         for part in _inside(program, t, point, nbytes):
             nbytes -= part.nbytes
             yield part
     if nbytes > 0:
-        yield Part("scratch of operations", nbytes, "scratch")
+        yield HeldPart("scratch of operations", nbytes, "scratch")
 
 
 def _role(program: Program, t: int, point: Point, outputs: set[int]) -> str:
-    source = program.source.get(t)
-    if source is not None and _of_gradient(source.function):
-        return "gradients"
     if t in outputs:
         return "outputs"
-    return "loop state" if t in point.state or (t in point.terms and _bodies(program, t)) else "temporaries"
+    if t in point.state or (t in point.terms and _bodies(program, t)):
+        return "loop state"
+    source = program.source.get(t)
+    return "gradients" if source is not None and source.backward else "temporaries"
 
 
-def _inside(program: Program, t: int, point: Point, most: int) -> Iterator[Part]:
-    """What the body of a loop or branch of the user's holds at its own peak, as far as it is within ``most`` bytes."""
+def _inside(program: Program, t: int, point: Point, most: int) -> Iterator[HeldPart]:
+    """The values that the body of a loop or branch of the user's holds at its own peak, as far as they are within ``most`` bytes."""
     bodies = _bodies(program, t)
     if not bodies:
         return
@@ -115,7 +112,7 @@ def _inside(program: Program, t: int, point: Point, most: int) -> Iterator[Part]
     memory, inner = Memory(body.ex, body.backend), body.ex.program
     live, running = memory.at_peak(body.seq, memory.full_extents(), body.chunks)
     values = [
-        Part(describe(inner, u, extents), size, _role(inner, u, point, set()), inner.source.get(u)) for u, size, extents in live if size
+        HeldPart(describe(inner, u, extents), size, _role(inner, u, point, set()), inner.source.get(u)) for u, size, extents in live if size
     ]
     if running is not None:
         values += _inside(inner, running, point, most)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
-from eqsat_mem.reports.parts import ROLES, Part, by_role
+from eqsat_mem.reports.parts import ROLES, HeldPart, by_role
 from eqsat_mem.reports.scale import Scale, label_rows, scale_of
 from eqsat_mem.reports.timeline import Point
 from eqsat_mem.units import format_bytes
@@ -19,9 +19,15 @@ LETTERS = 62
 """The letters of a loop's label that fit into the width of a timeline."""
 
 STEPS = "steps of the program from left to right, loop bodies once"
-BELOW: dict[str, Any] = {"loc": "outside lower center", "fontsize": "small", "title_fontsize": "small", "frameon": False, "columnspacing": 1.2}
+BELOW: dict[str, Any] = {
+    "loc": "outside lower center",
+    "fontsize": "small",
+    "title_fontsize": "small",
+    "frameon": False,
+    "columnspacing": 1.2,
+}
 
-Timeline = tuple[str, Sequence[Point], Sequence[Sequence[Part]]]
+Timeline = tuple[str, Sequence[Point], Sequence[Sequence[HeldPart]]]
 """The title of a timeline, its points, and the parts of each."""
 
 

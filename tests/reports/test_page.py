@@ -24,7 +24,7 @@ from eqsat_mem.reports.page.classes import plan_classes
 from eqsat_mem.reports.page.document import FOLDER
 from eqsat_mem.reports.page.lines import columns_of, lines_html
 from eqsat_mem.reports.page.programs import button, jaxpr_html, source_html
-from eqsat_mem.reports.parts import Part
+from eqsat_mem.reports.parts import HeldPart
 from eqsat_mem.reports.plan_text import headline
 from eqsat_mem.reports.timeline import Point
 from tests.cli.test_cli import KERNEL, error_of
@@ -243,7 +243,7 @@ def test_reasons_stop_when_their_time_is_over_and_go_on_when_asked_again():
     assert {n.rule.name for n in part.rules} | set(part.unasked) == {n.rule.name for n in whole.rules} | set(whole.spare_rules)
     assert f"not asked, as the time was too short: {', '.join(part.unasked)}" in str(part)
     shown = page(plan, 0, now=Clock())
-    assert "Whether the plan needs these rules was not asked: " in Reader(shown).texts["why"]
+    assert "0 s were too short to ask of each rule" in Reader(shown).texts["why"]
     again = plan.record.explain(plan)
     assert ([n.rule.name for n in again.rules], again.spare_rules) == ([n.rule.name for n in whole.rules], whole.spare_rules)
     assert plan.explain() is again
@@ -267,7 +267,7 @@ def test_bytes_per_line_add_up(name):
 
 def test_a_file_that_cannot_be_read_has_its_lines_by_number():
     source = Source("/nowhere/model.py", 7, "LM.<call>")
-    part = Part("f32[8] exp", 32, "temporaries", source, 3)
+    part = HeldPart("f32[8] exp", 32, "temporaries", source, 3)
     panel = Panel("before", "as written", [Point("f32[8] exp", "", 32, terms=(3,))], [[part]])
     text = lines_html(columns_of(panel, [panel]), ["makes", "peak"])
     Reader(text)

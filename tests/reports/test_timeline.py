@@ -124,17 +124,23 @@ def test_parts_of_points_add_up(name, limit):
 
 
 def test_roles_are_those_of_arguments_outputs_loops_and_names():
-    def grad_step(x, grads, w):
-        products = jnp.exp(x @ w.T) * grads[:, None]
-        return products.sum(0)
+    def loss(w, x):
+        return jnp.sum(jax.nn.gelu(jnp.tanh(x @ w)) @ w)
 
-    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((4000, 3), (4000,), (3000, 3))]
-    plan = eqsat_mem.optimize(grad_step, memory_limit="2MiB", verify=False).plan(*args)
-    _, after = plan.record.timelines(plan)
-    every = [part for parts in parts_of(plan.schedule, after) for part in parts]
+    def step(w, grads, x):
+        return w - 0.1 * grads, jax.grad(loss)(w, x)
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((300, 300), (300, 300), (4000, 300))]
+    plan = eqsat_mem.optimize(step, memory_limit="1GiB", verify=False).plan(*args)
+    before, _ = plan.record.timelines(plan)
+    every = [part for parts in parts_of(plan.record.before, before, as_written=True) for part in parts]
     roles = {part.what.rpartition(" ")[2]: part.role for part in every if " argument " in part.what}
-    assert roles == {"x": "arguments", "grads": "gradients", "w": "arguments"}
-    assert {part.role for part in every if part.source is not None} == {"gradients"}
+    assert roles == {"w": "arguments", "grads": "gradients", "x": "arguments"}
+    values = {part.term: part.role for part in every if part.term is not None}
+    order = [values[point.terms[0]] for point in before[1:] if values.get(point.terms[0]) in ("temporaries", "gradients")]
+    assert set(order) == {"temporaries", "gradients"}
+    assert order[0] == "temporaries"  # forward comes before backward
+    assert "outputs" in values.values()
     bound = planned("bound")
     _, after = bound.record.timelines(bound)
     found = {part.role for parts in parts_of(bound.schedule, after) for part in parts}

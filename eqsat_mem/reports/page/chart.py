@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from eqsat_mem.reports.parts import ROLES, Part, by_role
+from eqsat_mem.reports.parts import ROLES, HeldPart, by_role
 from eqsat_mem.reports.scale import Scale, label_rows, scale_of
 from eqsat_mem.reports.timeline import Point
 from eqsat_mem.units import count, format_bytes
@@ -29,7 +29,7 @@ class Panel:
     which: str
     title: str
     points: Sequence[Point]
-    parts: Sequence[Sequence[Part]]
+    parts: Sequence[Sequence[HeldPart]]
 
     @property
     def peak(self) -> int:

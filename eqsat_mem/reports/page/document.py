@@ -19,7 +19,7 @@ from eqsat_mem.reports.page.chart import Panel, chart_html, role_styles
 from eqsat_mem.reports.page.lines import columns_of, lines_html
 from eqsat_mem.reports.page.points import point_data
 from eqsat_mem.reports.page.programs import jaxpr_html, source_html
-from eqsat_mem.reports.page.values import Values
+from eqsat_mem.reports.page.values import ShownValues
 from eqsat_mem.reports.parts import parts_of
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.plan_text import figures, headline
@@ -45,7 +45,7 @@ def page(plan: Plan, why_seconds: float | None = None, command: str = "", now: C
     """
     record: Record = plan._searched()
     why = None if why_seconds is None else record.explain(plan, why_seconds, now)
-    values = Values(plan, record) if why is not None and record.searched else None
+    values = ShownValues(plan, record) if why is not None and record.searched else None
     panels = _panels(plan, record)
     known = {} if values is None else {"before": values.of_before, "after": values.of_plan}
     data = {"classes": {} if values is None else values.classes, **point_data(panels, known)}
@@ -128,7 +128,7 @@ def _head(plan: Plan) -> str:
 
 
 def _measured(plan: Plan) -> str:
-    """How the chart was come by, and what the compiled plan holds."""
+    """A paragraph on where the figures of the chart come from, with the bytes of the compiled plan."""
     held = plan.compiled_peak_bytes
     compiled = "" if held is None else f" XLA reserves {format_bytes(held)} for the compiled plan."
     return f'<p class="hint">Predicted for each step of the program, loop bodies once.{compiled}</p>'
@@ -153,7 +153,7 @@ def _lines(panels: Sequence[Panel]) -> str:
     )
 
 
-def _source(plan: Plan, values: Values | None) -> str:
+def _source(plan: Plan, values: ShownValues | None) -> str:
     emitted = source_html(plan.source, {} if values is None else values.of_names)
     buttons = '<button type="button" id="copy">copy</button> <button type="button" id="download">download</button>'
     return (
@@ -162,20 +162,21 @@ def _source(plan: Plan, values: Values | None) -> str:
     )
 
 
-def _why(plan: Plan, record: Record, why: Explanation | None, values: Values | None, seconds: float | None) -> str:
+def _why(plan: Plan, record: Record, why: Explanation | None, values: ShownValues | None, seconds: float | None) -> str:
     if why is None:
         return "<p>Not asked: which rules the plan needs, the runners-up and other ways to compute each value. <code>--why</code> asks.</p>"
     parts = [f'<p class="unasked">{escape(sentence)}</p>' for sentence in _not_reached(why, seconds)]
     if why.unchanged:
         parts.append("<p>The function runs as it was written: it fits, and nothing found is predicted to be much faster.</p>")
     elif why.searches:
+        known = "needs" if not why.unasked else "is known to need so far"
         needed = _table(("step", "rule", "sound", "equation", "without it"), (_rule(n, why) for n in why.rules), (0,))
         spare = f"<p>Not needed: {', '.join(map(escape, why.spare_rules))}.</p>" if why.spare_rules else ""
-        parts.append(_fold(f"{count(len(why.rules), 'rule')} that the plan needs, of {_matched(why)} that matched", needed + spare))
+        parts.append(_fold(f"{count(len(why.rules), 'rule')} that the plan {known}, of {_matched(why)} that matched", needed + spare))
     if why.rivals:
         rows = ([format_bytes(r.peak_bytes), time_text(r.seconds), escape(r.why), escape(r.loops), escape(r.program)] for r in why.rivals)
         rivals = _table(("peak", "time", "why it lost", "loops", "program"), rows, (0, 1))
-        parts.append(_fold(count(len(why.rivals), "runner") + "-up" if len(why.rivals) == 1 else f"{len(why.rivals)} runners-up", rivals))
+        parts.append(_fold(f"runners-up: {len(why.rivals)}", rivals))
     if values is not None:
         original = jaxpr_html(record.jaxpr, record.arg_names, values.of_variables)
         hint = "<p>A click on a value, here or in the emitted source, shows every way that was found to compute it.</p>"
@@ -184,12 +185,12 @@ def _why(plan: Plan, record: Record, why: Explanation | None, values: Values | N
 
 
 def _not_reached(why: Explanation, seconds: float | None) -> Iterable[str]:
-    """What the time was too short for."""
+    """Sentences on the searches that the time was too short for."""
     if not why.searches:
         yield f"{seconds:g} s were too short for a single search: rules, runners-up and e-classes are not known. --why takes more seconds."
     elif why.unasked:
-        found = f"{seconds:g} s were enough for {count(why.searches, 'search').replace('searchs', 'searches')}."
-        yield f"{found} Whether the plan needs these rules was not asked: {', '.join(why.unasked)}."
+        found = f"{seconds:g} s were too short to ask of each rule whether the plan needs it; searches made: {why.searches}."
+        yield f"{found} Not asked: {', '.join(why.unasked)}."
 
 
 def _matched(why: Explanation) -> int:

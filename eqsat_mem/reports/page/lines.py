@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from eqsat_mem.reports.page.chart import Panel
-from eqsat_mem.reports.parts import Part
+from eqsat_mem.reports.parts import HeldPart
 from eqsat_mem.units import format_bytes
 
 AROUND = 2
@@ -20,7 +20,7 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Columns:
+class LineBytes:
     """Bytes per line, and those of no line: each column adds up.
 
     Attributes:
@@ -39,7 +39,7 @@ class Columns:
         return tuple(map(sum, zip(*self.lines.values(), *self.others.values(), strict=True)))
 
 
-def columns_of(written: Panel, panels: Sequence[Panel]) -> Columns:
+def columns_of(written: Panel, panels: Sequence[Panel]) -> LineBytes:
     """The columns of the page: the bytes that a line makes in the program as written, then those held at the peak of each panel."""
     every = [_made(written), *(list(panel.parts[panel.peak]) for panel in panels)]
     lines, others, functions = [Counter[Place]() for _ in every], [Counter[str]() for _ in every], dict[Place, str]()
@@ -51,19 +51,19 @@ def columns_of(written: Panel, panels: Sequence[Panel]) -> Columns:
                 place = part.source.file, part.source.line
                 lines[k][place] += part.nbytes
                 functions[place] = part.source.function
-    return Columns(
+    return LineBytes(
         {place: tuple(column[place] for column in lines) for place in sorted(functions)},
         {name: tuple(column[name] for column in others) for name in dict.fromkeys(name for column in others for name in column)},
         functions,
     )
 
 
-def _made(panel: Panel) -> list[Part]:
-    """What the steps of a program make: of each its own value."""
+def _made(panel: Panel) -> list[HeldPart]:
+    """The values that the steps of a program make."""
     return [part for point, parts in zip(panel.points, panel.parts, strict=True) for part in parts if part.term in point.terms]
 
 
-def lines_html(columns: Columns, titles: Sequence[str]) -> str:
+def lines_html(columns: LineBytes, titles: Sequence[str]) -> str:
     """Return one table per file, in which lines that make nothing are omitted but for a few, and one of what has no line."""
     files = dict.fromkeys(file for file, _ in columns.lines)
     highest = max((max(found[1:], default=0) for found in columns.lines.values()), default=0)
@@ -85,7 +85,7 @@ def lines_html(columns: Columns, titles: Sequence[str]) -> str:
     return "\n".join([*tables, rest])
 
 
-def _rows(columns: Columns, file: str, numbers: Sequence[int], highest: int) -> Iterator[str]:
+def _rows(columns: LineBytes, file: str, numbers: Sequence[int], highest: int) -> Iterator[str]:
     """The rows of a file, as far as it can be read."""
     text = linecache.getlines(file)
     near = {other for line in numbers for other in range(line - AROUND, line + AROUND + 1) if 0 < other <= len(text)}

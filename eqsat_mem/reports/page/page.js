@@ -47,6 +47,7 @@ function composition(point) {
     piece.title = bytes(size) + "  " + what;
     bar.append(piece);
   }
+  if (point.more) bar.append(element("i", "rest"));
   return bar;
 }
 

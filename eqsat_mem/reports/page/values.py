@@ -10,7 +10,7 @@ from eqsat_mem.reports.page.classes import class_data, plan_classes
 from eqsat_mem.reports.plan import Plan
 
 
-class Values:
+class ShownValues:
     """The e-classes of the values of three programs: the jaxpr's variables, the plan's terms, and those of the program as written.
 
     Where the plan is of another form of the program (its scans fold or checkpoint what they stacked), it comes from another e-graph. The
