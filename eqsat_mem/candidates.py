@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from jax.extend.core import ClosedJaxpr
 
@@ -19,18 +20,19 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Program, Take, itemsize
 from eqsat_mem.ir.mesh import Devices, Placement, share_of
-from eqsat_mem.mesh.bodies import Bodies, Specs
-from eqsat_mem.mesh.choose import Spread, spread
 from eqsat_mem.options import Options, format_bytes
-from eqsat_mem.reports.explain import Scheduler
+from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
-from eqsat_mem.schedule.remat import Moved, least_bytes
 from eqsat_mem.schedule.search import Schedule, Search, fastest
 from eqsat_mem.schedule.timing import Known
 from eqsat_mem.transforms.contraction_order import reordered
 from eqsat_mem.transforms.plan_bodies import calls, plan_bodies
-from eqsat_mem.transforms.scan_rewrite import forms
+
+if TYPE_CHECKING:  # what few programs need is imported where they do: a first plan would take a tenth longer
+    from eqsat_mem.mesh.bodies import Bodies, Specs
+    from eqsat_mem.mesh.choose import Spread
+    from eqsat_mem.schedule.remat import Moved
 
 MEMORY_PRICES = (0.0, 1e-10, 1e-8)
 """Seconds per byte of contractions, blocks and renamed values, for each of which a program is extracted: from fastest to smallest."""
@@ -97,6 +99,8 @@ class Forms:
             yield program
 
     def _further(self) -> Iterator[Program]:
+        from eqsat_mem.transforms.scan_rewrite import forms
+
         yield from forms(original(self.loaded, self.rules), self.rules)
         taken = with_takes(self.loaded) if self.rules.names("Take") else None
         if taken is not None:
@@ -122,6 +126,8 @@ class Forms:
 
     def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of what one of several devices runs, in the first group of ways to spread the program that has one."""
+        from eqsat_mem.mesh.bodies import Bodies
+
         known = self._candidates(form)
         knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
         loops = Bodies(limit, partial(self._body, placement, backend))
@@ -199,6 +205,8 @@ class _Candidates:
         """The programs of one device in groups, each made when it is asked for; kept for other limits where there are no bodies to plan."""
         key = backend, loops.limit if any(map(loops.are_large, calls(self.written.program))) else None
         if key not in self.groups:
+            from eqsat_mem.mesh.choose import spread
+
             every = [self.written, *(ex for ex in self.every if ex is not self.written)]
             self.groups[key] = [], spread(every, placement, backend, loops)
         made, further = self.groups[key]
@@ -216,6 +224,8 @@ class _Candidates:
 
     def rematerialised(self, s: Schedule, limit: int) -> Schedule:
         """A schedule with values rematerialised; moves of one without loops are kept, since no limit changes them."""
+        from eqsat_mem.schedule.remat import Moved
+
         if s.chunks:
             return Moved(s).fitting(limit)
         return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).fitting(limit)
@@ -242,9 +252,15 @@ def _searched(searches: Sequence[Search], scheduler: Scheduler, known: _Candidat
         best = min(best, _best([closest.with_limit(0)], scheduler)[0], key=lambda s: s.peak_bytes)
     for s in [best, *(search.straight for search in searches)] if backend.tie is not None else ():
         useful = limit if best.fits(limit) else best.peak_bytes - 1
-        if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and least_bytes(s) <= useful:
+        if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and _least_bytes(s) <= useful:
             best = min(best, known.rematerialised(s, limit), key=partial(order, limit=limit))
     return best
+
+
+def _least_bytes(s: Schedule) -> int:
+    from eqsat_mem.schedule.remat import least_bytes
+
+    return least_bytes(s)
 
 
 def _best(searches: Sequence[Search], scheduler: Scheduler) -> tuple[Schedule, Search]:

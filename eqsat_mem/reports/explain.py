@@ -7,110 +7,25 @@ rule out and searching again tells what the rule is good for.
 from __future__ import annotations
 
 import linecache
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
-from os import PathLike
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.events import Event, Explaining, listening, tell
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.loop_tree import loops
-from eqsat_mem.options import Options
 from eqsat_mem.reports.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
 from eqsat_mem.reports.minimal_sets import smallest
 from eqsat_mem.reports.outline import loop_summaries, outline
-from eqsat_mem.reports.parts import parts_of
-from eqsat_mem.reports.picture import draw
 from eqsat_mem.reports.plan import Plan
-from eqsat_mem.reports.plan_text import headline
-from eqsat_mem.reports.progress import on_terminal
+from eqsat_mem.reports.record import Record
 from eqsat_mem.reports.runners_up import SearchRecord, rivals
-from eqsat_mem.reports.timeline import Point, timeline
 from eqsat_mem.reports.words import array_type, describe
-from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, Search, fastest
 from eqsat_mem.schedule.timing import Timing
 from eqsat_mem.transforms.plan_bodies import calls
-
-Scheduler = Callable[..., Schedule]
-"""The type of :func:`eqsat_mem.schedule.search.fastest`, or of the same with a memory."""
-
-
-@dataclass(frozen=True, eq=False)
-class Record:
-    """The record of planning by which its plan can be explained.
-
-    Attributes:
-        before: the program as written, scheduled without loops.
-        backend: the backend that the plan was made for.
-        limit_bytes: the limit that the plan was searched for.
-        again: the search, to be run with names of rules to leave out and a scheduler; it gives its best schedule.
-        options: the options of the plan.
-        jaxpr: the function as traced.
-        arg_names: the names of its arguments.
-        loaded: the jaxpr as a program, before bodies of its loops were planned.
-        names: the terms that variables of the emitted source hold: of the plan's program, or of ``loaded`` where nothing was changed.
-        settings: the JAX settings under which the function was traced.
-    """
-
-    before: Schedule
-    backend: Backend
-    limit_bytes: int
-    again: Callable[..., Schedule]
-    options: Options
-    jaxpr: Any
-    arg_names: tuple[str, ...]
-    loaded: Program
-    names: Mapping[str, int]
-    settings: Callable[[], AbstractContextManager[None]] = nullcontext
-    _searches: list[_Searches] = field(default_factory=list, repr=False)
-    _explained: list[Explanation] = field(default_factory=list, repr=False)
-
-    def explain(self, plan: Plan, max_seconds: float | None = None, now: Callable[[], float] = time.monotonic) -> Explanation:
-        """Explain ``plan``, which was made with this record: see :meth:`Plan.explain`.
-
-        Asked again after the time was too short, it goes on where it stopped. ``now`` is the clock, in seconds.
-        """
-        if not self._explained:
-            with self.settings(), on_terminal(plan.name):
-                why = _explain(plan, self, Deadline(max_seconds, now))
-            if why.unasked or not why.searches:
-                return why
-            self._explained.append(why)
-        return self._explained[0]
-
-    def timelines(self, plan: Plan) -> tuple[list[Point], list[Point]]:
-        """Memory over the points of the program as written, and over those of ``plan``."""
-        return timeline(self.before), timeline(plan.schedule)
-
-    def show(self, plan: Plan, path: str | PathLike[str] | None) -> Any:
-        """A picture of both timelines: see :meth:`Plan.show`."""
-        before, after = self.timelines(plan)
-        timelines = [("as written", before, parts_of(self.before, before, as_written=True))]
-        if not plan.unchanged:
-            timelines.append(("as planned", after, parts_of(plan.schedule, after)))
-        return draw(f"{plan.name} {headline(plan)}", timelines, plan.limit_bytes, path)
-
-    def search(self) -> tuple[SearchRecord, Schedule]:
-        """Run the search once more: a record of the schedules that it saw on the way, and its best schedule."""
-        with self.settings():
-            first = self.searches()
-        return first.seen, first.best
-
-    @property
-    def searched(self) -> bool:
-        """Whether the search has been run once more, so that :meth:`search` takes no time."""
-        return bool(self._searches)
-
-    def searches(self) -> _Searches:
-        """The searches of explanations, the first of which is run where it was not yet."""
-        if not self._searches:
-            self._searches.append(_Searches(self))
-        return self._searches[0]
 
 
 class OutOfTime(Exception):
@@ -129,7 +44,8 @@ class Deadline:
             raise OutOfTime
 
 
-def _explain(plan: Plan, record: Record, deadline: Deadline) -> Explanation:
+def explained(plan: Plan, record: Record, deadline: Deadline) -> Explanation:
+    """Explain a plan, which was made with this record, as far as the time allows."""
     s: Schedule = plan.schedule
     fired: list[str] = [] if plan.unchanged else list(plan.rules_fired)
     needed: list[NeededRule] = []
@@ -162,7 +78,7 @@ def _explain(plan: Plan, record: Record, deadline: Deadline) -> Explanation:
     )
 
 
-class _Searches:
+class Searches:
     """The search of a record without some rules, each set of rules searched with once.
 
     Attributes:
@@ -239,7 +155,7 @@ class Remembering:
 # --- rules --------------------------------------------------------------------------------------------
 
 
-def _needed(searches: _Searches, plan: Schedule, fired: Sequence[str], deadline: Deadline) -> tuple[list[NeededRule], list[str]]:
+def _needed(searches: Searches, plan: Schedule, fired: Sequence[str], deadline: Deadline) -> tuple[list[NeededRule], list[str]]:
     """The smallest set of rules that reaches the plan, in the order in which they first match when they are the only ones.
 
     Where the time is too short, these are the rules that are known to be needed. The rules about which nothing can be said yet come second.

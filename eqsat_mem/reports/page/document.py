@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 
 from eqsat_mem import __version__
-from eqsat_mem.reports.explain import Record, loop_effects
+from eqsat_mem.reports.explain import loop_effects
 from eqsat_mem.reports.explanation import Explanation, LoopEffect, NeededRule
 from eqsat_mem.reports.page.chart import Panel, chart_html, role_styles
 from eqsat_mem.reports.page.lines import columns_of, lines_html
@@ -23,6 +23,7 @@ from eqsat_mem.reports.page.values import ShownValues
 from eqsat_mem.reports.parts import parts_of
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.plan_text import figures, headline
+from eqsat_mem.reports.record import Record
 from eqsat_mem.units import count, format_bytes, time_text
 
 FOLDER = Path(__file__).parent

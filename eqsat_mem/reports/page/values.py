@@ -5,9 +5,9 @@ from __future__ import annotations
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load_with_variables
 from eqsat_mem.passes import named
-from eqsat_mem.reports.explain import Record
 from eqsat_mem.reports.page.classes import class_data, plan_classes
 from eqsat_mem.reports.plan import Plan
+from eqsat_mem.reports.record import Record
 
 
 class ShownValues:
