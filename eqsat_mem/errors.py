@@ -26,6 +26,10 @@ class UserFileError(EqsatMemError):
     """A file named on the command line cannot be loaded, lacks the named function, or that function raises."""
 
 
+class StableHLOError(EqsatMemError):
+    """A module of StableHLO cannot be read, or a plan cannot be written as one."""
+
+
 class PlanningError(EqsatMemError):
     """Planning a function of a script failed, and ``eqsat-mem run --strict`` refuses to run it unplanned."""
 

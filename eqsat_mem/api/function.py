@@ -7,7 +7,7 @@ and planned under the same limit when it is lowered.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,6 +22,7 @@ from eqsat_mem import pipeline
 from eqsat_mem.api.varying import plain_aval, without_varying_types
 from eqsat_mem.errors import DeviceError
 from eqsat_mem.frontend.effects import refuse_collectives, without_resultless_effects
+from eqsat_mem.ir.jaxprs import holds_64_bits
 from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options
 from eqsat_mem.reports.plan import Plan
@@ -53,7 +54,7 @@ class Function:
         self.jaxpr = jaxpr
         self.options = options
         self.arg_names = tuple(arg_names)
-        self.settings = settings or Settings()
+        self.settings = settings or Settings(jaxpr)
         self.donated = tuple(donated)
         self.placement = placement
         self._plan: Plan | None = None
@@ -82,10 +83,11 @@ class Function:
                     self._plan = made
             return self._plan
 
-    def evaluate(self, *args: Any) -> list[Any]:
-        """The planned program on flat arguments; JAX can trace it."""
+    def evaluate(self, *args: Any, platforms: Collection[str] = ()) -> list[Any]:
+        """The planned program on flat arguments; JAX can trace it. ``platforms`` are those that it is lowered for."""
         plan = self.plan()
-        refuse_elsewhere(plan)
+        if plan.schedule is None or tuple(platforms) != (plan.schedule.backend.exported_for,):
+            refuse_elsewhere(plan)
         with self.settings.active():
             return list(plan.function(*args))
 
@@ -126,11 +128,14 @@ def refuse_elsewhere(plan: Plan) -> None:
 
 
 class Settings:
-    """The JAX settings under which a function was traced; its plan is made and lowered under the same."""
+    """The JAX settings under which a function was traced; its plan is made and lowered under the same.
 
-    def __init__(self) -> None:
+    A function that computes in 64 bits inside was traced with them, though they may be off around it.
+    """
+
+    def __init__(self, jaxpr: ClosedJaxpr) -> None:
         config: Any = jax.config
-        self.x64: bool = config.jax_enable_x64
+        self.x64: bool = config.jax_enable_x64 or holds_64_bits(jaxpr.jaxpr)
         self.matmul_precision: str | None = config.jax_default_matmul_precision
 
     @contextmanager

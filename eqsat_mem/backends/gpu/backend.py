@@ -111,6 +111,10 @@ class GpuBackend(Backend):
         return target_labelled(jax.local_devices()[0].device_kind) in (None, self.target)
 
     @property
+    def exported_for(self) -> str | None:
+        return None if jax.default_backend() == "gpu" else "cuda"
+
+    @property
     def capacity_bytes(self) -> int | None:
         return None if self.is_here else self.target.usable_bytes
 
