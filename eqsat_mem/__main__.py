@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,11 +21,14 @@ if TYPE_CHECKING:
     from eqsat_mem.reports.plan import Plan
 
 USER_ERROR = 2
+WHY_SECONDS = 60.0
+"""The seconds that the reasons of a report may take unless it is told."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status is 0, 1 where the demonstration failed, or 2 for an error of the user's."""
     options = command_line().parse_args(argv)
+    options.command_line = list(sys.argv[1:] if argv is None else argv)
     try:
         status = options.command(options)
     except EqsatMemError as error:
@@ -68,10 +73,19 @@ def command_line() -> argparse.ArgumentParser:
         "report",
         help="plan a function of a file and write a page about the plan",
         description="Plan a function and write one HTML file, which needs no network: memory over the program before and after, "
-        "loops, rules, runners-up, the original beside the emitted source, and the e-class of each value.",
+        "the loops, bytes per line of your source, and the emitted source. With --why, after further searches, also the rules that "
+        "the plan needs, the runners-up, and every way that was found to compute each value.",
     )
     _add_function(report)
     report.add_argument("-o", "--output", metavar="PAGE.html", required=True, help="the file to write")
+    report.add_argument(
+        "--why",
+        metavar="SECONDS",
+        nargs="?",
+        type=_seconds,
+        const=WHY_SECONDS,
+        help=f"search for reasons, too, for at most so long ({WHY_SECONDS:g} s); the page says what it did not get to",
+    )
     report.set_defaults(command=_report)
 
     run = commands.add_parser(
@@ -201,7 +215,8 @@ def _report(options: argparse.Namespace) -> int:
 
     output = Path(options.output)
     _check_folder(output)
-    _write(output, page(_planned(options)[0]).encode(), sys.stdout)
+    text = page(_planned(options)[0], options.why, f"eqsat-mem {shlex.join(options.command_line)}")
+    _write(output, text.encode(), sys.stdout)
     return 0
 
 
@@ -247,6 +262,16 @@ def _demo(options: argparse.Namespace) -> int:
     from eqsat_mem.cli import demo
 
     return 0 if demo.run(options.points, options.limit) else 1
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"a number of seconds is needed, not {text!r}.")
+    return seconds
 
 
 def _count(text: str) -> int:

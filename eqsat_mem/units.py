@@ -42,13 +42,16 @@ def time_text(seconds: float | None) -> str:
     """Return seconds as text with a unit and three digits; empty for None.
 
     >>> time_text(4.2e-3), time_text(33.0), time_text(2e-9)
-    ('4.2 ms', '33 s', '0.002 us')
+    ('4.2 ms', '33 s', '2 ns')
     """
     if seconds is None:
         return ""
     if seconds >= 1:
         return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+    for unit, size in (("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
 
 
 def times_as_long(ratio: float) -> str:

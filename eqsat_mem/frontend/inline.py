@@ -193,11 +193,12 @@ def _source(eqn: Any) -> Source | None:
         return None
     frames = (frame for frame in user_frames(eqn.source_info.traceback) if frame.file_name not in _OURS)
     called = next(frames, None)
+    scopes = str(eqn.source_info.name_stack)
     if called is None:
-        return _of_scope(str(eqn.source_info.name_stack))
+        return _of_scope(scopes)
     own = next((frame for frame in chain([called], frames) if not frame.file_name.startswith(_INSTALLED)), called)
     library = "" if own is called else f"{called.file_name.rsplit('/', 1)[-1]}:{called.start_line}"
-    return Source(own.file_name, own.start_line, own.function_name.rpartition("<locals>.")[2], library)
+    return Source(own.file_name, own.start_line, own.function_name.rpartition("<locals>.")[2], library, _TRANSPOSED in scopes)
 
 
 @contextmanager
@@ -206,7 +207,9 @@ def lines_of(source: Source | None) -> Iterator[None]:
     if source is None:
         yield
         return
-    with jax.named_scope(f"{_SCOPE}{source.file}|{source.line}|{source.function}|{source.library}|"):
+    with jax.named_scope(
+        f"{_SCOPE}{source.file}|{source.line}|{source.function}|{source.library}|{_TRANSPOSED if source.backward else ''}|"
+    ):
         yield
 
 
@@ -214,11 +217,13 @@ def _of_scope(scopes: str) -> Source | None:
     _, found, text = scopes.rpartition(_SCOPE)
     if not found:
         return None
-    file, line, function, library = text.split("|")[:4]
-    return Source(file, int(line), function, library)
+    file, line, function, library, transposed = text.split("|")[:5]
+    return Source(file, int(line), function, library, bool(transposed))
 
 
 _SCOPE = "eqsat_mem line "
+_TRANSPOSED = "transpose("
+"""The scope in which JAX puts the equations of a backward pass."""
 _PACKAGE = Path(__file__).parent.parent
 _OURS = frozenset(map(str, _PACKAGE.rglob("*.py"))) - {
     str(_PACKAGE / name) for name in ("cli/demo.py", "egraph/soundness/sample_programs.py")

@@ -44,12 +44,16 @@ from eqsat_mem.ir.terms import (
 
 @dataclass(frozen=True)
 class Source:
-    """The user's line that a term comes from, and (``library``) the line of an installed package that was called there."""
+    """The user's line that a term comes from, and (``library``) the line of an installed package that was called there.
+
+    ``backward`` says that it belongs to the gradient of that line; lines are equal whether it does or not.
+    """
 
     file: str
     line: int
     function: str
     library: str = ""
+    backward: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         called = f", in {self.library}" if self.library else ""

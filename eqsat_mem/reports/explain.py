@@ -7,11 +7,12 @@ rule out and searching again tells what the rule is good for.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from eqsat_mem.egraph.rule_files import load_rules
-from eqsat_mem.events import Explaining, listening, tell
+from eqsat_mem.events import Event, Explaining, listening, tell
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.reports.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
@@ -27,56 +28,85 @@ from eqsat_mem.schedule.timing import Timing
 from eqsat_mem.transforms.plan_bodies import calls
 
 
-def explained(plan: Plan, record: Record) -> Explanation:
-    """Explain a plan, which was made with this record."""
+class OutOfTime(Exception):
+    """The seconds for an explanation have passed. It never leaves this module."""
+
+
+class Deadline:
+    """A listener that ends a search at the first event after some seconds; None is no end."""
+
+    def __init__(self, max_seconds: float | None, now: Callable[[], float]) -> None:
+        self.now = now
+        self.end = None if max_seconds is None else now() + max_seconds
+
+    def __call__(self, event: Event) -> None:
+        if self.end is not None and self.now() >= self.end:
+            raise OutOfTime
+
+
+def explained(plan: Plan, record: Record, deadline: Deadline) -> Explanation:
+    """Explain a plan, which was made with this record, as far as the time allows."""
     s: Schedule = plan.schedule
-    searches = _Searches(record, s)
-    fired: list[str] = []
+    fired: list[str] = [] if plan.unchanged else list(plan.rules_fired)
     needed: list[NeededRule] = []
-    if not plan.unchanged:
+    unasked = fired
+    if not record.searched:
+        with suppress(OutOfTime), listening(deadline):
+            tell(Explaining(0))
+            record.searches()
+    searches = record.searches() if record.searched else None
+    if searches is not None and not plan.unchanged:
         fired = searches.seen.rules_fired()
-        needed = _needed(searches, fired)
+        needed, unasked = _needed(searches, s, fired, deadline)
     names = {rule.rule.name for rule in needed}
     return Explanation(
         name=plan.name,
         unchanged=plan.unchanged,
-        repeated=plan.unchanged or searches.found(frozenset()).reached,
+        repeated=plan.unchanged or searches is None or searches.found(frozenset(), s).reached,
         rules=needed,
-        spare_rules=[name for name in sorted(fired) if name not in names],
-        loops=_effects(s),
-        rivals=rivals(searches.seen, s, record.limit_bytes),
+        spare_rules=[] if unasked else [name for name in sorted(fired) if name not in names],
+        unasked=sorted(unasked),
+        loops=loop_effects(s),
+        rivals=[] if searches is None else rivals(searches.seen, s, record.limit_bytes),
         peak_before=held_at_peak(record.before),
         peak_after=held_at_peak(s),
         original_peak_bytes=plan.original_peak_bytes,
         peak_bytes=plan.peak_bytes,
         limit_bytes=record.limit_bytes,
         seconds=s.seconds,
-        searches=searches.count,
+        searches=0 if searches is None else searches.count,
     )
 
 
-class _Searches:
-    """The search of a record without some rules, each set of rules searched with once."""
+class Searches:
+    """The search of a record without some rules, each set of rules searched with once.
 
-    def __init__(self, record: Record, plan: Schedule) -> None:
+    Attributes:
+        seen: the record of the search with all rules.
+        best: its best schedule.
+        count: the number of searches.
+    """
+
+    def __init__(self, record: Record) -> None:
         self.record = record
         self.scheduler = Remembering()
         self.seen = SearchRecord()
         self.count = 0
-        self._known: dict[frozenset[str], Found] = {}
         with listening(self.seen):
-            best = self._search(frozenset())
-        self.goal = plan if _as_good(best, plan) else best
+            self.best = self._search(frozenset())
+        self._known = {frozenset[str](): self.best}
 
-    def found(self, without: frozenset[str]) -> Found:
-        """The result of the search without these rules."""
-        known = self._known.get(without)
-        if known is None:
-            s = self._search(without)
-            limit = self.record.limit_bytes
-            known = Found(peak_bytes=s.peak_bytes, seconds=s.seconds, fits=s.fits(limit), loops=outline(s), reached=_as_good(s, self.goal))
-            self._known[without] = known
-        return known
+    def found(self, without: frozenset[str], plan: Schedule) -> Found:
+        """The result of the search without these rules, compared with the plan, or with the best where that is not reached again."""
+        if without not in self._known:
+            self._known[without] = self._search(without)
+        s, goal = self._known[without], plan if _as_good(self.best, plan) else self.best
+        fits = s.fits(self.record.limit_bytes)
+        return Found(peak_bytes=s.peak_bytes, seconds=s.seconds, fits=fits, loops=outline(s), reached=_as_good(s, goal))
+
+    def knows(self, without: frozenset[str]) -> bool:
+        """Whether the search without these rules has been run."""
+        return without in self._known
 
     def seen_with(self, without: frozenset[str]) -> SearchRecord:
         """The record of a search without these rules."""
@@ -86,8 +116,9 @@ class _Searches:
         return seen
 
     def _search(self, without: frozenset[str]) -> Schedule:
+        best = self.record.again(without=without, scheduler=self.scheduler)
         self.count += 1
-        return self.record.again(without=without, scheduler=self.scheduler)
+        return best
 
 
 def _as_good(s: Schedule, goal: Schedule) -> bool:
@@ -124,16 +155,28 @@ class Remembering:
 # --- rules --------------------------------------------------------------------------------------------
 
 
-def _needed(searches: _Searches, fired: Sequence[str]) -> list[NeededRule]:
-    """The smallest set of rules that reaches the plan, in the order in which they first match when they are the only ones."""
+def _needed(searches: Searches, plan: Schedule, fired: Sequence[str], deadline: Deadline) -> tuple[list[NeededRule], list[str]]:
+    """The smallest set of rules that reaches the plan, in the order in which they first match when they are the only ones.
+
+    Where the time is too short, these are the rules that are known to be needed. The rules about which nothing can be said yet come second.
+    """
     every = frozenset(fired)
 
     def enough(rules: frozenset[str]) -> bool:
         tell(Explaining(searches.count))
-        return searches.found(every - rules).reached
+        return searches.found(every - rules, plan).reached
 
-    names = smallest(fired, enough)
-    only = searches.seen_with(every - frozenset(names))
+    try:
+        with listening(deadline):
+            names = smallest(fired, enough)
+            only = searches.seen_with(every - frozenset(names))
+            for name in names:
+                enough(every - {name})
+        unasked: list[str] = []
+    except OutOfTime:
+        alone = (name for name in fired if searches.knows(frozenset([name])))
+        names, only = [name for name in alone if not searches.found(frozenset([name]), plan).reached], searches.seen
+        unasked = [name for name in fired if name not in names]
     where = {name: only if name in only.first_step else searches.seen for name in names}
     options = searches.record.options
     cards = {
@@ -145,17 +188,18 @@ def _needed(searches: _Searches, fired: Sequence[str]) -> list[NeededRule]:
             rule=cards[name],
             step=where[name].first_step[name],
             matches=where[name].matches[name],
-            without=searches.found(frozenset([name])),
+            without=searches.found(frozenset([name]), plan),
         )
         for name in names
     ]
-    return sorted(needed, key=lambda n: (n.step, order[n.rule.name]))
+    return sorted(needed, key=lambda n: (n.step, order[n.rule.name])), unasked
 
 
 # --- loops --------------------------------------------------------------------------------------------
 
 
-def _effects(s: Schedule) -> list[LoopEffect]:
+def loop_effects(s: Schedule) -> list[LoopEffect]:
+    """The saving and the cost of each loop of a schedule, in the order of :func:`loop_summaries`."""
     memory = Memory(s.ex, s.backend)
     timing = Timing(memory)
     effects = []

@@ -113,13 +113,14 @@ class Explanation:
         rules: the rules without which the plan is not reached, and the fewest others that complete them, so that all of these reach it
             together; in the order in which they first matched.
         spare_rules: the other rules that matched; without all of these the plan is reached.
+        unasked: the rules that matched and of which nothing can be said, as the time was too short; empty if all were asked.
         loops: the saving and the cost of each loop.
         rivals: the other schedules found, and the reasons for which they lost.
         peak_before, peak_after: the values held at the peak of the program as written and of the plan, largest first.
         original_peak_bytes, peak_bytes, limit_bytes: the predicted peaks, and the planned limit of the search: the user's, or
             less where compiled programs held more than predicted.
         seconds: the plan's predicted time.
-        searches: how many searches the explanation took.
+        searches: how many searches the explanation took; none where not even the first came to its end in the seconds given.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Explanation:
     repeated: bool
     rules: Sequence[NeededRule]
     spare_rules: Sequence[str]
+    unasked: Sequence[str] = ()
     loops: Sequence[LoopEffect]
     rivals: Sequence[Rival]
     peak_before: Sequence[Held]
@@ -174,6 +176,8 @@ def _rule_lines(why: Explanation) -> Iterator[str]:
     if stand_ins:
         yield "rules that complete them, for each of which others can stand in"
         yield from (f"  {n.step:>3}. {n.rule.name} [{n.rule.sound}]: {n.rule.equation}" for n in stand_ins)
+    if why.unasked:
+        yield f"not asked, as the time was too short: {', '.join(why.unasked)}"
     if why.spare_rules:
         yield f"rules that matched and are not needed: {', '.join(why.spare_rules)}"
 

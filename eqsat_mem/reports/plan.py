@@ -163,10 +163,14 @@ class Plan:
         """Whether the source defines everything that it names."""
         return not self.namespace
 
-    def explain(self) -> Any:
+    def explain(self, max_seconds: float | None = None) -> Any:
         """Explain this plan: the rules that it needs, the effects of its loops, the runners-up, and the contents of the peaks.
 
         The search is run again without each rule that matched, so this takes about as many times the planning as rules matched.
+
+        Args:
+            max_seconds: the seconds after which no further search begins and one that runs ends; None is no limit. The explanation says
+                of which rules it could not tell. Asked again, it goes on where it stopped.
 
         Returns:
             An :class:`eqsat_mem.reports.explanation.Explanation`, which prints; the same one if asked again.
@@ -174,7 +178,7 @@ class Plan:
         Raises:
             ValueError: for a plan that was put together by hand.
         """
-        return self._searched().explain(self)
+        return self._searched().explain(self, max_seconds)
 
     def show(self, path: str | PathLike[str] | None = None) -> Any:
         """A picture of memory over the points of the program, before and after, with the limit.

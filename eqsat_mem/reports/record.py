@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from eqsat_mem.events import listening
 from eqsat_mem.ir import Program
 from eqsat_mem.options import Options
 from eqsat_mem.reports.plan import Plan
+from eqsat_mem.reports.plan_text import headline
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.search import Schedule
 
 if TYPE_CHECKING:
+    from eqsat_mem.reports.explain import Searches
     from eqsat_mem.reports.explanation import Explanation
     from eqsat_mem.reports.runners_up import SearchRecord
     from eqsat_mem.reports.timeline import Point
@@ -51,16 +53,23 @@ class Record:
     loaded: Program
     names: Mapping[str, int]
     settings: Callable[[], AbstractContextManager[None]] = nullcontext
+    _searches: list[Searches] = field(default_factory=list, repr=False)
     _explained: list[Explanation] = field(default_factory=list, repr=False)
 
-    def explain(self, plan: Plan) -> Explanation:
-        """Explain ``plan``, which was made with this record: see :meth:`Plan.explain`."""
-        from eqsat_mem.reports.explain import explained
+    def explain(self, plan: Plan, max_seconds: float | None = None, now: Callable[[], float] = time.monotonic) -> Explanation:
+        """Explain ``plan``, which was made with this record: see :meth:`Plan.explain`.
+
+        Asked again after the time was too short, it goes on where it stopped. ``now`` is the clock, in seconds.
+        """
+        from eqsat_mem.reports.explain import Deadline, explained
         from eqsat_mem.reports.progress import on_terminal
 
         if not self._explained:
             with self.settings(), on_terminal(plan.name):
-                self._explained.append(explained(plan, self))
+                why = explained(plan, self, Deadline(max_seconds, now))
+            if why.unasked or not why.searches:
+                return why
+            self._explained.append(why)
         return self._explained[0]
 
     def timelines(self, plan: Plan) -> tuple[list[Point], list[Point]]:
@@ -71,15 +80,30 @@ class Record:
 
     def show(self, plan: Plan, path: str | PathLike[str] | None) -> Any:
         """A picture of both timelines: see :meth:`Plan.show`."""
+        from eqsat_mem.reports.parts import parts_of
         from eqsat_mem.reports.picture import draw
 
-        return draw(plan.name, *self.timelines(plan), plan.limit_bytes, path)
+        before, after = self.timelines(plan)
+        timelines = [("as written", before, parts_of(self.before, before, as_written=True))]
+        if not plan.unchanged:
+            timelines.append(("as planned", after, parts_of(plan.schedule, after)))
+        return draw(f"{plan.name} {headline(plan)}", timelines, plan.limit_bytes, path)
 
     def search(self) -> tuple[SearchRecord, Schedule]:
-        """Run the search once more: a record of the schedules that it saw on the way, and its best schedule."""
-        from eqsat_mem.reports.runners_up import SearchRecord
+        """A record of the schedules that the search saw on the way, and its best one; the search is run once more if it was not yet."""
+        with self.settings():
+            first = self.searches()
+        return first.seen, first.best
 
-        seen = SearchRecord()
-        with self.settings(), listening(seen):
-            best = self.again()
-        return seen, best
+    @property
+    def searched(self) -> bool:
+        """Whether the search has been run once more, so that :meth:`search` takes no time."""
+        return bool(self._searches)
+
+    def searches(self) -> Searches:
+        """The searches of explanations, the first of which is run where it was not yet."""
+        from eqsat_mem.reports.explain import Searches
+
+        if not self._searches:
+            self._searches.append(Searches(self))
+        return self._searches[0]

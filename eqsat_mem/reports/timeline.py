@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from eqsat_mem.ir.loop_tree import Loop, Seq
-from eqsat_mem.reports.words import describe
-from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
+from eqsat_mem.reports.words import describe, loop_name
+from eqsat_mem.schedule.memory import Extents, Live, Memory, extents_inside
 from eqsat_mem.schedule.search import Schedule
 
 
@@ -19,26 +19,29 @@ class Point:
         what: a description of the step: the operation and indices of the value that it computes, or another event.
         place: the user's file, line and function, or empty.
         nbytes: the bytes held, including arguments and outputs.
-        held: the terms held other than arguments, with their bytes.
+        held: the values held other than arguments, in a loop with the extents of a chunk.
         terms: the terms that the step computes.
-        loops: the names of the indices of the enclosing loops, outermost first.
+        loops: the axes that the enclosing loops run over, outermost first.
+        state: the results of these loops, to which turns add, or of which they write slices.
     """
 
     what: str
     place: str
     nbytes: int
-    held: tuple[tuple[int, int], ...] = ()
+    held: tuple[Live, ...] = ()
     terms: tuple[int, ...] = ()
     loops: tuple[str, ...] = ()
+    state: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
 class _Outside:
-    """The memory held around a region, and the loops around it."""
+    """The memory held around a region, the loops around it, and their results."""
 
     nbytes: int
-    held: dict[int, int] = field(default_factory=dict)
+    held: dict[int, Live] = field(default_factory=dict)
     loops: tuple[str, ...] = ()
+    state: frozenset[int] = frozenset()
 
 
 def timeline(s: Schedule) -> list[Point]:
@@ -60,14 +63,17 @@ def _points(s: Schedule, memory: Memory, seq: Seq, extents: Extents, outside: _O
     """Yield the points of a region."""
     program, region = memory.ex.program, memory.footprint(seq, extents)
     for position, (step, around) in enumerate(zip(region.kept, region.around, strict=True)):
-        now = replace(outside, nbytes=outside.nbytes + around, held={**outside.held, **dict(region.live(position))})
+        here = {t: Live(t, nbytes, extents) for t, nbytes in region.live(position)}
+        now = replace(outside, nbytes=outside.nbytes + around, held={**outside.held, **here})
         if isinstance(step, Loop):
-            name = program.indices[step.index].name
-            now = replace(now, nbytes=now.nbytes + memory.beside(step, extents, s.chunks), loops=(*now.loops, name))
+            nbytes = now.nbytes + memory.beside(step, extents, s.chunks)
+            now = replace(
+                now, nbytes=nbytes, loops=(*now.loops, loop_name(program, step.index)), state=now.state.union(step.folds, step.stacks)
+            )
             yield from _points(s, memory, step.body, extents_inside(extents, step, s.chunks), now)
         elif isinstance(step, Seq):
             yield from _points(s, memory, step, extents, now)
         else:
             source = program.source.get(step)
             place = "" if source is None else str(source)
-            yield Point(describe(program, step), place, now.nbytes, tuple(now.held.items()), (step,), now.loops)
+            yield Point(describe(program, step, extents), place, now.nbytes, tuple(now.held.values()), (step,), now.loops, now.state)

@@ -30,6 +30,11 @@ def axis_of(program: Program, index: int) -> str:
     return ""
 
 
+def loop_name(program: Program, index: int) -> str:
+    """The axis that a loop runs over, or the name of the index where no argument or result has it."""
+    return axis_of(program, index) or f"index {program.indices[index].name}"
+
+
 def _axis(name: str, axes: Axes, position: int) -> str:
     words = AXES.get(len(axes))
     return f"axis {position} of {name}" if words is None else words[position].format(name)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import json
 import re
+from datetime import datetime
 from functools import cache
-from html import unescape
+from html import escape, unescape
 from html.parser import HTMLParser
 
 import jax
@@ -14,17 +17,24 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.__main__ import main
+from eqsat_mem.ir.program import Source
 from eqsat_mem.reports.page import page
+from eqsat_mem.reports.page.chart import Panel
 from eqsat_mem.reports.page.classes import plan_classes
+from eqsat_mem.reports.page.document import FOLDER
+from eqsat_mem.reports.page.lines import columns_of, lines_html
 from eqsat_mem.reports.page.programs import button, jaxpr_html, source_html
+from eqsat_mem.reports.parts import HeldPart
+from eqsat_mem.reports.plan_text import headline
+from eqsat_mem.reports.timeline import Point
 from tests.cli.test_cli import KERNEL, error_of
 from tests.reports import test_explain
 from tests.tiers import tiered
 
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "input"}
 NAMES = ["bound", "longer", "scan"]
 RULES = ("associativity", "distance", "simplify", "splitting")
-"""A page explains its plan, which takes a search for each rule that matched."""
+"""Reasons take a search for each rule that matched."""
 
 
 def planned(name):
@@ -33,7 +43,12 @@ def planned(name):
 
 @cache
 def written(name):
-    return page(planned(name))
+    return page(planned(name), why_seconds=1e6)
+
+
+@cache
+def at_once(name):
+    return page(planned(name), command="eqsat-mem report <here> & there")
 
 
 class Reader(HTMLParser):
@@ -73,7 +88,10 @@ def test_it_is_well_formed_and_asks_for_nothing(name):
     reader = Reader(written(name))
     assert {"html", "head", "body", "main", "aside", "svg", "table", "pre", "script"} <= {tag for tag, _ in reader.tags}
     references = {"src", "href", "srcset", "action", "data", "poster", "xlink:href", "background"}
-    assert not [(tag, attrs) for tag, attrs in reader.tags if references & attrs.keys()]
+    ids = {attrs["id"] for _, attrs in reader.tags if "id" in attrs}
+    used = [attrs[name] for _, attrs in reader.tags for name in references & attrs.keys()]
+    assert used
+    assert {f"#{name}" for name in ids} >= set(used)
     (policy,) = (attrs["content"] for _, attrs in reader.tags if attrs.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; ")
     for way in ("http://", "https://", "@import", "url(", "fetch(", "XMLHttpRequest", "import("):
@@ -84,7 +102,7 @@ def test_it_is_well_formed_and_asks_for_nothing(name):
 def test_every_class_that_is_named_is_there(name):
     data, reader = data_of(name), Reader(written(name))
     buttons = {attrs["data-class"] for _, attrs in reader.tags if "data-class" in attrs}
-    held = {str(t["class"]) for which in ("before", "after") for point in data[which] for t in point["held"] if t["class"] is not None}
+    held = {str(home) for *_, home in data["tensors"] if home is not None}
     inside = {c for found in data["classes"].values() for node in found["nodes"] for c in re.findall(r"\{(\d+)\}", node["text"])}
     assert buttons
     assert buttons | held | inside <= data["classes"].keys()
@@ -104,9 +122,9 @@ def test_every_value_of_the_programs_has_a_class(name):
     shown = Reader(written(name))
     assert shown.texts["original"] == Reader(original and f'<pre id="a">{original}</pre>').texts["a"]
     values = {var for eqn in plan.record.jaxpr.jaxpr.eqns for var in eqn.outvars} | set(plan.record.jaxpr.jaxpr.invars)
-    in_original = written(name).split('<pre id="original">')[1].split("</pre>")[0]
+    in_original = re.split('<pre id="original"[^>]*>', written(name))[1].split("</pre>")[0]
     assert len({*re.findall(r'data-class="\d+">(\w+)<', in_original)}) >= len(values)
-    in_source = written(name).split('<pre id="emitted">')[1].split("</pre>")[0]
+    in_source = re.split('<pre id="emitted"[^>]*>', written(name))[1].split("</pre>")[0]
     assert {*re.findall(r'data-class="\d+">(\w+)<', in_source)} == {name for name, t in plan.record.names.items() if t in extracted(plan)}
     assigned = {*re.findall(r"^ +(\w+) = ", plan.source, re.MULTILINE)} - {"state"}
     views = {found for found in assigned if re.search(rf"^ +{found} = \w+(\.reshape\(.*\)|\[.*\])$", plan.source, re.MULTILINE)}
@@ -141,19 +159,26 @@ def test_other_ways_are_there():
 
 
 @pytest.mark.parametrize("name", tiered(NAMES, ["longer"]))
-def test_a_bar_for_each_point(name):
+def test_every_point_is_there_and_adds_up(name):
     data, plan = data_of(name), planned(name)
-    bars = [(attrs["data-points"], int(attrs["data-point"])) for _, attrs in Reader(written(name)).tags if "data-point" in attrs]
     before, after = plan.record.timelines(plan)
-    assert bars == [("before", k) for k in range(len(before))] + [("after", k) for k in range(len(after))]
-    assert [len(data["before"]), len(data["after"])] == [len(before), len(after)]
-    assert max((t["share"] for point in data["after"] for t in point["held"]), default=0) <= 1
+    assert [attrs["data-panel"] for _, attrs in Reader(written(name)).tags if "data-panel" in attrs] == ["before", "after"]
+    (slider,) = (attrs for tag, attrs in Reader(written(name)).tags if tag == "input")
+    peaks = [max(range(len(points)), key=lambda k: points[k].nbytes) for points in (before, after)]
+    assert (slider["min"], slider["max"], slider["value"]) == ("0", str(len(before) + len(after) - 1), str(len(before) + peaks[1]))
+    assert [panel["peak"] for panel in data["panels"]] == peaks
+    for which, points in (("before", before), ("after", after)):
+        assert [point["nbytes"] for point in data["points"][which]] == [point.nbytes for point in points]
+        for point in data["points"][which]:
+            more = point["more"][1] if point["more"] else 0
+            assert sum(nbytes for _, nbytes in point["held"]) + more == point["nbytes"]
+            assert all(0 <= number < len(data["tensors"]) for number, _ in point["held"])
 
 
 @pytest.mark.parametrize("name", tiered(NAMES, ["longer"]))
 def test_the_reasons_are_there(name):
     text, why = written(name), planned(name).explain()
-    for part in ("Memory over the program", "Runners-up", "Original, as traced", "Emitted"):
+    for part in ("Memory", "runners-up", "the program as traced", "The emitted source"):
         assert part in text
     for n in why.rules:
         assert f"<b>{n.rule.name}</b>" in text
@@ -164,10 +189,138 @@ def test_the_reasons_are_there(name):
 
 def test_a_program_left_as_it_was():
     plan = eqsat_mem.optimize(lambda x: jnp.sin(x) + 1, memory_limit="1GiB", verify=False).plan(jax.ShapeDtypeStruct((8,), jnp.float32))
+    text = page(plan, why_seconds=1e6)
+    assert Reader(text).texts["why"].count("The function runs as it was written: it fits") == 1
+    assert [attrs["data-panel"] for _, attrs in Reader(text).tags if "data-panel" in attrs] == ["before"]
+    assert re.findall(r'data-class="\d+">(\w+)<', re.split('<pre id="emitted"[^>]*>', text)[1]) != []
+
+
+def counting(plan):
+    """Counts the searches of a record that is asked for the first time."""
+    counted = []
+    again = plan.record.again
+    record = dataclasses.replace(plan.record, again=lambda **how: counted.append(how) or again(**how), _searches=[], _explained=[])
+    return dataclasses.replace(plan, record=record), counted
+
+
+def test_a_page_without_reasons_searches_for_nothing():
+    plan, counted = counting(planned("bound"))
     text = page(plan)
+    assert counted == []
+    reader = Reader(text)
+    assert "Not asked: which rules the plan needs" in reader.texts["why"]
+    assert not [attrs for _, attrs in reader.tags if "data-class" in attrs]
+    assert json.loads(reader.texts["data"])["classes"] == {}
+
+
+class Clock:
+    """A clock that goes on by a second whenever it is read."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        self.seconds += 1
+        return self.seconds
+
+
+def test_reasons_stop_when_their_time_is_over_and_go_on_when_asked_again():
+    plan, counted = counting(planned("chain"))
+    nothing = page(plan, 0, now=Clock())
+    assert counted == []
+    assert "0 s were too short for a single search" in Reader(nothing).texts["why"]
+    first = Clock()
+    complete = dataclasses.replace(plan, record=dataclasses.replace(plan.record, _searches=[], _explained=[])).record
+    whole = complete.explain(plan, 1e9, first)
+    assert whole.unasked == []
+    counted.clear()
+    clock = Clock()
+    part = plan.record.explain(plan, first.seconds / 2, clock)
+    assert clock.seconds <= first.seconds / 2 + 2
+    assert part.unasked
+    assert part.spare_rules == []
+    assert {n.rule.name for n in part.rules} <= {n.rule.name for n in whole.rules}
+    assert {n.rule.name for n in part.rules} | set(part.unasked) == {n.rule.name for n in whole.rules} | set(whole.spare_rules)
+    assert f"not asked, as the time was too short: {', '.join(part.unasked)}" in str(part)
+    shown = page(plan, 0, now=Clock())
+    assert "0 s were too short to ask of each rule" in Reader(shown).texts["why"]
+    again = plan.record.explain(plan)
+    assert ([n.rule.name for n in again.rules], again.spare_rules) == ([n.rule.name for n in whole.rules], whole.spare_rules)
+    assert plan.explain() is again
+
+
+@pytest.mark.parametrize("name", tiered(NAMES, ["bound", "scan"]))
+def test_bytes_per_line_add_up(name):
+    plan = planned(name)
+    text = at_once(name).split('<section id="lines">')[1].split("</section>")[0]
+    rows = [re.findall(r'<td class="number bytes"[^>]*>(.*?)</td>', row) for row in text.split("<tr>")]
+    numbers = [[int((re.findall(r'value="(\d+)"', cell) or ["0"])[0]) for cell in row] for row in rows if row]
+    *lines, total = numbers
+    assert [sum(column) for column in zip(*lines, strict=True)] == total
+    assert total[1:] == [plan.original_peak_bytes, plan.peak_bytes]
+    before, _ = plan.record.timelines(plan)
+    made = [live.nbytes for point in before for live in point.held if live.term in point.terms]
+    assert 0 < total[0] <= sum(made)
+    function = test_explain.CASES[name][0]
+    assert escape(inspect.getsource(function).splitlines()[-1]) in text
+
+
+def test_a_file_that_cannot_be_read_has_its_lines_by_number():
+    source = Source("/nowhere/model.py", 7, "LM.<call>")
+    part = HeldPart("f32[8] exp", 32, "temporaries", source, 3)
+    panel = Panel("before", "as written", [Point("f32[8] exp", "", 32, terms=(3,))], [[part]])
+    text = lines_html(columns_of(panel, [panel]), ["makes", "peak"])
     Reader(text)
-    assert "None: the function runs as it was written." in text
-    assert re.findall(r'data-class="\d+">(\w+)<', text.split('<pre id="emitted">')[1]) != []
+    assert "/nowhere/model.py" in text
+    assert '<td class="number">7</td><td><code>(LM.&lt;call&gt;)</code></td>' in text
+    assert columns_of(panel, [panel]).total == (32, 32)
+
+
+def test_pictures_have_no_buttons_inside_and_stops_are_few():
+    reader = Reader(written("bound"))
+    inside = written("bound").split("<svg ")[1].split("</svg>")[0]
+    assert 'role="img"' in inside
+    assert "button" not in inside
+    assert "tabindex" not in inside
+    stops = [(tag, attrs) for tag, attrs in reader.tags if tag in ("a", "input", "button", "summary") or "tabindex" in attrs]
+    reached = [attrs for _, attrs in stops if attrs.get("tabindex", "0") == "0"]
+    assert sum(attrs.get("class") == "value" for _, attrs in stops) > 20
+    assert len(reached) < 20
+    labelled = {attrs["for"] for tag, attrs in reader.tags if tag == "label"}
+    assert {attrs["id"] for tag, attrs in reader.tags if tag == "input"} == labelled
+
+
+def test_the_verdict_comes_first_and_the_foot_says_how_it_was_made():
+    plan, text = planned("bound"), at_once("bound")
+    assert f'<p class="verdict">{escape(headline(plan))}</p>' in text
+    assert text.index("verdict") < text.index('<section id="memory">')
+    foot = text.split("<footer>")[1].split("</footer>")[0]
+    assert "eqsat-mem report &lt;here&gt; &amp; there" in foot
+    assert f"eqsat_mem {eqsat_mem.__version__}, JAX {jax.__version__}" in foot
+    assert datetime.fromisoformat(re.findall('datetime="([^"]+)"', foot)[0]).tzinfo is not None
+
+
+def luminance(colour):
+    parts = (int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(one, other):
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_text_can_be_read_in_light_and_in_dark(scheme):
+    style = (FOLDER / "page.css").read_text()
+    assert "color-scheme: light dark" in style
+    colours = dict(re.findall(r"--(\w+): (#\w{6})", style.split("@media (prefers-color-scheme: dark)")[scheme]))
+    for ground in ("ground", "raised"):
+        for ink in ("ink", "soft", "link", "hot"):
+            assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+    assert contrast(colours["ink"], colours["mark"]) >= 4.5
+    assert contrast(colours["ink"], colours["bar"]) >= 4.5
 
 
 def test_text_of_the_users_is_text():
@@ -193,8 +346,15 @@ def test_the_command_writes_it(tmp_path, capsys):
     command = ["report", f"{path}:matvec", "--args", f"{path}:make_args", "--limit", "2MiB", *rules, "-o"]
     assert main([*command, str(output)]) == 0
     assert capsys.readouterr().out.startswith(f"wrote {output} (")
-    assert "kernel.py:8 (matvec)" in output.read_text(encoding="utf-8")
-    Reader(output.read_text(encoding="utf-8"))
+    text = output.read_text(encoding="utf-8")
+    assert "kernel.py:8 (matvec)" in text
+    assert unescape(text).count(f"eqsat-mem report {path}:matvec --args {path}:make_args --limit 2MiB") == 1
+    assert "Not asked: " in Reader(text).texts["why"]
+    assert main([*command, str(output), "--why", "0"]) == 0
+    assert "0 s were too short for a single search" in Reader(output.read_text(encoding="utf-8")).texts["why"]
+    with pytest.raises(SystemExit):
+        main([*command, str(output), "--why", "long"])
+    assert "a number of seconds is needed, not 'long'." in capsys.readouterr().err
     missing = tmp_path / "nowhere" / "report.html"
     assert error_of(capsys, *command, str(missing)) == f"there is no folder {missing.parent} to write report.html to."
     assert error_of(capsys, *command, str(tmp_path)) == f"{tmp_path} cannot be written: Is a directory."

@@ -3,60 +3,68 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import platform
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from html import escape
 from pathlib import Path
-from typing import Any
 
-from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.frontend.load import load_with_variables
-from eqsat_mem.ir import Program
-from eqsat_mem.passes import named
+import jax
+
+from eqsat_mem import __version__
+from eqsat_mem.reports.explain import loop_effects
 from eqsat_mem.reports.explanation import Explanation, LoopEffect, NeededRule
-from eqsat_mem.reports.page.classes import class_data, plan_classes
-from eqsat_mem.reports.page.drawing import timeline_svg
+from eqsat_mem.reports.page.chart import Panel, chart_html, role_styles
+from eqsat_mem.reports.page.lines import columns_of, lines_html
+from eqsat_mem.reports.page.points import point_data
 from eqsat_mem.reports.page.programs import jaxpr_html, source_html
+from eqsat_mem.reports.page.values import ShownValues
+from eqsat_mem.reports.parts import parts_of
 from eqsat_mem.reports.plan import Plan
-from eqsat_mem.reports.plan_text import figures
+from eqsat_mem.reports.plan_text import figures, headline
 from eqsat_mem.reports.record import Record
-from eqsat_mem.reports.timeline import Point
-from eqsat_mem.reports.words import describe
-from eqsat_mem.units import format_bytes, time_text
+from eqsat_mem.units import count, format_bytes, time_text
 
 FOLDER = Path(__file__).parent
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """The browser's permission to load files for the page: none."""
 
 
-def page(plan: Plan) -> str:
-    """The report of a plan that ``optimize`` made, as HTML. The plan is explained, so this takes as long as :meth:`Plan.explain`.
+def page(plan: Plan, why_seconds: float | None = None, command: str = "", now: Callable[[], float] = time.monotonic) -> str:
+    """The report of a plan that ``optimize`` made, as HTML, which is written at once unless reasons are asked for.
+
+    Args:
+        plan: the plan.
+        why_seconds: the seconds for the searches that reasons take: the rules that are needed, the runners-up, and the e-classes of values.
+            None asks for no reasons. The page says what the time was too short for.
+        command: the command line that the page was asked for with, for its foot.
+        now: the clock for ``why_seconds``, in seconds.
 
     Raises:
         ValueError: for a plan that was put together by hand.
     """
-    why = plan.explain()
-    record: Record = plan.record
-    values = _Values(plan, record)
-    before, after = record.timelines(plan)
-    data = {
-        "classes": values.classes,
-        "before": _points(record.before.ex.program, before, values.of_before),
-        "after": _points(plan.program, after, values.of_plan),
-    }
+    record: Record = plan._searched()
+    why = None if why_seconds is None else record.explain(plan, why_seconds, now)
+    values = ShownValues(plan, record) if why is not None and record.searched else None
+    panels = _panels(plan, record)
+    known = {} if values is None else {"before": values.of_before, "after": values.of_plan}
+    data = {"classes": {} if values is None else values.classes, **point_data(panels, known)}
     sections = (
-        _section("memory", "Memory over the program", _timelines(plan, before, after)),
-        _section("loops", "Loops", _loops(why.loops)),
-        _section("rules", "Rules", _rules(why)),
-        _section("rivals", "Runners-up", _rivals(why)),
-        _section("programs", "Programs", _programs(plan, record, values)),
+        _section("memory", "Memory", chart_html(panels, plan.limit_bytes) + _measured(plan)),
+        _section("loops", "How", "" if plan.unchanged else _loops(loop_effects(plan.schedule))),
+        _section("lines", "Your source", _lines(panels)),
+        _section("source", "The emitted source", _source(plan, values)),
+        _section("why", "Why", _why(plan, record, why, values, why_seconds)),
     )
     return _HTML.format(
         title=escape(f"{plan.name}: plan"),
         policy=escape(POLICY),
-        style=(FOLDER / "page.css").read_text(encoding="utf-8"),
+        style=(FOLDER / "page.css").read_text(encoding="utf-8") + role_styles(),
         head=_head(plan),
-        sections="\n".join(sections),
-        data=json.dumps(data).replace("</", "<\\/"),
+        sections="\n".join(filter(None, sections)),
+        foot=_foot(plan, command),
+        data=json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
         script=(FOLDER / "page.js").read_text(encoding="utf-8"),
     )
 
@@ -67,6 +75,7 @@ _HTML = """<!DOCTYPE html>
 <meta charset="utf-8"/>
 <meta http-equiv="Content-Security-Policy" content="{policy}"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
+<meta name="color-scheme" content="light dark"/>
 <title>{title}</title>
 <style>
 {style}</style>
@@ -75,9 +84,10 @@ _HTML = """<!DOCTYPE html>
 <main>
 {head}
 {sections}
+{foot}
 </main>
-<aside id="detail" aria-live="polite"><p class="hint">Click a value, or a point of a timeline.
-A jaxpr that is called twice has other values at each call, which are not linked.</p></aside>
+<aside aria-label="Details"><details open=""><summary id="detail-title">Held at the peak</summary>
+<div id="detail" aria-live="polite"></div></details></aside>
 <script type="application/json" id="data">{data}</script>
 <script>
 {script}</script>
@@ -86,91 +96,48 @@ A jaxpr that is called twice has other values at each call, which are not linked
 """
 
 
-class _Values:
-    """The e-classes of the values of three programs: the jaxpr's variables, the plan's terms, and those of the program as written.
-
-    Where the plan is of another form of the program (its scans fold or checkpoint what they stacked), it comes from another e-graph. The
-    classes of that one are numbered on.
-    """
-
-    def __init__(self, plan: Plan, record: Record) -> None:
-        seen, best = record.search()
-        view = seen.searched[0].view
-        winner = next((found.view for found in seen.searched if found.schedule is best), view)
-        shift = 0 if winner is view else len(view.nodes)
-        loaded, variables = load_with_variables(record.jaxpr, record.arg_names, record.backend.preferences, named(record.loaded.passes))
-        same = dict(zip(loaded.reachable(), view.program.reachable()))  # bodies were planned in between, which keeps the order
-        self.of_loaded = {t: view.class_of[u] for t, u in same.items()}
-        self.of_variables = {variable: self.of_loaded[t] for variable, t in variables.items() if t in self.of_loaded}
-        self.of_before = dict(view.class_of)
-        repeated = str(best.ex.program) == str(plan.program)  # not where a limit in seconds had stopped the first search
-        of_best, chosen = plan_classes(winner, best.ex) if repeated and not plan.unchanged else ({}, {})
-        self.of_plan = self.of_before if plan.unchanged else {t: c + shift for t, c in of_best.items()}
-        self.of_names = self._of_names(plan, record)
-        called = {c: name for name, c in reversed(self.of_names.items())}
-        written = plan_classes(view, Extraction(view.program))[1] if plan.unchanged else {}
-        first = [*self.of_variables.values(), *self.of_before.values()]
-        self.classes = class_data(view, record.backend, written if shift or plan.unchanged else chosen, first, called)
-        self.classes |= class_data(winner, record.backend, chosen, of_best.values(), called, shift)
-
-    def _of_names(self, plan: Plan, record: Record) -> dict[str, int]:
-        """The classes of the emitted source's variables."""
-        of_source = self.of_loaded if plan.unchanged else self.of_plan
-        found = {name: of_source[t] for name, t in record.names.items() if t in of_source}
-        arguments = zip(record.arg_names, map(self.of_variables.get, record.jaxpr.jaxpr.invars))
-        return found | {name: c for name, c in arguments if c is not None and name in record.names and name not in found}
-
-
-def _points(program: Program, points: Sequence[Point], classes: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Points of a timeline as data: the values that are held, largest first."""
-    return [
-        {
-            "what": point.what,
-            "place": point.place,
-            "loops": list(point.loops),
-            "size": format_bytes(point.nbytes),
-            "held": [
-                {"what": describe(program, t), "size": format_bytes(nbytes), "share": nbytes / point.nbytes, "class": classes.get(t)}
-                for t, nbytes in sorted(point.held, key=lambda pair: -pair[1])
-            ],
-        }
-        for point in points
-    ]
+def _panels(plan: Plan, record: Record) -> list[Panel]:
+    """The timelines of the program as written and, where it is another, of the plan."""
+    before, after = record.timelines(plan)
+    written = Panel("before", "as written", before, parts_of(record.before, before, as_written=True))
+    return [written] if plan.unchanged else [written, Panel("after", "as planned", after, parts_of(plan.schedule, after))]
 
 
 # --- sections -----------------------------------------------------------------------------------------
 
 
 def _section(name: str, title: str, body: str) -> str:
-    return f'<section id="{name}"><h2>{title}</h2>\n{body}\n</section>'
+    """A section with a heading that is a link to itself; nothing if it has no body."""
+    return f'<section id="{name}"><h2><a href="#{name}">{title}</a></h2>\n{body}\n</section>' if body else ""
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of HTML cells."""
-    columns = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>\n" for row in rows)
-    return f"<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int]) -> str:
+    """A table of HTML cells, in which the columns ``numbers`` stand to the right."""
+    kinds = [' class="number"' if k in numbers else "" for k in range(len(head))]
+    columns = "".join(f"<th{kind}>{cell}</th>" for kind, cell in zip(kinds, head, strict=True))
+    body = "".join(f"<tr>{''.join(f'<td{kind}>{cell}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>\n" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _head(plan: Plan) -> str:
-    verdict = "left as written" if plan.unchanged else "rewritten"
     rows = [[escape(cell) for cell in row] for row in figures(plan)]
-    return f"<h1>{escape(plan.name)} <small>{verdict}</small></h1>\n{_table(rows[0], rows[1:])}"
+    notes = "".join(f"<p>{escape(doubt)}</p>" for doubt in plan.doubts)
+    return (
+        f'<header><h1>{escape(plan.name)}</h1>\n<p class="verdict">{escape(headline(plan))}</p>{notes}\n'
+        f"<details><summary>figures</summary>{_table(rows[0], rows[1:], (1, 2))}</details></header>"
+    )
 
 
-def _timelines(plan: Plan, before: Sequence[Point], after: Sequence[Point]) -> str:
-    parts = []
-    for which, title, points in (("before", "As written", before), ("after", "As planned", after)):
-        peak = max(points, key=lambda point: point.nbytes)
-        where = escape(", ".join(filter(None, (peak.what, peak.place))))
-        parts.append(f"<h3>{title}: {format_bytes(peak.nbytes)} at {where}</h3>")
-        parts.append(timeline_svg(points, plan.limit_bytes, f"memory, {title.lower()}", which))
-    return "\n".join(parts)
+def _measured(plan: Plan) -> str:
+    """A paragraph on where the figures of the chart come from, with the bytes of the compiled plan."""
+    held = plan.compiled_peak_bytes
+    compiled = "" if held is None else f" XLA reserves {format_bytes(held)} for the compiled plan."
+    return f'<p class="hint">Predicted for each step of the program, loop bodies once.{compiled}</p>'
 
 
 def _loops(effects: Sequence[LoopEffect]) -> str:
     if not effects:
-        return "<p>No loops.</p>"
+        return "<p>No loops: other operations in another order.</p>"
     items = []
     for effect in effects:
         once = f"In one turn: {format_bytes(effect.one_turn_peak_bytes)}, {time_text(effect.one_turn_s)}; {effect.balance()}."
@@ -179,12 +146,60 @@ def _loops(effects: Sequence[LoopEffect]) -> str:
     return f"<ul>{''.join(items)}</ul>"
 
 
-def _rules(why: Explanation) -> str:
+def _lines(panels: Sequence[Panel]) -> str:
+    titles = ["makes", *(f"peak {panel.title}" for panel in panels)]
+    return (
+        "<p>Bytes that each line makes in the program as written, and those of its values that are held at the peak. "
+        f"A value that is computed on the way is not held.</p>\n{lines_html(columns_of(panels[0], panels), titles)}"
+    )
+
+
+def _source(plan: Plan, values: ShownValues | None) -> str:
+    emitted = source_html(plan.source, {} if values is None else values.of_names)
+    buttons = '<button type="button" id="copy">copy</button> <button type="button" id="download">download</button>'
+    return (
+        f'<p class="actions">{buttons} <span id="said" role="status"></span></p>\n'
+        f'<pre id="emitted" tabindex="0" aria-label="The emitted source" data-file="{escape(plan.name)}.py">{emitted}</pre>'
+    )
+
+
+def _why(plan: Plan, record: Record, why: Explanation | None, values: ShownValues | None, seconds: float | None) -> str:
+    if why is None:
+        return "<p>Not asked: which rules the plan needs, the runners-up and other ways to compute each value. <code>--why</code> asks.</p>"
+    parts = [f'<p class="unasked">{escape(sentence)}</p>' for sentence in _not_reached(why, seconds)]
     if why.unchanged:
-        return "<p>None: the function runs as it was written.</p>"
-    needed = _table(("step", "rule", "sound", "equation", "without it"), map(_rule, why.rules, [why] * len(why.rules)))
-    spare = ", ".join(map(escape, why.spare_rules)) or "none"
-    return f"{needed}\n<details><summary>{len(why.spare_rules)} rules matched and are not needed</summary><p>{spare}</p></details>"
+        parts.append("<p>The function runs as it was written: it fits, and nothing found is predicted to be much faster.</p>")
+    elif why.searches:
+        known = "needs" if not why.unasked else "is known to need so far"
+        needed = _table(("step", "rule", "sound", "equation", "without it"), (_rule(n, why) for n in why.rules), (0,))
+        spare = f"<p>Not needed: {', '.join(map(escape, why.spare_rules))}.</p>" if why.spare_rules else ""
+        parts.append(_fold(f"{count(len(why.rules), 'rule')} that the plan {known}, of {_matched(why)} that matched", needed + spare))
+    if why.rivals:
+        rows = ([format_bytes(r.peak_bytes), time_text(r.seconds), escape(r.why), escape(r.loops), escape(r.program)] for r in why.rivals)
+        rivals = _table(("peak", "time", "why it lost", "loops", "program"), rows, (0, 1))
+        parts.append(_fold(f"runners-up: {len(why.rivals)}", rivals))
+    if values is not None:
+        original = jaxpr_html(record.jaxpr, record.arg_names, values.of_variables)
+        hint = "<p>A click on a value, here or in the emitted source, shows every way that was found to compute it.</p>"
+        parts.append(_fold("the program as traced, with e-classes", f'{hint}<pre id="original" tabindex="0">{original}</pre>'))
+    return "\n".join(parts)
+
+
+def _not_reached(why: Explanation, seconds: float | None) -> Iterable[str]:
+    """Sentences on the searches that the time was too short for."""
+    if not why.searches:
+        yield f"{seconds:g} s were too short for a single search: rules, runners-up and e-classes are not known. --why takes more seconds."
+    elif why.unasked:
+        found = f"{seconds:g} s were too short to ask of each rule whether the plan needs it; searches made: {why.searches}."
+        yield f"{found} Not asked: {', '.join(why.unasked)}."
+
+
+def _matched(why: Explanation) -> int:
+    return len(why.rules) + len(why.spare_rules) + len(why.unasked)
+
+
+def _fold(title: str, body: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>\n{body}\n</details>"
 
 
 def _rule(n: NeededRule, why: Explanation) -> list[str]:
@@ -193,15 +208,10 @@ def _rule(n: NeededRule, why: Explanation) -> list[str]:
     return [str(n.step), f"<b>{escape(n.rule.name)}</b><br/>{place}", n.rule.sound, escape(n.rule.equation), escape(without)]
 
 
-def _rivals(why: Explanation) -> str:
-    rows = ([format_bytes(r.peak_bytes), time_text(r.seconds), escape(r.loops), escape(r.program), escape(r.why)] for r in why.rivals)
-    return _table(("peak", "time", "loops", "program", "why it lost"), rows)
-
-
-def _programs(plan: Plan, record: Record, values: _Values) -> str:
-    original = jaxpr_html(record.jaxpr, record.arg_names, values.of_variables)
-    emitted = source_html(plan.source, values.of_names)
-    return (
-        f'<div class="beside"><div><h3>Original, as traced</h3><pre id="original">{original}</pre></div>\n'
-        f'<div><h3>Emitted</h3><pre id="emitted">{emitted}</pre></div></div>'
-    )
+def _foot(plan: Plan, command: str) -> str:
+    when = datetime.now().astimezone()
+    versions = f"eqsat_mem {__version__}, JAX {jax.__version__}, Python {platform.python_version()}"
+    asked = f"<p><code>{escape(command)}</code></p>" if command else ""
+    date = f'<time datetime="{when.isoformat(timespec="seconds")}">{when:%Y-%m-%d %H:%M %Z}</time>'
+    device = f", for {escape(plan.device)}" if plan.device else ""
+    return f"<footer><p>{date}, {escape(versions)}{device}</p>{asked}</footer>"

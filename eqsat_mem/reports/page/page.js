@@ -1,6 +1,9 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const detail = document.getElementById("detail");
+const title = document.getElementById("detail-title");
+const slider = document.getElementById("point");
+const order = data.panels.flatMap((panel) => data.points[panel.which].map((_, at) => ({ panel, at })));
 
 // Text goes in as text, never as markup.
 function element(tag, className, ...children) {
@@ -9,6 +12,113 @@ function element(tag, className, ...children) {
   made.append(...children);
   return made;
 }
+
+function bytes(size) {
+  let unit = 0;
+  while (unit < 5 && size >= 1024 ** (unit + 1)) unit += 1;
+  return +(size / 1024 ** unit).toFixed(2) + " " + ["B", "KiB", "MiB", "GiB", "TiB", "PiB"][unit];
+}
+
+function show(heading, hash, ...children) {
+  title.textContent = heading;
+  detail.replaceChildren(...children);
+  detail.parentElement.open = true;
+  detail.closest("aside").scrollTop = 0;
+  if (hash) history.replaceState(null, "", "#" + hash);
+}
+
+// --- points of timelines
+
+function tensor(number) {
+  const [what, place, role, color, home] = data.tensors[number];
+  return { what, place, role, color, home };
+}
+
+function heldRow(color, size, ...text) {
+  return element("div", "held", element("i", "chip " + color), element("b", "", bytes(size)), element("span", "", ...text));
+}
+
+function composition(point) {
+  const bar = element("div", "composition");
+  for (const [number, size] of point.held) {
+    const { what, color } = tensor(number);
+    const piece = element("i", color);
+    piece.style.width = (100 * size) / Math.max(point.nbytes, 1) + "%";
+    piece.title = bytes(size) + "  " + what;
+    bar.append(piece);
+  }
+  if (point.more) bar.append(element("i", "rest"));
+  return bar;
+}
+
+function mark(panel, at) {
+  for (const plot of document.querySelectorAll(".plot")) {
+    const cursor = plot.querySelector(".cursor");
+    cursor.hidden = plot.dataset.panel !== panel.which;
+    cursor.style.left = (100 * at) / data.points[panel.which].length + "%";
+  }
+}
+
+function showPoint(place, keepHash) {
+  const { panel, at } = order[place];
+  const point = data.points[panel.which][at];
+  mark(panel, at);
+  slider.value = place;
+  const step = `${panel.title}, step ${at + 1} of ${data.points[panel.which].length}`;
+  slider.setAttribute("aria-valuetext", `${step}: ${bytes(point.nbytes)}, ${point.what}`);
+  const rows = point.held.map(([number, size]) => {
+    const { what, place: line, color, home } = tensor(number);
+    const name = home === null ? what : valueButton(home, what);
+    return heldRow(color, size, name, ...(line ? [element("small", "", line)] : []));
+  });
+  if (point.more) rows.push(heldRow("", point.more[1], `in ${point.more[0]}`));
+  const about = [element("p", "hint", step + (at === panel.peak ? ", the peak" : "")), element("p", "", "while computing " + point.what)];
+  if (at === 0 && !point.place) about[1].textContent = point.what;
+  if (point.place) about.push(element("p", "hint", point.place));
+  if (point.loops.length) about.push(element("p", "hint", "inside the loop over " + point.loops.join(", over ")));
+  show(`${bytes(point.nbytes)} held`, keepHash ? "" : `${panel.which}-${at}`, ...about, composition(point), ...rows);
+}
+
+function pointAt(plot, x) {
+  const box = plot.getBoundingClientRect();
+  const first = order.findIndex((found) => found.panel.which === plot.dataset.panel);
+  const many = data.points[plot.dataset.panel].length;
+  return first + Math.min(many - 1, Math.max(0, Math.floor((many * (x - box.left)) / box.width)));
+}
+
+function tip(plot, place) {
+  const { panel, at } = order[place];
+  const point = data.points[panel.which][at];
+  const shown = element("div", "tip", element("b", "", bytes(point.nbytes)), element("div", "", point.what));
+  for (const [number, size] of [...point.held].sort((a, b) => b[1] - a[1]).slice(0, 4)) {
+    const { what, color } = tensor(number);
+    shown.append(element("div", "", element("i", "chip " + color), bytes(size) + "  " + what));
+  }
+  if (point.place) shown.append(element("small", "", point.place));
+  shown.style[at < data.points[panel.which].length / 2 ? "right" : "left"] = "0";
+  shown.setAttribute("aria-hidden", "true");
+  closeTips();
+  plot.append(shown);
+}
+
+function closeTips() {
+  document.querySelectorAll(".tip").forEach((shown) => shown.remove());
+}
+
+for (const plot of document.querySelectorAll(".plot")) {
+  plot.addEventListener("pointermove", (event) => event.pointerType === "mouse" && tip(plot, pointAt(plot, event.clientX)));
+  plot.addEventListener("pointerleave", closeTips);
+  plot.addEventListener("click", (event) => showPoint(pointAt(plot, event.clientX)));
+}
+const plotOf = (place) => document.querySelector(`.plot[data-panel="${order[place].panel.which}"]`);
+slider.addEventListener("input", () => {
+  showPoint(+slider.value);
+  tip(plotOf(+slider.value), +slider.value);
+});
+slider.addEventListener("focus", () => slider.matches(":focus-visible") && tip(plotOf(+slider.value), +slider.value));
+slider.addEventListener("blur", closeTips);
+
+// --- e-classes
 
 function valueButton(id, text) {
   const made = element("button", "value", text);
@@ -37,45 +147,67 @@ function showClass(id, clicked) {
   document.querySelectorAll(".same").forEach((e) => e.classList.remove("same"));
   document.querySelectorAll(`main [data-class="${id}"]`).forEach((e) => e.classList.add("same"));
   reveal(clicked);
-  detail.replaceChildren(element("h2", "", `e-class c${id}` + (found.name === "c" + id ? "" : `: ${found.name}`)), element("p", "", `${found.type}, ${found.bytes} whole`));
+  const about = [element("p", "", `${found.type}, ${found.bytes} whole`)];
   const words = { splits: "may be computed slice by slice along", accumulates: "may be accumulated over", unrolls: "may be written out over" };
-  for (const [fact, indices] of Object.entries(found.facts)) detail.append(element("p", "hint", `${words[fact] || fact} ${indices}`));
+  for (const [fact, indices] of Object.entries(found.facts)) about.push(element("p", "hint", `${words[fact] || fact} ${indices}`));
   const count = found.nodes.length + found.more;
-  detail.append(element("h3", "", count === 1 ? "One way to compute it" : `${count} ways to compute it`));
+  about.push(element("h3", "", count === 1 ? "One way to compute it" : `${count} ways to compute it`));
   for (const node of found.nodes) {
     const says = [node.cost, node.chosen && "in the plan", node.written && "as written"].filter(Boolean).join(", ");
-    detail.append(element("div", node.chosen ? "node chosen" : "node", ...nodeText(node.text), element("small", "", says)));
+    about.push(element("div", node.chosen ? "node chosen" : "node", ...nodeText(node.text), element("small", "", says)));
   }
-  if (found.more) detail.append(element("p", "hint", `and ${found.more} dearer ones`));
+  if (found.more) about.push(element("p", "hint", `and ${found.more} dearer ones`));
+  show(`e-class c${id}` + (found.name === "c" + id ? "" : `: ${found.name}`), "c" + id, ...about);
 }
 
-function showPoint(bar) {
-  const point = data[bar.dataset.points][bar.dataset.point];
-  document.querySelectorAll(".picked").forEach((e) => e.classList.remove("picked"));
-  bar.classList.add("picked");
-  detail.replaceChildren(element("h2", "", point.size), element("p", "", point.what));
-  if (point.place) detail.append(element("p", "hint", point.place));
-  if (point.loops.length) detail.append(element("p", "hint", "inside the loop over " + point.loops.join(", over ")));
-  detail.append(element("h3", "", point.held.length ? "Held besides arguments" : "Nothing is held besides arguments"));
-  for (const tensor of point.held) {
-    const share = element("span", "");
-    share.style.width = 100 * tensor.share + "%";
-    const name = tensor.class === null ? tensor.what : valueButton(tensor.class, tensor.what);
-    detail.append(element("div", "held", share, element("div", "", tensor.size + "  ", name)));
-  }
-}
-
-function pick(target) {
-  const value = target.closest("[data-class]");
-  const bar = target.closest("[data-point]");
+document.addEventListener("click", (event) => {
+  const value = event.target.closest("[data-class]");
   if (value) showClass(value.dataset.class, value);
-  else if (bar) showPoint(bar);
+});
+
+// Each program is one stop of the tab key; arrow keys go through its values.
+for (const program of document.querySelectorAll("pre")) {
+  const values = [...program.querySelectorAll("button.value")];
+  program.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step || !values.length) return;
+    event.preventDefault();
+    const at = values.indexOf(document.activeElement);
+    values[at < 0 ? 0 : Math.min(values.length - 1, Math.max(0, at + step))].focus();
+  });
 }
 
-document.addEventListener("click", (event) => pick(event.target));
-document.addEventListener("keydown", (event) => {
-  if ((event.key === "Enter" || event.key === " ") && event.target.matches("rect")) {
-    event.preventDefault();
-    pick(event.target);
+// --- the emitted source
+
+const emitted = document.getElementById("emitted");
+const said = document.getElementById("said");
+document.getElementById("copy").addEventListener("click", async () => {
+  try {
+    await navigator.clipboard.writeText(emitted.textContent);
+    said.textContent = "copied";
+  } catch {
+    getSelection().selectAllChildren(emitted);
+    said.textContent = document.execCommand("copy") ? "copied" : "selected: copy it with the keyboard";
   }
 });
+document.getElementById("download").addEventListener("click", () => {
+  const link = element("a", "");
+  link.href = URL.createObjectURL(new Blob([emitted.textContent], { type: "text/x-python" }));
+  link.download = emitted.dataset.file;
+  link.click();
+  URL.revokeObjectURL(link.href);
+  said.textContent = "written as " + link.download;
+});
+
+// --- what the address names
+
+function follow() {
+  const point = /^#(\w+)-(\d+)$/.exec(location.hash);
+  const place = point ? order.findIndex((found) => found.panel.which === point[1] && found.at === +point[2]) : -1;
+  const id = /^#c(\d+)$/.exec(location.hash)?.[1];
+  if (place >= 0) showPoint(place);
+  else if (id in data.classes) showClass(id, null);
+}
+showPoint(+slider.value, true);
+follow();
+addEventListener("hashchange", follow);

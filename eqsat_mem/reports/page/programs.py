@@ -20,7 +20,9 @@ LONGEST_PARAMETER = 48
 
 def button(text: str, home: int | None) -> str:
     """Return the name of a value, as a button if its e-class ``home`` is known."""
-    return escape(text) if home is None else f'<button class="value" data-class="{home}">{escape(text)}</button>'
+    return (
+        escape(text) if home is None else f'<button type="button" class="value" tabindex="-1" data-class="{home}">{escape(text)}</button>'
+    )
 
 
 def jaxpr_html(closed: ClosedJaxpr, arg_names: tuple[str, ...], classes: Mapping[Any, int]) -> str:
