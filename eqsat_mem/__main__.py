@@ -43,6 +43,11 @@ DEVICE_HELP = (
 )
 
 
+SECONDS_HELP = (
+    "look no further for a plan after so many seconds (default: EQSAT_MEM_MAX_PLANNING_SECONDS, or five times what XLA takes, at least 60)"
+)
+
+
 def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eqsat-mem", description="Fit JAX programs into a memory limit.")
     parser.add_argument("--version", action="version", version=f"eqsat-mem {__version__}")
@@ -78,6 +83,7 @@ def command_line() -> argparse.ArgumentParser:
         metavar="SIZE",
         help='what each compiled function may hold, such as 64MiB or "1.5 GB" (default: EQSAT_MEM_LIMIT, or the device\'s capacity)',
     )
+    run.add_argument("--max-planning-seconds", metavar="S", help=SECONDS_HELP)
     run.add_argument("--device", metavar="NAME", help=DEVICE_HELP + "; functions planned for one that is not here run as written")
     run.add_argument("--report", metavar="FILE", help="write the report as JSON, too")
     run.add_argument("--strict", action="store_true", help="a function that cannot be planned is an error; else it runs as written")
@@ -123,6 +129,7 @@ def _add_function(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--limit", metavar="SIZE", help="such as 64MiB or \"1.5 GB\"; else the function's own, EQSAT_MEM_LIMIT, or the device's"
     )
+    command.add_argument("--max-planning-seconds", metavar="S", help=SECONDS_HELP)
     command.add_argument("--device", metavar="NAME", help=DEVICE_HELP)
     command.add_argument(
         "--mesh", metavar="AXIS=N[,AXIS=N]", help="plan for a mesh of devices, such as x=64, with the limit on each; they need not be here"
@@ -136,12 +143,15 @@ def _planned(options: argparse.Namespace) -> Plan:
     from eqsat_mem.api.meshes import mesh_of_text
     from eqsat_mem.api.optimize import Optimized, optimize
     from eqsat_mem.cli.user_files import call_arguments, check_call, load_function
+    from eqsat_mem.options import parse_seconds
 
     function = load_function(options.function)
     args, kwargs = call_arguments(options.args)
     plain = function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
     check_call(options.function, plain, args, kwargs)
     said = rules.chosen(options) | ({"device": options.device} if options.device else {}) | ({"tiles": False} if options.no_tiles else {})
+    if options.max_planning_seconds is not None:
+        said |= {"max_planning_seconds": parse_seconds(options.max_planning_seconds, "--max-planning-seconds")}
     said |= {"mesh": mesh_of_text(options.mesh)} if options.mesh else {}
     if plain is function or options.limit or said:
         function = optimize(plain, memory_limit=options.limit, **said)
@@ -181,6 +191,7 @@ def _run(options: argparse.Namespace) -> Callable[[], int]:
         options.target,
         is_module=options.is_module,
         limit=options.memory_limit,
+        seconds=options.max_planning_seconds,
         report=options.report,
         strict=options.strict,
         device=options.device,

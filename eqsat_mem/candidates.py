@@ -10,6 +10,7 @@ from functools import partial
 
 from jax.extend.core import ClosedJaxpr
 
+from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction, as_written, extract, extractions, original
 from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
@@ -39,8 +40,9 @@ ROWS_PRICE = 1e-6
 HARDLY = 0.02
 """The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
 
-Planner = Callable[[Options, Backend, ClosedJaxpr, int], tuple[Schedule | None, int, int]]
-"""Plans the body of a loop or branch for a backend under a limit in bytes: see :data:`eqsat_mem.transforms.plan_bodies.Planner`."""
+Planner = Callable[[Options, Backend, Deadline, ClosedJaxpr, int], tuple[Schedule | None, int, int]]
+"""Plans the body of a loop or branch for a backend, until a deadline, under a limit in bytes: see
+:data:`eqsat_mem.transforms.plan_bodies.Planner`."""
 
 
 def rules_of(options: Options, backend: Backend) -> RuleSet:
@@ -73,6 +75,7 @@ class Forms:
     clock: Clock
     placement: Placement | None = None
     """How arguments and results lie where several devices run the program."""
+    deadline: Deadline = NEVER
 
     def __post_init__(self) -> None:
         self.made = [self.loaded]
@@ -80,11 +83,14 @@ class Forms:
         self.candidates: dict[int, _Candidates] = {}
 
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> Found:
-        """The fastest schedule of the first form that fits (else the smallest of all); what was written is the first form."""
+        """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
+
+        What was written is the first form.
+        """
         found: list[Found] = []
         for form in self._forms():
             found.append(self._fastest(form, backend, limit, scheduler))
-            if found[-1].best.fits(limit):
+            if found[-1].best.fits(limit) or self.deadline.passed():
                 break
         return replace(min(found, key=lambda f: order(f.best, limit)), before=found[0].before)
 
@@ -108,11 +114,12 @@ class Forms:
         if self.placement is not None:
             return self._fastest_spread(form, self.placement, backend, limit, scheduler)
         with self.clock("bodies"):
-            program, saved = plan_bodies(form, limit, partial(self.planner, self.options, backend))
+            program, saved = plan_bodies(form, limit, partial(self.planner, self.options, backend, self.deadline.part(1 / 2)))
         known = self._candidates(program)
         with self.clock("schedule"):
             knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
-            every = (Search(ex, limit, own, *knobs, known.of(ex, own)) for ex in known.every for own in backend.variants(ex.program))
+            variants = ((ex, own) for ex in known.every for own in backend.variants(ex.program))
+            every = (Search(ex, limit, own, *knobs, known.of(ex, own), self.deadline) for ex, own in variants)
             searches = sorted(every, key=lambda search: search.straight.seconds)
             best = _searched(searches, scheduler, known)
             tell(Searched(best, known.view))
@@ -128,12 +135,12 @@ class Forms:
         before, best = None, None
         with self.clock("schedule"):
             for group in known.spread_on(placement, backend, loops):
-                searches = [Search(s.local, limit, backend, *knobs, known.of(s.local, backend)) for s in group]
+                searches = [Search(s.local, limit, backend, *knobs, known.of(s.local, backend), self.deadline) for s in group]
                 if before is None:
                     before = next(search for search, s in zip(searches, group, strict=True) if s.of is known.written).unmodified()
                 found = _searched(searches, scheduler, known)
                 best = found if best is None or order(found, limit) < order(best, limit) else best
-                if best.fits(limit):
+                if best.fits(limit) or self.deadline.passed():
                     break
             assert best is not None, "nothing spread is one way"
             assert before is not None, "the program as written is in the first group"
@@ -147,9 +154,9 @@ class Forms:
         found: list[tuple[Devices, Schedule]] = []
         for times in (2, 4):
             larger = None if self.placement is None else self.placement.with_more(times, shapes)
-            if larger is None or (found and found[-1][1].fits(limit)):
+            if larger is None or (found and found[-1][1].fits(limit)) or self.deadline.passed():
                 break
-            wider = Forms(self.loaded, self.rules, self.options, self.backend, self.planner, Clock(), larger)
+            wider = Forms(self.loaded, self.rules, self.options, self.backend, self.planner, Clock(), larger, self.deadline)
             found.append((larger.devices, wider.fastest(self.backend, limit).best))
         texts = [f"with {devices} {format_bytes(best.peak_bytes - shared_bytes, round_up=True)}" for devices, best in found]
         end = ", which fits" if found and found[-1][1].fits(limit) else ""
@@ -158,7 +165,7 @@ class Forms:
     def _body(self, placement: Placement, backend: Backend, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int) -> tuple[Schedule, int]:
         """The body of a loop or branch as each device runs it, and what it holds besides its arguments."""
         program = load(body, [f"x{k}" for k in range(len(body.in_avals))], backend.preferences, self.rules.passes)
-        forms = Forms(program, self.rules, self.options, self.backend, self.planner, Clock(), placement.of(ins, outs))
+        forms = Forms(program, self.rules, self.options, self.backend, self.planner, Clock(), placement.of(ins, outs), self.deadline)
         shapes = (share_of(aval.shape, spec, placement.devices) for aval, spec in zip(body.in_avals, ins, strict=True))
         given = sum(math.prod(shape) * itemsize(aval.dtype) for shape, aval in zip(shapes, body.in_avals, strict=True))
         best = forms.fastest(backend, room + given).best
@@ -170,13 +177,14 @@ class Forms:
         if known is not None:
             return known
         rules, options = self.rules, self.options
-        limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=self.backend.unrolled_elements)
+        unrolled = self.backend.unrolled_elements
+        limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=unrolled, deadline=self.deadline)
 
         def extracted(rules: RuleSet) -> _Candidates:
             with self.clock("saturate"):
                 view = saturate(program, rules, limits, self.backend.rounds_operands)
             with self.clock("extract"):
-                return _extracted(view, rules, self.backend)
+                return _extracted(view, rules, self.backend, self.deadline.part(1 / 2))
 
         known = attributed(rules, extracted)
         if any(program is form for form in self.made):
@@ -214,19 +222,19 @@ class _Candidates:
             self.known[key] = Known.nothing(ex, backend)
         return self.known[key]
 
-    def rematerialised(self, s: Schedule, limit: int) -> Schedule:
+    def rematerialised(self, s: Schedule, limit: int, deadline: Deadline) -> Schedule:
         """A schedule with values rematerialised; moves of one without loops are kept, since no limit changes them."""
         if s.chunks:
-            return Moved(s).within(limit)
-        return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).within(limit)
+            return Moved(s).within(limit, deadline)
+        return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).within(limit, deadline)
 
 
-def _extracted(view: View, rules: RuleSet, backend: Backend) -> _Candidates:
+def _extracted(view: View, rules: RuleSet, backend: Backend, deadline: Deadline) -> _Candidates:
     seconds = partial(term_seconds, backend=backend)
     written = as_written(view)
     has_takes = any(isinstance(term, Take) for term in view.program.terms)
     prices = (*MEMORY_PRICES, ROWS_PRICE) if has_takes else MEMORY_PRICES
-    found = [written, *extractions(view, seconds, prices)]
+    found = [written, *extractions(view, seconds, prices, deadline)]
     for ex, price in zip(found, (None, *prices)):
         tell(Extracted(ex, price))
     found += [new for ex in found if (new := reordered(ex, rules, seconds)) is not None]
@@ -236,22 +244,25 @@ def _extracted(view: View, rules: RuleSet, backend: Backend) -> _Candidates:
 
 def _searched(searches: Sequence[Search], scheduler: Scheduler, known: _Candidates) -> Schedule:
     """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are."""
-    limit, backend = searches[0].limit, searches[0].backend
+    limit, backend, deadline = searches[0].limit, searches[0].backend, searches[0].deadline
     best, closest = _best(searches, scheduler)
     if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
-        best = min(best, _best([closest.within(0)], scheduler)[0], key=lambda s: s.peak_bytes)
+        best = min(best, _best([closest.within(0, deadline)], scheduler)[0], key=lambda s: s.peak_bytes)
     for s in [best, *(search.straight for search in searches)] if backend.tie is not None else ():
         useful = limit if best.fits(limit) else best.peak_bytes - 1
         if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and least_bytes(s) <= useful:
-            best = min(best, known.rematerialised(s, limit), key=partial(order, limit=limit))
+            best = min(best, known.rematerialised(s, limit, deadline), key=partial(order, limit=limit))
     return best
 
 
 def _best(searches: Sequence[Search], scheduler: Scheduler) -> tuple[Schedule, Search]:
     """The best schedule of several programs that compute the same, each searched with the best of those before in sight, and its search."""
-    first, *others = searches
+    deadline = searches[0].deadline.part(1 / 2)  # the other half is for values that are computed again
+    first, *others = (search.within(search.limit, deadline) for search in searches)
     best, of = scheduler(first, None), first
     for search in others:
+        if deadline.passed():
+            break
         found = scheduler(search, best)
         better = _better(best, found, search.limit)
         best, of = better, (of if better is best else search)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
+from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.events import Explaining, listening, tell
 from eqsat_mem.ir import Program
@@ -22,8 +23,8 @@ from eqsat_mem.reports.explanation import EQUAL, Explanation, Found, Held, LoopE
 from eqsat_mem.reports.minimal_sets import smallest
 from eqsat_mem.reports.outline import describe, loop_summaries, outline
 from eqsat_mem.reports.picture import draw
-from eqsat_mem.reports.plan import Plan
-from eqsat_mem.reports.progress import on_terminal
+from eqsat_mem.reports.plan import Plan, stopped_text
+from eqsat_mem.reports.progress import on_stderr
 from eqsat_mem.reports.runners_up import Search, rivals
 from eqsat_mem.reports.timeline import Point, timeline
 from eqsat_mem.schedule.backend import Backend
@@ -35,6 +36,10 @@ from eqsat_mem.transforms.plan_bodies import calls
 
 Scheduler = Callable[..., Schedule]
 """What :func:`eqsat_mem.schedule.search.fastest` is, or the same with a memory."""
+
+
+EXPLAINING = 10
+"""How many times as long as planning a plan may be explained."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +56,7 @@ class Record:
         arg_names: the names of its arguments.
         loaded: the jaxpr as a program, before bodies of its loops were planned.
         names: the terms that variables of the emitted source hold: of the plan's program, or of ``loaded`` where nothing was changed.
+        deadline: that of planning, or one like it: explaining may take :data:`EXPLAINING` times as long.
         settings: the JAX settings under which the function was traced.
     """
 
@@ -63,13 +69,14 @@ class Record:
     arg_names: tuple[str, ...]
     loaded: Program
     names: Mapping[str, int]
+    deadline: Deadline = NEVER
     settings: Callable[[], AbstractContextManager[None]] = nullcontext
     _explained: list[Explanation] = field(default_factory=list, repr=False)
 
     def explain(self, plan: Plan) -> Explanation:
         """Why ``plan``, which was made with this record: see :meth:`Plan.explain`."""
         if not self._explained:
-            with self.settings(), on_terminal(plan.name):
+            with self.settings(), on_stderr(plan.name):
                 self._explained.append(_explain(plan, self))
         return self._explained[0]
 
@@ -94,16 +101,20 @@ def _explain(plan: Plan, record: Record) -> Explanation:
     searches = _Searches(record, s)
     fired: list[str] = []
     needed: list[NeededRule] = []
+    untested: list[str] = []
+    deadline = record.deadline.again(EXPLAINING)
     if not plan.unchanged:
         fired = searches.seen.rules_fired()
-        needed = _needed(searches, fired)
-    names = {rule.rule.name for rule in needed}
+        needed, untested = _needed(searches, fired, deadline)
+    names = {*untested, *(rule.rule.name for rule in needed)}
     return Explanation(
         name=plan.name,
         unchanged=plan.unchanged,
         repeated=plan.unchanged or searches.found(frozenset()).reached,
         rules=needed,
         spare_rules=[name for name in sorted(fired) if name not in names],
+        untested_rules=untested,
+        stopped=stopped_text(plan),
         loops=_effects(s),
         rivals=rivals(searches.seen, s, record.limit_bytes),
         peak_before=held_at_peak(record.before),
@@ -138,6 +149,10 @@ class _Searches:
             known = Found(peak_bytes=s.peak_bytes, seconds=s.seconds, fits=s.fits(limit), loops=outline(s), reached=_as_good(s, self.goal))
             self._known[without] = known
         return known
+
+    def knows(self, without: frozenset[str]) -> bool:
+        """Whether it has been searched without these rules."""
+        return without in self._known
 
     def seen_with(self, without: frozenset[str]) -> Search:
         """What the search looks at without these rules."""
@@ -184,16 +199,21 @@ class Remembering:
 # --- rules --------------------------------------------------------------------------------------------
 
 
-def _needed(searches: _Searches, fired: Sequence[str]) -> list[NeededRule]:
-    """The smallest set of rules that reaches the plan, in the order in which they first match when they are the only ones."""
+def _needed(searches: _Searches, fired: Sequence[str], deadline: Deadline) -> tuple[list[NeededRule], list[str]]:
+    """The smallest set of rules that reaches the plan, in the order in which they first match when they are the only ones.
+
+    Rules that there was no time to leave out are kept, and named apart.
+    """
     every = frozenset(fired)
 
     def enough(rules: frozenset[str]) -> bool:
         tell(Explaining(searches.count))
-        return searches.found(every - rules).reached
+        left_out = every - rules
+        return (searches.knows(left_out) or not deadline.passed()) and searches.found(left_out).reached
 
-    names = smallest(fired, enough)
-    only = searches.seen_with(every - frozenset(names))
+    kept = smallest(fired, enough)
+    names = [name for name in kept if searches.knows(frozenset([name]))]
+    only = searches.seen_with(every - frozenset(kept))
     where = {name: only if name in only.first_step else searches.seen for name in names}
     options = searches.record.options
     cards = {
@@ -209,7 +229,7 @@ def _needed(searches: _Searches, fired: Sequence[str]) -> list[NeededRule]:
         )
         for name in names
     ]
-    return sorted(needed, key=lambda n: (n.step, order[n.rule.name]))
+    return sorted(needed, key=lambda n: (n.step, order[n.rule.name])), [name for name in kept if name not in names]
 
 
 # --- loops --------------------------------------------------------------------------------------------

@@ -113,6 +113,8 @@ class Explanation:
         rules: the rules without which the plan is not reached, and the fewest others that complete them, so that all of these reach it
             together; in the order in which they first matched.
         spare_rules: the other rules that matched; without all of these the plan is reached.
+        untested_rules: rules that matched and that explaining had no time to leave out; usually none.
+        stopped: a sentence where planning was stopped by ``max_planning_seconds``; usually empty.
         loops: what each loop saves and costs.
         rivals: what else was found, and why it lost.
         peak_before, peak_after: what is held at the peak of the program as written and of the plan, largest first.
@@ -127,6 +129,8 @@ class Explanation:
     repeated: bool
     rules: Sequence[NeededRule]
     spare_rules: Sequence[str]
+    untested_rules: Sequence[str] = ()
+    stopped: str = ""
     loops: Sequence[LoopEffect]
     rivals: Sequence[Rival]
     peak_before: Sequence[Held]
@@ -160,11 +164,13 @@ class Explanation:
 
 
 def _rule_lines(why: Explanation) -> Iterator[str]:
+    if why.stopped:
+        yield why.stopped
     if why.unchanged:
         yield "the function runs as it was written: it fits, and nothing found is predicted to be much faster"
         return
     if not why.repeated:
-        yield "the search stopped at max_seconds; what follows is what it finds without that limit"
+        yield "the search stopped at a limit of time; what follows is what it finds without max_seconds, and with as much time for planning"
     yield f"rules without which it is not reached, in the order in which they matched ({why.searches} searches)"
     for n in why.rules:
         if not n.without.reached:
@@ -176,6 +182,8 @@ def _rule_lines(why: Explanation) -> Iterator[str]:
         yield from (f"  {n.step:>3}. {n.rule.name} [{n.rule.sound}]: {n.rule.equation}" for n in stand_ins)
     if why.spare_rules:
         yield f"rules that matched and are not needed: {', '.join(why.spare_rules)}"
+    if why.untested_rules:
+        yield f"rules that matched, and for which max_planning_seconds left no time to tell: {', '.join(why.untested_rules)}"
 
 
 def _loop_lines(why: Explanation) -> Iterator[str]:

@@ -79,6 +79,8 @@ class Plan:
         compiler_options: the options that XLA compiles the plan with when the function is called on its own, to be passed to a ``jax.jit``
             around a caller of it; empty for a program that is left as it was, and where XLA's own choices are the best that is known.
         doubts: sentences on what the check of the compiled peak could not see; usually none.
+        stopped_after_s: the seconds after which planning was stopped (``max_planning_seconds``), so that this is the best plan found until
+            then; None where it came to its end.
         mesh: the mesh of devices that run the plan together, each of which all figures are for; None for one device.
         in_specs, out_specs: how arguments and results lie on it, None where that is left to XLA.
         spread: the indices of which each device computes a share.
@@ -114,6 +116,7 @@ class Plan:
     schedule: Any = field(default=None, repr=False)
     compiler_options: Mapping[str, str] = field(default_factory=dict)
     doubts: Sequence[str] = ()
+    stopped_after_s: float | None = None
     record: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -279,7 +282,14 @@ def _planning(plan: Plan) -> list[str]:
     if not plan.seconds:
         return []
     stages = ", ".join(f"{stage} {time_text(seconds)}" for stage, seconds in plan.seconds.items())
-    return [f"planned in {time_text(sum(plan.seconds.values()))}: {stages}"]
+    return [f"planned in {time_text(sum(plan.seconds.values()))}: {stages}", *filter(None, [stopped_text(plan)])]
+
+
+def stopped_text(plan: Plan) -> str:
+    """What is said of a plan whose planning was stopped; empty where it came to its end."""
+    if plan.stopped_after_s is None:
+        return ""
+    return f"planning stopped after {time_text(plan.stopped_after_s)} (max_planning_seconds): this is the best plan found until then"
 
 
 def time_text(seconds: float | None) -> str:

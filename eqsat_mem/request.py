@@ -1,0 +1,103 @@
+"""A request for a plan: a traced function, a limit, a backend, the time for planning, and what is compiled on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr
+
+from eqsat_mem.backends.xla import named_shardings
+from eqsat_mem.codegen.emit import Emitted
+from eqsat_mem.deadline import NEVER, Deadline
+from eqsat_mem.errors import DeviceCompilerError
+from eqsat_mem.events import Compiled, tell
+from eqsat_mem.ir.jaxprs import nested_jaxprs
+from eqsat_mem.ir.mesh import Placement, Spec
+from eqsat_mem.options import Options, resolve_planning_seconds
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.checks import Check
+
+LEAST_S = 60.0
+"""The least bound on planning that is set by default, in seconds."""
+COMPILATIONS = 5
+"""How many times as long as XLA is expected to compile a program its planning may take by default."""
+
+
+def planning_seconds(jaxpr: ClosedJaxpr, backend: Backend) -> float:
+    """The bound on planning where none is given: five times what XLA is expected to take to compile the program, at least 60 s."""
+    equations = sum(len(inner.eqns) for inner in nested_jaxprs(jaxpr.jaxpr))
+    return max(LEAST_S, COMPILATIONS * backend.compile_equation_s * equations)
+
+
+def deadline_of(options: Options, jaxpr: ClosedJaxpr, backend: Backend) -> Deadline:
+    """The end of the time for planning a program, which begins now."""
+    return Deadline(resolve_planning_seconds(options) or planning_seconds(jaxpr, backend))
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What is to be planned: a traced function, and the limit in bytes and the backend that its options and the machine come to.
+
+    Within a request, bytes are counted as if no output took the memory of an argument: the limit, predictions and what XLA holds alike.
+    What leaves it (:meth:`held`) is less by ``shared_bytes``.
+    """
+
+    jaxpr: ClosedJaxpr
+    arg_names: tuple[str, ...]
+    name: str
+    options: Options
+    limit: int
+    backend: Backend
+    taken: tuple[int, ...]
+    shared_bytes: int
+    placement: Placement | None = None
+    deadline: Deadline = NEVER
+    """The end of the time for planning."""
+    unchecked: list[str] = field(default_factory=list)
+    """Why nothing can be compiled for the target here, once that has turned out."""
+
+    def held(self, counted: int) -> int:
+        """What is held at once, of bytes counted within the request."""
+        return counted - self.shared_bytes
+
+    def runnable(self, code: Emitted, checked: bool = False) -> Callable[..., Any]:
+        """The function of a plan; on a mesh of several devices that of them all, to run or to be ``checked``."""
+        if self.placement is None:
+            return code.function
+        return partial(code.function, mesh=None if self.placement.around and not checked else self.placement.mesh)
+
+    def compiled(self, function: Callable[..., Any], predicted: int, arguments: Sequence[Spec | None] | None = None) -> Check | None:
+        """A function of the program's arguments as compiled; the bytes that it holds are told beside their prediction.
+
+        On a mesh ``arguments`` says how they lie, else as they were given. None where nothing is compiled: it is not asked for, or there is
+        no compiler for the target here.
+        """
+        if not self.verifies:
+            return None
+        shardings = None if self.placement is None else named_shardings(self.placement, arguments or self.placement.arguments)
+        try:
+            check = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit), shardings=shardings)
+        except DeviceCompilerError as reason:
+            self.unchecked.append(str(reason))
+            return None
+        tell(Compiled(check.held_bytes, self.held(predicted), self.held(self.limit)))
+        return replace(check, held_bytes=check.held_bytes + self.shared_bytes)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether programs are compiled and compared with the limit: where there are devices to compile for."""
+        return self.options.verify and not self.unchecked and (self.placement is None or self.placement.mesh is not None)
+
+    @property
+    def stopped(self) -> tuple[str, ...]:
+        """A sentence for those whose program does not fit, where planning ended because time was up."""
+        said = "Planning stopped there, at max_planning_seconds: with more of them a smaller plan may be found."
+        return (f"{self.deadline.seconds:.3g} s were up. {said}",) if self.deadline.struck else ()
+
+    @property
+    def asks_for_loops(self) -> bool:
+        """Are sizes of values bounded, whatever that costs?"""
+        return self.options.tensor_size_threshold is not None or self.options.tensor_split_size is not None
