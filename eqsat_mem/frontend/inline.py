@@ -23,7 +23,7 @@ from eqsat_mem.ir.jaxprs import IMPURE
 from eqsat_mem.ir.ops import IDENTITIES
 from eqsat_mem.passes import EVERY, Pass
 
-_BODIES = {
+CALLED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -93,9 +93,9 @@ class _Flattening:
     def equation(self, eqn: Any, ins: list[int], caller: Source | None) -> Sequence[int]:
         """The values of one equation's results."""
         name, params = eqn.primitive.name, eqn.params
-        source = caller or _source(eqn)
-        if name in _BODIES:
-            return self.call(params[_BODIES[name]], ins, source)
+        source = caller or source_of(eqn)
+        if name in CALLED:
+            return self.call(params[CALLED[name]], ins, source)
         if name == "cond" and (branch := self.branch(params, ins[0])) is not None:
             return self.call(branch, ins[1:], source)
         if name in IDENTITIES:
@@ -183,7 +183,7 @@ def _key(prim: Any, params: dict[str, Any], ins: Sequence[int]) -> Any:
     return key
 
 
-def _source(eqn: Any) -> Source | None:
+def source_of(eqn: Any) -> Source | None:
     """The user's line that an equation comes from."""
     try:
         from jax._src.source_info_util import user_frames

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from itertools import accumulate
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Iota, Map, Program, Rename, bits, children, mask_of
@@ -20,7 +21,7 @@ from eqsat_mem.transforms.control_flow import Scan, repeats
 FEW_STEPS = 8
 """Scans of fewer steps than this store all their carries."""
 SMALL_SHARE = 1 / 64
-"""Results that are a smaller fraction of the bytes that a scan stacks remain stacked."""
+"""The smallest results of a scan, as many as are together at most this share of the bytes that it stacks, remain stacked."""
 SUNK_BYTES = 2**16
 """Values of fewer bytes that do not depend on the step are computed once, before the scan."""
 SUNK_SHARE = 8
@@ -265,9 +266,14 @@ class Stages:
         return set(used.of(How.OWN))
 
     def _large(self, scan: Scan) -> list[int]:
-        """Return the stacked results of a scan that are large enough to be worth rematerialising (:data:`SMALL_SHARE`)."""
+        """Return the stacked results of a scan that are large enough to be worth rematerialising (:data:`SMALL_SHARE`).
+
+        A step that runs again makes all of them, so that many small ones count for what they are together.
+        """
         sizes = {t: self.program.nbytes(t) for _, t in scan.stacked() if self.program.free[t] & scan.lanes}
-        return [t for t, nbytes in sizes.items() if nbytes >= SMALL_SHARE * sum(sizes.values())]
+        ascending = sorted(sizes, key=lambda t: (sizes[t], t))
+        upto = dict(zip(ascending, accumulate(sizes[t] for t in ascending), strict=True))
+        return [t for t in sizes if upto[t] > SMALL_SHARE * sum(sizes.values())]
 
     # order
 
