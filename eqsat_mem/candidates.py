@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from jax.extend.core import ClosedJaxpr
 
@@ -27,10 +28,10 @@ from eqsat_mem.reports.explain import Scheduler
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.remat import Moved, least_bytes
-from eqsat_mem.schedule.search import Schedule, Search, fastest
+from eqsat_mem.schedule.search import Schedule, Search, fastest, straight
 from eqsat_mem.schedule.timing import Known
 from eqsat_mem.transforms.contraction_order import reordered
-from eqsat_mem.transforms.plan_bodies import calls, plan_bodies
+from eqsat_mem.transforms.plan_bodies import BodyPlan, calls, floor_bytes, plan_bodies
 from eqsat_mem.transforms.scan_rewrite import forms
 
 MEMORY_PRICES = (0.0, 1e-10, 1e-8)
@@ -40,9 +41,15 @@ ROWS_PRICE = 1e-6
 HARDLY = 0.02
 """The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
 
-Planner = Callable[[Options, Backend, Deadline, ClosedJaxpr, int], tuple[Schedule | None, int, int]]
-"""Plans the body of a loop or branch for a backend, until a deadline, under a limit in bytes: see
-:data:`eqsat_mem.transforms.plan_bodies.Planner`."""
+
+class Planner(Protocol):
+    """Plans the bodies of loops and branches."""
+
+    def plan(self, options: Options, backend: Backend, deadline: Deadline, body: ClosedJaxpr, limit: int) -> BodyPlan:
+        """The plan of a body for a backend, made until a deadline, under a limit in bytes."""
+
+    def written(self, options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> BodyPlan:
+        """The body as written, without a search."""
 
 
 def rules_of(options: Options, backend: Backend) -> RuleSet:
@@ -81,18 +88,34 @@ class Forms:
         self.made = [self.loaded]
         self.others: Iterator[Program] | None = None
         self.candidates: dict[int, _Candidates] = {}
+        self.planned: dict[Hashable, Program] = {}
 
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> Found:
         """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
 
-        What was written is the first form.
+        What was written is the first form. Forms that cannot fit are searched last, and only where they may be the smallest.
         """
-        found: list[Found] = []
-        for form in self._forms():
-            found.append(self._fastest(form, backend, limit, scheduler))
-            if found[-1].best.fits(limit) or self.deadline.passed():
+        found: dict[int, Found] = {}
+        hopeless: list[tuple[int, int, Program]] = []
+        for k, form in enumerate(self._forms()):
+            least = floor_bytes(form) if self.placement is None else 0
+            if least > limit:
+                hopeless.append((k, least, form))
+                continue
+            found[k] = self._fastest(form, backend, limit, scheduler)
+            if found[k].best.fits(limit) or self.deadline.passed():
                 break
-        return replace(min(found, key=lambda f: order(f.best, limit)), before=found[0].before)
+        else:
+            for k, least, form in hopeless:
+                if not found or (least < min(f.best.peak_bytes for f in found.values()) and not self.deadline.passed()):
+                    found[k] = self._fastest(form, backend, limit, scheduler)
+        best = min(found.values(), key=lambda f: order(f.best, limit))
+        return replace(best, before=found[0].before if 0 in found else self.written(backend, limit))
+
+    def written(self, backend: Backend, limit: int) -> Schedule:
+        """The program run as its author wrote it, bodies of its loops as written too."""
+        program, _ = plan_bodies(self.loaded, limit, partial(self.planner.written, self.options, backend))
+        return straight(original(program, self.rules), backend, emitted=False)
 
     def _forms(self) -> Iterator[Program]:
         yield from self.made
@@ -114,7 +137,8 @@ class Forms:
         if self.placement is not None:
             return self._fastest_spread(form, self.placement, backend, limit, scheduler)
         with self.clock("bodies"):
-            program, saved = plan_bodies(form, limit, partial(self.planner, self.options, backend, self.deadline.part(1 / 2)))
+            program, saved = plan_bodies(form, limit, partial(self.planner.plan, self.options, backend, self.deadline.part(1 / 2)))
+            program = self._once(form, program)
         known = self._candidates(program)
         with self.clock("schedule"):
             knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
@@ -126,6 +150,13 @@ class Forms:
             before = next(search for search in searches if search.ex is known.written).unmodified()
             fired = tuple(sorted({*known.view.matches, *best.ex.program.passes}))
             return Found(best, replace(before, peak_bytes=before.peak_bytes + saved), fired)
+
+    def _once(self, form: Program, planned: Program) -> Program:
+        """A form with plans of its bodies: the one that had the same plans before, if any."""
+        if planned is form:
+            return form
+        key = id(form), tuple((tuple(map(id, call.bodies)), call.scratch_bytes) for call in calls(planned))
+        return self.planned.setdefault(key, planned)
 
     def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> Found:
         """The fastest schedule of what one of several devices runs, in the first group of ways to spread the program that has one."""
@@ -172,7 +203,7 @@ class Forms:
         return best, max(best.peak_bytes - given, 0)
 
     def _candidates(self, program: Program) -> _Candidates:
-        """What equals a program under the rules: kept for a form as it is, made anew where bodies are planned, as they are for a limit."""
+        """What equals a program under the rules: kept for forms, and for those with plans of their bodies."""
         known = self.candidates.get(id(program))
         if known is not None:
             return known
@@ -187,7 +218,7 @@ class Forms:
                 return _extracted(view, rules, self.backend, self.deadline.part(1 / 2))
 
         known = attributed(rules, extracted)
-        if any(program is form for form in self.made):
+        if any(program is form for form in (*self.made, *self.planned.values())):
             self.candidates[id(program)] = known
         return known
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,28 +12,29 @@ from functools import partial
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.backends.choose import backend_for
-from eqsat_mem.backends.xla import constrained, devices_here, donations, partition_specs, shown_mesh
+from eqsat_mem.backends.xla import constrained, partition_specs, shown_mesh
 from eqsat_mem.candidates import Forms, Found, rules_of
 from eqsat_mem.codegen.emit import Emitted, emit
-from eqsat_mem.deadline import Deadline
+from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.errors import MemoryLimitError, OptionError
+from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Ended, Loaded, tell
+from eqsat_mem.frontend.fingerprint import fingerprint
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
-from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
+from eqsat_mem.options import Options, resolve_device
 from eqsat_mem.passes import Pass
 from eqsat_mem.reports.explain import Record, Scheduler
 from eqsat_mem.reports.outline import exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
 from eqsat_mem.reports.plan import Plan
-from eqsat_mem.request import Request, deadline_of
+from eqsat_mem.request import Request, request_of
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
 from eqsat_mem.schedule.search import Schedule, fastest, unscheduled
-from eqsat_mem.transforms.plan_bodies import has_plans
+from eqsat_mem.transforms.plan_bodies import BodyPlan, Frontier, has_plans
 
 GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
@@ -62,33 +64,20 @@ def plan(
     Raises:
         MemoryLimitError: if no plan fits, or none was found in time; it names the tensors of the smallest plan found.
     """
-    backend = backend or backend_for(resolve_device(options))
-    limit = resolve_limit(options, backend.capacity_bytes)
-    _refuse_more_than_there_is(limit, backend)
-    taken, shared_bytes = donations(jaxpr, donated, placement)
-    if placement is not None:
-        backend = backend.among(devices_here(placement))
-    backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
-    backend = backend if options.tiles and options.accuracy == "all" and placement is None else backend.without_tiles()
-    deadline = deadline or deadline_of(options, jaxpr, backend)
-    request = Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes, placement, deadline)
-    tell(Began(name, limit))
+    request = request_of(jaxpr, options, arg_names, name, backend or backend_for(resolve_device(options)), donated, placement, deadline)
+    return _told(request, partial(_plan, request, Bodies()))
+
+
+def _told(request: Request, planning: Callable[[], Plan]) -> Plan:
+    """The plan of a request, of whose beginning and end those who listen are told."""
+    tell(Began(request.name, request.held(request.limit)))
     made = None
     try:
         with _without_collections():
-            made = _plan(request)
+            made = planning()
     finally:
-        tell(Ended(name, made))
+        tell(Ended(request.name, made))
     return made
-
-
-def _refuse_more_than_there_is(limit: int, backend: Backend) -> None:
-    memory = backend.memory_bytes
-    if memory is not None and limit > memory:
-        raise OptionError(
-            f"memory_limit = {format_bytes(limit)} is more than {backend.device.name} has, {format_bytes(memory)}: lower the limit, "
-            "leave it out for all that a program may hold there, or name a larger device."
-        )
 
 
 @contextmanager
@@ -103,18 +92,15 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _plan(request: Request) -> Plan:
+def _plan(request: Request, bodies: Bodies, known: Forms | None = None) -> Plan:
+    """The plan of a request; its bodies' plans are kept in ``bodies``. What is ``known`` has been found for other limits."""
     clock = Clock()
-    with clock("trace"):
-        rules = rules_of(request.options, request.backend)
-        preferences = request.backend.preferences
-        loaded = load(request.jaxpr, request.arg_names, preferences, rules.passes)
-        tell(Loaded(loaded))
-    forms = Forms(loaded, rules, request.options, request.backend, _plan_body, clock, request.placement, request.deadline)
+    forms = known or _forms(request, bodies, clock)
+    forms.clock, forms.deadline, loaded = clock, request.deadline, forms.loaded
     found = forms.fastest(request.backend, request.limit)
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
-    programs = _Programs(request.jaxpr, request.arg_names, preferences, loaded)
+    programs = _Programs(request.jaxpr, request.arg_names, request.backend.preferences, loaded)
     again = partial(_again, request, programs, chosen.backend, chosen.target)
     record = Record(
         found.before,
@@ -129,6 +115,65 @@ def _plan(request: Request) -> Plan:
         request.deadline,
     )
     return _report(request, found, chosen, clock, record)
+
+
+def _forms(request: Request, bodies: Bodies, clock: Clock) -> Forms:
+    """The program of a request, loaded."""
+    with clock("trace"):
+        rules = rules_of(request.options, request.backend)
+        loaded = load(request.jaxpr, request.arg_names, request.backend.preferences, rules.passes)
+        tell(Loaded(loaded))
+    return Forms(loaded, rules, request.options, request.backend, bodies, clock, request.placement, request.deadline)
+
+
+@dataclass(eq=False)
+class Bodies:
+    """Bodies of the loops and branches of one program: each is loaded and saturated once, and planned for few limits.
+
+    Equal bodies are one: those of several forms of the program, of its retries, and of loops inside of loops.
+    """
+
+    forms: dict[Hashable, Forms] = field(default_factory=dict)
+    frontiers: defaultdict[Hashable, Frontier] = field(default_factory=partial(defaultdict, Frontier))
+    keys: dict[int, tuple[ClosedJaxpr, Hashable]] = field(default_factory=dict)
+
+    def plan(self, options: Options, backend: Backend, deadline: Deadline, body: ClosedJaxpr, limit: int) -> BodyPlan:
+        """The plan of a body for a backend, made until a deadline, under a limit in bytes."""
+
+        def planner(limit: int) -> BodyPlan:
+            request = self._request(options, backend, body, limit, deadline)
+            try:
+                inner = _told(request, lambda: _plan(request, self, self._forms(key, request)))
+            except MemoryLimitError as error:
+                held = max(error.smallest_bytes - aval_bytes(body.in_avals), 0)
+                return BodyPlan(None, held, held, error.smallest_bytes, fits=False)
+            held, written = (peak - inner.argument_bytes for peak in (inner.peak_bytes, inner.original_peak_bytes))
+            assert inner.predicted_s is not None, "a body is searched"
+            return BodyPlan(None if inner.unchanged else inner.schedule, held, written, inner.peak_bytes, inner.predicted_s)
+
+        key = self._key(options, backend, body)
+        return self.frontiers[key].within(max(limit, 1), planner)
+
+    def written(self, options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> BodyPlan:
+        """The body as written, without a search."""
+        request = self._request(options, backend, body, limit, NEVER)
+        s = self._forms(self._key(options, backend, body), request).written(request.backend, max(limit, 1))
+        held = s.peak_bytes - argument_bytes(s.ex.program)
+        return BodyPlan(None, held, held, s.peak_bytes, s.seconds)
+
+    def _request(self, options: Options, backend: Backend, body: ClosedJaxpr, limit: int, deadline: Deadline) -> Request:
+        names = [f"x{k}" for k in range(len(body.in_avals))]
+        return request_of(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body", backend, deadline=deadline)
+
+    def _forms(self, key: Hashable, request: Request) -> Forms:
+        if key not in self.forms:
+            self.forms[key] = _forms(request, self, Clock())
+        return self.forms[key]
+
+    def _key(self, options: Options, backend: Backend, body: ClosedJaxpr) -> Hashable:
+        if id(body) not in self.keys:
+            self.keys[id(body)] = body, fingerprint(body)
+        return self.keys[id(body)][1], replace(options, memory_limit=None), backend
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,20 +208,8 @@ def _again(
     left_out = (*request.options.without_rules, *sorted(without))
     patient = replace(request.options, max_seconds=PATIENCE_S, without_rules=left_out)
     rules = rules_of(patient, backend)
-    forms = Forms(programs.by(rules.passes), rules, patient, backend, _plan_body, Clock(), request.placement, request.deadline.again())
+    forms = Forms(programs.by(rules.passes), rules, patient, backend, Bodies(), Clock(), request.placement, request.deadline.again())
     return forms.fastest(backend, limit, scheduler).best
-
-
-def _plan_body(options: Options, backend: Backend, deadline: Deadline, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
-    """The body of a loop or branch planned under ``limit``: its schedule, and what it holds besides arguments, planned and as written."""
-    names = [f"x{k}" for k in range(len(body.in_avals))]
-    try:
-        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body", backend, deadline=deadline)
-    except MemoryLimitError as error:
-        held = max(error.smallest_bytes - aval_bytes(body.in_avals), 0)
-        return None, held, held
-    written = inner.original_peak_bytes - inner.argument_bytes
-    return (None if inner.unchanged else inner.schedule), inner.peak_bytes - inner.argument_bytes, written
 
 
 # --- emitting and verifying ---------------------------------------------------------------------------

@@ -9,14 +9,14 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.backends.xla import named_shardings
+from eqsat_mem.backends.xla import devices_here, donations, named_shardings
 from eqsat_mem.codegen.emit import Emitted
 from eqsat_mem.deadline import NEVER, Deadline
-from eqsat_mem.errors import DeviceCompilerError
+from eqsat_mem.errors import DeviceCompilerError, OptionError
 from eqsat_mem.events import Compiled, tell
 from eqsat_mem.ir.jaxprs import nested_jaxprs
 from eqsat_mem.ir.mesh import Placement, Spec
-from eqsat_mem.options import Options, resolve_planning_seconds
+from eqsat_mem.options import Options, format_bytes, resolve_limit, resolve_planning_seconds
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
 
@@ -101,3 +101,38 @@ class Request:
     def asks_for_loops(self) -> bool:
         """Are sizes of values bounded, whatever that costs?"""
         return self.options.tensor_size_threshold is not None or self.options.tensor_split_size is not None
+
+
+def request_of(
+    jaxpr: ClosedJaxpr,
+    options: Options,
+    arg_names: Sequence[str],
+    name: str,
+    backend: Backend,
+    donated: Sequence[int] = (),
+    placement: Placement | None = None,
+    deadline: Deadline | None = None,
+) -> Request:
+    """What is to be planned; arguments are those of :func:`eqsat_mem.pipeline.plan`.
+
+    Raises:
+        OptionError: if the limit is more than the device has.
+    """
+    limit = resolve_limit(options, backend.capacity_bytes)
+    _refuse_more_than_there_is(limit, backend)
+    taken, shared_bytes = donations(jaxpr, donated, placement)
+    if placement is not None:
+        backend = backend.among(devices_here(placement))
+    backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
+    backend = backend if options.tiles and options.accuracy == "all" and placement is None else backend.without_tiles()
+    deadline = deadline or deadline_of(options, jaxpr, backend)
+    return Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes, placement, deadline)
+
+
+def _refuse_more_than_there_is(limit: int, backend: Backend) -> None:
+    memory = backend.memory_bytes
+    if memory is not None and limit > memory:
+        raise OptionError(
+            f"memory_limit = {format_bytes(limit)} is more than {backend.device.name} has, {format_bytes(memory)}: lower the limit, "
+            "leave it out for all that a program may hold there, or name a larger device."
+        )

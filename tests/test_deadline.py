@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import eqsat_mem
-from eqsat_mem import pipeline
+from eqsat_mem import pipeline, request
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.rule_files import load_rules
@@ -236,12 +236,12 @@ def test_by_default_a_large_program_has_more_time():
 def test_where_the_bound_comes_from(option, variable, expected, monkeypatch):
     made = []
     monkeypatch.setenv("EQSAT_MEM_MAX_PLANNING_SECONDS", variable)
-    monkeypatch.setattr(pipeline, "deadline_of", lambda *args: made.append(real(*args)) or made[-1])
+    monkeypatch.setattr(request, "deadline_of", lambda *args: made.append(real(*args)) or made[-1])
     eqsat_mem.optimize(kernel_vector, verify=False, max_planning_seconds=option).plan(f32(3, 3), f32(3, 3), f32(3))
     assert made[0].seconds == expected
 
 
-real = pipeline.deadline_of
+real = request.deadline_of
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
