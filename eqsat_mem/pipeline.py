@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.backends.xla import constrained, partition_specs, shown_mesh
-from eqsat_mem.candidates import Forms, Found, rules_of
+from eqsat_mem.candidates import Forms, SearchResult, rules_of
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction
@@ -28,7 +28,7 @@ from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, resolve_device
 from eqsat_mem.passes import Pass
 from eqsat_mem.reports.explain import Record, Scheduler
-from eqsat_mem.reports.outline import exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
+from eqsat_mem.reports.outline import body_loops, exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.request import Request, request_of
 from eqsat_mem.schedule.backend import Backend
@@ -41,9 +41,9 @@ GAIN = 0.7
 CLOSE = 1.25
 """A plan may fit though up to so many times the limit is predicted."""
 PATIENCE_S = 3600.0
-"""Seconds for saturation when a plan is explained: what stops it then is the number of rows or iterations, which repeats itself."""
+"""Seconds for saturation when a plan is explained, so many that rows or iterations stop it, which do not depend on the machine."""
 ATTEMPTS = 6
-"""How many searches and compilations are made for one limit, each for a lower target than the one before."""
+"""The number of searches and compilations for one limit, each for a lower planned limit than the one before."""
 
 
 def plan(
@@ -65,7 +65,7 @@ def plan(
         MemoryLimitError: if no plan fits, or none was found in time; it names the tensors of the smallest plan found.
     """
     request = request_of(jaxpr, options, arg_names, name, backend or backend_for(resolve_device(options)), donated, placement, deadline)
-    return _told(request, partial(_plan, request, Bodies()))
+    return _told(request, partial(_plan, request, BodyPlans()))
 
 
 def _told(request: Request, planning: Callable[[], Plan]) -> Plan:
@@ -92,7 +92,7 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _plan(request: Request, bodies: Bodies, known: Forms | None = None) -> Plan:
+def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None) -> Plan:
     """The plan of a request; its bodies' plans are kept in ``bodies``. What is ``known`` has been found for other limits."""
     clock = Clock()
     forms = known or _forms(request, bodies, clock)
@@ -101,23 +101,14 @@ def _plan(request: Request, bodies: Bodies, known: Forms | None = None) -> Plan:
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
     programs = _Programs(request.jaxpr, request.arg_names, request.backend.preferences, loaded)
-    again = partial(_again, request, programs, chosen.backend, chosen.target)
-    record = Record(
-        found.before,
-        chosen.backend,
-        chosen.target,
-        again,
-        request.options,
-        request.jaxpr,
-        request.arg_names,
-        loaded,
-        chosen.code.names,
-        request.deadline,
-    )
+    searched_for = chosen.backend, chosen.planned_limit
+    again = partial(_again, request, programs, *searched_for)
+    options, names, deadline = request.options, request.arg_names, request.deadline
+    record = Record(found.before, *searched_for, again, options, request.jaxpr, names, loaded, chosen.code.names, deadline)
     return _report(request, found, chosen, clock, record)
 
 
-def _forms(request: Request, bodies: Bodies, clock: Clock) -> Forms:
+def _forms(request: Request, bodies: BodyPlans, clock: Clock) -> Forms:
     """The program of a request, loaded."""
     with clock("trace"):
         rules = rules_of(request.options, request.backend)
@@ -127,8 +118,8 @@ def _forms(request: Request, bodies: Bodies, clock: Clock) -> Forms:
 
 
 @dataclass(eq=False)
-class Bodies:
-    """Bodies of the loops and branches of one program: each is loaded and saturated once, and planned for few limits.
+class BodyPlans:
+    """BodyPlans of the loops and branches of one program: each is loaded and saturated once, and planned for few limits.
 
     Equal bodies are one: those of several forms of the program, of its retries, and of loops inside of loops.
     """
@@ -208,7 +199,7 @@ def _again(
     left_out = (*request.options.without_rules, *sorted(without))
     patient = replace(request.options, max_seconds=PATIENCE_S, without_rules=left_out)
     rules = rules_of(patient, backend)
-    forms = Forms(programs.by(rules.passes), rules, patient, backend, Bodies(), Clock(), request.placement, request.deadline.again())
+    forms = Forms(programs.by(rules.passes), rules, patient, backend, BodyPlans(), Clock(), request.placement, request.deadline.again())
     return forms.fastest(backend, limit, scheduler).best
 
 
@@ -223,7 +214,7 @@ class _Chosen:
     code: Emitted
     check: Check | None
     backend: Backend
-    target: int
+    planned_limit: int
     unchanged: bool = False
 
     @property
@@ -231,7 +222,7 @@ class _Chosen:
         return None if self.check is None else self.check.held_bytes
 
 
-def _chosen(request: Request, forms: Forms, found: Found) -> _Chosen:
+def _chosen(request: Request, forms: Forms, found: SearchResult) -> _Chosen:
     """The program as it was where it fits and a plan gains too little; else the plan that fits."""
     limit, best, before = request.limit, found.best, found.before
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
@@ -282,7 +273,7 @@ def _as_held(chosen: _Chosen) -> float:
 
 
 def _emit_within(request: Request, forms: Forms, best: Schedule) -> _Chosen:
-    """What holds no more than the limit once compiled.
+    """Emit a program that holds no more than the limit once compiled.
 
     Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant.
     """
@@ -302,33 +293,33 @@ def _emit_within(request: Request, forms: Forms, best: Schedule) -> _Chosen:
 def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule) -> _Chosen:
     """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
 
-    Where nothing fits the next target, it was too low a guess: the one after is halfway back to the last program that was compiled.
+    Where nothing fits the next planned limit, it was too low a guess: the one after is halfway back to the last program that was compiled.
     Where nothing fits at all as predicted, but nearly, XLA is asked about the plan for what that holds.
     """
     limit = request.limit
-    target, above = limit, 0
+    planned_limit, above = limit, 0
     smallest: tuple[int, Schedule] | None = None
     for attempt in range(ATTEMPTS):
         if attempt and request.deadline.passed():
             break
         if attempt:
-            best = forms.fastest(backend, target).best
-        if best.fits(target):
+            best = forms.fastest(backend, planned_limit).best
+        if best.fits(planned_limit):
             code = emit(best, request.name)
             shares = best.ex.program.shares
             check = request.compiled(request.runnable(code, checked=True), best.peak_bytes, None if shares is None else shares.arguments)
             if check is None or check.held_bytes <= limit:
-                return _Chosen(best, code, check, backend, target)
+                return _Chosen(best, code, check, backend, planned_limit)
             held = check.held_bytes
             if smallest is None or held < smallest[0]:
                 smallest = held, best
-            if target > limit:
+            if planned_limit > limit:
                 break
-            target, above = _tighter(best, held, limit), best.peak_bytes
+            planned_limit, above = _tighter(best, held, limit), best.peak_bytes
         elif smallest is None and request.verifies and best.fits(int(CLOSE * limit)):
-            target = best.peak_bytes
+            planned_limit = best.peak_bytes
         elif best.peak_bytes < above:
-            target = (best.peak_bytes + above) // 2
+            planned_limit = (best.peak_bytes + above) // 2
         else:
             break
     closest_bytes, closest = smallest or (best.peak_bytes, best)
@@ -351,7 +342,7 @@ def _too_large(request: Request, forms: Forms, s: Schedule, smallest: int) -> Me
     return MemoryLimitError(limit, smallest, *known, devices, forms.with_more_devices(request.limit, shapes, request.shared_bytes))
 
 
-def _report(request: Request, found: Found, chosen: _Chosen, clock: Clock, record: Record) -> Plan:
+def _report(request: Request, found: SearchResult, chosen: _Chosen, clock: Clock, record: Record) -> Plan:
     s, program, placement = chosen.schedule, chosen.schedule.ex.program, request.placement
     lying: tuple[Sequence[Spec | None], Sequence[Spec | None]] = ((), ()) if placement is None else (placement.arguments, placement.results)
     if program.shares is not None and not chosen.unchanged:
@@ -371,7 +362,7 @@ def _report(request: Request, found: Found, chosen: _Chosen, clock: Clock, recor
         predicted_s=s.seconds,
         original_predicted_s=found.before.seconds,
         seconds=clock.seconds,
-        loops=loop_summaries(s),
+        loops=[*loop_summaries(s), *body_loops(s)],
         rules_fired=() if chosen.unchanged else found.fired,
         peak_tensors=peak_tensors(s),
         program=program,

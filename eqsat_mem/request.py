@@ -39,7 +39,7 @@ def deadline_of(options: Options, jaxpr: ClosedJaxpr, backend: Backend) -> Deadl
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """What is to be planned: a traced function, and the limit in bytes and the backend that its options and the machine come to.
+    """The function to be planned: traced, with the limit in bytes and the backend that its options and the machine come to.
 
     Within a request, bytes are counted as if no output took the memory of an argument: the limit, predictions and what XLA holds alike.
     What leaves it (:meth:`held`) is less by ``shared_bytes``.
@@ -57,10 +57,10 @@ class Request:
     deadline: Deadline = NEVER
     """The end of the time for planning."""
     unchecked: list[str] = field(default_factory=list)
-    """Why nothing can be compiled for the target here, once that has turned out."""
+    """The reasons for which nothing can be compiled for the target here, once that has turned out."""
 
     def held(self, counted: int) -> int:
-        """What is held at once, of bytes counted within the request."""
+        """The bytes that are held at once, of bytes counted within the request."""
         return counted - self.shared_bytes
 
     def runnable(self, code: Emitted, checked: bool = False) -> Callable[..., Any]:
@@ -99,7 +99,7 @@ class Request:
 
     @property
     def asks_for_loops(self) -> bool:
-        """Are sizes of values bounded, whatever that costs?"""
+        """Whether sizes of values are bounded, whatever that costs."""
         return self.options.tensor_size_threshold is not None or self.options.tensor_split_size is not None
 
 
@@ -113,7 +113,7 @@ def request_of(
     placement: Placement | None = None,
     deadline: Deadline | None = None,
 ) -> Request:
-    """What is to be planned; arguments are those of :func:`eqsat_mem.pipeline.plan`.
+    """The request for a plan; arguments are those of :func:`eqsat_mem.pipeline.plan`.
 
     Raises:
         OptionError: if the limit is more than the device has.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.reports.plan import Plan
 
 MOST_SIGNATURES = 1024
-register_exclusion(__file__)  # hides these frames from users, as JAX hides its own
+register_exclusion(str(Path(__file__).parent.parent))  # hides our frames from users, as JAX hides its own
 
 
 class JitByPlan:
@@ -61,7 +62,7 @@ class JitByPlan:
             function.clear_cache()
 
     def cache_size(self) -> int:
-        """How many compiled programs are kept."""
+        """The number of compiled programs that are kept."""
         return sum(int(function._cache_size()) for function in self._made())
 
     def _made(self) -> list[Any]:
@@ -75,7 +76,7 @@ class JitByPlan:
         return self._tuned is not self.plain
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """What of the arguments decides what is compiled: shapes and dtypes, and the values of static ones."""
+        """The part of the arguments on which compilation depends: shapes and dtypes, and the values of static ones."""
         fixed = {k: arg for k, arg in enumerate(args) if k in self._positions or k - len(args) in self._positions}
         named = {name: arg for name, arg in kwargs.items() if name in self._names}
         rest = [None if k in fixed else arg for k, arg in enumerate(args)], {name: arg for name, arg in kwargs.items() if name not in named}

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.traceback_util import api_boundary  # errors are told without our frames, as JAX tells them without its own
 from jax.core import ShapedArray, Tracer
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
@@ -162,6 +163,7 @@ class Optimized:
         self._lock = threading.Lock()
         JitByPlan(fun, jit_options)  # so that jax.jit checks its arguments now
 
+    @api_boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function_for(args, kwargs)(*args, **kwargs)
 
@@ -177,6 +179,7 @@ class Optimized:
         limit = self._options.memory_limit
         return f"<optimized {getattr(self, '__name__', repr(self._fun))}, memory limit {'default' if limit is None else f'{limit} bytes'}>"
 
+    @api_boundary
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments (arrays, or ``jax.ShapeDtypeStruct``), which a call with the like of them uses. Runs nothing.
 
@@ -187,14 +190,17 @@ class Optimized:
             jaxpr = self.trace(*args, **kwargs).jaxpr
         return plans_in(jaxpr)[0]
 
+    @api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).trace``."""
         return self._function_for(args, kwargs).plain.trace(*args, **kwargs)
 
+    @api_boundary
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).lower``: plans for these arguments, and has a method ``compile``."""
         return self._function_for(args, kwargs).chosen(args, kwargs).lower(*args, **kwargs)
 
+    @api_boundary
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).eval_shape``."""
         return self._function_for(args, kwargs).plain.eval_shape(*args, **kwargs)
@@ -221,7 +227,7 @@ class Optimized:
             return self._jitted[key]
 
     def _lying(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lying | None:
-        """How the arguments of a call lie on a mesh; None for one device."""
+        """The mesh and the shardings of the arguments of a call; None for one device."""
         if not self._shardings.given and jax.device_count() == 1:
             return None
         positions, names = self._static
@@ -313,13 +319,18 @@ def hoist_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 
 def argument_names(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Any]) -> list[str]:
-    """A name for each input from the parameter and the path to it: ``x``, ``params['w'][0]``."""
+    """A name for each leaf of the arguments that is one of ``inputs``, from the parameter and the path to it: ``x``, ``params['w'][0]``."""
+    leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+    places = [object() for _ in leaves]  # one array may stand in several places
+    placed_args, placed_kwargs = jax.tree.unflatten(tree, places)
     try:
-        arguments = dict(inspect.signature(fun).bind(*args, **kwargs).arguments)
+        arguments = dict(inspect.signature(fun).bind(*placed_args, **placed_kwargs).arguments)
     except (TypeError, ValueError):  # built-in functions have no signature
-        arguments = {"args": args, **kwargs}
+        arguments = {"args": placed_args, **placed_kwargs}
     named = {}
     for parameter, value in arguments.items():
-        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
-            named[id(leaf)] = f"{parameter}{jax.tree_util.keystr(path)}"
-    return [named.get(id(leaf), f"arg_{k}") for k, leaf in enumerate(inputs)]
+        for path, place in jax.tree_util.tree_flatten_with_path(value)[0]:
+            named[id(place)] = f"{parameter}{jax.tree_util.keystr(path)}"
+    wanted = {id(leaf) for leaf in inputs}
+    given = [place for place, leaf in zip(places, leaves, strict=True) if id(leaf) in wanted]
+    return [named.get(id(place), f"arg_{k}") for k, place in enumerate(given)]

@@ -21,7 +21,7 @@ from eqsat_mem.options import DEVICE_VARIABLE, LIMIT_VARIABLE, SECONDS_VARIABLE,
 
 
 def prepare(
-    target: str,
+    script_name: str,
     *,
     is_module: bool,
     limit: str | None,
@@ -35,8 +35,8 @@ def prepare(
     JAX is not imported here, because scripts may set environment variables before they import it.
 
     Args:
-        target: the path of a script, directory or zip file, or the dotted name of a module.
-        is_module: whether ``target`` is the name of a module.
+        script_name: the path of a script, directory or zip file, or the dotted name of a module.
+        is_module: whether ``script_name`` is the name of a module.
         limit: the memory limit as text, such as ``"64MiB"``; None leaves it to the environment.
         report: the path of the JSON report; None for no such file.
         strict: whether a function that cannot be planned raises an error instead of running as written.
@@ -65,8 +65,8 @@ def prepare(
     file = None if report is None else _writable(report)
     ledger = Ledger()
     after_import("jax", lambda module: _install(ledger, strict))  # before a module's parent packages are imported, which may need JAX
-    found = scripts.find(target, is_module)
-    atexit.register(_report, ledger, target, file, os.getpid())
+    found = scripts.find(script_name, is_module)
+    atexit.register(_report, ledger, script_name, file, os.getpid())
     return partial(scripts.execute, found)
 
 
@@ -112,12 +112,12 @@ def _install(ledger: Ledger, strict: bool) -> None:
         install(ledger, strict)
 
 
-def _report(ledger: Ledger, target: str, file: Path | None, process: int) -> None:
+def _report(ledger: Ledger, script_name: str, file: Path | None, process: int) -> None:
     if os.getpid() != process:  # a forked process exits; only the script's own process reports
         return
-    say(ledger.table(target))
+    say(ledger.table(script_name))
     if file is not None:
-        file.write_text(ledger.to_json(target) + "\n", encoding="utf-8")
+        file.write_text(ledger.to_json(script_name) + "\n", encoding="utf-8")
 
 
 def _writable(report: str) -> Path:

@@ -16,8 +16,7 @@ from typing import Any, TextIO
 
 from eqsat_mem.events import Began, Ended, Event, Explaining, Kept, StageBegan, Tried, anyone_listens, listening
 from eqsat_mem.reports.debug import Debug, debug_level
-from eqsat_mem.reports.plan import time_text
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import format_bytes, time_text
 
 PATIENCE_S = 1.0
 """The seconds after which the line appears."""

@@ -1,4 +1,4 @@
-"""Which values of a straight region are materialised, and which are computed inside the kernels that read them.
+"""The choice of the values of a straight region that are materialised; others are computed inside the kernels that read them.
 
 XLA fuses elementwise operations and reductions into their consumer, so that such values are never in memory. Results of
 contractions, block operations and loops are materialised, as are their operands, and values of several consumers that cost

@@ -53,7 +53,7 @@ SMALL_BYTES = 2**20
 
 @dataclass(eq=False)
 class Frontier:
-    """What was found for one body: plans for a few limits, from which those for other limits follow.
+    """The plans of one body: for a few limits, from which those for other limits follow.
 
     Attributes:
         found: the limits for which it has been planned, with their plans.
@@ -80,8 +80,8 @@ class Frontier:
     def known(self, limit: int) -> BodyPlan | None:
         """Return the plan that is known for a limit, if any.
 
-        What was found for more room and fits is the plan. Where with more room none fits, none does. What was found for less room is the
-        plan unless it takes longer than with more room.
+        One for more room that fits is the plan. Where none fits with more room, none does. One for less room is the plan unless it takes
+        longer than with more room.
         """
         roomier = [self.found[asked] for asked in sorted(self.found) if asked >= limit]
         for plan in reversed(roomier):

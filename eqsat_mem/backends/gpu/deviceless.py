@@ -45,8 +45,8 @@ SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A program compiled in one setting.
+class Compilation:
+    """The outcome of compiling a program in one setting.
 
     Attributes:
         setting: the name of the setting in :data:`SETTINGS`.
@@ -88,7 +88,7 @@ class Checked:
     """A program compiled for a card in every setting."""
 
     target: Target
-    settings: tuple[Compiled, ...]
+    settings: tuple[Compilation, ...]
 
     @property
     def held_bytes(self) -> int:
@@ -147,7 +147,7 @@ def compile_for(
     return Checked(target, tuple(_compiled(lowered, target, setting, launches) for setting in settings))
 
 
-def _compiled(lowered: Any, target: Target, setting: str, launches: bool) -> Compiled:
+def _compiled(lowered: Any, target: Target, setting: str, launches: bool) -> Compilation:
     options = SETTINGS[setting]
     if launches:
         with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +156,7 @@ def _compiled(lowered: Any, target: Target, setting: str, launches: bool) -> Com
     else:
         executable, launched = _compile(lowered, options), None
     memory = executable.memory_analysis()
-    return Compiled(
+    return Compilation(
         setting,
         options,
         memory.argument_size_in_bytes,
