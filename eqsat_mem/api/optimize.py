@@ -19,7 +19,7 @@ from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh
 
-from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, plans_in, static_arguments
+from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, donated_leaves, is_outermost, plans_in, static_arguments
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, placement, spread_prefix
 from eqsat_mem.api.primitive import bind
@@ -98,8 +98,8 @@ def optimize(
             nothing besides operands and results. There are some for an H100 or H200 from JAX 0.11 on, and with ``accuracy="all"``.
         static_argnums: as for ``jax.jit``.
         static_argnames: as for ``jax.jit``.
-        donate_argnums: as for ``jax.jit``.
-        donate_argnames: as for ``jax.jit``.
+        donate_argnums: as for ``jax.jit``. An output in the memory of a donated argument counts once.
+        donate_argnames: as for ``jax.jit``; likewise.
 
     Returns:
         An :class:`Optimized` function, or a decorator where ``fun`` is left out.
@@ -159,7 +159,8 @@ class Optimized:
         self._jit_options = jit_options
         self._shardings = shardings
         self._static = static_arguments(fun, jit_options)
-        self._jitted: dict[tuple[int, str | None, Lying | None], JitByPlan] = {}
+        self._donates = any(jit_options.get(name) is not None for name in ("donate_argnums", "donate_argnames"))
+        self._jitted: dict[tuple[int, str | None, Lying | None, bool], JitByPlan] = {}
         self._lock = threading.Lock()
         JitByPlan(fun, jit_options)  # so that jax.jit checks its arguments now
 
@@ -217,13 +218,15 @@ class Optimized:
         device, lying = resolve_device(self._options), self._lying(args, kwargs)
         capacity = None if device is None else backend_for(device).capacity_bytes
         limit = resolve_limit(self._options, capacity, None if lying is None else lying.mesh)
-        key = limit, device, lying
+        donates = self._donates and is_outermost()
+        key = limit, device, lying, donates
         with self._lock:
             if key not in self._jitted:
                 if len(self._jitted) >= MOST_SIGNATURES:
                     self._jitted.clear()
                 options = replace(self._options, memory_limit=limit, device=device)
-                self._jitted[key] = JitByPlan(_binding(self._fun, options, lying, self._shardings.results), self._jit_options)
+                donated = self._jit_options if donates else {}
+                self._jitted[key] = JitByPlan(_binding(self._fun, options, lying, self._shardings.results, donated), self._jit_options)
             return self._jitted[key]
 
     def _lying(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lying | None:
@@ -236,7 +239,9 @@ class Optimized:
         return self._shardings.lying(traced, named)
 
 
-def _binding(fun: Callable[..., Any], options: Options, lying: Lying | None, out_shardings: Any) -> Callable[..., Any]:
+def _binding(
+    fun: Callable[..., Any], options: Options, lying: Lying | None, out_shardings: Any, donated_by: dict[str, Any]
+) -> Callable[..., Any]:
     """A function for ``jax.jit`` to trace, once per signature: it traces ``fun`` and binds the primitive with its plan."""
 
     @functools.wraps(fun)
@@ -276,7 +281,11 @@ def _binding(fun: Callable[..., Any], options: Options, lying: Lying | None, out
         if lying is not None:
             wanted = spread_prefix(out_shardings, jax.tree.unflatten(structure, range(len(without_values))), "out_shardings")
             placed = placement(lying, jaxpr, names, captured, [spec for spec, x in zip(wanted, without_values, strict=True) if x is None])
-        out = iter(_bound(Function(name, jaxpr, options, names, placement=placed), vary_alike([*captured, *inputs])))
+        gone = donated_leaves(fun, donated_by, args, kwargs)
+        of_inputs = [is_gone for leaf, is_gone in zip(leaves, gone, strict=True) if isinstance(leaf, Tracer)]
+        donated = [len(captured) + k for k, is_gone in enumerate(of_inputs) if is_gone]
+        function = Function(name, jaxpr, options, names, donated=donated, placement=placed)
+        out = iter(_bound(function, vary_alike([*captured, *inputs])))
         return jax.tree.unflatten(structure, [next(out) if x is None else np.zeros(x.shape, float0) for x in without_values])
 
     return call
