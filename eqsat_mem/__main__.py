@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqsat_mem import __version__
-from eqsat_mem.cli.commands import check_rules, devices, rules, show
+from eqsat_mem.cli.commands import cache, check_rules, devices, rules, show
 from eqsat_mem.errors import EqsatMemError, UserFileError
 from eqsat_mem.units import format_bytes
 
@@ -111,7 +111,7 @@ def command_line() -> argparse.ArgumentParser:
     demo.add_argument("--points", type=_count, default=122_880, metavar="N", help="points on both sides (default: %(default)s)")
     demo.add_argument("--limit", default="64MiB", metavar="SIZE", help="the memory limit (default: %(default)s)")
     demo.set_defaults(command=_demo)
-    for command in (check_rules, devices, rules, show):
+    for command in (cache, check_rules, devices, rules, show):
         command.add(commands)
     return parser
 

@@ -375,6 +375,6 @@ def _report(request: Request, found: SearchResult, chosen: _Chosen, clock: Clock
         spread=() if chosen.unchanged else spread_indices(program),
         collectives=() if chosen.unchanged else exchanges(s),
         compiler_options={} if chosen.unchanged else dict(chosen.backend.compiler_options),
-        stopped_after_s=request.deadline.seconds if request.deadline.struck else None,
+        planning_bound_s=request.deadline.seconds if request.deadline.struck else None,
         record=record,
     )

@@ -93,9 +93,10 @@ class Request:
 
     @property
     def stopped(self) -> tuple[str, ...]:
-        """A sentence for those whose program does not fit, where planning ended because time was up."""
-        said = "Planning stopped there, at max_planning_seconds: with more of them a smaller plan may be found."
-        return (f"{self.deadline.seconds:.3g} s were up. {said}",) if self.deadline.struck else ()
+        """A sentence for those whose program does not fit, where planning was cut short."""
+        bound = f"{self.deadline.seconds:.3g} s (max_planning_seconds)"
+        said = f"Planning was cut short to end within {bound}: with more time a smaller plan may be found."
+        return (said,) if self.deadline.struck else ()
 
     @property
     def asks_for_loops(self) -> bool:

@@ -25,7 +25,7 @@ from eqsat_mem.request import COMPILATIONS, LEAST_S, planning_seconds
 from eqsat_mem.testing import same_values
 from tests.oracles.targets import CPU
 
-SAID = "planning stopped after"
+SAID = "planning was cut short to end within"
 
 
 def asked(times):
@@ -78,7 +78,7 @@ def patient():
     for name in PROGRAMS:
         deadline = asked(10**9)
         plan = planned(name, deadline)
-        assert plan.stopped_after_s is None
+        assert plan.planning_bound_s is None
         assert SAID not in str(plan)
         plans[name] = plan, next(deadline.clock.__self__)
     return plans
@@ -90,7 +90,7 @@ def test_wherever_it_strikes_there_is_a_plan_that_fits_or_an_error(name, share, 
     full, questions = patient[name]
     found = outcome(name, asked(max(int(share * questions), 1)))
     if isinstance(found, eqsat_mem.MemoryLimitError):
-        assert "Planning stopped there, at max_planning_seconds" in str(found)
+        assert "Planning was cut short to end within" in str(found)
         assert found.smallest_bytes > found.limit_bytes
         return
     assert found.peak_bytes <= found.limit_bytes
@@ -99,16 +99,16 @@ def test_wherever_it_strikes_there_is_a_plan_that_fits_or_an_error(name, share, 
     comparison = same_values(lambda *values: jax.tree.leaves(function(*values)), lambda *values: list(found.function(*values)), values)
     assert comparison.same, comparison
     if found.source != full.source:
-        assert found.stopped_after_s is not None
+        assert found.planning_bound_s is not None
         assert f"{SAID} " in str(found)
-        assert json.loads(found.to_json())["stopped_after_s"] == found.stopped_after_s
+        assert json.loads(found.to_json())["planning_bound_s"] == found.planning_bound_s
 
 
 def test_with_more_time_the_outcome_is_no_worse_at_its_ends(patient):
     full, questions = patient["kernel_vector"]
     assert isinstance(outcome("kernel_vector", asked(1)), eqsat_mem.MemoryLimitError)
     last = outcome("kernel_vector", asked(100 * questions))
-    assert (last.source, last.stopped_after_s) == (full.source, None)
+    assert (last.source, last.planning_bound_s) == (full.source, None)
 
 
 def test_once_time_is_up_hardly_any_tree_is_tried():
@@ -144,7 +144,7 @@ def test_the_compiled_program_is_not_searched_anew_when_time_is_up():
     deadline = Deadline(50.0, clock=lambda: clock[0])
     with (
         listening(lambda event: searches.append(clock[0]) if isinstance(event, Scheduled) else None),
-        pytest.raises(eqsat_mem.MemoryLimitError, match=r"^no plan .*\n(.*\n)*50 s were up[.] Planning stopped there"),
+        pytest.raises(eqsat_mem.MemoryLimitError, match=r"^no plan .*\n(.*\n)*Planning was cut short to end within 50 s"),
     ):
         pipeline.plan(jaxpr, Options(memory_limit=limit), ["x", "y", "v"], "f", Backend(CPU.device), deadline=deadline)
     assert searches
@@ -195,7 +195,7 @@ def test_an_explanation_says_that_it_stopped_and_which_rules_it_did_not_test():
 def test_an_explanation_repeats_that_planning_was_stopped(patient):
     _, questions = patient["kernel_vector"]
     found = (outcome("kernel_vector", asked(int(questions * share))) for share in (0.99, 0.95, 0.9, 0.8, 0.7))
-    plan = next(p for p in found if isinstance(p, eqsat_mem.Plan) and p.stopped_after_s is not None)
+    plan = next(p for p in found if isinstance(p, eqsat_mem.Plan) and p.planning_bound_s is not None)
     assert SAID in str(plan.explain())
 
 

@@ -33,7 +33,7 @@ ALLOWED = {
     "candidates": "deadline egraph events frontend ir mesh options reports schedule transforms",
     "request": "backends codegen deadline errors events ir options schedule",
     "pipeline": "backends candidates codegen deadline egraph errors events frontend ir options passes reports request schedule transforms",
-    "api": "backends egraph errors frontend ir options pipeline reports units",
+    "api": "backends egraph errors frontend ir options pipeline reports request schedule units",
     "cli": "api backends backends.gpu codegen egraph egraph.soundness errors frontend ir options passes reports schedule units",
     "testing": "",
     "__main__": "api backends cli errors options reports units",

@@ -249,7 +249,7 @@ def _plan(function: Function, known: dict[str, Any]) -> Entry:
     if ROOM * most <= limit:
         return Entry(**known, outcome="fitting", reason=f"all that it ever makes takes {format_bytes(most)}", limit_bytes=limit)
     plan = function.plan()
-    is_here = plan.schedule.backend.is_here
+    is_here = plan.is_here
     return Entry(
         **known,
         outcome="fitting" if plan.unchanged else "planned" if is_here else "left alone",

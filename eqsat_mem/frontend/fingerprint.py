@@ -16,13 +16,13 @@ SMALL_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class _Same:
+class Same:
     """An object that equals itself only."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+        return isinstance(other, Same) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -45,7 +45,7 @@ def _jaxpr(jaxpr: Jaxpr) -> Hashable:
 
     given = tuple(map(made, (*jaxpr.constvars, *jaxpr.invars)))
     equations = tuple(
-        (_Same(eqn.primitive), tuple(map(read, eqn.invars)), tuple(map(made, eqn.outvars)), _params(eqn), source_of(eqn))
+        (Same(eqn.primitive), tuple(map(read, eqn.invars)), tuple(map(made, eqn.outvars)), _params(eqn), source_of(eqn))
         for eqn in jaxpr.eqns
     )
     return given, equations, tuple(map(read, jaxpr.outvars))
@@ -72,5 +72,5 @@ def _value(value: Any) -> Hashable:
     try:
         hash(value)
     except TypeError:
-        return _Same(value)
-    return type(value), value if value == value else _Same(value)
+        return Same(value)
+    return type(value), value if value == value else Same(value)

@@ -114,7 +114,7 @@ class Explanation:
             together; in the order in which they first matched.
         spare_rules: the other rules that matched; without all of these the plan is reached.
         untested_rules: rules that matched and that explaining had no time to leave out; usually none.
-        stopped: a sentence where planning was stopped by ``max_planning_seconds``; usually empty.
+        stopped: a sentence where planning was cut short by ``max_planning_seconds``; usually empty.
         loops: the saving and the cost of each loop.
         rivals: the other schedules found, and the reasons for which they lost.
         peak_before, peak_after: the values held at the peak of the program as written and of the plan, largest first.

@@ -37,10 +37,11 @@ def text_of(plan: Plan) -> str:
 
 
 def stopped_text(plan: Plan) -> str:
-    """A sentence on a plan whose planning was stopped; empty where it came to its end."""
-    if plan.stopped_after_s is None:
+    """A sentence on a plan whose planning was cut short; empty where it came to its end."""
+    if plan.planning_bound_s is None:
         return ""
-    return f"planning stopped after {time_text(plan.stopped_after_s)} (max_planning_seconds): this is the best plan found until then"
+    bound = f"{time_text(plan.planning_bound_s)} (max_planning_seconds)"
+    return f"planning was cut short to end within {bound}: this is the best plan found in time"
 
 
 def html_of(plan: Plan) -> str:

@@ -34,6 +34,7 @@ def page(plan: Plan) -> str:
     Raises:
         ValueError: for a plan that was put together by hand.
     """
+    plan = plan.with_search()
     why = plan.explain()
     record: Record = plan.record
     values = _Values(plan, record)
