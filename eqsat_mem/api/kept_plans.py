@@ -31,7 +31,7 @@ import jax
 import numpy as np
 from jax.extend.core import Primitive, jaxpr_as_fun
 
-import eqsat_mem
+from eqsat_mem import __version__
 from eqsat_mem.backends.profiles import user_folder
 from eqsat_mem.egraph.rule_files import default_files, load_rules
 from eqsat_mem.frontend.fingerprint import Same, fingerprint
@@ -60,7 +60,7 @@ def folder() -> Path | None:
 
 
 @dataclass(frozen=True)
-class Entry:
+class KeptPlan:
     """The place of one plan.
 
     Attributes:
@@ -128,7 +128,7 @@ class Entry:
             warnings.warn(f"no plans are kept in {self.path.parent} ({reason.strerror}): {VARIABLE}=none says so.", stacklevel=2)
 
 
-def entry(request: Request) -> Entry | None:
+def entry(request: Request) -> KeptPlan | None:
     """The place for the plan of a request; None where no plans are kept, or nothing tells whether two processes ask for the same."""
     home = folder()
     if home is None or request.placement is not None or request.options.operations:
@@ -137,7 +137,7 @@ def entry(request: Request) -> Entry | None:
         key = hashlib.sha256("\n".join(_texts(request)).encode()).hexdigest()
     except Unstable:
         return None
-    return Entry(home / f"{key}.plan", key)
+    return KeptPlan(home / f"{key}.plan", key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,12 +177,12 @@ def _texts(request: Request) -> Iterator[str]:
 @lru_cache(maxsize=1)
 def _versions() -> tuple[str, ...]:
     """The versions of what plans with, and a hash of this package's files."""
-    package = Path(eqsat_mem.__file__).parent
+    package = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for path in [*sorted(package.rglob("*.py")), *map(Path, default_files())]:
         digest.update(path.read_bytes())
     names = ("jax", "jaxlib", "egglog", "numpy", "opt_einsum")
-    return sys.version, platform.machine(), *map(version, names), eqsat_mem.__version__, digest.hexdigest()
+    return sys.version, platform.machine(), *map(version, names), __version__, digest.hexdigest()
 
 
 def stable(value: Any) -> str:

@@ -168,7 +168,7 @@ def test_a_plan_that_time_cut_short_is_not_kept(home, monkeypatch):
     made, _ = planned()
     for path in home.iterdir():
         path.unlink()
-    entry = kept_plans.Entry(home / "x.plan", "x")
+    entry = kept_plans.KeptPlan(home / "x.plan", "x")
     entry.store(replace(made, planning_bound_s=1.0))
     assert list(home.iterdir()) == []
     entry.store(replace(made, namespace={"f": threading.Lock()}))  # which cannot be written
@@ -218,7 +218,7 @@ def test_the_oldest_go_first(home, monkeypatch):
     monkeypatch.setattr(kept_plans, "MOST_FILES", 3)
     made, _ = planned()
     for number in range(6):
-        kept_plans.Entry(home / f"{number}.plan", str(number)).store(made)
+        kept_plans.KeptPlan(home / f"{number}.plan", str(number)).store(made)
         os.utime(home / f"{number}.plan", (number, number)) if number < 5 else None
     assert len(list(home.glob("*.plan"))) == 3
     assert (home / "5.plan").exists()
@@ -227,7 +227,7 @@ def test_the_oldest_go_first(home, monkeypatch):
 def test_several_threads_write_one_entry(home):
     made, _ = planned()
     (path,) = home.iterdir()
-    entry = kept_plans.Entry(path, json.loads(path.read_bytes()[len(MAGIC) :].partition(b"\n")[0])["key"])
+    entry = kept_plans.KeptPlan(path, json.loads(path.read_bytes()[len(MAGIC) :].partition(b"\n")[0])["key"])
     failed = []
 
     def write_and_read():
