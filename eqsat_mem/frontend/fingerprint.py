@@ -69,8 +69,10 @@ def _value(value: Any) -> Hashable:
         return type(value), tuple((key, _value(item)) for key, item in value.items())
     if isinstance(value, np.ndarray | np.generic) and value.nbytes <= SMALL_BYTES and not value.dtype.hasobject:
         return value.shape, value.dtype.str, value.tobytes()
+    if isinstance(value, float | complex):
+        return type(value), repr(value)  # NaN equals itself here, and 0.0 is not -0.0
     try:
         hash(value)
     except TypeError:
         return Same(value)
-    return type(value), value if value == value else Same(value)
+    return type(value), value

@@ -157,6 +157,10 @@ def test_what_another_process_cannot_recognise_is_not_kept(key):
             stable(value)
 
 
+def test_reads_that_fill_with_no_number_are_recognised(key):
+    assert key(lambda x, y, v: jnp.take_along_axis(x, jnp.ones((600, 1), int), 1)) is not None
+
+
 def test_random_numbers_are_recognised(key):
     def dropped(x, y, v):
         return jax.random.bernoulli(jax.random.key(0), 0.5, x.shape) * x

@@ -102,12 +102,22 @@ def test_two_traces_of_the_same_lines_are_one_body():
     assert hash(fingerprint(body())) == hash(fingerprint(body()))
 
 
+def test_no_number_is_one_number_and_zero_has_a_sign():
+    def divided(number):
+        return jax.make_jaxpr(lambda x: lax.reduce(x, number, lax.add, (0,)) * number)(f32(3))
+
+    assert fingerprint(divided(float("nan"))) == fingerprint(divided(float("nan")))
+    assert fingerprint(divided(0.0)) != fingerprint(divided(-0.0))
+
+
 def test_a_small_constant_counts_by_its_value():
     one, same, other = (fingerprint(body(table=np.full(5, value))) for value in (1.0, 1.0, 2.0))
     assert one == same != other
 
 
-@pytest.mark.parametrize("other", [{"number": 3.0}, {"shape": (4,)}, {"shape": (1, 3)}, {"number": jnp.bfloat16(2)}, {"table": np.ones(5)}])
+@pytest.mark.parametrize(
+    "other", [{"number": 3.0}, {"shape": (4,)}, {"shape": (1, 3)}, {"number": -0.0}, {"number": jnp.bfloat16(2)}, {"table": np.ones(5)}]
+)
 def test_what_differs_is_another_body(other):
     assert fingerprint(body()) != fingerprint(body(**other))
 
