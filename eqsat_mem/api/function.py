@@ -97,8 +97,7 @@ class Function:
         """A new plan."""
         with self.settings.active(), jax.core.eval_context():
             made = pipeline.plan(self.jaxpr, self.options, self.arg_names, self.name, donated=self.donated, placement=self.placement)
-        assert made.record is not None, "a plan of a search has its record"
-        return replace(made, record=replace(made.record, settings=self.settings.active))
+        return made if made.record is None else replace(made, record=replace(made.record, settings=self.settings.active))
 
     def evaluate(self, *args: Any) -> list[Any]:
         """The planned program on flat arguments; JAX can trace it."""
