@@ -151,7 +151,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ["EQSAT_MEM_PROFILES"] = "none"
+    os.environ["EQSAT_MEM_PROFILES"] = os.environ["EQSAT_MEM_CACHE_DIR"] = "none"
     from benchmarks.plan_sources import names
 
     every = [(c, name, options.device) for c in options.programs for name in names(c) if not options.only or name in options.only]

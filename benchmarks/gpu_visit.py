@@ -169,6 +169,7 @@ def _in_a_process(visit: Visit, stage: str, name: str) -> Results:
     """Compiled programs are kept between processes, so that what is run in the second is not tuned there: tuning takes memory, too."""
     environment = {
         **os.environ,
+        "EQSAT_MEM_CACHE_DIR": "none",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "JAX_COMPILATION_CACHE_DIR": str(visit.folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

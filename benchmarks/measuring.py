@@ -27,6 +27,8 @@ from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.options import device_capacity
 from eqsat_mem.units import format_bytes
 
+os.environ.setdefault("EQSAT_MEM_CACHE_DIR", "none")  # seconds of planning are measured
+
 Run = Callable[[], Any]
 Results = dict[str, Any]
 

@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", help="plan only programs whose name contains this")
     options = parser.parse_args(argv)
-    os.environ["EQSAT_MEM_PROFILES"] = "none"
+    os.environ["EQSAT_MEM_PROFILES"] = os.environ["EQSAT_MEM_CACHE_DIR"] = "none"
     every = [which for which in programs(options.programs) if options.only is None or options.only in which[1]]
     with multiprocessing.get_context("spawn").Pool(options.processes) as pool, options.output.open("w") as file:
         for text in pool.imap(record, every):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from eqsat_mem import __version__
-from eqsat_mem.cli.commands import check_rules, devices, rules, show
+from eqsat_mem.cli.commands import cache, check_rules, devices, rules, show
 from eqsat_mem.errors import EqsatMemError, UserFileError
 from eqsat_mem.units import format_bytes
 
@@ -45,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 DEVICE_HELP = (
     "plan for this device, one that eqsat-mem devices lists or the file of a profile (default: EQSAT_MEM_DEVICE, or the one in use)"
+)
+
+
+SECONDS_HELP = (
+    "look no further for a plan after so many seconds (default: EQSAT_MEM_MAX_PLANNING_SECONDS, or five times what XLA takes, at least 60)"
 )
 
 
@@ -98,6 +103,7 @@ def command_line() -> argparse.ArgumentParser:
         metavar="SIZE",
         help='what each compiled function may hold, such as 64MiB or "1.5 GB" (default: EQSAT_MEM_LIMIT, or the device\'s capacity)',
     )
+    run.add_argument("--max-planning-seconds", metavar="S", help=SECONDS_HELP)
     run.add_argument("--device", metavar="NAME", help=DEVICE_HELP + "; functions planned for one that is not here run as written")
     run.add_argument("--report", metavar="FILE", help="write the report as JSON, too")
     run.add_argument("--strict", action="store_true", help="a function that cannot be planned is an error; else it runs as written")
@@ -125,7 +131,7 @@ def command_line() -> argparse.ArgumentParser:
     demo.add_argument("--points", type=_count, default=122_880, metavar="N", help="points on both sides (default: %(default)s)")
     demo.add_argument("--limit", default="64MiB", metavar="SIZE", help="the memory limit (default: %(default)s)")
     demo.set_defaults(command=_demo)
-    for command in (check_rules, devices, rules, show):
+    for command in (cache, check_rules, devices, rules, show):
         command.add(commands)
     return parser
 
@@ -147,6 +153,7 @@ def _add_function(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--limit", metavar="SIZE", help="such as 64MiB or \"1.5 GB\"; else the function's own, EQSAT_MEM_LIMIT, or the device's"
     )
+    command.add_argument("--max-planning-seconds", metavar="S", help=SECONDS_HELP)
     command.add_argument("--device", metavar="NAME", help=DEVICE_HELP)
     command.add_argument(
         "--mesh", metavar="AXIS=N[,AXIS=N]", help="plan for a mesh of devices, such as x=64, with the limit on each; they need not be here"
@@ -160,10 +167,13 @@ def _planned(options: argparse.Namespace) -> tuple[Plan, Callable[[Path], bytes]
     from eqsat_mem.api.meshes import mesh_of_text
     from eqsat_mem.api.optimize import optimize
     from eqsat_mem.cli.user_files import plain, subject
+    from eqsat_mem.options import parse_seconds
 
     function, args, kwargs = subject(options.function, options.args)
     written_by = plain(function)
     said = rules.chosen(options) | ({"device": options.device} if options.device else {}) | ({"tiles": False} if options.no_tiles else {})
+    if options.max_planning_seconds is not None:
+        said |= {"max_planning_seconds": parse_seconds(options.max_planning_seconds, "--max-planning-seconds")}
     said |= {"mesh": mesh_of_text(options.mesh)} if options.mesh else {}
     if written_by is function or options.limit or said:
         function = optimize(written_by, memory_limit=options.limit, **said)
@@ -227,6 +237,7 @@ def _run(options: argparse.Namespace) -> Callable[[], int]:
         options.script,
         is_module=options.is_module,
         limit=options.memory_limit,
+        seconds=options.max_planning_seconds,
         report=options.report,
         strict=options.strict,
         device=options.device,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from jax.extend.core import ClosedJaxpr
 
+from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction, as_written, extract, extractions, original
 from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
@@ -24,10 +25,10 @@ from eqsat_mem.options import Options, format_bytes
 from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
-from eqsat_mem.schedule.search import Schedule, Search, fastest
+from eqsat_mem.schedule.search import Schedule, Search, fastest, straight
 from eqsat_mem.schedule.timing import Known
 from eqsat_mem.transforms.contraction_order import reordered
-from eqsat_mem.transforms.plan_bodies import calls, plan_bodies
+from eqsat_mem.transforms.plan_bodies import BodyPlan, calls, floor_bytes, plan_bodies
 
 if TYPE_CHECKING:  # what few programs need is imported where they do: a first plan would take a tenth longer
     from eqsat_mem.mesh.bodies import Bodies, Specs
@@ -44,8 +45,15 @@ ROUGHLY = 0.1
 """The share of its time by which a program has to be faster than one that receives less from other devices: seconds of exchanges depend on
 what else goes on between devices, which no figure of a link tells."""
 
-Planner = Callable[[Options, Backend, ClosedJaxpr, int], tuple[Schedule | None, int, int]]
-"""Plans the body of a loop or branch for a backend under a limit in bytes: see :data:`eqsat_mem.transforms.plan_bodies.Planner`."""
+
+class Planner(Protocol):
+    """Plans the bodies of loops and branches."""
+
+    def plan(self, options: Options, backend: Backend, deadline: Deadline, body: ClosedJaxpr, limit: int) -> BodyPlan:
+        """The plan of a body for a backend, made until a deadline, under a limit in bytes."""
+
+    def written(self, options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> BodyPlan:
+        """The body as written, without a search."""
 
 
 def rules_of(options: Options, backend: Backend) -> RuleSet:
@@ -78,21 +86,41 @@ class Forms:
     clock: Clock
     placement: Placement | None = None
     """The specs of arguments and results where several devices run the program."""
+    deadline: Deadline = NEVER
 
     def __post_init__(self) -> None:
         self.made = [self.loaded]
         self.others: Iterator[Program] | None = None
         self.candidates: dict[int, _Candidates] = {}
         self.bodies: dict[int, tuple[ClosedJaxpr, Program]] = {}
+        self.planned: dict[Hashable, Program] = {}
 
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
-        """The fastest schedule of the first form that fits (else the smallest of all); the program as written is the first form."""
-        found: list[SearchResult] = []
-        for form in self._forms():
-            found.append(self._fastest(form, backend, limit, scheduler))
-            if found[-1].best.fits(limit):
+        """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
+
+        What was written is the first form. Forms that cannot fit are searched last, and only where they may be the smallest.
+        """
+        found: dict[int, SearchResult] = {}
+        hopeless: list[tuple[int, int, Program]] = []
+        for k, form in enumerate(self._forms()):
+            least = floor_bytes(form) if self.placement is None else 0
+            if least > limit:
+                hopeless.append((k, least, form))
+                continue
+            found[k] = self._fastest(form, backend, limit, scheduler)
+            if found[k].best.fits(limit) or self.deadline.passed():
                 break
-        return replace(min(found, key=lambda f: order(f.best, limit)), before=found[0].before)
+        else:
+            for k, least, form in hopeless:
+                if not found or (least < min(f.best.peak_bytes for f in found.values()) and not self.deadline.passed()):
+                    found[k] = self._fastest(form, backend, limit, scheduler)
+        best = min(found.values(), key=lambda f: order(f.best, limit))
+        return replace(best, before=found[0].before if 0 in found else self.written(backend, limit))
+
+    def written(self, backend: Backend, limit: int) -> Schedule:
+        """The program run as its author wrote it, bodies of its loops as written too."""
+        program, _ = plan_bodies(self.loaded, limit, partial(self.planner.written, self.options, backend))
+        return straight(original(program, self.rules), backend, emitted=False)
 
     def _forms(self) -> Iterator[Program]:
         yield from self.made
@@ -116,17 +144,26 @@ class Forms:
         if self.placement is not None:
             return self._fastest_spread(form, self.placement, backend, limit, scheduler)
         with self.clock("bodies"):
-            program, saved = plan_bodies(form, limit, partial(self.planner, self.options, backend))
+            program, saved = plan_bodies(form, limit, partial(self.planner.plan, self.options, backend, self.deadline.part(1 / 2)))
+            program = self._once(form, program)
         known = self._candidates(program)
         with self.clock("schedule"):
             knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
-            every = (Search(ex, limit, own, *knobs, known.of(ex, own)) for ex in known.every for own in backend.variants(ex.program))
+            variants = ((ex, own) for ex in known.every for own in backend.variants(ex.program))
+            every = (Search(ex, limit, own, *knobs, known.of(ex, own), self.deadline) for ex, own in variants)
             searches = sorted(every, key=lambda search: search.straight.seconds)
             best = _searched(searches, scheduler, known)
             tell(Searched(best, known.view))
             before = next(search for search in searches if search.ex is known.written).unmodified()
             fired = tuple(sorted({*known.view.matches, *best.ex.program.passes}))
             return SearchResult(best, replace(before, peak_bytes=before.peak_bytes + saved), fired)
+
+    def _once(self, form: Program, planned: Program) -> Program:
+        """A form with plans of its bodies: the one that had the same plans before, if any."""
+        if planned is form:
+            return form
+        key = id(form), tuple((tuple(map(id, call.bodies)), call.scratch_bytes) for call in calls(planned))
+        return self.planned.setdefault(key, planned)
 
     def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of what one of several devices runs, in the first group of ways to spread the program that has one."""
@@ -138,12 +175,12 @@ class Forms:
         before, best = None, None
         with self.clock("schedule"):
             for group in known.spread_on(placement, backend, loops):
-                searches = [Search(s.local, limit, backend, *knobs, known.of(s.local, backend)) for s in group]
+                searches = [Search(s.local, limit, backend, *knobs, known.of(s.local, backend), self.deadline) for s in group]
                 if before is None:
                     before = next(search for search, s in zip(searches, group, strict=True) if s.of is known.written).unmodified()
                 found = _searched(searches, scheduler, known)
                 best = found if best is None or order(found, limit) < order(best, limit) else best
-                if best.fits(limit):
+                if best.fits(limit) or self.deadline.passed():
                     break
             assert best is not None, "nothing spread is one way"
             assert before is not None, "the program as written is in the first group"
@@ -156,9 +193,9 @@ class Forms:
         found: list[tuple[Devices, Schedule]] = []
         for times in (2, 4):
             larger = None if self.placement is None else self.placement.with_more(times, shapes)
-            if larger is None or (found and found[-1][1].fits(limit)):
+            if larger is None or (found and found[-1][1].fits(limit)) or self.deadline.passed():
                 break
-            wider = Forms(self.loaded, self.rules, self.options, self.backend, self.planner, Clock(), larger)
+            wider = Forms(self.loaded, self.rules, self.options, self.backend, self.planner, Clock(), larger, self.deadline)
             found.append((larger.devices, wider.fastest(self.backend, limit).best))
         texts = [f"with {devices} {format_bytes(best.peak_bytes - shared_bytes, round_up=True)}" for devices, best in found]
         end = ", which fits" if found and found[-1][1].fits(limit) else ""
@@ -166,7 +203,8 @@ class Forms:
 
     def _body(self, placement: Placement, backend: Backend, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int) -> tuple[Schedule, int]:
         """The body of a loop or branch as each device runs it, and what it holds besides its arguments."""
-        forms = Forms(self._loaded_body(body), self.rules, self.options, self.backend, self.planner, Clock(), placement.of(ins, outs))
+        known = placement.of(ins, outs)
+        forms = Forms(self._loaded_body(body), self.rules, self.options, self.backend, self.planner, Clock(), known, self.deadline)
         shapes = (share_of(aval.shape, spec, placement.devices) for aval, spec in zip(body.in_avals, ins, strict=True))
         given = sum(math.prod(shape) * itemsize(aval.dtype) for shape, aval in zip(shapes, body.in_avals, strict=True))
         best = forms.fastest(backend, room + given).best
@@ -180,22 +218,22 @@ class Forms:
         return self.bodies[id(body)][1]
 
     def _candidates(self, program: Program) -> _Candidates:
-        """The programs equal to one under the rules: kept for a form as it is, made anew where bodies are planned, as they are for a
-        limit."""
+        """The programs equal to one under the rules: kept for forms, and for those with plans of their bodies."""
         known = self.candidates.get(id(program))
         if known is not None:
             return known
         rules, options = self.rules, self.options
-        limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=self.backend.unrolled_elements)
+        unrolled = self.backend.unrolled_elements
+        limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=unrolled, deadline=self.deadline)
 
         def extracted(rules: RuleSet) -> _Candidates:
             with self.clock("saturate"):
                 view = saturate(program, rules, limits, self.backend.rounds_operands)
             with self.clock("extract"):
-                return _extracted(view, rules, self.backend)
+                return _extracted(view, rules, self.backend, self.deadline.part(1 / 2))
 
         known = attributed(rules, extracted)
-        if any(program is form for form in self.made):
+        if any(program is form for form in (*self.made, *self.planned.values())):
             self.candidates[id(program)] = known
         return known
 
@@ -233,13 +271,13 @@ class _Candidates:
             self.known[key] = Known.nothing(ex, backend)
         return self.known[key]
 
-    def rematerialised(self, s: Schedule, limit: int) -> Schedule:
+    def rematerialised(self, s: Schedule, limit: int, deadline: Deadline) -> Schedule:
         """A schedule with values rematerialised; moves of one without loops are kept, since no limit changes them."""
         from eqsat_mem.schedule.remat import Moved
 
         if s.chunks:
-            return Moved(s).fitting(limit)
-        return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).fitting(limit)
+            return Moved(s).fitting(limit, deadline)
+        return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).fitting(limit, deadline)
 
 
 def _left(placement: Placement, backend: Backend, body: Program, ins: Specs) -> tuple[Specs, frozenset[int]]:
@@ -249,12 +287,12 @@ def _left(placement: Placement, backend: Backend, body: Program, ins: Specs) -> 
     return left_as(body, placement.of(ins, (None,) * len(body.outputs)), backend)
 
 
-def _extracted(view: View, rules: RuleSet, backend: Backend) -> _Candidates:
+def _extracted(view: View, rules: RuleSet, backend: Backend, deadline: Deadline) -> _Candidates:
     seconds = partial(term_seconds, backend=backend)
     written = as_written(view)
     has_takes = any(isinstance(term, Take) for term in view.program.terms)
     prices = (*MEMORY_PRICES, ROWS_PRICE) if has_takes else MEMORY_PRICES
-    found = [written, *extractions(view, seconds, prices)]
+    found = [written, *extractions(view, seconds, prices, deadline)]
     for ex, price in zip(found, (None, *prices)):
         tell(Extracted(ex, price))
     found += [new for ex in found if (new := reordered(ex, rules, seconds)) is not None]
@@ -264,14 +302,14 @@ def _extracted(view: View, rules: RuleSet, backend: Backend) -> _Candidates:
 
 def _searched(searches: Sequence[Search], scheduler: Scheduler, known: _Candidates) -> Schedule:
     """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are."""
-    limit, backend = searches[0].limit, searches[0].backend
+    limit, backend, deadline = searches[0].limit, searches[0].backend, searches[0].deadline
     best, closest = _best(searches, scheduler)
     if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
-        best = min(best, _best([closest.with_limit(0)], scheduler)[0], key=lambda s: s.peak_bytes)
+        best = min(best, _best([closest.with_limit(0, deadline)], scheduler)[0], key=lambda s: s.peak_bytes)
     for s in [best, *(search.straight for search in searches)] if backend.tie is not None else ():
         useful = limit if best.fits(limit) else best.peak_bytes - 1
         if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and _least_bytes(s) <= useful:
-            best = min(best, known.rematerialised(s, limit), key=partial(order, limit=limit))
+            best = min(best, known.rematerialised(s, limit, deadline), key=partial(order, limit=limit))
     return best
 
 
@@ -283,9 +321,12 @@ def _least_bytes(s: Schedule) -> int:
 
 def _best(searches: Sequence[Search], scheduler: Scheduler) -> tuple[Schedule, Search]:
     """The best schedule of several programs that compute the same, each searched with the best of those before in sight, and its search."""
-    first, *others = searches
+    deadline = searches[0].deadline.part(1 / 2)  # the other half is for values that are computed again
+    first, *others = (search.with_limit(search.limit, deadline) for search in searches)
     best, of = scheduler(first, None), first
     for search in others:
+        if deadline.passed():
+            break
         found = scheduler(search, best)
         better = _better(best, found, search.limit)
         best, of = better, (of if better is best else search)

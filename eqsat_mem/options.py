@@ -22,6 +22,7 @@ Accuracy = Literal["bitwise", "reassociate", "all"]
 
 LIMIT_VARIABLE = "EQSAT_MEM_LIMIT"
 DEVICE_VARIABLE = "EQSAT_MEM_DEVICE"
+SECONDS_VARIABLE = "EQSAT_MEM_MAX_PLANNING_SECONDS"
 LARGEST_BYTES = 2**63 - 1
 
 _SIZE = re.compile(r"((?:\d+(?:\.\d*)?|\.\d+)(?:e\+?\d{1,2}(?![a-z]))?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
@@ -52,6 +53,8 @@ class Options:
         max_rows: rows of the e-graph at which saturation stops.
         max_iterations: iterations after which saturation stops.
         max_seconds: seconds after which saturation stops; its plans then depend on how busy the machine was.
+        max_planning_seconds: seconds after which planning as a whole looks no further and takes the best plan found that fits; None is
+            ``EQSAT_MEM_MAX_PLANNING_SECONDS``, or :func:`eqsat_mem.pipeline.planning_seconds` of the program.
         verify: whether the plan is compiled and its peak compared with the limit.
         device: the device to plan for: a name that ``eqsat-mem devices`` lists, ``"cpu"``, or the file of a profile; None is
             ``EQSAT_MEM_DEVICE``, or the device in use.
@@ -72,6 +75,7 @@ class Options:
     max_rows: int = 50_000
     max_iterations: int = 30
     max_seconds: float = 60.0
+    max_planning_seconds: float | None = None
     verify: bool = True
     device: str | None = None
     tiles: bool = True
@@ -82,7 +86,9 @@ class Options:
                 object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         for name in ("max_rows", "max_iterations"):
             object.__setattr__(self, name, _positive_int(getattr(self, name), name))
-        object.__setattr__(self, "max_seconds", _positive_seconds(self.max_seconds, "max_seconds"))
+        for name in ("max_seconds", "max_planning_seconds"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _positive_seconds(getattr(self, name), name))
         object.__setattr__(self, "rules", _paths(self.rules, "rules"))
         object.__setattr__(self, "operations", _several(self.operations))
         if self.only_rules is not None:
@@ -124,6 +130,30 @@ def parse_bytes(value: Any, argument: str = "memory_limit") -> int:
 def resolve_device(options: Options) -> str | None:
     """The device to plan for: the option, else ``EQSAT_MEM_DEVICE``; None is the device in use."""
     return options.device or os.environ.get(DEVICE_VARIABLE, "").strip() or None
+
+
+def resolve_planning_seconds(options: Options) -> float | None:
+    """The bound on the whole of planning: the option, else ``EQSAT_MEM_MAX_PLANNING_SECONDS``; None leaves it to the program's size.
+
+    Raises:
+        OptionError: if the variable holds no number of seconds.
+    """
+    given = os.environ.get(SECONDS_VARIABLE, "").strip()
+    if options.max_planning_seconds is not None or not given:
+        return options.max_planning_seconds
+    return parse_seconds(given, SECONDS_VARIABLE)
+
+
+def parse_seconds(text: str, argument: str) -> float:
+    """A number of seconds from text.
+
+    Raises:
+        OptionError: if the text is no number above zero; it names ``argument``.
+    """
+    try:
+        return _positive_seconds(float(text), argument)
+    except ValueError:
+        raise OptionError(f"{argument} must be a number of seconds above zero, not {text!r}.") from None
 
 
 def resolve_limit(options: Options, capacity: int | None = None, mesh: Any = None) -> int:

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.backends.choose import backend_for
-from eqsat_mem.backends.xla import constrained, devices_here, donations, named_shardings, partition_specs, shown_mesh
+from eqsat_mem.backends.xla import constrained, partition_specs, shown_mesh
 from eqsat_mem.candidates import Forms, SearchResult, rules_of
 from eqsat_mem.codegen.emit import Emitted, emit
+from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.errors import DeviceCompilerError, MemoryLimitError, OptionError
-from eqsat_mem.events import Began, Clock, Compiled, Ended, Loaded, tell
+from eqsat_mem.errors import MemoryLimitError
+from eqsat_mem.events import Began, Clock, Ended, Loaded, tell
+from eqsat_mem.frontend.fingerprint import fingerprint
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
-from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
+from eqsat_mem.options import Options, resolve_device
 from eqsat_mem.passes import Pass
 from eqsat_mem.reports.outline import body_loops, exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.record import Record, Scheduler
+from eqsat_mem.request import Request, request_of
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
 from eqsat_mem.schedule.search import Schedule, fastest, unscheduled
-from eqsat_mem.transforms.plan_bodies import has_plans
+from eqsat_mem.transforms.plan_bodies import BodyPlan, Frontier, has_plans
 
 GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
@@ -51,99 +54,30 @@ def plan(
     backend: Backend | None = None,
     donated: Sequence[int] = (),
     placement: Placement | None = None,
+    deadline: Deadline | None = None,
 ) -> Plan:
     """The fastest program found that computes ``jaxpr`` within the limit, on the device in use unless another backend is given.
 
     Outputs may take the memory of the ``donated`` arguments of their shape and dtype. With a ``placement`` several devices run the program,
-    and limit and figures are those of each.
+    and limit and figures are those of each. The ``deadline`` is that of the options unless another is given.
 
     Raises:
-        MemoryLimitError: if no plan fits; it names the tensors of the smallest plan found.
+        MemoryLimitError: if no plan fits, or none was found in time; it names the tensors of the smallest plan found.
     """
-    backend = backend or backend_for(resolve_device(options))
-    limit = resolve_limit(options, backend.capacity_bytes)
-    _refuse_more_than_there_is(limit, backend)
-    taken, shared_bytes = donations(jaxpr, donated, placement)
-    if placement is not None:
-        backend = backend.among(devices_here(placement))
-    backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
-    backend = backend if options.tiles and options.accuracy == "all" and placement is None else backend.without_tiles()
-    request = _Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes, placement)
-    tell(Began(name, limit))
+    request = request_of(jaxpr, options, arg_names, name, backend or backend_for(resolve_device(options)), donated, placement, deadline)
+    return _told(request, partial(_plan, request, BodyPlans()))
+
+
+def _told(request: Request, planning: Callable[[], Plan]) -> Plan:
+    """The plan of a request, of whose beginning and end those who listen are told."""
+    tell(Began(request.name, request.held(request.limit)))
     made = None
     try:
         with _without_collections():
-            made = _plan(request)
+            made = planning()
     finally:
-        tell(Ended(name, made))
+        tell(Ended(request.name, made))
     return made
-
-
-def _refuse_more_than_there_is(limit: int, backend: Backend) -> None:
-    memory = backend.memory_bytes
-    if memory is not None and limit > memory:
-        raise OptionError(
-            f"memory_limit = {format_bytes(limit)} is more than {backend.device.name} has, {format_bytes(memory)}: lower the limit, "
-            "leave it out for all that a program may hold there, or name a larger device."
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class _Request:
-    """The function to be planned: traced, with the limit in bytes and the backend that its options and the machine come to.
-
-    Within a request, bytes are counted as if no output took the memory of an argument: the limit, predictions and what XLA holds alike.
-    What leaves it (:meth:`held`) is less by ``shared_bytes``.
-    """
-
-    jaxpr: ClosedJaxpr
-    arg_names: tuple[str, ...]
-    name: str
-    options: Options
-    limit: int
-    backend: Backend
-    taken: tuple[int, ...]
-    shared_bytes: int
-    placement: Placement | None = None
-    unchecked: list[str] = field(default_factory=list)
-    """The reasons for which nothing can be compiled for the target here, once that has turned out."""
-
-    def held(self, counted: int) -> int:
-        """The bytes that are held at once, of bytes counted within the request."""
-        return counted - self.shared_bytes
-
-    def runnable(self, code: Emitted, checked: bool = False) -> Callable[..., Any]:
-        """The function of a plan; on a mesh of several devices that of them all, to run or to be ``checked``."""
-        if self.placement is None:
-            return code.function
-        return partial(code.function, mesh=None if self.placement.around and not checked else self.placement.mesh)
-
-    def compiled(self, function: Callable[..., Any], predicted: int, arguments: Sequence[Spec | None] | None = None) -> Check | None:
-        """A function of the program's arguments as compiled; the bytes that it holds are told beside their prediction.
-
-        On a mesh ``arguments`` says how they lie, else as they were given. None where nothing is compiled: it is not asked for, or there is
-        no compiler for the target here.
-        """
-        if not self.verifies:
-            return None
-        shardings = None if self.placement is None else named_shardings(self.placement, arguments or self.placement.arguments)
-        try:
-            check = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit), shardings=shardings)
-        except DeviceCompilerError as reason:
-            self.unchecked.append(str(reason))
-            return None
-        tell(Compiled(check.held_bytes, self.held(predicted), self.held(self.limit)))
-        return replace(check, held_bytes=check.held_bytes + self.shared_bytes)
-
-    @property
-    def verifies(self) -> bool:
-        """Whether programs are compiled and compared with the limit: where there are devices to compile for."""
-        return self.options.verify and not self.unchecked and (self.placement is None or self.placement.mesh is not None)
-
-    @property
-    def asks_for_loops(self) -> bool:
-        """Whether sizes of values are bounded, whatever that costs."""
-        return self.options.tensor_size_threshold is not None or self.options.tensor_split_size is not None
 
 
 @contextmanager
@@ -158,22 +92,78 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _plan(request: _Request) -> Plan:
+def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None) -> Plan:
+    """The plan of a request; its bodies' plans are kept in ``bodies``. What is ``known`` has been found for other limits."""
     clock = Clock()
-    with clock("trace"):
-        rules = rules_of(request.options, request.backend)
-        preferences = request.backend.preferences
-        loaded = load(request.jaxpr, request.arg_names, preferences, rules.passes)
-        tell(Loaded(loaded))
-    forms = Forms(loaded, rules, request.options, request.backend, _plan_body, clock, request.placement)
+    forms = known or _forms(request, bodies, clock)
+    forms.clock, forms.deadline, loaded = clock, request.deadline, forms.loaded
     found = forms.fastest(request.backend, request.limit)
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
-    programs = _Programs(request.jaxpr, request.arg_names, preferences, loaded)
+    programs = _Programs(request.jaxpr, request.arg_names, request.backend.preferences, loaded)
     searched_for = chosen.backend, chosen.planned_limit
     again = partial(_again, request, programs, *searched_for)
     record = Record(found.before, *searched_for, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names)
     return _report(request, found, chosen, clock, record)
+
+
+def _forms(request: Request, bodies: BodyPlans, clock: Clock) -> Forms:
+    """The program of a request, loaded."""
+    with clock("trace"):
+        rules = rules_of(request.options, request.backend)
+        loaded = load(request.jaxpr, request.arg_names, request.backend.preferences, rules.passes)
+        tell(Loaded(loaded))
+    return Forms(loaded, rules, request.options, request.backend, bodies, clock, request.placement, request.deadline)
+
+
+@dataclass(eq=False)
+class BodyPlans:
+    """BodyPlans of the loops and branches of one program: each is loaded and saturated once, and planned for few limits.
+
+    Equal bodies are one: those of several forms of the program, of its retries, and of loops inside of loops.
+    """
+
+    forms: dict[Hashable, Forms] = field(default_factory=dict)
+    frontiers: defaultdict[Hashable, Frontier] = field(default_factory=partial(defaultdict, Frontier))
+    keys: dict[int, tuple[ClosedJaxpr, Hashable]] = field(default_factory=dict)
+
+    def plan(self, options: Options, backend: Backend, deadline: Deadline, body: ClosedJaxpr, limit: int) -> BodyPlan:
+        """The plan of a body for a backend, made until a deadline, under a limit in bytes."""
+
+        def planner(limit: int) -> BodyPlan:
+            request = self._request(options, backend, body, limit, deadline)
+            try:
+                inner = _told(request, lambda: _plan(request, self, self._forms(key, request)))
+            except MemoryLimitError as error:
+                held = max(error.smallest_bytes - aval_bytes(body.in_avals), 0)
+                return BodyPlan(None, held, held, error.smallest_bytes, fits=False)
+            held, written = (peak - inner.argument_bytes for peak in (inner.peak_bytes, inner.original_peak_bytes))
+            assert inner.predicted_s is not None, "a body is searched"
+            return BodyPlan(None if inner.unchanged else inner.schedule, held, written, inner.peak_bytes, inner.predicted_s)
+
+        key = self._key(options, backend, body)
+        return self.frontiers[key].within(max(limit, 1), planner)
+
+    def written(self, options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> BodyPlan:
+        """The body as written, without a search."""
+        request = self._request(options, backend, body, limit, NEVER)
+        s = self._forms(self._key(options, backend, body), request).written(request.backend, max(limit, 1))
+        held = s.peak_bytes - argument_bytes(s.ex.program)
+        return BodyPlan(None, held, held, s.peak_bytes, s.seconds)
+
+    def _request(self, options: Options, backend: Backend, body: ClosedJaxpr, limit: int, deadline: Deadline) -> Request:
+        names = [f"x{k}" for k in range(len(body.in_avals))]
+        return request_of(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body", backend, deadline=deadline)
+
+    def _forms(self, key: Hashable, request: Request) -> Forms:
+        if key not in self.forms:
+            self.forms[key] = _forms(request, self, Clock())
+        return self.forms[key]
+
+    def _key(self, options: Options, backend: Backend, body: ClosedJaxpr) -> Hashable:
+        if id(body) not in self.keys:
+            self.keys[id(body)] = body, fingerprint(body)
+        return self.keys[id(body)][1], replace(options, memory_limit=None), backend
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,31 +187,19 @@ class _Programs:
 
 
 def _again(
-    request: _Request,
+    request: Request,
     programs: _Programs,
     backend: Backend,
     limit: int,
     without: frozenset[str] = frozenset(),
     scheduler: Scheduler = fastest,
 ) -> Schedule:
-    """The best schedule that the same search finds without some rules and passes; it stops for other reasons than the clock."""
+    """The best schedule that the same search finds without some rules and passes; saturation stops for other reasons than the clock."""
     left_out = (*request.options.without_rules, *sorted(without))
     patient = replace(request.options, max_seconds=PATIENCE_S, without_rules=left_out)
     rules = rules_of(patient, backend)
-    forms = Forms(programs.by(rules.passes), rules, patient, backend, _plan_body, Clock(), request.placement)
+    forms = Forms(programs.by(rules.passes), rules, patient, backend, BodyPlans(), Clock(), request.placement, request.deadline.again())
     return forms.fastest(backend, limit, scheduler).best
-
-
-def _plan_body(options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> tuple[Schedule | None, int, int]:
-    """The body of a loop or branch planned under ``limit``: its schedule, and what it holds besides arguments, planned and as written."""
-    names = [f"x{k}" for k in range(len(body.in_avals))]
-    try:
-        inner = plan(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body", backend)
-    except MemoryLimitError as error:
-        held = max(error.smallest_bytes - aval_bytes(body.in_avals), 0)
-        return None, held, held
-    written = inner.original_peak_bytes - inner.argument_bytes
-    return (None if inner.unchanged else inner.schedule), inner.peak_bytes - inner.argument_bytes, written
 
 
 # --- emitting and verifying ---------------------------------------------------------------------------
@@ -243,7 +221,7 @@ class _Chosen:
         return None if self.check is None else self.check.held_bytes
 
 
-def _chosen(request: _Request, forms: Forms, found: SearchResult) -> _Chosen:
+def _chosen(request: Request, forms: Forms, found: SearchResult) -> _Chosen:
     """The program as it was where it fits and a plan gains too little; else the plan that fits."""
     limit, best, before = request.limit, found.best, found.before
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
@@ -267,7 +245,7 @@ def _chosen(request: _Request, forms: Forms, found: SearchResult) -> _Chosen:
     return planned
 
 
-def _keep(request: _Request, loaded: Program, before: Schedule) -> _Chosen | None:
+def _keep(request: Request, loaded: Program, before: Schedule) -> _Chosen | None:
     """The program as it was, if it holds no more than the limit once compiled; its source is the same written out."""
     function, limit = jaxpr_as_fun(request.jaxpr), request.limit
     placement = request.placement
@@ -293,7 +271,7 @@ def _as_held(chosen: _Chosen) -> float:
     return s.seconds + max(held - predicted, 0.0)
 
 
-def _emit_within(request: _Request, forms: Forms, best: Schedule) -> _Chosen:
+def _emit_within(request: Request, forms: Forms, best: Schedule) -> _Chosen:
     """Emit a program that holds no more than the limit once compiled.
 
     Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant.
@@ -302,7 +280,7 @@ def _emit_within(request: _Request, forms: Forms, best: Schedule) -> _Chosen:
         return _verified(request, forms, request.backend, best)
     except MemoryLimitError as error:
         cautious = request.backend.cautious()
-        if cautious is None or not best.fits(request.limit):
+        if cautious is None or not best.fits(request.limit) or request.deadline.passed():
             raise
         first = error
     try:
@@ -311,7 +289,7 @@ def _emit_within(request: _Request, forms: Forms, best: Schedule) -> _Chosen:
         raise min(first, second, key=lambda error: error.smallest_bytes) from None
 
 
-def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule) -> _Chosen:
+def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule) -> _Chosen:
     """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
 
     Where nothing fits the next planned limit, it was too low a guess: the one after is halfway back to the last program that was compiled.
@@ -321,6 +299,8 @@ def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule)
     planned_limit, above = limit, 0
     smallest: tuple[int, Schedule] | None = None
     for attempt in range(ATTEMPTS):
+        if attempt and request.deadline.passed():
+            break
         if attempt:
             best = forms.fastest(backend, planned_limit).best
         if best.fits(planned_limit):
@@ -352,16 +332,16 @@ def _tighter(s: Schedule, held: int, limit: int) -> int:
     return min(s.peak_bytes - 1, fixed + int(0.95 * predicted * max(limit - fixed, 0) / real))
 
 
-def _too_large(request: _Request, forms: Forms, s: Schedule, smallest: int) -> MemoryLimitError:
+def _too_large(request: Request, forms: Forms, s: Schedule, smallest: int) -> MemoryLimitError:
     fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
     limit, smallest, fixed = map(request.held, (request.limit, smallest, fixed))
-    known = peak_tensors(s), request.name, fixed, restrictions(s, request.options), request.shared_bytes
+    known = peak_tensors(s), request.name, fixed, (*restrictions(s, request.options), *request.stopped), request.shared_bytes
     devices = 1 if request.placement is None else request.placement.devices.total
     shapes = [aval.shape for aval in (*request.jaxpr.in_avals, *request.jaxpr.out_avals)]
     return MemoryLimitError(limit, smallest, *known, devices, forms.with_more_devices(request.limit, shapes, request.shared_bytes))
 
 
-def _report(request: _Request, found: SearchResult, chosen: _Chosen, clock: Clock, record: Record) -> Plan:
+def _report(request: Request, found: SearchResult, chosen: _Chosen, clock: Clock, record: Record) -> Plan:
     s, program, placement = chosen.schedule, chosen.schedule.ex.program, request.placement
     lying: tuple[Sequence[Spec | None], Sequence[Spec | None]] = ((), ()) if placement is None else (placement.arguments, placement.results)
     if program.shares is not None and not chosen.unchanged:
@@ -394,5 +374,6 @@ def _report(request: _Request, found: SearchResult, chosen: _Chosen, clock: Cloc
         spread=() if chosen.unchanged else spread_indices(program),
         collectives=() if chosen.unchanged else exchanges(s),
         compiler_options={} if chosen.unchanged else dict(chosen.backend.compiler_options),
+        planning_bound_s=request.deadline.seconds if request.deadline.struck else None,
         record=record,
     )

@@ -3,6 +3,9 @@
 import os
 
 os.environ["EQSAT_MEM_PROFILES"] = "none"  # plans do not depend on what somebody calibrated here
+os.environ["EQSAT_MEM_MAX_PLANNING_SECONDS"] = "3600"  # nor on how busy the machine is
+os.environ["EQSAT_MEM_CACHE_DIR"] = "none"  # nor on what was planned before
+os.environ.setdefault("EQSAT_MEM_DEBUG", "0")  # no line of progress among what commands write
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # where the compiler for GPUs is installed, JAX complains of the GPU that is not there
 os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")  # which takes longer than what some tests try in vain
 

@@ -24,7 +24,7 @@ from eqsat_mem.events import Clock
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import walk_regions
 from eqsat_mem.options import Options
-from eqsat_mem.pipeline import _plan_body, plan
+from eqsat_mem.pipeline import BodyPlans, plan
 from eqsat_mem.schedule.chunk_sizes import FEW_LOOPS, tied
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.memory import Memory
@@ -102,7 +102,7 @@ def test_the_least_memory_is_looked_for_in_one_program_only():
         limits.append(search.limit)
         return fastest(search, rival)
 
-    forms = Forms(loaded(training_step(2)), load_rules(), Options(memory_limit=1), CPU, _plan_body, Clock())
+    forms = Forms(loaded(training_step(2)), load_rules(), Options(memory_limit=1), CPU, BodyPlans(), Clock())
     smallest = forms.fastest(CPU, 1, scheduler).best
     assert smallest.peak_bytes > 1
     assert limits.count(1) > 1

@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="plan only every Nth program")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(argv)
-    os.environ["EQSAT_MEM_PROFILES"] = "none"
+    os.environ["EQSAT_MEM_PROFILES"] = os.environ["EQSAT_MEM_CACHE_DIR"] = "none"
     constants = [path for path in paths() if not options.only or any(part in path for part in options.only)]
     jobs = [(which, constants, options.factors) for which in list(plan_sources.programs(options.programs))[:: options.every]]
     report: dict[str, Any] = {"factors": options.factors, "constants": constants, "plans": 0, "programs": [], "changed": Counter()}

@@ -20,15 +20,18 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from eqsat_mem import pipeline
+from eqsat_mem.api import kept_plans
 from eqsat_mem.api.processes import job
 from eqsat_mem.api.varying import plain_aval, without_varying_types
+from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.errors import DeviceError
 from eqsat_mem.frontend.effects import refuse_collectives, without_resultless_effects
 from eqsat_mem.ir.jaxprs import holds_64_bits
 from eqsat_mem.ir.mesh import Placement, Spec
-from eqsat_mem.options import Options
+from eqsat_mem.options import Options, resolve_device
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.progress import watched
+from eqsat_mem.request import request_of
 
 Mask = tuple[bool, ...]
 Dims = tuple[int | None, ...]
@@ -77,29 +80,42 @@ class Function:
         with self._lock:
             if self._plan is None:
                 with self.settings.active(), jax.core.eval_context(), watched(self.name):
-                    made = self._made()
-                    if made.record is not None:
-                        made = replace(made, record=replace(made.record, settings=self.settings.active))
-                    self._plan = made
+                    self._plan = self._made()
             return self._plan
 
     def _made(self) -> Plan:
-        """A plan; where several processes run it, they plan for one profile, and compare what they have planned."""
-        make = partial(pipeline.plan, self.jaxpr, self.options, self.arg_names, self.name, donated=self.donated, placement=self.placement)
-        together = job(self.name, self.placement)
-        if together is None:
-            return make()
-        assert self.placement is not None, "several processes have a mesh"
-        backend = together.backend(self.jaxpr, self.options, self.placement)
-        with together.finishing():
-            made = make(backend=backend)
-        together.compare_programs(made.source)
+        """The plan that is kept, or else a new one, which is kept from now on."""
+        backend = backend_for(resolve_device(self.options))
+        request = request_of(self.jaxpr, self.options, self.arg_names, self.name, backend, self.donated, self.placement)
+        entry = kept_plans.entry(request)
+        kept = None if entry is None else entry.load(request, self._planned)
+        if kept is not None:
+            return kept
+        made = self._planned()
+        if entry is not None:
+            entry.store(made)
         return made
+
+    def _planned(self) -> Plan:
+        """A new plan; where several processes run it, they plan for one profile, and compare the plans."""
+        with self.settings.active(), jax.core.eval_context():
+            given = self.jaxpr, self.options, self.arg_names, self.name
+            make = partial(pipeline.plan, *given, donated=self.donated, placement=self.placement)
+            together = job(self.name, self.placement)
+            if together is None:
+                made = make()
+            else:
+                assert self.placement is not None, "several processes have a mesh"
+                backend = together.backend(self.jaxpr, self.options, self.placement)
+                with together.finishing():
+                    made = make(backend=backend)
+                together.compare_programs(made.source)
+        return made if made.record is None else replace(made, record=replace(made.record, settings=self.settings.active))
 
     def evaluate(self, *args: Any, platforms: Collection[str] = ()) -> list[Any]:
         """The planned program on flat arguments; JAX can trace it. ``platforms`` are those that it is lowered for."""
         plan = self.plan()
-        if plan.schedule is None or tuple(platforms) != (plan.schedule.backend.exported_for,):
+        if plan.record is None or tuple(platforms) != (plan.record.backend.exported_for,):
             refuse_elsewhere(plan)
         with self.settings.active():
             return list(plan.function(*args))
@@ -133,7 +149,7 @@ class Function:
 
 def refuse_elsewhere(plan: Plan) -> None:
     """Raise ``DeviceError`` if a plan was made for a device that is not the one in use."""
-    if plan.schedule is not None and not plan.schedule.backend.is_here:
+    if not plan.is_here:
         raise DeviceError(
             f"this plan of {plan.name} is for {plan.device}, and the device in use is {jax.local_devices()[0].device_kind}: run it there, "
             "or leave out device= (and unset EQSAT_MEM_DEVICE) to plan for this one. plan.source is the program for that device."

@@ -53,6 +53,7 @@ def optimize(
     max_rows: int = 50_000,
     max_iterations: int = 30,
     max_seconds: float = 60.0,
+    max_planning_seconds: float | None = None,
     verify: bool = True,
     device: str | None = None,
     tiles: bool = True,
@@ -86,6 +87,9 @@ def optimize(
         max_rows: rows of the e-graph at which saturation stops.
         max_iterations: iterations after which saturation stops.
         max_seconds: seconds after which saturation stops; its plans then depend on how busy the machine was.
+        max_planning_seconds: seconds after which planning takes the best plan found so far that fits, and the plan says so; a step of the
+            e-graph or a compilation that has begun is finished. None is ``EQSAT_MEM_MAX_PLANNING_SECONDS``, or else five
+            times what XLA is expected to take to compile the function, at least 60 s.
         verify: compile the plan and compare what it holds with the limit.
         device: the device to plan for: a name that ``eqsat-mem devices`` lists (``"h100"``), or the file of a profile. None is
             ``EQSAT_MEM_DEVICE``, or else the device in use. A plan for a device that is not here can be looked at and exported; it does
@@ -102,7 +106,7 @@ def optimize(
 
     Raises:
         OptionError: if an option has a wrong value.
-        MemoryLimitError: from a call, if no plan fits.
+        MemoryLimitError: from a call, if no plan fits, or none was found in time.
         DeviceError: from a call, if the plan is for a device that is not the one in use.
 
     >>> import jax.numpy as jnp
@@ -124,6 +128,7 @@ def optimize(
         max_rows=max_rows,
         max_iterations=max_iterations,
         max_seconds=max_seconds,
+        max_planning_seconds=max_planning_seconds,
         verify=verify,
         device=device,
         tiles=tiles,

@@ -283,7 +283,7 @@ def _plan(function: Function, known: dict[str, Any]) -> Entry:
         reason = f"all that it ever makes takes {format_bytes(most)}, too little for a plan"
         return Entry(**known, outcome="left alone", reason=reason, limit_bytes=limit)
     plan = function.plan()
-    is_here = plan.schedule.backend.is_here
+    is_here = plan.is_here
     return Entry(
         **known,
         outcome="fitting" if plan.unchanged else "planned" if is_here else "left alone",

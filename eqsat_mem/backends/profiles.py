@@ -36,6 +36,11 @@ def folder() -> Path | None:
     chosen = os.environ.get(VARIABLE, "").strip()
     if chosen:
         return None if chosen.lower() == "none" else Path(chosen)
+    return user_folder()
+
+
+def user_folder() -> Path:
+    """Return the folder of this package in the platform's cache folder."""
     if sys.platform == "win32":
         base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":

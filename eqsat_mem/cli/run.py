@@ -17,11 +17,18 @@ from typing import Any
 from eqsat_mem.api.run_report import Ledger, say
 from eqsat_mem.cli import run_script as scripts
 from eqsat_mem.errors import OptionError
-from eqsat_mem.options import DEVICE_VARIABLE, LIMIT_VARIABLE, parse_bytes
+from eqsat_mem.options import DEVICE_VARIABLE, LIMIT_VARIABLE, SECONDS_VARIABLE, parse_bytes, parse_seconds
 
 
 def prepare(
-    script_name: str, *, is_module: bool, limit: str | None, report: str | None, strict: bool, device: str | None = None
+    script_name: str,
+    *,
+    is_module: bool,
+    limit: str | None,
+    report: str | None,
+    strict: bool,
+    device: str | None = None,
+    seconds: str | None = None,
 ) -> Callable[[Sequence[str]], None]:
     """Prepare to run a script or module as ``__main__`` with a ``jax.jit`` that plans; the report is written when the process exits.
 
@@ -34,12 +41,13 @@ def prepare(
         report: the path of the JSON report; None for no such file.
         strict: whether a function that cannot be planned raises an error instead of running as written.
         device: the device for which plans are made; None leaves it to the environment.
+        seconds: the bound on the planning of each function as text; None leaves it to the environment.
 
     Returns:
         A function that runs the script with its command-line arguments.
 
     Raises:
-        OptionError: if the limit is not a size, or the report cannot be written.
+        OptionError: if the limit is not a size, the bound no number of seconds, or the report cannot be written.
         UserFileError: if there is no such script or module.
     """
     if limit is not None:
@@ -47,6 +55,11 @@ def prepare(
         os.environ[LIMIT_VARIABLE] = limit
     elif os.environ.get(LIMIT_VARIABLE, "").strip():
         parse_bytes(os.environ[LIMIT_VARIABLE], LIMIT_VARIABLE)
+    if seconds is not None:
+        parse_seconds(seconds, "--max-planning-seconds")
+        os.environ[SECONDS_VARIABLE] = seconds
+    elif os.environ.get(SECONDS_VARIABLE, "").strip():
+        parse_seconds(os.environ[SECONDS_VARIABLE], SECONDS_VARIABLE)
     if device is not None:
         os.environ[DEVICE_VARIABLE] = device
     file = None if report is None else _writable(report)

@@ -12,8 +12,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 
 from eqsat_mem import ir
+from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.augmented_lowering import augmented_contractions
 from eqsat_mem.egraph.encode import Node, pointwise
 from eqsat_mem.egraph.graph import View
@@ -70,12 +72,13 @@ class Extraction:
 
 def extract(view: View, seconds: Seconds, memory_price: float) -> Extraction:
     """The cheapest program found: ``seconds`` of each term, and ``memory_price`` per byte of contractions, blocks and renamed values."""
-    return extractions(view, seconds, (memory_price,))[0]
+    return extractions(view, seconds, (memory_price,))[0]  # nothing stops it before there is one
 
 
-def extractions(view: View, seconds: Seconds, memory_prices: Sequence[float]) -> list[Extraction]:
-    """The cheapest program found at each price of memory."""
-    return [build(view, search(view, costs)) for costs in priced(view, seconds, memory_prices)]
+def extractions(view: View, seconds: Seconds, memory_prices: Sequence[float], deadline: Deadline = NEVER) -> list[Extraction]:
+    """The cheapest program found at each price of memory, as far as time allows."""
+    every = takewhile(lambda _: not deadline.passed(), priced(view, seconds, memory_prices))
+    return [build(view, search(view, costs, deadline)) for costs in every]
 
 
 def as_written(view: View) -> Extraction:
@@ -142,8 +145,8 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
 # --- search -----------------------------------------------------------------------------------------
 
 
-def search(view: View, costs: Costs) -> Choice:
-    """The cheapest choice found, deterministically."""
+def search(view: View, costs: Costs, deadline: Deadline = NEVER) -> Choice:
+    """The cheapest choice found, deterministically unless time is up."""
     roots = [view.class_of[t] for t in view.program.roots()]
 
     def start(paid: Mapping[int, int], forced: tuple[int, int] | None = None) -> Dag | None:
@@ -161,11 +164,13 @@ def search(view: View, costs: Costs) -> Choice:
             "eqsat-mem check-rules tells which."
         )
     for _ in range(RESTARTS):
-        paid = start(best.count)
+        paid = None if deadline.passed() else start(best.count)
         if paid is None or not paid.cheaper(best):
             break
         best = paid
     for forced in _alternatives(best)[: FORCED_NODES // max(sum(map(len, view.nodes)), 1)]:
+        if deadline.passed():
+            break
         other = start(best.count, forced)
         if other is not None and other.cheaper(best):
             best = other

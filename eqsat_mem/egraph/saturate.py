@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.engine import CopiedSession, Session
 from eqsat_mem.egraph.graph import EgglogPanic, EGraph, RuleOverrun, View
 from eqsat_mem.egraph.rule_files import Rule, RuleSet
@@ -38,6 +39,10 @@ SHARE = 0.25
 analysis rules about terms that others make count for nobody."""
 
 
+OUT_OF_TIME = "at the end of the time for planning"
+"""What is said of a saturation that planning had no more time for."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """The limits at which saturation stops.
@@ -50,6 +55,7 @@ class Limits:
             saturation stops, and a sixth that after which it fails, wherever it is.
         large_elements: a value of more elements is `large`: rules that explore apply where one is at stake.
         unrolled_elements: folds and searches over at most so many elements may be written out element by element; a backend says.
+        deadline: the end of planning: the rules that explore may take half of the time that is left, all others half of the rest.
     """
 
     max_rows: int = 50_000
@@ -57,6 +63,7 @@ class Limits:
     max_seconds: float = 60.0
     large_elements: int = 16_384
     unrolled_elements: int = 16
+    deadline: Deadline = NEVER
 
 
 def saturate(program: Program, rules: RuleSet, limits: Limits = Limits(), rounds_operands: bool = False) -> View:
@@ -124,6 +131,7 @@ class _Saturation:
     def __init__(self, program: Program, rules: RuleSet, limits: Limits, where: Session) -> None:
         self.limits, self.where = limits, where
         self.end = time.perf_counter() + limits.max_seconds
+        self.deadline = limits.deadline.part(1 / 2)
         self.given = rules.given
         self.graph = EGraph(
             program, list(self.texts(rules)), dict(rules.maps), limits.large_elements, limits.unrolled_elements, rules.own, where
@@ -147,6 +155,7 @@ class _Saturation:
         while not (stopped := self.exhausted(self.iterations)) and self.step("explore"):
             self.iterations += 1
             self.settle("simplify")
+        self.deadline = self.limits.deadline.part(1 / 2)
         self.settle("splitting")
         self.stopped = stopped or "saturated"
 
@@ -192,15 +201,16 @@ class _Saturation:
         return updated
 
     def late(self) -> bool:
-        """Whether time is up: the processor's in a worker, else the clock's."""
-        return time.perf_counter() > self.end or self.where.spent > self.limits.max_seconds / 10
+        """Whether time is up: the processor's in a worker, else the clock's, or that of planning."""
+        own = time.perf_counter() > self.end or self.where.spent > self.limits.max_seconds / 10
+        return own or self.deadline.passed()
 
     def exhausted(self, iterations: int) -> str:
         """The limit that forbids another step, if any. A step is expected to grow the e-graph by the last step's factor once more."""
         if iterations >= self.limits.max_iterations:
             return f"after {iterations} iterations"
         if self.late():
-            return f"after {self.limits.max_seconds} s; {self._busiest()}"
+            return f"{OUT_OF_TIME if self.deadline.struck else f'after {self.limits.max_seconds} s'}; {self._busiest()}"
         last = self.rows[-1]
         growth = last / self.rows[-2] if iterations else 1.0
         if self.cut or last * growth > self.limits.max_rows:
@@ -219,6 +229,8 @@ class _Saturation:
 
     def _restless(self) -> None:
         """A ruleset that runs to rest has not come to rest: an error where rules that are not trusted have their share in that."""
+        if self.deadline.struck:
+            return  # which is no rule's fault
         if sum(self.added.get(name, 0.0) for name in self.given) > SHARE * sum(self.added.values()):
             raise RuleOverrun(f"does not come to rest ({self.size} rows); what grows belongs in the ruleset explore.")
 

@@ -25,7 +25,7 @@ from eqsat_mem.ir.jaxprs import IMPURE
 from eqsat_mem.ir.ops import IDENTITIES
 from eqsat_mem.passes import EVERY, Pass
 
-_BODIES = {
+CALLED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -95,9 +95,9 @@ class _Flattening:
     def equation(self, eqn: Any, ins: list[int], caller: Source | None) -> Sequence[int]:
         """The values of one equation's results."""
         name, params = eqn.primitive.name, eqn.params
-        source = caller or _source(eqn)
-        if name in _BODIES:
-            return self.call(params[_BODIES[name]], ins, source)
+        source = caller or source_of(eqn)
+        if name in CALLED:
+            return self.call(params[CALLED[name]], ins, source)
         if name == "cond" and (branch := self.branch(params, ins[0])) is not None:
             return self.call(branch, ins[1:], source)
         if name in IDENTITIES or (name == "device_put" and all(device is None for device in params["devices"])):
@@ -185,7 +185,7 @@ def _key(prim: Any, params: dict[str, Any], ins: Sequence[int]) -> Any:
     return key
 
 
-def _source(eqn: Any) -> Source | None:
+def source_of(eqn: Any) -> Source | None:
     """The user's line that an equation comes from."""
     try:
         from jax._src.source_info_util import user_frames

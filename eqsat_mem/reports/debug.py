@@ -38,13 +38,15 @@ VARIABLE = "EQSAT_MEM_DEBUG"
 HIGHEST = 5
 
 
-def debug_level() -> int:
-    """Return the level set by ``EQSAT_MEM_DEBUG``; 0 if it is unset or empty.
+def debug_level() -> int | None:
+    """Return the level set by ``EQSAT_MEM_DEBUG``; None if it is unset or empty.
 
     Raises:
         OptionError: if its value is not a whole number from 0 to 5.
     """
-    text = os.environ.get(VARIABLE, "").strip() or "0"
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return None
     if text not in map(str, range(HIGHEST + 1)):
         raise OptionError(f"{VARIABLE} must be a whole number from 0 (nothing) to {HIGHEST} (everything), not {text!r}.")
     return int(text)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from eqsat_mem.deadline import Deadline
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.events import Event, Explaining, listening, tell
 from eqsat_mem.ir import Program
@@ -19,6 +20,7 @@ from eqsat_mem.reports.explanation import EQUAL, Explanation, Found, Held, LoopE
 from eqsat_mem.reports.minimal_sets import smallest
 from eqsat_mem.reports.outline import loop_summaries, outline
 from eqsat_mem.reports.plan import Plan
+from eqsat_mem.reports.plan_text import stopped_text
 from eqsat_mem.reports.record import Record
 from eqsat_mem.reports.runners_up import SearchRecord, rivals
 from eqsat_mem.reports.words import array_type, describe
@@ -32,16 +34,14 @@ class OutOfTime(Exception):
     """The seconds for an explanation have passed. It never leaves this module."""
 
 
-class Deadline:
-    """A listener that ends a search at the first event after some seconds; None is no end."""
+def ending(deadline: Deadline) -> Callable[[Event], None]:
+    """A listener that ends a search at the first event after a deadline."""
 
-    def __init__(self, max_seconds: float | None, now: Callable[[], float]) -> None:
-        self.now = now
-        self.end = None if max_seconds is None else now() + max_seconds
-
-    def __call__(self, event: Event) -> None:
-        if self.end is not None and self.now() >= self.end:
+    def listener(event: Event) -> None:
+        if deadline.passed():
             raise OutOfTime
+
+    return listener
 
 
 def explained(plan: Plan, record: Record, deadline: Deadline) -> Explanation:
@@ -51,7 +51,7 @@ def explained(plan: Plan, record: Record, deadline: Deadline) -> Explanation:
     needed: list[NeededRule] = []
     unasked = fired
     if not record.searched:
-        with suppress(OutOfTime), listening(deadline):
+        with suppress(OutOfTime), listening(ending(deadline)):
             tell(Explaining(0))
             record.searches()
     searches = record.searches() if record.searched else None
@@ -66,6 +66,7 @@ def explained(plan: Plan, record: Record, deadline: Deadline) -> Explanation:
         rules=needed,
         spare_rules=[] if unasked else [name for name in sorted(fired) if name not in names],
         unasked=sorted(unasked),
+        stopped=stopped_text(plan),
         loops=loop_effects(s),
         rivals=[] if searches is None else rivals(searches.seen, s, record.limit_bytes),
         peak_before=held_at_peak(record.before),
@@ -167,7 +168,7 @@ def _needed(searches: Searches, plan: Schedule, fired: Sequence[str], deadline: 
         return searches.found(every - rules, plan).reached
 
     try:
-        with listening(deadline):
+        with listening(ending(deadline)):
             names = smallest(fired, enough)
             only = searches.seen_with(every - frozenset(names))
             for name in names:

@@ -114,6 +114,7 @@ class Explanation:
             together; in the order in which they first matched.
         spare_rules: the other rules that matched; without all of these the plan is reached.
         unasked: the rules that matched and of which nothing can be said, as the time was too short; empty if all were asked.
+        stopped: a sentence where planning was cut short by ``max_planning_seconds``; usually empty.
         loops: the saving and the cost of each loop.
         rivals: the other schedules found, and the reasons for which they lost.
         peak_before, peak_after: the values held at the peak of the program as written and of the plan, largest first.
@@ -129,6 +130,7 @@ class Explanation:
     rules: Sequence[NeededRule]
     spare_rules: Sequence[str]
     unasked: Sequence[str] = ()
+    stopped: str = ""
     loops: Sequence[LoopEffect]
     rivals: Sequence[Rival]
     peak_before: Sequence[Held]
@@ -162,11 +164,13 @@ class Explanation:
 
 
 def _rule_lines(why: Explanation) -> Iterator[str]:
+    if why.stopped:
+        yield why.stopped
     if why.unchanged:
         yield "the function runs as it was written: it fits, and nothing found is predicted to be much faster"
         return
     if not why.repeated:
-        yield "the search stopped at max_seconds; what follows is what it finds without that limit"
+        yield "the search stopped at a limit of time; what follows is what it finds without max_seconds, and with as much time for planning"
     yield f"rules without which it is not reached, in the order in which they matched ({why.searches} searches)"
     for n in why.rules:
         if not n.without.reached:

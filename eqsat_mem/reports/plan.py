@@ -87,11 +87,14 @@ class Plan:
         compiler_options: the options that XLA compiles the plan with when the function is called on its own, to be passed to a ``jax.jit``
             around a caller of it; empty for a program that is left as it was, and where XLA's own choices are the best that is known.
         doubts: sentences on what the check of the compiled peak could not see; usually none.
+        planning_bound_s: the bound on planning in seconds (``max_planning_seconds``) where that cut planning short, so that this is the
+            best plan found in time; None where planning came to its end.
         mesh: the mesh of devices that run the plan together, each of which all figures are for; None for one device.
         in_specs, out_specs: how arguments and results lie on it, None where that is left to XLA.
         spread: the indices of which each device computes a share.
         collectives: the exchanges of devices, in the order of the program.
-        program, schedule: the chosen terms and their loop tree, for those who want to look further.
+        program, schedule: the chosen terms and their loop tree, for those who want to look further; None in a plan from the cache, of
+            which ``with_search()`` makes them.
         record: the record from which :meth:`explain` and :meth:`show` work, or None for a plan put together by hand.
     """
 
@@ -122,6 +125,7 @@ class Plan:
     schedule: Any = field(default=None, repr=False)
     compiler_options: Mapping[str, str] = field(default_factory=dict)
     doubts: Sequence[str] = ()
+    planning_bound_s: float | None = None
     record: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -178,7 +182,8 @@ class Plan:
         Raises:
             ValueError: for a plan that was put together by hand.
         """
-        return self._searched().explain(self, max_seconds)
+        plan = self.with_search()
+        return plan.record.explain(plan, max_seconds)
 
     def show(self, path: str | PathLike[str] | None = None) -> Any:
         """A picture of memory over the points of the program, before and after, with the limit.
@@ -193,12 +198,23 @@ class Plan:
             ModuleNotFoundError: if matplotlib is not installed.
             ValueError: for a plan that was put together by hand.
         """
-        return self._searched().show(self, path)
+        plan = self.with_search()
+        return plan.record.show(plan, path)
 
-    def _searched(self) -> Any:
+    def with_search(self) -> Plan:
+        """This plan with its ``program``, ``schedule`` and search: one that was loaded from the cache is made once more.
+
+        Raises:
+            ValueError: for a plan that was put together by hand.
+        """
         if self.record is None:
             raise ValueError("this plan was not made by optimize(), or not in this process, so there is no search to explain.")
-        return self.record
+        return self if self.schedule is not None else self.record.planned
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the plan is for the device in use."""
+        return self.record is None or bool(self.record.backend.is_here)
 
     def to_json(self) -> str:
         """The figures, loops, rules and source of the plan as one JSON object."""

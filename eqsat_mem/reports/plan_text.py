@@ -31,9 +31,17 @@ def text_of(plan: Plan) -> str:
         ("how", list(_loops(plan))),
         ("peak", list(_peak(plan))),
         ("more", [_more(plan)]),
-        ("note", list(plan.doubts)),
+        ("note", [*filter(None, [stopped_text(plan)]), *plan.doubts]),
     ]
     return "\n".join(line for title, lines in sections for line in _titled(title, lines))
+
+
+def stopped_text(plan: Plan) -> str:
+    """A sentence on a plan whose planning was cut short; empty where it came to its end."""
+    if plan.planning_bound_s is None:
+        return ""
+    bound = f"{time_text(plan.planning_bound_s)} (max_planning_seconds)"
+    return f"planning was cut short to end within {bound}: this is the best plan found in time"
 
 
 def html_of(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -61,12 +62,13 @@ class Record:
 
         Asked again after the time was too short, it goes on where it stopped. ``now`` is the clock, in seconds.
         """
-        from eqsat_mem.reports.explain import Deadline, explained
-        from eqsat_mem.reports.progress import on_terminal
+        from eqsat_mem.deadline import Deadline
+        from eqsat_mem.reports.explain import explained
+        from eqsat_mem.reports.progress import on_stderr
 
         if not self._explained:
-            with self.settings(), on_terminal(plan.name):
-                why = explained(plan, self, Deadline(max_seconds, now))
+            with self.settings(), on_stderr(plan.name):
+                why = explained(plan, self, Deadline(math.inf if max_seconds is None else max_seconds, now))
             if why.unasked or not why.searches:
                 return why
             self._explained.append(why)

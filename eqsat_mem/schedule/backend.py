@@ -120,6 +120,9 @@ class Backend:
     rereads: ClassVar[frozenset[str]] = frozenset()
     """Block operations that read operands in several kernels, each of which computes virtual operands again."""
 
+    compile_equation_s: ClassVar[float] = 0.005
+    """About the seconds that the compiler takes for each equation of a traced function, from which the time for planning is set."""
+
     @property
     def preferences(self) -> Preferences:
         """The preferences with which a jaxpr should be loaded."""

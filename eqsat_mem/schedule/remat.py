@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.online_folds import Rescaled
 from eqsat_mem.ir import Block, Call, Dot, Input, Program, Rename, argument_bytes, children, is_leaf, with_children
@@ -49,9 +50,11 @@ class Moved:
         self.made = [s]
         self.further = _further(s)
 
-    def fitting(self, limit: int) -> Schedule:
-        """The first that fits ``limit`` bytes; the smallest if none does."""
-        while (found := next((s for s in self.made if s.fits(limit)), None)) is None and (new := next(self.further, None)) is not None:
+    def fitting(self, limit: int, deadline: Deadline = NEVER) -> Schedule:
+        """The first that fits ``limit`` bytes; the smallest if none does, or none so far at the end of the time."""
+        while (found := next((s for s in self.made if s.fits(limit)), None)) is None and not deadline.passed():
+            if (new := next(self.further, None)) is None:
+                break
             self.made.append(new)
         return found or min(self.made, key=lambda s: s.peak_bytes)
 

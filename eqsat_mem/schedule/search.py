@@ -2,7 +2,7 @@
 
 Starting from the straight program, the regions that hold the peak, or that spend time on values too large for the cache, are split along
 each of their large indices; chunk sizes are chosen for every tree, and the best trees are split further. The search is bounded by the
-steps that it looks at, never by a clock, so that plans are deterministic.
+steps that it looks at, so that plans are deterministic, unless planning as a whole runs out of time.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
+from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
 from eqsat_mem.ir import Block, Dot, Map, argument_bytes, bits, children, folded
@@ -21,7 +22,7 @@ from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder, same_loop, tied
 from eqsat_mem.schedule.cost_model import arithmetic_s
-from eqsat_mem.schedule.memory import Extents, Memory, Peak, extents_inside
+from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
 from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region, split
 from eqsat_mem.schedule.timing import Known, Timing
 
@@ -43,7 +44,6 @@ CANDIDATES = 6
 """The number of indices of a region that are tried."""
 WORTHWHILE = 0.05
 """The share of a schedule's time that a region must lose to memory traffic and overheads to be split for speed."""
-
 
 Split = tuple[int, int]
 """A step of the search: an index, and which of the ways to split a region along it."""
@@ -72,9 +72,7 @@ def schedule(
     tensor_size_threshold: int | None = None,
     tensor_split_size: int | None = None,
 ) -> Schedule:
-    """The fastest schedule found whose peak is at most ``limit`` bytes; the smallest found where none fits.
-
-    Where none fits, a second search for the least memory makes sure of that.
+    """The fastest schedule found whose peak is at most ``limit`` bytes; where none fits, that of a second search for the least memory.
 
     ``tensor_size_threshold`` restricts splitting to regions with a value of more bytes than that, and ``tensor_split_size`` bounds the
     bytes of each value inside a loop (the paper's two knobs).
@@ -99,7 +97,7 @@ def fastest(search: Search, rival: Schedule | None = None) -> Schedule:
     for turn in range(2 * MAX_DEPTH if large else MAX_DEPTH):
         only = rival.splits[turn : turn + 1] if rival is not None and large and rival.fits(search.limit) else None
         every = ((new, s) for s in beam for new in search.expand(s, only))
-        found = _distinct(takewhile(lambda _: search.timing.walked < MOST_STEPS, every))
+        found = _distinct(takewhile(lambda _: not search.exhausted, every))
         if large:
             found = sorted(found, key=lambda pair: search.rank(pair[0]))[:TILED]
         beam = sorted((search.tile(*pair) for pair in found), key=search.rank)[: 1 if large else BEAM]
@@ -145,20 +143,26 @@ class Search:
     split_size: int | None = None
     others: Known | None = None
     """Figures that other searches of the same program on the same backend have computed, for any limits."""
+    deadline: Deadline = NEVER
 
     def __post_init__(self) -> None:
         self.known = self.others or Known.nothing(self.ex, self.backend)
         self.timing, self.memory = self.known.timing, self.known.timing.memory
         self.full = self.memory.full_extents()
 
-    def with_limit(self, limit: int) -> Search:
-        """The search for another limit."""
-        return replace(self, limit=limit, others=self.known)
+    def with_limit(self, limit: int, deadline: Deadline | None = None) -> Search:
+        """The search for another limit, with another end of its time if there is one."""
+        return replace(self, limit=limit, others=self.known, deadline=deadline or self.deadline)
 
     @property
     def has_knobs(self) -> bool:
         """Whether sizes of values are bounded."""
         return self.threshold is not None or self.split_size is not None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the search has looked at as many steps as it may, or time is up."""
+        return self.timing.walked >= MOST_STEPS or self.deadline.passed()
 
     @cached_property
     def straight(self) -> Schedule:
@@ -219,7 +223,7 @@ class Search:
         fresh = [loop for loop in every if same_loop(loop) not in known]
         for some in (fresh, every) if len(every) > 1 else (every,):
             for together in tied(some, s.chunks):
-                if self.timing.walked < MOST_STEPS:
+                if not self.exhausted:
                     s = self.descend(s, together)
         for outer in every:
             for inner in loops(outer.body):
@@ -231,7 +235,7 @@ class Search:
         """Smaller chunks of one of two nested loops for larger ones of the other, as long as that helps: each alone may not fit."""
         outer_steps, inner_steps = self.steps([outer]), self.steps([inner])
         for step in (-1, 1):
-            while self.timing.walked < MOST_STEPS:
+            while not self.exhausted:
                 a, b = outer_steps.index(s.chunks[outer]) + step, inner_steps.index(s.chunks[inner]) - step
                 if not (0 <= a < len(outer_steps) and 0 <= b < len(inner_steps)):
                     break
@@ -250,10 +254,7 @@ class Search:
             worse = 0
             for position in path:
                 new = self.rechunked(best, dict.fromkeys(together, steps[position]))
-                if self.rank(new) < self.rank(best):
-                    best, worse = new, 0
-                else:
-                    worse += 1
+                best, worse = (new, 0) if self.rank(new) < self.rank(best) else (best, worse + 1)
                 if worse > 1:
                     break
         return best
@@ -341,8 +342,7 @@ class Search:
         return [spot[1:] for spot in spots[:2]]
 
     def peak_path(self, s: Schedule) -> Path:
-        peak: Peak = self.memory.peak(s.seq, self.full, s.chunks)
-        path = peak.path
+        path = self.memory.peak(s.seq, self.full, s.chunks).path
         while path and not isinstance(at(s.seq, path), Seq):
             path = path[:-1]
         return path

@@ -1,22 +1,105 @@
-"""Planning of the bodies of ``scan``, ``while`` and ``cond``, under the limit minus the memory that is live around them."""
+"""Planning of the bodies of ``scan``, ``while`` and ``cond``, under the limit minus the memory that is live around them.
+
+A body is asked for again and again: for every form of the program around it, and for every target of a retry. Its :class:`Frontier` keeps
+what was found, and answers most questions with it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.ir import Block, Call, Program, argument_bytes, is_leaf
 from eqsat_mem.ir.jaxprs import aval_bytes, largest_value
+from eqsat_mem.transforms.control_flow import Scan, repeats
 
-Planner = Callable[[ClosedJaxpr, int], tuple[Any, int, int]]
-"""A function that plans a jaxpr under a limit in bytes. It returns the schedule (None to leave the jaxpr as written), and the bytes held
-in addition to arguments, as planned and as written."""
 
+@dataclass(frozen=True, eq=False)
+class BodyPlan:
+    """The plan of a body under a limit.
+
+    Attributes:
+        schedule: its schedule; None to leave it as written.
+        held: the bytes that it holds besides its arguments; the fewest that were found where it does not fit.
+        written: the bytes that it holds besides its arguments as written.
+        peak_bytes: its whole peak.
+        seconds: its predicted time.
+        fits: whether the peak is within the limit.
+    """
+
+    schedule: Any
+    held: int
+    written: int
+    peak_bytes: int = 0
+    seconds: float = 0.0
+    fits: bool = True
+
+
+Planner = Callable[[ClosedJaxpr, int], BodyPlan]
+"""A function that plans a jaxpr under a limit in bytes."""
+
+RUNGS = 4
+"""Limits for which a body is planned between one and its double, after the first."""
+HARDLY = 0.05
+"""The share of its time by which a plan with more room has to be faster for it to be looked for."""
 SMALL_BYTES = 2**20
 """Bodies are not planned if all of their values are smaller than this and than a sixteenth of the limit."""
+
+
+@dataclass(eq=False)
+class Frontier:
+    """The plans of one body: for a few limits, from which those for other limits follow.
+
+    Attributes:
+        found: the limits for which it has been planned, with their plans.
+    """
+
+    found: dict[int, BodyPlan] = field(default_factory=dict)
+
+    def within(self, limit: int, planner: Callable[[int], BodyPlan]) -> BodyPlan:
+        """Return a plan for a limit: the first one for just that limit, further ones for limits on a ladder.
+
+        Args:
+            limit: the limit, in bytes.
+            planner: plans the body under a limit.
+        """
+        known = self.known(limit)
+        if known is not None:
+            return known
+        rung = self.rung(limit)
+        plan = self.found[rung] = self.found.get(rung) or planner(rung)
+        if not plan.fits and rung < limit:
+            plan = self.found[limit] = planner(limit)
+        return plan
+
+    def known(self, limit: int) -> BodyPlan | None:
+        """Return the plan that is known for a limit, if any.
+
+        One for more room that fits is the plan. Where none fits with more room, none does. One for less room is the plan unless it takes
+        longer than with more room.
+        """
+        roomier = [self.found[asked] for asked in sorted(self.found) if asked >= limit]
+        for plan in reversed(roomier):
+            if plan.peak_bytes <= limit:
+                return plan
+        failed = next((plan for plan in roomier if not plan.fits), None)
+        if failed is not None:
+            return failed
+        tighter = [plan for asked, plan in self.found.items() if asked <= limit and plan.fits]
+        best = min(tighter, key=lambda plan: plan.seconds, default=None)
+        fastest = min((plan.seconds for plan in roomier), default=None)
+        return best if best is not None and fastest is not None and best.seconds <= fastest * (1 + HARDLY) else None
+
+    def rung(self, limit: int) -> int:
+        """Return the limit to plan for: the largest on the ladder that is not larger than one, unless that is the first one asked."""
+        if not self.found or limit < 1:
+            return limit
+        return min(limit, math.floor(2 ** (math.floor(RUNGS * math.log2(limit)) / RUNGS)))
 
 
 def plan_bodies(program: Program, limit: int, planner: Planner) -> tuple[Program, int]:
@@ -64,14 +147,27 @@ def _planned(call: Call, room: int, small: int, planner: Planner) -> tuple[Call 
     Returns:
         The call with planned bodies, or None if it does not change, and the bytes that its bodies hold as written.
     """
-    left_alone: tuple[Any, int, int] = None, 0, 0
+    left_alone = BodyPlan(None, 0, 0)
     plans = [
         left_alone if largest_value(body) < small else planner(body, max(room, 0) + aval_bytes(body.in_avals)) for body in bodies(call)
     ]
-    schedules = tuple(schedule for schedule, _, _ in plans)
-    held, written = max(held for _, held, _ in plans), max(written for _, _, written in plans)
+    schedules = tuple(plan.schedule for plan in plans)
+    held, written = max(plan.held for plan in plans), max(plan.written for plan in plans)
     changed = held > 0 or any(schedule is not None for schedule in schedules)
     return (replace(call, bodies=schedules, scratch_bytes=held) if changed else None), written
+
+
+def floor_bytes(program: Program) -> int:
+    """Return bytes that no plan of a program gets below: its arguments, and what one of its scans reads and stacks whole."""
+    return argument_bytes(program) + max(map(partial(_stacked_bytes, program), repeats(program)), default=0)
+
+
+def _stacked_bytes(program: Program, scan: Scan) -> int:
+    """Return the bytes of the computed values that a scan reads step by step, and of those that it stacks, where no loop can cut it."""
+    if scan.call.prim.name != "scan" or scan.call.pointwise:
+        return 0
+    read = {program.source_of(t) for t in scan.xs}
+    return sum(map(program.nbytes, {*(t for t in read if not is_leaf(program.terms[t])), *(t for _, t in scan.stacked())}))
 
 
 def bodies(call: Call) -> list[ClosedJaxpr]:

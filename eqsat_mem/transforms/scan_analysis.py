@@ -2,16 +2,18 @@
 
 The leading axis of the values that a scan reads and stacks is the index of its steps, its *scan axis*. A value
 that is pointwise in a scan axis can be computed inside the scan that reads it, one slice per step; a fold over the scan axis can be
-accumulated in the carry of the scan whose results it folds; and stacked results of one scan can be rematerialised from its carries
-by the scan that reads them. Values that no step changes can be computed in every step, also of ``while`` loops, and in branches. This
-module determines these values; :mod:`eqsat_mem.transforms.scan_rewrite` rewrites the program.
+accumulated in the carry of the scan whose results it folds; what is pointwise in it and computed from a scan's stacked results can be
+computed by that scan and stacked in their place, where that is smaller; and stacked results of one scan can be rematerialised from its
+carries by the scan that reads them. Values that no step changes can be computed in every step, also of ``while`` loops, and in
+branches. This module determines these values; :mod:`eqsat_mem.transforms.scan_rewrite` rewrites the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from itertools import accumulate
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Iota, Map, Program, Rename, bits, children, mask_of
@@ -20,7 +22,9 @@ from eqsat_mem.transforms.control_flow import Scan, repeats
 FEW_STEPS = 8
 """Scans of fewer steps than this store all their carries."""
 SMALL_SHARE = 1 / 64
-"""Results that are a smaller fraction of the bytes that a scan stacks remain stacked."""
+"""The smallest results of a scan, as many as are together at most this share of the bytes that it stacks, remain stacked."""
+REDUCED_SHARE = 1 / 2
+"""What is stacked in place of a stacked result has at most this share of its bytes."""
 SUNK_BYTES = 2**16
 """Values of fewer bytes that do not depend on the step are computed once, before the scan."""
 SUNK_SHARE = 8
@@ -32,7 +36,8 @@ class Stage(IntEnum):
 
     WRITTEN = 0
     FUSE = 1
-    """Folds accumulate in carries; elementwise values are computed in the scans that read them."""
+    """Folds accumulate in carries; elementwise values are computed in the scans that read them; what is made of stacked results, step by
+    step, is computed in the scan that made them."""
     RECOMPUTE = 2
     """All values pointwise in the steps are computed in the scans that read them, and results stacked for another scan from the carries."""
     CHECKPOINT = 3
@@ -82,6 +87,8 @@ class Stages:
         stage: the stage.
         scans: the scans, loops and branches of the program.
         absorbed: the folds that are accumulated in the carry of a scan, with that scan.
+        after: the values that steps of a scan compute from its stacked results, with that scan.
+        reduced: those of them that are stacked in place of these results.
         again: the stacked results that are rematerialised where they are read instead of being stored.
     """
 
@@ -89,6 +96,8 @@ class Stages:
     stage: Stage
     scans: list[Scan] = field(init=False)
     absorbed: dict[int, Scan] = field(default_factory=dict)
+    after: dict[int, Scan] = field(default_factory=dict)
+    reduced: dict[int, Scan] = field(default_factory=dict)
     again: frozenset[int] = frozenset()
     _slices: dict[Scan, Slices] = field(default_factory=dict)
 
@@ -98,6 +107,10 @@ class Stages:
         if self.stage >= Stage.RECOMPUTE:
             self.again = frozenset(t for scan in self.scans if scan.repeatable for t in self._large(scan))
         self.absorbed = dict(self._absorbable()) if self.stage else {}
+        latest = self._latest() if self.stage else {}
+        for scan in self.scans:
+            if self.stage and scan.axes:
+                self._move_after(scan, latest)
         whole = {node for node in self.order() if isinstance(node, int)}
         self.again -= whole
         self.absorbed = {t: scan for t, scan in self.absorbed.items() if not self._made_by(t, scan) <= whole}
@@ -123,6 +136,10 @@ class Stages:
         """Return the folds that are accumulated in the carry of a scan."""
         return [t for t, owner in self.absorbed.items() if owner is scan]
 
+    def stacked_instead(self, scan: Scan) -> list[int]:
+        """Return the values that a scan computes from its stacked results, and stacks in their place."""
+        return [t for t, owner in self.reduced.items() if owner is scan]
+
     def checkpointed(self) -> list[Scan]:
         """Return the scans that run in blocks: those whose carries others need to rematerialise their results, and those others."""
         if self.stage < Stage.CHECKPOINT:
@@ -142,7 +159,8 @@ class Stages:
         """Return the slices that a step of a scan needs: those of its operands and of the operands of its folds."""
         known = self._slices.get(scan)
         if known is None:
-            roots = [*scan.xs, *(c for t in self.folds(scan) for c in children(self.program.terms[t]))]
+            folded = (c for t in self.folds(scan) for c in children(self.program.terms[t]))
+            roots = [*scan.xs, *folded, *self.stacked_instead(scan)]
             known = self._slices[scan] = self._closure(roots, scan.axes, scan)
         return known
 
@@ -179,7 +197,7 @@ class Stages:
             return How.OWN if self.scan_of[t] is own else How.AGAIN if t in self.again else How.STORED
         if isinstance(term, Iota):
             return How.COMPUTED if self.stage else How.STORED
-        simple = isinstance(term, Map | Rename) or self.stage >= Stage.RECOMPUTE
+        simple = isinstance(term, Map | Rename) or self.stage >= Stage.RECOMPUTE or self.after.get(t, self) is own
         return How.COMPUTED if self.stage and simple and self._sliced(t, mine, scan_axes) else How.STORED
 
     def _sliced(self, t: int, mine: int, scan_axes: int) -> bool:
@@ -253,6 +271,33 @@ class Stages:
                 if last is not None and all(latest[u] < last.order for u in leaves):
                     yield t, last
 
+    def _move_after(self, scan: Scan, latest: Mapping[int, int]) -> None:
+        """Move what is computed from stacked results of a scan into its steps, where that leaves less to be stacked.
+
+        A result need not be stacked if everything that reads it is computed by the steps as well or folded in the carry. It stays where
+        what would be stacked instead is not much smaller.
+        """
+        program = self.program
+        own = [t for _, t in scan.stacked() if program.free[t] & scan.axes]
+        made = {t: frozenset([t]) for t in own}  # the results from which each value is computed
+        live = program.reachable() if own else []
+        for t in live:
+            mine, read = program.free[t] & scan.axes, children(program.terms[t])
+            from_own = frozenset[int]().union(*(made.get(c, ()) for c in read))
+            one_axis = mine and not mine & (mine - 1)
+            is_sliced = from_own and one_axis and t not in self.scan_of and self._sliced(t, mine, scan.axes)
+            if is_sliced and all(c in made or latest[c] < scan.order for c in read):
+                made[t] = from_own
+        inner = {*made, *self.folds(scan)}
+        read_outside = {*program.roots(), *(c for t in live if t not in inner for c in children(program.terms[t]))}
+        for result in own:
+            inside = [t for t in made if t not in own and result in made[t]]
+            instead = [t for t in inside if t in read_outside]
+            is_small = sum(map(program.nbytes, instead)) <= REDUCED_SHARE * program.nbytes(result)
+            if inside and result not in read_outside and is_small:
+                self.after |= dict.fromkeys(inside, scan)
+                self.reduced |= dict.fromkeys(instead, scan)
+
     def _latest(self) -> dict[int, int]:
         """Return, for every term, the order of the last scan on which it depends, -1 if there is none."""
         latest: dict[int, int] = {}
@@ -267,9 +312,14 @@ class Stages:
         return set(used.of(How.OWN))
 
     def _large(self, scan: Scan) -> list[int]:
-        """Return the stacked results of a scan that are large enough to be worth rematerialising (:data:`SMALL_SHARE`)."""
+        """Return the stacked results of a scan that are large enough to be worth rematerialising (:data:`SMALL_SHARE`).
+
+        A step that runs again makes all of them, so that many small ones count for what they are together.
+        """
         sizes = {t: self.program.nbytes(t) for _, t in scan.stacked() if self.program.free[t] & scan.axes}
-        return [t for t, nbytes in sizes.items() if nbytes >= SMALL_SHARE * sum(sizes.values())]
+        ascending = sorted(sizes, key=lambda t: (sizes[t], t))
+        upto = dict(zip(ascending, accumulate(sizes[t] for t in ascending), strict=True))
+        return [t for t in sizes if upto[t] > SMALL_SHARE * sum(sizes.values())]
 
     # order
 
@@ -283,7 +333,7 @@ class Stages:
             used = self.slices(node)
             whole = [u for t in self.invariants(node) for u in self.sunk(t)[1]]
             return [*used.again, *node.init, *whole, *used.of(How.STORED)]
-        owner = self.absorbed.get(node) or self.scan_of.get(node)
+        owner = self.absorbed.get(node) or self.reduced.get(node) or self.scan_of.get(node)
         return [owner] if owner is not None else children(self.program.terms[node])
 
 

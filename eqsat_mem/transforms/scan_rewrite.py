@@ -28,7 +28,7 @@ from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.frontend.inline import lines_of
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.preferences import LOADED
-from eqsat_mem.ir import Fold, Iota, Program, bits, children
+from eqsat_mem.ir import Axes, Fold, Iota, Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir.ops import MONOIDS, accumulator
 from eqsat_mem.passes import SCANS
@@ -129,6 +129,9 @@ class _Form:
         for k, t in scan.results.items():
             result = carry[k] if k < scan.carries else stacks[k - scan.carries]
             self.values[t] = from_axes(self.program, result, scan.call.out_axes[k])
+        instead = self.stages.stacked_instead(scan)
+        for t, result in zip(instead, stacks[len(stacks) - len(instead) :], strict=True):
+            self.values[t] = from_axes(self.program, result, self.stepped(t, scan))
         for t, total in zip(folds, sums):
             self.values[t] = total.astype(self.program.terms[t].dtype)
 
@@ -155,11 +158,17 @@ class _Form:
             slices.prepare(scan, own, x["bound"])
             results = slices.results(scan)
             new = [_combined(self.program, t, total, slices.fold(t)) for t, total in zip(folds, sums)]
-            return (list(map(_strong, results[: scan.carries])), new), (results[scan.carries :], own)
+            instead = [slices.whole_slice(t) for t in self.stages.stacked_instead(scan)]
+            return (list(map(_strong, results[: scan.carries])), new), ([*results[scan.carries :], *instead], own)
 
         unroll = scan.call.params["unroll"]
         carry, (stacks, carries) = lax.scan(step, start, given, length=segment.length, reverse=scan.reverse, unroll=unroll)
         return carry, stacks, carries
+
+    def stepped(self, t: int, scan: Scan) -> Axes:
+        """The axes of a value whose slices a scan reads or stacks: its steps, then its other indices."""
+        scan_axis = next(bits(self.program.free[t] & scan.axes))
+        return ((scan_axis,), *((i,) for i in bits(self.program.free[t]) if i != scan_axis))
 
     def turns(self, loop: While) -> list[Array]:
         """The results of a ``while`` loop that computes what no turn changes in every turn."""
@@ -246,10 +255,7 @@ class _Segment:
 
     def stored(self, t: int) -> Array:
         """The slices of a value, side by side along axis 0."""
-        program = self.form.program
-        scan_axis = next(bits(program.free[t] & self.scan.axes))
-        others = tuple((i,) for i in bits(program.free[t]) if i != scan_axis)
-        return self.cut(self.form.laid_out(t, ((scan_axis,), *others)))
+        return self.cut(self.form.laid_out(t, self.form.stepped(t, self.scan)))
 
     def cut(self, array: Array) -> Array:
         if self.length == self.scan.length:
@@ -298,6 +304,10 @@ class _Slices:
             with lines_of(self.program.source.get(u)):
                 self.values[u] = self._value(u)
         return self.values[t]
+
+    def whole_slice(self, t: int) -> Array:
+        """A slice without its scan axis, of the dtype of the whole value."""
+        return lax.squeeze(self.value(t), [_place(self.program.free[t], self.scan_axes)]).astype(self.program.terms[t].dtype)
 
     def fold(self, t: int) -> Array:
         """The summand that this step adds to a fold."""

@@ -30,7 +30,7 @@ class PlanAsTraced:
     limit_bytes: int
     record: None = None
     unchanged: bool = False
-    schedule: None = None
+    is_here: bool = True
 
     def function(self, *args):
         return jaxpr_as_fun(self.jaxpr)(*args)
@@ -499,7 +499,7 @@ def test_loops_of_a_plan_inside_shard_map(monkeypatch):
         def function(x):
             return [lax.fori_loop(0, len(x), lambda i, acc: acc + x[i], jnp.zeros((), x.dtype))]
 
-        return types.SimpleNamespace(record=None, schedule=None, function=function)
+        return types.SimpleNamespace(record=None, is_here=True, function=function)
 
     monkeypatch.setattr(pipeline, "plan", plan)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))

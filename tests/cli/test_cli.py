@@ -76,6 +76,14 @@ def test_a_plan_as_text(kernel, capsys):
     assert "fori_loop" in out
 
 
+def test_a_bound_on_planning(kernel, capsys):
+    command = ["plan", f"{kernel}:matvec", "--args", f"{kernel}:make_args", "--limit", "2MiB", "--max-planning-seconds"]
+    assert main([*command, "600"]) == 0
+    assert "planning was cut short" not in capsys.readouterr().out
+    assert "Planning was cut short to end within 1e-06 s" in error_of(capsys, *command, "1e-6")
+    assert error_of(capsys, *command, "0").startswith("--max-planning-seconds must be a number of seconds above zero, not")
+
+
 def test_a_plan_as_json(kernel, capsys):
     assert main(["plan", f"{kernel}:matvec", "--args", f"{kernel}:make_keywords", "--limit", "2 MB", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)

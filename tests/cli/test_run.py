@@ -112,6 +112,7 @@ def test_scripts_run_as_under_python(command, folder):
         (["-m", "nowhere"], "there is no module 'nowhere' to run, or it is a package without __main__."),
         (["-m", "nowhere.at.all"], "there is no module 'nowhere.at.all' to run: No module named 'nowhere'."),
         (["--memory-limit", "lots", "facts.py"], "--memory-limit = 'lots' is not a number with a unit."),
+        (["--max-planning-seconds", "soon", "facts.py"], "--max-planning-seconds must be a number of seconds above zero, not 'soon'."),
         (["--report", "no/where", "facts.py"], "--report no/where: No such file or directory."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -133,6 +134,14 @@ def test_a_limit_in_the_environment_is_checked_first(tmp_path):
     ours, said = run("facts.py", cwd=tmp_path, EQSAT_MEM_LIMIT="lots")
     assert ours.returncode == 2
     assert said.startswith("eqsat-mem: EQSAT_MEM_LIMIT = 'lots' is not a number with a unit.")
+
+
+def test_a_bound_on_planning_reaches_the_script_through_the_environment(tmp_path):
+    (tmp_path / "says.py").write_text("import os\nprint(os.environ['EQSAT_MEM_MAX_PLANNING_SECONDS'])\n")
+    assert run("--max-planning-seconds", "7.5", "says.py", cwd=tmp_path)[0].stdout == "7.5\n"
+    ours, said = run("says.py", cwd=tmp_path, EQSAT_MEM_MAX_PLANNING_SECONDS="0")
+    assert ours.returncode == 2
+    assert said.startswith("eqsat-mem: EQSAT_MEM_MAX_PLANNING_SECONDS must be a number of seconds above zero, not")
 
 
 def test_ten_lines_over_the_limit_without_us_and_within_it_with_us(tmp_path):

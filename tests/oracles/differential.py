@@ -129,11 +129,11 @@ def random_schedule(ex: Extraction, rng: random.Random) -> Schedule:
 def planned_bodies(program: Program, seed: int) -> Program:
     """The program with the bodies of its loops and branches planned too, however small."""
 
-    def planner(body: Any, limit: int) -> tuple[Any, int, int]:
+    def planner(body: Any, limit: int) -> plan_bodies.BodyPlan:
         inner = load(body, [f"x{k}" for k in range(len(body.in_avals))])
         *_, (_, ex) = extractions(inner, seed)
         made = random_schedule(ex, random.Random(seed))
-        return made, made.peak_bytes, made.peak_bytes
+        return plan_bodies.BodyPlan(made, made.peak_bytes, made.peak_bytes)
 
     small, plan_bodies.SMALL_BYTES = plan_bodies.SMALL_BYTES, 1
     try:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import re
 import threading
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import eqsat_mem
-from eqsat_mem.events import Began, Ended, Explaining, Settled, StageBegan, Tried, anyone_listens, listening, tell
+from eqsat_mem.events import Began, Ended, Explaining, Kept, Settled, StageBegan, Tried, anyone_listens, listening, tell
 from eqsat_mem.reports import debug, progress
 from tests.reports.test_explain import power_iteration
 
@@ -99,17 +100,25 @@ def test_another_thread_is_not_heard():
 def test_the_line_says_what_planning_is_at(monkeypatch):
     now = progress.Progress("matvec")
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now.started + 2.6)
-    now(Began("matvec", 1))
+    now(Began("matvec", 2048))
     assert now.line() == "matvec, trace, 3 s"
     now(StageBegan("schedule"))
-    now(Tried(None))
-    now(Began("body", 1))
+    now(Tried(schedule(4096, 0.5)))
+    now(Began("body", 8192))
     now(StageBegan("saturate"))
-    now(Tried(None))
+    now(Tried(schedule(1, 0.1)))
     now(Ended("body", None))
-    assert now.line() == "matvec, schedule, 2 loop trees, 3 s"
+    assert now.line() == "matvec, schedule, 2 loop trees, smallest so far 4 KiB (limit 2 KiB), 3 s"
+    now(Tried(schedule(2048, 3.0)))
+    now(Kept((schedule(1024, 2.0),)))
+    now(Tried(schedule(512, 2.5)))
+    assert now.line() == "matvec, schedule, 4 loop trees, best so far 1 KiB and 2 s (limit 2 KiB), 3 s"
     now(Explaining(12))
     assert now.line() == "matvec, explaining, 12 searches, 3 s"
+
+
+def schedule(peak_bytes, seconds):
+    return SimpleNamespace(peak_bytes=peak_bytes, seconds=seconds)
 
 
 def test_the_line_is_written_and_wiped():
@@ -136,9 +145,39 @@ def test_nothing_is_written_where_planning_is_quick():
     assert stream.getvalue() == ""
 
 
-@pytest.mark.parametrize(("stream", "watched"), [(io.StringIO(), False), (Terminal(), True), (None, False)])
-def test_only_a_terminal_shows_progress(stream, watched, monkeypatch):
+def test_a_log_has_lines_from_the_first_second_on_ever_more_rarely():
+    stream, now, pauses = io.StringIO(), progress.Progress("matvec"), []
+
+    class Done:
+        def wait(self, pause):
+            pauses.append(pause)
+            now.started -= pause
+            return len(pauses) > 7
+
+    progress.log(now, stream, 1.0, 30.0, Done())
+    assert [round(pause) for pause in pauses] == [1, 1, 2, 4, 8, 16, 30, 30]
+    assert [line.rsplit(", ", 1) for line in stream.getvalue().splitlines()] == [
+        ["eqsat_mem: planning matvec, trace", f"{seconds} s"] for seconds in (1, 2, 4, 8, 16, 32, 62)
+    ]
+
+
+def test_a_log_that_is_closed_meanwhile_is_left_alone(recwarn):
+    stream = io.StringIO()
+    with progress.logged(progress.Progress("matvec"), stream, patience_s=0.0):
+        stream.close()
+    assert not recwarn.list
+
+
+CLOSED = io.StringIO()
+CLOSED.close()
+
+
+@pytest.mark.parametrize(("stream", "watched"), [(io.StringIO(), True), (Terminal(), True), (CLOSED, False), (None, False)])
+@pytest.mark.parametrize("level", [None, "0"])
+def test_progress_is_shown_where_there_is_a_stderr(stream, watched, level, monkeypatch):
     monkeypatch.delenv("EQSAT_MEM_DEBUG", raising=False)
+    if level is not None:
+        monkeypatch.setenv("EQSAT_MEM_DEBUG", level)
     monkeypatch.setattr("sys.stderr", stream)
     with progress.watched("matvec"):
-        assert anyone_listens() == watched
+        assert anyone_listens() == (watched and level is None)

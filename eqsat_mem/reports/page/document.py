@@ -44,7 +44,8 @@ def page(plan: Plan, why_seconds: float | None = None, command: str = "", now: C
     Raises:
         ValueError: for a plan that was put together by hand.
     """
-    record: Record = plan._searched()
+    plan = plan.with_search()
+    record: Record = plan.record
     why = None if why_seconds is None else record.explain(plan, why_seconds, now)
     values = ShownValues(plan, record) if why is not None and record.searched else None
     panels = _panels(plan, record)

@@ -1,0 +1,287 @@
+"""Plans kept between processes, in the user's cache folder: the second start of a script loads them instead of planning again.
+
+A file holds one plan: its source, figures and closed-over arrays. Its name is a hash of everything that the plan depends on: the traced
+function with its constants and the user's lines, options, the limit, the rules in force, the backend with its profile, JAX's settings, and
+the versions and files of the packages. Loading skips the search and the check of the compiled program, which JAX compiles as ever. The
+search itself is not kept: explaining such a plan makes it once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import hashlib
+import json
+import os
+import pickle
+import platform
+import sys
+import tempfile
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive, jaxpr_as_fun
+
+from eqsat_mem import __version__
+from eqsat_mem.backends.profiles import user_folder
+from eqsat_mem.egraph.rule_files import default_files, load_rules
+from eqsat_mem.frontend.fingerprint import Same, fingerprint
+from eqsat_mem.reports.plan import Plan
+from eqsat_mem.request import Request
+from eqsat_mem.schedule.backend import Backend
+
+VARIABLE = "EQSAT_MEM_CACHE_DIR"
+"""The environment variable with the folder of kept plans to use instead of the user's cache folder; ``none`` keeps no plans."""
+MAGIC = b"eqsat_mem plan 1\n"
+MOST_FILES = 1000
+"""Plans that are kept; the oldest go first."""
+SIMPLE = (type(None), bool, int, float, complex, str, bytes, np.dtype)
+
+
+class Unstable(Exception):
+    """A value that another process cannot be sure to recognise, such as a function of the user's."""
+
+
+def folder() -> Path | None:
+    """The folder of kept plans: ``EQSAT_MEM_CACHE_DIR``, or else one in the platform's cache folder; None if no plans are kept."""
+    chosen = os.environ.get(VARIABLE, "").strip()
+    if chosen:
+        return None if chosen.lower() == "none" else Path(chosen)
+    return user_folder() / "plans"
+
+
+@dataclass(frozen=True)
+class KeptPlan:
+    """The place of one plan.
+
+    Attributes:
+        path: the file, whether or not it exists.
+        key: the hash of everything that the plan depends on.
+    """
+
+    path: Path
+    key: str
+
+    def load(self, request: Request, again: Callable[[], Plan]) -> Plan | None:
+        """The kept plan, if there is one; ``again`` plans once more without this entry.
+
+        A file that is damaged or not ours is left out, with a warning.
+        """
+        start = time.perf_counter()
+        try:
+            data = self.path.read_bytes()
+        except OSError:
+            return None
+        try:
+            if _is_writable_by_others(self.path):
+                raise ValueError("others may write it")
+            header, payload = _parts(data)
+            if header["key"] != self.key or header["sha256"] != hashlib.sha256(payload).hexdigest():
+                raise ValueError("its content is not what its name says")
+            plan: Plan = pickle.loads(payload)
+        except Exception as reason:  # whatever a damaged file makes Python raise
+            warnings.warn(f"the kept plan {self.path} is ignored ({reason}): eqsat-mem cache --clear removes all.", stacklevel=2)
+            return None
+        if plan.unchanged:  # such a program runs bit for bit as it was traced, and not as its source
+            run = jaxpr_as_fun(request.jaxpr)
+            plan = replace(plan, function=lambda *args: tuple(run(*args)))
+        return replace(plan, seconds={"cache": time.perf_counter() - start}, record=KeptRecord(request.backend, again))
+
+    def store(self, plan: Plan) -> None:
+        """Keep a plan, for this process and others.
+
+        A plan that time cut short, or that no compiler has checked for once, is not kept, nor one whose source names more than arrays.
+        """
+        unchecked = plan.compiled_peak_bytes is None and bool(plan.doubts)
+        arrays = [value for value in plan.namespace.values() if isinstance(value, np.ndarray | np.generic | jax.Array)]
+        if plan.planning_bound_s is not None or unchecked or len(arrays) < len(plan.namespace):
+            return
+        try:
+            payload = pickle.dumps(plan)
+        except (TypeError, pickle.PicklingError):  # arrays of keys
+            return
+        header = {
+            "key": self.key,
+            "sha256": hashlib.sha256(payload).hexdigest(),
+            "name": plan.name,
+            "limit_bytes": plan.limit_bytes,
+            "peak_bytes": plan.peak_bytes if plan.compiled_peak_bytes is None else plan.compiled_peak_bytes,
+            "planned_s": sum(plan.seconds.values()),
+        }
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix="new-", delete=False) as file:
+                file.write(MAGIC + json.dumps(header).encode() + b"\n" + payload)
+            os.replace(file.name, self.path)  # others see the whole file or none
+            for path in _files(self.path.parent)[MOST_FILES:]:
+                path.unlink(missing_ok=True)
+        except OSError as reason:
+            warnings.warn(f"no plans are kept in {self.path.parent} ({reason.strerror}): {VARIABLE}=none says so.", stacklevel=2)
+
+
+def entry(request: Request) -> KeptPlan | None:
+    """The place for the plan of a request; None where no plans are kept, or nothing tells whether two processes ask for the same."""
+    home = folder()
+    if home is None or request.placement is not None or request.options.operations:
+        return None
+    try:
+        key = hashlib.sha256("\n".join(_texts(request)).encode()).hexdigest()
+    except Unstable:
+        return None
+    return KeptPlan(home / f"{key}.plan", key)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRecord:
+    """The record of a plan that was loaded: it plans once more where a search is asked for.
+
+    Attributes:
+        backend: the backend that the plan was made for.
+        again: makes the plan once more.
+    """
+
+    backend: Backend
+    again: Callable[[], Plan]
+
+    @cached_property
+    def planned(self) -> Plan:
+        """The plan made once more, with its search."""
+        return self.again()
+
+
+# --- keys ---------------------------------------------------------------------------------------------
+
+
+def _texts(request: Request) -> Iterator[str]:
+    """Everything that a plan depends on, as text that is the same in every process."""
+    options = request.options
+    yield from _versions()
+    config: Any = jax.config
+    yield repr((config.jax_enable_x64, config.jax_default_matmul_precision, jax.default_backend(), os.environ.get("XLA_FLAGS")))
+    yield repr((request.name, request.arg_names, request.limit, request.taken, request.shared_bytes, os.cpu_count()))
+    yield stable({f.name: getattr(options, f.name) for f in fields(options) if f.name != "max_planning_seconds"})
+    yield stable((request.backend, dict(request.backend.compiler_options)))
+    yield from (text for _, text in load_rules(options.rules, options.accuracy, options.only_rules, options.without_rules).texts())
+    yield stable(fingerprint(request.jaxpr))
+
+
+@lru_cache(maxsize=1)
+def _versions() -> tuple[str, ...]:
+    """The versions of what plans with, and a hash of this package's files."""
+    package = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for path in [*sorted(package.rglob("*.py")), *map(Path, default_files())]:
+        digest.update(path.read_bytes())
+    names = ("jax", "jaxlib", "egglog", "numpy", "opt_einsum")
+    return sys.version, platform.machine(), *map(version, names), __version__, digest.hexdigest()
+
+
+def stable(value: Any) -> str:
+    """Text of a value that is equal in another process exactly if the value is.
+
+    Raises:
+        Unstable: for objects of which that is not known.
+    """
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    if isinstance(value, SIMPLE):
+        return repr(value)
+    if isinstance(value, Same):
+        return _primitive(value.value)
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return _of_a_library(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{stable(key)}: {stable(item)}' for key, item in value.items())}}}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(stable, value))},)"
+    if is_dataclass(value):
+        return _of_a_library(type(value)) + stable({f.name: getattr(value, f.name) for f in fields(value)})
+    raise Unstable(type(value))
+
+
+def _primitive(value: Any) -> str:
+    """The name of a primitive of JAX's; one of the user's may have another meaning under the same name."""
+    if not isinstance(value, Primitive) or not (value in _of_jax() or value in _of_jax.__wrapped__()):
+        raise Unstable(value)
+    return str(value.name)
+
+
+@lru_cache(maxsize=1)
+def _of_jax() -> frozenset[Any]:
+    """The primitives that modules of JAX hold; more of them where further modules have been imported."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "jax"]
+    return frozenset(value for module in modules for value in vars(module).values() if isinstance(value, Primitive))
+
+
+def _of_a_library(value: Any) -> str:
+    """The name of a class or function that comes with Python or with a package whose version is part of the key."""
+    module = value.__module__ or ""
+    if (
+        module.partition(".")[0] not in ("builtins", "jax", "jaxlib", "numpy", "ml_dtypes", "eqsat_mem", "enum")
+        or "<" in value.__qualname__
+    ):
+        raise Unstable(value)
+    return f"{module}.{value.__qualname__}"
+
+
+# --- files --------------------------------------------------------------------------------------------
+
+
+def _parts(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header and the payload of a file.
+
+    Raises:
+        ValueError: if it is no kept plan.
+    """
+    if not data.startswith(MAGIC):
+        raise ValueError("it is no plan of this version")
+    head, _, payload = data[len(MAGIC) :].partition(b"\n")
+    header: dict[str, Any] = json.loads(head)
+    return header, payload
+
+
+def _is_writable_by_others(path: Path) -> bool:
+    """Whether somebody else could have put a file there: it holds code."""
+    if not hasattr(os, "getuid"):
+        return False
+    known = (path.stat(), path.parent.stat())
+    return any(s.st_uid not in (os.getuid(), 0) or s.st_mode & 0o022 for s in known)
+
+
+def _files(home: Path) -> list[Path]:
+    """The files of kept plans, newest first."""
+    dated = []
+    for path in home.glob("*.plan"):
+        with contextlib.suppress(OSError):  # another process has removed it
+            dated.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(dated, reverse=True)]
+
+
+def listed() -> list[tuple[Path, dict[str, Any]]]:
+    """The files of kept plans, newest first, with what their headers say; nothing of those that cannot be read."""
+    home, found = folder(), []
+    for path in [] if home is None else _files(home):
+        try:
+            header = _parts(path.read_bytes())[0]
+        except (OSError, ValueError):
+            header = {}
+        found.append((path, header))
+    return found
+
+
+def clear() -> int:
+    """Remove all kept plans, and return how many there were."""
+    home = folder()
+    paths = [] if home is None else [*_files(home), *home.glob("new-*")]
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return sum(path.suffix == ".plan" for path in paths)

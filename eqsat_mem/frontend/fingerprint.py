@@ -1,0 +1,78 @@
+"""Jaxprs compared by what they compute: two traces of the same lines have equal fingerprints."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from eqsat_mem.frontend.inline import CALLED, source_of
+
+SMALL_BYTES = 4096
+"""Arrays of at most so many bytes are compared by their values, larger ones by identity."""
+
+
+@dataclass(frozen=True)
+class Same:
+    """An object that equals itself only."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def fingerprint(closed: ClosedJaxpr) -> Hashable:
+    """A key that is equal for jaxprs with the same equations in the same order, of the same lines of the user's, and the same constants."""
+    return _jaxpr(closed.jaxpr), tuple(map(_value, closed.consts))
+
+
+def _jaxpr(jaxpr: Jaxpr) -> Hashable:
+    numbers: dict[Any, int] = {}
+
+    def made(variable: Any) -> Hashable:
+        numbers[variable] = len(numbers)
+        return str(variable.aval), bool(getattr(variable.aval, "weak_type", False))
+
+    def read(atom: Any) -> Hashable:
+        return (str(atom.aval), _value(atom.val)) if isinstance(atom, Literal) else numbers[atom]
+
+    given = tuple(map(made, (*jaxpr.constvars, *jaxpr.invars)))
+    equations = tuple(
+        (Same(eqn.primitive), tuple(map(read, eqn.invars)), tuple(map(made, eqn.outvars)), _params(eqn), source_of(eqn))
+        for eqn in jaxpr.eqns
+    )
+    return given, equations, tuple(map(read, jaxpr.outvars))
+
+
+def _params(eqn: Any) -> Hashable:
+    called = CALLED.get(eqn.primitive.name)
+    if called is not None:  # nothing else of a call is looked at
+        return _value(eqn.params[called])
+    return tuple((name, _value(value)) for name, value in sorted(eqn.params.items()))
+
+
+def _value(value: Any) -> Hashable:
+    if isinstance(value, ClosedJaxpr):
+        return fingerprint(value)
+    if isinstance(value, Jaxpr):
+        return _jaxpr(value)
+    if isinstance(value, tuple | list):
+        return type(value), tuple(map(_value, value))
+    if isinstance(value, Mapping):
+        return type(value), tuple((key, _value(item)) for key, item in value.items())
+    if isinstance(value, np.ndarray | np.generic) and value.nbytes <= SMALL_BYTES and not value.dtype.hasobject:
+        return value.shape, value.dtype.str, value.tobytes()
+    if isinstance(value, float | complex):
+        return type(value), repr(value)  # NaN equals itself here, and 0.0 is not -0.0
+    try:
+        hash(value)
+    except TypeError:
+        return Same(value)
+    return type(value), value
