@@ -295,9 +295,9 @@ class GpuBackend(Backend):
         from eqsat_mem.backends.gpu import deviceless
 
         most = 0
-        for setting in deviceless.SETTINGS:
-            most = max(most, deviceless.compile_for(function, avals, self.target, donate, [setting]).held_bytes)
-            if limit is not None and most > limit:
+        for compiled in deviceless.each_setting(function, avals, self.target, donate):
+            most = max(most, compiled.held_bytes)
+            if not compiled.has_products or (limit is not None and most > limit):
                 break
         return Check(most)
 
