@@ -118,17 +118,17 @@ class _Request:
             return code.function
         return partial(code.function, mesh=None if self.placement.around and not checked else self.placement.mesh)
 
-    def compiled(self, function: Callable[..., Any], predicted: int, arguments: Sequence[Spec | None] | None = None) -> Check | None:
-        """A function of the program's arguments as compiled; the bytes that it holds are told beside their prediction.
+    def compiled(self, backend: Backend, run: Callable[..., Any], predicted: int, lying: Sequence[Spec | None] = ()) -> Check | None:
+        """A function of the program's arguments as compiled for a backend; the bytes that it holds are told beside their prediction.
 
-        On a mesh ``arguments`` says how they lie, else as they were given. None where nothing is compiled: it is not asked for, or there is
-        no compiler for the target here.
+        On a mesh ``lying`` says how arguments lie, else as they were given. None where nothing is compiled: it is not asked for, or there
+        is no compiler for the target here.
         """
         if not self.verifies:
             return None
-        shardings = None if self.placement is None else named_shardings(self.placement, arguments or self.placement.arguments)
+        shardings = None if self.placement is None else named_shardings(self.placement, lying or self.placement.arguments)
         try:
-            check = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit), shardings=shardings)
+            check = backend.check(run, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit), shardings=shardings)
         except DeviceCompilerError as reason:
             self.unchecked.append(str(reason))
             return None
@@ -273,7 +273,7 @@ def _keep(request: _Request, loaded: Program, before: Schedule) -> _Chosen | Non
     function, limit = jaxpr_as_fun(request.jaxpr), request.limit
     placement = request.placement
     placed = function if placement is None or placement.mesh is None else constrained(function, placement)
-    check = request.compiled(placed, before.peak_bytes)
+    check = request.compiled(request.backend, placed, before.peak_bytes)
     if check is None and (has_plans(before.ex.program) or not before.fits(limit)):
         return None  # nothing but the prediction tells, which counts plans of its loops' bodies
     if check is not None and check.held_bytes > limit:
@@ -297,19 +297,19 @@ def _as_held(chosen: _Chosen) -> float:
 def _emit_within(request: _Request, forms: Forms, best: Schedule) -> _Chosen:
     """What holds no more than the limit once compiled.
 
-    Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant.
+    Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant. Then
+    with the compiler options under which programs hold least.
     """
-    try:
-        return _verified(request, forms, request.backend, best)
-    except MemoryLimitError as error:
-        cautious = request.backend.cautious()
-        if cautious is None or not best.fits(request.limit):
-            raise
-        first = error
-    try:
-        return _verified(request, forms, cautious, forms.fastest(cautious, request.limit).best)
-    except MemoryLimitError as second:
-        raise min(first, second, key=lambda error: error.smallest_bytes) from None
+    errors: list[MemoryLimitError] = []
+    cautious = request.backend.cautious() if best.fits(request.limit) else None
+    for backend in (request.backend, cautious, request.backend.narrowed() if request.verifies else None):
+        if backend is not None:
+            try:
+                s = forms.fastest(backend, request.limit).best if errors else best
+                return _verified(request, forms, backend, s)
+            except MemoryLimitError as error:
+                errors.append(error)
+    raise min(errors, key=lambda error: error.smallest_bytes) from None
 
 
 def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule) -> _Chosen:
@@ -327,7 +327,8 @@ def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule)
         if best.fits(target):
             code = emit(best, request.name)
             shares = best.ex.program.shares
-            check = request.compiled(request.runnable(code, checked=True), best.peak_bytes, None if shares is None else shares.arguments)
+            run = request.runnable(code, checked=True)
+            check = request.compiled(backend, run, best.peak_bytes, () if shares is None else shares.arguments)
             if check is None or check.held_bytes <= limit:
                 return _Chosen(best, code, check, backend, target)
             held = check.held_bytes

@@ -112,7 +112,7 @@ class Plan:
     collectives: Sequence[Exchange] = ()
     program: Any = field(default=None, repr=False)
     schedule: Any = field(default=None, repr=False)
-    compiler_options: Mapping[str, str] = field(default_factory=dict)
+    compiler_options: Mapping[str, str | bool] = field(default_factory=dict)
     doubts: Sequence[str] = ()
     record: Any = field(default=None, repr=False)
 

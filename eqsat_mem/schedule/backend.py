@@ -153,6 +153,10 @@ class Backend:
         """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""
         return None
 
+    def narrowed(self) -> Self | None:
+        """The same target with those :attr:`compiler_options` under which programs hold least; None if there are none that help."""
+        return None
+
     # fusion: which values exist, and in which order kernels run
 
     def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
@@ -292,7 +296,7 @@ class Backend:
         return {}
 
     @property
-    def compiler_options(self) -> Mapping[str, str]:
+    def compiler_options(self) -> Mapping[str, str | bool]:
         """Compiler options that planned programs run with."""
         return {}
 

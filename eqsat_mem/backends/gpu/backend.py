@@ -7,7 +7,7 @@ data sheets and counts of machine instructions, which no clock has confirmed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -75,11 +75,15 @@ class GpuBackend(Backend):
     target: Target
     tiles: Tiles | None = None
     """Folds as tile kernels; None where there are none."""
+    recomputes_shared: bool = True
+    """Whether several folds compute an elementwise value each. XLA decides that by estimates of its own."""
+    only_triton: bool = False
+    """Whether no product is left to cuBLAS, which takes memory."""
 
     platform: ClassVar[str] = "gpu"
     loops_beside_outputs: ClassVar[bool] = True
     tie: ClassVar[Tie] = BitTie()
-    asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
+    asked_up_to: ClassVar[float] = 8.0
     needless_rules: ClassVar[tuple[str, ...]] = (*Backend.needless_rules, "unroll-fold")  # short folds are computed inside their readers
     adds_in_place: ClassVar[bool] = True
     repeats: ClassVar[int] = 2
@@ -137,6 +141,14 @@ class GpuBackend(Backend):
     def without_tiles(self) -> Self:
         return replace(self, tiles=None)
 
+    def cautious(self) -> Self | None:
+        """With elementwise values that several folds read in memory."""
+        return replace(self, recomputes_shared=False) if self.recomputes_shared else None
+
+    def narrowed(self) -> Self | None:
+        """With all products by Triton; on the card XLA tells what its own choice takes."""
+        return None if self.only_triton or self.is_here else replace(self, only_triton=True)
+
     def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:
         """A tile kernel where it takes less time than the one that XLA makes of a fold."""
         tile = None if self.tiles is None else self.tiles.tile(ex, step, members, extents, self.device)
@@ -164,7 +176,7 @@ class GpuBackend(Backend):
 
     def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
         """Folds compute elementwise operands of any depth, each fold again."""
-        return True
+        return alone or self.recomputes_shared or self.is_cheap(ex.program, t)
 
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """A short fold is computed inside the folds and searches that read it, and what a kernel of its own makes of it alone in that.
@@ -202,7 +214,7 @@ class GpuBackend(Backend):
         """Partial results and copied operands of folds, and what products by Triton or by a library take."""
         program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
-            return scratch.product_bytes(program, term, extents, self.target, size)
+            return scratch.product_bytes(program, term, extents, self.target, size, by_library=not self.only_triton)
         if isinstance(term, Block):
             return scratch.copied_operand_bytes(program, term, self.weights, size)
         if not isinstance(term, Fold) or ex.unrolls.get(t):
@@ -278,6 +290,12 @@ class GpuBackend(Backend):
 
     # the compiler
 
+    @property
+    def compiler_options(self) -> Mapping[str, str | bool]:
+        from eqsat_mem.backends.gpu import deviceless
+
+        return deviceless.SETTINGS["triton"] if self.only_triton else {}
+
     def check(
         self,
         function: Callable[..., Any],
@@ -295,7 +313,8 @@ class GpuBackend(Backend):
         from eqsat_mem.backends.gpu import deviceless
 
         most = 0
-        for compiled in deviceless.each_setting(function, avals, self.target, donate):
+        settings = ["triton"] if self.only_triton else list(deviceless.SETTINGS)
+        for compiled in deviceless.each_setting(function, avals, self.target, donate, settings):
             most = max(most, compiled.held_bytes)
             if not compiled.has_products or (limit is not None and most > limit):
                 break

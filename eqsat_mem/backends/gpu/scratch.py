@@ -63,8 +63,10 @@ def copied_operand_bytes(program: Program, term: Block, weights: Weights, size: 
     return 0 if is_made and _dies_with(program, operand) else size(operand)
 
 
-def product_bytes(program: Program, term: Dot, extents: Sequence[int], target: Target, size: Callable[[int], int]) -> int:
-    """Bytes that a product takes besides operands and result, by Triton or by a library, whichever is more."""
+def product_bytes(
+    program: Program, term: Dot, extents: Sequence[int], target: Target, size: Callable[[int], int], by_library: bool = True
+) -> int:
+    """Bytes that a product takes besides operands and result, by Triton or, where that may be, by a library: whichever is more."""
     m, n, k, batch = sides(program, term, extents)
     width = itemsize(term.dtype)
     if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
@@ -74,7 +76,7 @@ def product_bytes(program: Program, term: Dot, extents: Sequence[int], target: T
     growth = padding(program, term, extents, target)
     partial = batch * parts * m * n * max(width, 4) if parts > 1 else 0
     by_triton = _padding_bytes(program, term, size, growth, partial) if growth > 1 else partial
-    return made + max(by_triton, _library_bytes(program, extents))
+    return made + max(by_triton, _library_bytes(program, extents) if by_library else 0)
 
 
 def _vector_bytes(program: Program, term: Dot, extents: Sequence[int]) -> int:
