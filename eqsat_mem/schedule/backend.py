@@ -93,6 +93,8 @@ class Backend:
     """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
     loops_beside_outputs: ClassVar[bool] = False
     """Whether bodies of loops take no memory of outputs that are not written yet."""
+    packs: ClassVar[bool] = False
+    """Whether gaps between the values of a loop's body count: see :mod:`eqsat_mem.schedule.packing`."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
     """Block operations inside which XLA computes elementwise operands."""
     near: ClassVar[Link] = Link(2e-5, 370e9)
@@ -148,6 +150,10 @@ class Backend:
     def without_tiles(self) -> Self:
         """The same target whose folds are never tile kernels: what a program as its author wrote it runs on."""
         return self
+
+    def as_written(self, ex: Extraction) -> Extraction:
+        """A program with what rules allow of it where it runs as its author wrote it, for predictions."""
+        return ex
 
     def cautious(self) -> Self | None:
         """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""

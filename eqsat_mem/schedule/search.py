@@ -191,7 +191,8 @@ class Search:
     def unmodified(self) -> Schedule:
         """The program run as it is written, not as emitted source."""
         plain, s = self.backend.without_tiles(), self.straight
-        memory = self.memory if plain == self.backend else Memory(self.ex, plain)
+        ex = plain.as_written(self.ex)
+        memory = self.memory if plain == self.backend and ex is self.ex else Memory(ex, plain)
         return replace(s, backend=plain, peak_bytes=memory.total(s.seq, {}), seconds=Timing(memory, emitted=False).total(s.seq, {}))
 
     # chunk sizes

@@ -85,6 +85,7 @@ class GpuBackend(Backend):
     tie: ClassVar[Tie] = BitTie()
     asked_up_to: ClassVar[float] = 8.0
     needless_rules: ClassVar[tuple[str, ...]] = (*Backend.needless_rules, "unroll-fold")  # short folds are computed inside their readers
+    packs: ClassVar[bool] = True
     adds_in_place: ClassVar[bool] = True
     repeats: ClassVar[int] = 2
 
@@ -140,6 +141,10 @@ class GpuBackend(Backend):
 
     def without_tiles(self) -> Self:
         return replace(self, tiles=None)
+
+    def as_written(self, ex: Extraction) -> Extraction:
+        """Without what only emitted source writes out element by element."""
+        return replace(ex, unrolls={}) if ex.unrolls else ex
 
     def cautious(self) -> Self | None:
         """With elementwise values that several folds read in memory."""
@@ -202,13 +207,13 @@ class GpuBackend(Backend):
     # memory
 
     def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
-        """What reads a product by a library does not work in place, nor what is written longer for a product that reads it."""
-        program = ex.program
+        """What reads a product by a library or a matrix in columns does not work in place, nor what is written longer for a product."""
+        program, made = ex.program, ex.program.terms[t]
+        if isinstance(made, Dot) or (isinstance(made, Block) and made.call.prim.name in BY_COLUMNS):
+            return False
         readers = program.readers(step)
         reader = program.terms[readers[0]] if len(readers) == 1 else None
-        return not isinstance(program.terms[t], Dot) and not (
-            isinstance(reader, Dot) and scratch.padding(program, reader, extents, self.target) > 1
-        )
+        return not (isinstance(reader, Dot) and scratch.padding(program, reader, extents, self.target) > 1)
 
     def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
         """Partial results and copied operands of folds, and what products by Triton or by a library take."""

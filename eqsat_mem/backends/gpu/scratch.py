@@ -21,6 +21,8 @@ COLUMNS_AT_ONCE = 64
 """Columns that one block of a fold of columns computes."""
 SHORT_ROW, LONG_ROW = 2**9, 2**12
 """Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it."""
+FACTORISATIONS = frozenset({"cholesky", "lu"})
+"""Operations whose libraries work in place, on a copy where their operand is not made for them."""
 SIMPLE, FUNCTION = 2.0, 16.0
 """Weights up to which an operand counts as simple, or as one function, in that question."""
 
@@ -51,16 +53,31 @@ def padding(program: Program, term: Dot, extents: Sequence[int], target: Target)
 
 
 def copied_operand_bytes(program: Program, term: Block, weights: Weights, size: Callable[[int], int]) -> int:
-    """Bytes of an operand that an operation overwrites or wants in another layout, unless it is made for that."""
-    if term.call.prim.name == "triangular_solve":
-        operand = term.args[1]
-        is_made = isinstance(program.terms[operand], Map | Dot)
-    elif term.call.prim.name == "top_k" and weights.workspace(term.call, *_whole_shapes(program, term)):
+    """Bytes of operands that an operation overwrites or wants in another layout, unless they are made for that; less than none where the
+    result lies in the operand's place."""
+    name = term.call.prim.name
+    if name in FACTORISATIONS:
+        return -size(term.args[0]) if _is_made_for(program, term.args[0]) else 0
+    if name == "triangular_solve":
+        matrix, right = term.args
+        return (0 if _is_made_in_columns(program, matrix) else size(matrix)) + (0 if _is_made_for(program, right) else size(right))
+    if name == "top_k" and weights.workspace(term.call, *_whole_shapes(program, term)):
         operand = term.args[0]
-        is_made = isinstance(program.terms[operand], Map)
-    else:
-        return 0
-    return 0 if is_made and _dies_with(program, operand) else size(operand)
+        return 0 if isinstance(program.terms[operand], Map) and _dies_with(program, operand) else size(operand)
+    return 0
+
+
+def _is_made_for(program: Program, t: int) -> bool:
+    """Whether a value is computed in the layout that its only reader wants."""
+    return isinstance(program.terms[t], Map | Dot) and _dies_with(program, t)
+
+
+def _is_made_in_columns(program: Program, t: int) -> bool:
+    """Whether solvers read a value as it is computed: all else that reads it computes it again."""
+    readers = [program.terms[r] for r in program.readers(t)]
+    others = [r for r in readers if not (isinstance(r, Block) and r.call.prim.name == "triangular_solve")]
+    is_computed = isinstance(program.terms[t], Map) and all(o.term != t for o in program.outputs)
+    return is_computed and all(isinstance(r, Map | Fold) for r in others)
 
 
 def product_bytes(
