@@ -170,6 +170,10 @@ class Backend:
         term = ex.program.terms[t]
         return alone or (isinstance(term, Map) and self.is_cheap(ex.program, t))
 
+    def computes_again(self, ex: Extraction, t: int, kernels: int) -> bool:
+        """Whether as many folds, its only readers, would each compute an elementwise value, if they compute it at all."""
+        return True
+
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """Whether a fold over so many elements, not unrolled, is computed inside the fold or kernel ``reader``.
 

@@ -9,6 +9,7 @@ from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.backends.gpu import deviceless
 from eqsat_mem.backends.gpu.backend import GpuBackend
 from eqsat_mem.egraph.extract import original
+from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Dot, Fold
 from eqsat_mem.schedule.search import straight
@@ -49,12 +50,52 @@ def test_without_a_compiler_nothing_is_promised_of_triton_alone():
         eqsat_mem.optimize(squared, memory_limit="9MiB", device="h100", accuracy="bitwise", verify=False).plan(f32(1024, 1024))
 
 
+OWN = GpuBackend.of(H100)
+
+
+def distances(x, y):
+    return jnp.sum((x[:, None] - y[None]) ** 2, -1)
+
+
+def peak(backend, function, *avals):
+    program = load(jax.make_jaxpr(function)(*avals), [f"x{k}" for k in range(len(avals))], backend.preferences)
+    return straight(original(program, load_rules(only=("splitting",), without=backend.needless_rules)), backend.without_tiles()).peak_bytes
+
+
 def test_a_cautious_backend_holds_what_several_folds_read():
     def both(x, y):
-        d = jnp.exp(jnp.sin(x[:, None] * y[None]))
+        d = jnp.exp(x[:, None] * y[None])
         return d.sum(1), d.max(0)
 
-    own = GpuBackend.of(H100)
-    bold, cautious = (straight(original(load(jax.make_jaxpr(both)(f32(5000), f32(5000)), ["x", "y"])), b) for b in (own, own.cautious()))
-    assert bold.peak_bytes < 4 * 5000**2 <= cautious.peak_bytes
-    assert own.cautious().cautious() is None
+    bold, cautious = (peak(backend, both, f32(5000), f32(5000)) for backend in (OWN, OWN.cautious()))
+    assert bold < 4 * 5000**2 <= cautious
+    assert OWN.cautious().cautious() is None
+
+
+SHARED = [
+    (lambda d: jnp.exp(-d), 3, False),
+    (lambda d: jnp.exp(-d), 4, True),
+    (jnp.sqrt, 4, False),
+    (jnp.sqrt, 6, True),
+    (jax.nn.softplus, 1, True),
+]
+
+
+@pytest.mark.parametrize(("of", "dimensions", "written"), SHARED)
+def test_what_two_folds_read_is_written_out_where_it_takes_long_to_compute(of, dimensions, written):
+    def both(x, y):
+        d = of(distances(x, y))
+        return d.min(1), d.max(0)
+
+    assert (peak(OWN, both, *[f32(8192, dimensions)] * 2) > 4 * 8192**2) == written
+
+
+@compiler
+@pytest.mark.parametrize(("of", "dimensions", "written"), SHARED)
+def test_xla_writes_out_the_same(of, dimensions, written):
+    def both(x, y):
+        d = of(distances(x, y))
+        return d.sum(1), d.sum(0)
+
+    (compiled,) = deviceless.compile_for(both, [f32(8192, dimensions)] * 2, H100, settings=["triton"]).settings
+    assert (compiled.temporaries > 4 * 8192**2) == written

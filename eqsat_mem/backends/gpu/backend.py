@@ -180,8 +180,14 @@ class GpuBackend(Backend):
         return habits.vector_is_fold(habits.VECTOR_ELEMENTS, 0, itemsize(term.dtype)) and (left | right) in (left, right)
 
     def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
-        """Folds compute elementwise operands of any depth, each fold again."""
+        """Folds compute elementwise operands of any depth."""
         return alone or self.recomputes_shared or self.is_cheap(ex.program, t)
+
+    def computes_again(self, ex: Extraction, t: int, kernels: int) -> bool:
+        """Each fold does, and for each element of what it is broadcast to there, unless it takes so long that XLA rather writes it out."""
+        program = ex.program
+        broadcast = max((program.extent(program.free[u] & ~program.free[t]) for u in program.readers(t)), default=1)
+        return self.is_cheap(program, t) or scratch.is_computed_again(kernels * broadcast, scratch.work(program, t, self.weights))
 
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """A short fold is computed inside the folds and searches that read it, and what a kernel of its own makes of it alone in that.

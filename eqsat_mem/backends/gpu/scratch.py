@@ -21,6 +21,9 @@ COLUMNS_AT_ONCE = 64
 """Columns that one block of a fold of columns computes."""
 SHORT_ROW, LONG_ROW = 2**9, 2**12
 """Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it."""
+TRAFFIC = 7.1
+"""The weight of operations that take as long, as XLA estimates, as four bytes to write or to read. Of what two folds read, sqrt(d) of
+four dimensions and exp(-d) of three are computed by each; sqrt(d) of six and exp(-d) of four are written out."""
 FACTORISATIONS = frozenset({"cholesky", "lu"})
 """Operations whose libraries work in place, on a copy where their operand is not made for them."""
 SIMPLE, FUNCTION = 2.0, 16.0
@@ -140,6 +143,32 @@ def _is_written_out(extent: int, last: bool, results: int, heaviest: float) -> b
         least = 1_345 if heaviest <= SIMPLE else 2_145 if heaviest <= FUNCTION else 4_161
         least = least if extent > SHORT_ROW * 2 or heaviest > SIMPLE else 16
     return 1 < results < least
+
+
+def is_computed_again(times: int, work: float) -> bool:
+    """Whether XLA computes a value so many times rather than write it out once and read it each time; ``work`` is its weight."""
+    return work * (times - 1) <= TRAFFIC * (times + 1)
+
+
+def work(program: Program, t: int, weights: Weights) -> float:
+    """The weight of all operations that elementwise kernels and folds compute for one element of a value."""
+    total, seen, waiting = 0.0, {t}, [(t, 1.0)]
+    while waiting:
+        u, times = waiting.pop()
+        term = program.terms[u]
+        if isinstance(term, Fold):
+            extent = program.extent(program.free[term.arg] & term.over)
+            if extent >= habits.INNER_FOLD:
+                continue
+            times *= extent
+            total += times
+        elif isinstance(term, Map) and program.free[u].bit_count() > 1:
+            total += times * weights.of_map(term)
+        for c in elementwise_operands(program, u):
+            if c not in seen:
+                seen.add(c)
+                waiting.append((c, times))
+    return total
 
 
 def transformed(program: Program, t: int) -> int:
