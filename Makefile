@@ -3,6 +3,7 @@
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell $(name) -c 'print("$(name)")' 2>/dev/null)))
 ARGS ?=
 BIN := .venv/bin
+CORE := .venv/.core
 READY := .venv/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -10,7 +11,7 @@ TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo test test-slow test-all compiler versions repro bench gpu lint format clean
 
-demo: $(READY)
+demo: $(CORE)
 	$(BIN)/python -m eqsat_mem demo $(ARGS)
 
 test: $(READY)
@@ -53,10 +54,16 @@ format: $(READY)
 clean:
 	rm -rf .venv .venvs build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(READY): pyproject.toml constraints.txt
+# The package with what it needs to run.
+$(CORE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "eqsat_mem needs Python 3.11 or later; name one with: make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "making .venv with $(PYTHON); this happens once" >&2
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+# The tools of development besides.
+$(READY): $(CORE)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,libraries]'
 	@touch $@

@@ -101,7 +101,7 @@ def make(scale: str) -> Iterator[Contest]:
 
 
 def _limit(arrays: tuple[np.ndarray, ...], mib: int) -> int:
-    """What these arrays hold, an output as large as the first, and so many MiB."""
+    """Bytes of these arrays, of an output as large as the first, and so many MiB."""
     return sum(a.nbytes for a in arrays) + arrays[0].nbytes + mib * 2**20
 
 

@@ -17,7 +17,7 @@ LIMITS = {
     "full": ["4MiB", "64MiB", "1GiB", "8GiB"],
 }
 LIMIT = "16MiB"
-"""Where sizes vary."""
+"""The limit where sizes vary."""
 
 
 def make(scale: str) -> Iterator[Contest]:

@@ -1,5 +1,5 @@
-"""What XLA:GPU holds and launches: small programs, one for each assumption of a model of memory and fusion, compiled
-for a card that is not there.
+"""The memory and the kernels of XLA:GPU: small programs, one for each assumption of a model of memory and fusion, compiled for a card
+that is not there.
 
     python -m benchmarks.gpu_model [--device h100] [--only TEXT] [--thresholds]
 
@@ -205,7 +205,9 @@ class Threshold:
     high: int
     make: Callable[[int], Case]
     step: int = 1
-    see: Callable[[deviceless.Compiled], Any] = field(default=lambda c: [launch.name.rstrip("_0123456789") for launch in c.launches or ()])
+    see: Callable[[deviceless.Compilation], Any] = field(
+        default=lambda c: [launch.name.rstrip("_0123456789") for launch in c.launches or ()]
+    )
 
 
 THRESHOLDS = [
@@ -230,7 +232,7 @@ def told(launches: tuple[Launch, ...] | None, most: int = 6) -> str:
     return ", ".join([*said[:most], *([f"... {len(said)} in all"] if len(said) > most else [])])
 
 
-def rows(case: Case, target: Target) -> Iterator[tuple[str, deviceless.Compiled]]:
+def rows(case: Case, target: Target) -> Iterator[tuple[str, deviceless.Compilation]]:
     function, avals = case
     for compiled in deviceless.compile_for(function, avals, target, launches=True).settings:
         yield compiled.setting, compiled

@@ -56,7 +56,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was found of a program; one that no plan fits has no plan."""
+    """The figures of a program; one that no plan fits has no plan."""
 
     name: str
     limit: int
@@ -117,7 +117,7 @@ def table(rows: Sequence[Figures]) -> str:
 
 
 def summary(rows: Sequence[Figures]) -> str:
-    """How many predictions are close, and which are too low."""
+    """The number of predictions that are close, and those that are too low."""
     said = []
     for title, forms in (("As written", [row.written for row in rows]), ("as planned", [row.plan for row in rows])):
         low = [f"`{row.name}` {form.ratio:.2f}" for row, form in zip(rows, forms) if form and form.is_low]

@@ -45,7 +45,7 @@ Results = dict[str, Any]
 
 @dataclass(frozen=True)
 class Visit:
-    """Where results are kept, at which scale, and until when a stage may run."""
+    """The folder of results, the scale, and the time until which a stage may run."""
 
     folder: Path
     scale: str
@@ -199,7 +199,7 @@ def _autotuning(choices: Path) -> str:
 
 
 def measured(stage: str, name: str, form: str, scale: str) -> Results:
-    """What one stage finds of one program in this process."""
+    """The figures that one stage finds of one program in this process."""
     import jax
 
     import eqsat_mem
@@ -244,7 +244,7 @@ def _timed(compiled: Any, args: Any) -> float:
 
 
 def _deviceless(function: Callable[..., Any], program: Any) -> Results | str:
-    """What XLA:GPU holds for the usual card or the one in use, asked without it; why not, where its compiler is missing."""
+    """Bytes that XLA:GPU holds for the usual card or the one in use, asked without it; the reason where its compiler is missing."""
     from eqsat_mem.backends.choose import backend_in_use
     from eqsat_mem.backends.gpu import deviceless
     from eqsat_mem.backends.gpu.backend import USUAL, GpuBackend

@@ -1,4 +1,4 @@
-"""What derivatives and batched forms hold: ``python -m benchmarks.gradients [--only NAME] [--write]``.
+"""Bytes that derivatives and batched forms hold: ``python -m benchmarks.gradients [--only NAME] [--write]``.
 
 Each program is compiled as written, with its rows in ``lax.map``, likewise with ``jax.checkpoint`` around each of them, and planned under
 a limit: before the transformation and after it. None of them is run. ``--write`` puts the tables into ``docs/gradients.md``.
@@ -30,7 +30,7 @@ COPIES = 4
 """The size of the axis that ``vmap`` adds."""
 
 Rows = Callable[[Callable[..., Any], Any], Any]
-"""How a function of one row becomes one of all rows: ``jax.vmap``, or ``lax.map`` in one of its forms."""
+"""A way to make a function of all rows of one of a single row: ``jax.vmap``, or ``lax.map`` in one of its forms."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def _rows(x: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def product_by_hand(x: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
-    """What a person writes who knows that distances expand."""
+    """The product as somebody writes it who knows that distances expand."""
     return lax.map(lambda row: _rows(row[None], y, v)[0], x, batch_size=ROWS)
 
 

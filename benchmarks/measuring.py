@@ -1,4 +1,4 @@
-"""How programs are measured: bytes that a compiled program holds, bytes by which the process grows, seconds of runs, and the machine.
+"""Measurements of programs: bytes that a compiled program holds, bytes by which the process grows, seconds of runs, and the machine.
 
 The benchmarks and the scripts in ``paper_repro`` measure with nothing else. Versions of one program take turns
 (:func:`take_turns`), so that a machine that slows down slows all of them; :func:`measure` takes one program alone, in a
@@ -97,7 +97,7 @@ def take_turns(runs: Mapping[str, Run], turns: int) -> dict[str, list[float]]:
 
 
 def turns_within(enough_s: float, one_s: float, least: int, most: int) -> int:
-    """How many turns take about ``enough_s`` seconds together if one takes ``one_s``, within bounds.
+    """The number of turns that take about ``enough_s`` seconds together if one takes ``one_s``, within bounds.
 
     >>> turns_within(8.0, 1.5, 2, 7), turns_within(8.0, 100.0, 2, 7), turns_within(8.0, 1e-9, 2, 7)
     (5, 2, 7)
@@ -161,7 +161,8 @@ WARM_EXTENT = 256
 
 
 def grown(run: Run) -> tuple[Any, int | None]:
-    """What ``run`` returns, once it is there, and the bytes by which the process grew at most meanwhile; None where Linux does not tell.
+    """The results of ``run``, once they are there, and the bytes by which the process grew at most meanwhile; None where Linux does not
+    tell.
 
     >>> import numpy as np
     >>> out, nbytes = grown(lambda: np.ones(2**24))
@@ -192,7 +193,7 @@ def _field(key: str) -> int:
 
 
 def _held_on_device() -> Results:
-    """What JAX has held on a GPU at most, as its allocator knows; nothing on a CPU, where the process grows."""
+    """The most bytes that JAX has held on a GPU, as its allocator knows; nothing on a CPU, where the process grows."""
     stats = jax.local_devices()[0].memory_stats()
     return {"resident_bytes": int(stats["peak_bytes_in_use"])} if stats and "peak_bytes_in_use" in stats else {}
 

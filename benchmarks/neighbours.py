@@ -41,7 +41,7 @@ def nearest(metric: str, queries: jax.Array, points: jax.Array) -> jax.Array:
 
 
 def nearest_by_hand(metric: str, queries: jax.Array, points: jax.Array) -> jax.Array:
-    """What a person writes: queries in chunks, squared distances expanded."""
+    """Neighbours as written by hand: queries in chunks, squared distances expanded."""
 
     def one(query: jax.Array) -> jax.Array:
         if metric == "L2":

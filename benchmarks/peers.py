@@ -99,7 +99,7 @@ def _unit(rows: np.ndarray) -> np.ndarray:
 
 
 def excess(points: np.ndarray, queries: np.ndarray, found: np.ndarray, metric: str) -> float:
-    """How far the neighbours found are beyond the true ones, by float64: the largest difference of distances of equal rank, relatively.
+    """The excess of the neighbours found over the true ones, by float64: the largest difference of distances of equal rank, relatively.
 
     Ties do not count, since only distances are compared. ``found`` has shape (m, k).
     """

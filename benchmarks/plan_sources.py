@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 RANDOM = 150
-"""How many random programs are planned."""
+"""The number of random programs that are planned."""
 SHARES = (0.5, 0.1)
 """The limits of small programs: arguments and outputs, with these shares of the temporaries of the original."""
 _PLACE = re.compile(r"^\s*# \S+:\d+ \(.*\)\n", re.MULTILINE)

@@ -74,7 +74,7 @@ def benchmark(
 
 
 def in_chunks(some: Callable[..., Any], size: int) -> Callable[..., Any]:
-    """What a person writes: ``some(rows of the first argument, *others)``, chunk after chunk, results on top of each other."""
+    """A loop as written by hand: ``some(rows of the first argument, *others)``, chunk after chunk, results on top of each other."""
 
     def whole(first: jax.Array, *others: jax.Array) -> Any:
         return lax.map(lambda row: jax.tree.map(lambda out: out[0], some(row[None], *others)), first, batch_size=size)
@@ -187,7 +187,7 @@ def _factor(z: jax.Array) -> jax.Array:
 
 
 def _statistics(factor: jax.Array, z: jax.Array, x: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What the bound needs of the points: a square matrix and a vector as long as there are inducing points."""
+    """The statistics of the points that the bound needs: a square matrix and a vector as long as there are inducing points."""
     a = jax.scipy.linalg.solve_triangular(factor, _kernel(z, x), lower=True) / NOISE
     return a @ a.T, a @ targets
 

@@ -1,4 +1,4 @@
-"""Programs that compute the same, side by side in one process: what the benchmarks ask, and how their answers are shown.
+"""Programs that compute the same, side by side in one process: the questions of benchmarks, and tables of their answers.
 
 The versions take turns, so that a machine that slows down slows all of them; a ratio is the median of the ratios of each turn. A version
 that holds more than half of the device's memory is not run. What every version returns is compared with what the plan returns.
@@ -111,7 +111,7 @@ def _difference(x: Any, y: Any) -> float:
 
 @dataclass(frozen=True)
 class Question:
-    """What one script asks: ``rows`` answers it at a scale, one row after the other, and ``table`` shows rows."""
+    """The question of one script: ``rows`` answers it at a scale, one row after the other, and ``table`` shows rows."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""Do predicted and measured times rank plans alike? ``python -m benchmarks.ranks``
+"""Ranks of plans by predicted and by measured times, compared: ``python -m benchmarks.ranks``
 
 For each program, schedules that the search looks at (other splits, other chunks) are run, and Spearman's rank correlation of predicted
 with measured times is reported, under the profile in use (``eqsat-mem calibrate``, or the built-in one).

@@ -35,7 +35,7 @@ PARTS = {
     "Rules": ["egraph.rule_files.load_rules", "egraph.rule_files.Rule", "egraph.rule_files.RuleSet"],
     "Checking": ["testing.same_values", "backends.xla.compiled_peak", "ir.interpreter.evaluate"],
 }
-"""What the page has, by heading. Names that ``eqsat_mem`` exports must all be here."""
+"""The contents of the page, by heading. Names that ``eqsat_mem`` exports must all be here."""
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):$", re.MULTILINE)
 
 

@@ -50,8 +50,8 @@ def rules_of(options: Options, backend: Backend) -> RuleSet:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """What a search came to: its best schedule, the program as written, and the rules and passes that fired."""
+class SearchResult:
+    """The result of a search: the best schedule, the program as written, and the rules and passes that fired."""
 
     best: Schedule
     before: Schedule
@@ -72,16 +72,16 @@ class Forms:
     planner: Planner
     clock: Clock
     placement: Placement | None = None
-    """How arguments and results lie where several devices run the program."""
+    """The specs of arguments and results where several devices run the program."""
 
     def __post_init__(self) -> None:
         self.made = [self.loaded]
         self.others: Iterator[Program] | None = None
         self.candidates: dict[int, _Candidates] = {}
 
-    def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> Found:
-        """The fastest schedule of the first form that fits (else the smallest of all); what was written is the first form."""
-        found: list[Found] = []
+    def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
+        """The fastest schedule of the first form that fits (else the smallest of all); the program as written is the first form."""
+        found: list[SearchResult] = []
         for form in self._forms():
             found.append(self._fastest(form, backend, limit, scheduler))
             if found[-1].best.fits(limit):
@@ -104,7 +104,7 @@ class Forms:
             yield taken if self.placement is None else apart.program
             yield from forms(apart, self.rules)
 
-    def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> Found:
+    def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         if self.placement is not None:
             return self._fastest_spread(form, self.placement, backend, limit, scheduler)
         with self.clock("bodies"):
@@ -118,9 +118,9 @@ class Forms:
             tell(Searched(best, known.view))
             before = next(search for search in searches if search.ex is known.written).unmodified()
             fired = tuple(sorted({*known.view.matches, *best.ex.program.passes}))
-            return Found(best, replace(before, peak_bytes=before.peak_bytes + saved), fired)
+            return SearchResult(best, replace(before, peak_bytes=before.peak_bytes + saved), fired)
 
-    def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> Found:
+    def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of what one of several devices runs, in the first group of ways to spread the program that has one."""
         known = self._candidates(form)
         knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
@@ -138,12 +138,11 @@ class Forms:
             assert best is not None, "nothing spread is one way"
             assert before is not None, "the program as written is in the first group"
             tell(Searched(best, known.view))
-        return Found(best, before, tuple(sorted({*known.view.matches, *best.ex.program.passes})))
+        return SearchResult(best, before, tuple(sorted({*known.view.matches, *best.ex.program.passes})))
 
     def with_more_devices(self, limit: int, shapes: Sequence[Sequence[int]], shared_bytes: int) -> str:
-        """What is predicted of twice and four times as many devices along the longest mesh axis, up to where the program fits: a sentence,
-        empty where nothing is known. ``shapes`` are those of arguments and results, which have to divide.
-        """
+        """The peaks predicted for twice and four times as many devices along the longest mesh axis, up to where the program fits: a
+        sentence, empty where nothing is known. ``shapes`` are those of arguments and results, which have to divide."""
         found: list[tuple[Devices, Schedule]] = []
         for times in (2, 4):
             larger = None if self.placement is None else self.placement.with_more(times, shapes)
@@ -165,7 +164,8 @@ class Forms:
         return best, max(best.peak_bytes - given, 0)
 
     def _candidates(self, program: Program) -> _Candidates:
-        """What equals a program under the rules: kept for a form as it is, made anew where bodies are planned, as they are for a limit."""
+        """The programs equal to one under the rules: kept for a form as it is, made anew where bodies are planned, as they are for a
+        limit."""
         known = self.candidates.get(id(program))
         if known is not None:
             return known
@@ -217,8 +217,8 @@ class _Candidates:
     def rematerialised(self, s: Schedule, limit: int) -> Schedule:
         """A schedule with values rematerialised; moves of one without loops are kept, since no limit changes them."""
         if s.chunks:
-            return Moved(s).within(limit)
-        return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).within(limit)
+            return Moved(s).fitting(limit)
+        return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).fitting(limit)
 
 
 def _extracted(view: View, rules: RuleSet, backend: Backend) -> _Candidates:
@@ -239,7 +239,7 @@ def _searched(searches: Sequence[Search], scheduler: Scheduler, known: _Candidat
     limit, backend = searches[0].limit, searches[0].backend
     best, closest = _best(searches, scheduler)
     if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
-        best = min(best, _best([closest.within(0)], scheduler)[0], key=lambda s: s.peak_bytes)
+        best = min(best, _best([closest.with_limit(0)], scheduler)[0], key=lambda s: s.peak_bytes)
     for s in [best, *(search.straight for search in searches)] if backend.tie is not None else ():
         useful = limit if best.fits(limit) else best.peak_bytes - 1
         if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and least_bytes(s) <= useful:
@@ -269,5 +269,5 @@ def _better(one: Schedule, other: Schedule, limit: int) -> Schedule:
 
 
 def order(s: Schedule, limit: int) -> tuple[bool, float]:
-    """What fits comes first, the fastest of it; of what does not, the smallest."""
+    """The order of schedules: those that fit come first, the fastest before others; of those that do not, the smallest is first."""
     return not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import count, format_bytes
 
 Tensor = tuple[str, int, str | None]
 """A tensor named in a message: its description, its size in bytes, and the user's file and line if known."""
@@ -60,7 +60,7 @@ class MemoryLimitError(EqsatMemError):
         shared_bytes: bytes of the outputs that reuse the memory of donated arguments; the other figures count them once, while
             ``tensors`` lists both the argument and the output.
         devices: how many devices run the program, each of which the figures are for.
-        with_more: what more devices would do, a sentence; empty where that is not known.
+        with_more: a sentence about the peak on more devices; empty where that is not known.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class MemoryLimitError(EqsatMemError):
         each = f" on each of {self.devices} devices" if self.devices > 1 else ""
         lines = [f"no plan of {self.function} fits memory_limit = {limit}{each}: the smallest peak found is {smallest}."]
         if self.tensors:
-            lines += ["It holds at that peak:", *tensor_lines(self.tensors)]
+            lines += ["It holds at that peak:", *tensor_lines(self.tensors, self.smallest_bytes + self.shared_bytes)]
             if self.shared_bytes:
                 lines.append(
                     f"Of this, outputs of {format_bytes(self.shared_bytes)} take the memory of donated arguments: both count once."
@@ -124,13 +124,25 @@ class MemoryLimitError(EqsatMemError):
         return f"Raise memory_limit (or EQSAT_MEM_LIMIT) to {enough}, or {other}."
 
 
-def tensor_lines(tensors: Sequence[Tensor]) -> list[str]:
-    """Return one line per tensor: its size, its description, and the user's file and line if known."""
-    sizes = [format_bytes(nbytes) for _, nbytes, _ in tensors]
+def tensor_lines(tensors: Sequence[Tensor], total_bytes: int, most: int = 12) -> list[str]:
+    """Return one line for each of the first tensors: its size, its description, and the user's file and line if known.
+
+    Args:
+        tensors: tensors that are held at once, largest first.
+        total_bytes: what is held at that point altogether, in bytes. What the tensors do not add up to is listed as scratch.
+        most: how many tensors are listed; the others are added up in one line.
+    """
+    shown, others = list(tensors[:most]), tensors[most:]
+    if others:
+        shown.append((f"in {count(len(others), 'smaller tensor')}", sum(nbytes for _, nbytes, _ in others), None))
+    scratch = total_bytes - sum(nbytes for _, nbytes, _ in tensors)
+    if scratch > 0:
+        shown.append(("scratch of operations", scratch, None))
+    sizes = [format_bytes(nbytes) for _, nbytes, _ in shown]
     width = max(map(len, sizes), default=0)
     return [
         f"  {size:>{width}}  {description}" + (f"  at {source}" if source else "")
-        for size, (description, _, source) in zip(sizes, tensors, strict=True)
+        for size, (description, _, source) in zip(sizes, shown, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""What planning tells while it runs, for whoever listens: debugging output, progress, explanations.
+"""The events of planning, for listeners: debugging output, progress, explanations.
 
 Stages call :func:`tell`; with nobody listening that costs next to nothing. Listeners belong to the thread that plans.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """Something that happened during planning. What it carries is read, never changed."""
+    """Something that happened during planning. Listeners read its attributes and never change them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class Searched(Event):
 
 @dataclass(frozen=True, eq=False)
 class Compiled(Event):
-    """XLA compiled a program: what it holds, and what it was predicted to hold."""
+    """XLA compiled a program: the bytes that it holds, and those that it was predicted to hold."""
 
     held_bytes: int
     predicted_bytes: int
@@ -167,7 +167,7 @@ def anyone_listens() -> bool:
 
 @dataclass
 class Clock:
-    """Seconds by stage; whoever listens hears of each.
+    """Seconds by stage, each without those of stages inside it, so that they add up; whoever listens hears of each.
 
     >>> clock = Clock()
     >>> with clock("trace"):
@@ -177,14 +177,21 @@ class Clock:
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
+    now: Callable[[], float] = time.perf_counter
+    _inside: list[float] = field(default_factory=list)
+    """Seconds that stages inside each of the stages that run have taken."""
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         tell(StageBegan(stage))
-        start = time.perf_counter()
+        start = self.now()
+        self._inside.append(0.0)
         try:
             yield
         finally:
-            elapsed = time.perf_counter() - start
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + elapsed
-            tell(StageEnded(stage, elapsed))
+            elapsed = self.now() - start
+            own = elapsed - self._inside.pop()
+            if self._inside:
+                self._inside[-1] += elapsed
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + own
+            tell(StageEnded(stage, own))

@@ -1,8 +1,9 @@
-"""What users may choose: the options of a plan, their checks, and the memory limit that results."""
+"""The options of a plan, their checks, and the memory limit that results."""
 
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 import os
 import re
@@ -17,14 +18,18 @@ from eqsat_mem.units import UNITS, format_bytes
 __all__ = ["Accuracy", "Options", "device_capacity", "format_bytes", "parse_bytes", "resolve_limit"]
 
 Accuracy = Literal["bitwise", "reassociate", "all"]
-"""Which rules may apply: those that keep every bit, those that also re-associate sums, or all of them."""
+"""The rules that may apply: those that keep every bit, those that also re-associate sums, or all of them."""
 
 LIMIT_VARIABLE = "EQSAT_MEM_LIMIT"
 DEVICE_VARIABLE = "EQSAT_MEM_DEVICE"
 LARGEST_BYTES = 2**63 - 1
 
-_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)", re.ASCII)
-_FACTORS = {unit.lower(): factor for unit, factor in UNITS.items()} | {"": 1}
+_SIZE = re.compile(r"((?:\d+(?:\.\d*)?|\.\d+)(?:e\+?\d{1,2}(?![a-z]))?)\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_BINARY = {unit.lower(): factor for unit, factor in UNITS.items() if "i" in unit}
+_FACTORS = {unit.lower(): factor for unit, factor in UNITS.items()} | {
+    unit[:letters]: factor for unit, factor in _BINARY.items() for letters in (1, 2)
+}
+"""Bytes in one of each unit, by its name in lower case; M and Mi are MiB, as in the limits of Docker, Slurm and systemd."""
 
 
 @dataclass(frozen=True)
@@ -95,18 +100,18 @@ class Options:
 
 
 def parse_bytes(value: Any, argument: str = "memory_limit") -> int:
-    """A size in bytes from a whole number of bytes or from text such as ``"1GiB"``, ``"1.5 GB"`` or ``"512"``.
+    """A size in bytes from a number of bytes or from text such as ``"1GiB"``, ``"1.5 GB"``, ``"64M"`` or ``"512"``.
 
-    GB = 10^9 bytes, GiB = 2^30 bytes, and so on from k to P; the case of letters does not matter. A fraction of a byte
-    is dropped.
+    GB = 10^9 bytes, GiB = 2^30 bytes, and so on from k to P; the case of letters does not matter. A prefix alone is binary: ``"1G"`` is
+    1 GiB, as in the limits of Docker, Slurm and systemd. A fraction of a byte is dropped.
 
     Raises:
         OptionError: if the value is anything else, is below one byte, or does not fit 63 bits; it names ``argument``.
 
-    >>> parse_bytes("64MiB"), parse_bytes("1.5 GB"), parse_bytes(512)
-    (67108864, 1500000000, 512)
+    >>> parse_bytes("64MiB"), parse_bytes("1.5 GB"), parse_bytes(512), parse_bytes(0.8 * 2**30)
+    (67108864, 1500000000, 512, 858993459)
     """
-    size = _parse_text(value, argument) if isinstance(value, str) else _whole(value)
+    size = _parse_text(value, argument) if isinstance(value, str) else _bytes(value, argument)
     if size is None:
         raise _size_error(argument, value, f"is of type {type(value).__name__}")
     if size < 1:
@@ -148,7 +153,7 @@ def resolve_limit(options: Options, capacity: int | None = None, mesh: Any = Non
 
 
 def device_capacity(device: Any = None) -> int:
-    """Bytes of a device, the default one unless another is given: what its allocator may use, or the machine's memory for a CPU.
+    """Bytes of a device, the default one unless another is given: those that its allocator may use, or the machine's memory for a CPU.
 
     Raises:
         OptionError: if the system does not tell.
@@ -170,10 +175,22 @@ def _parse_text(text: str, argument: str) -> int:
     if match is None:
         raise _size_error(argument, text, "is not a number with a unit")
     number, unit = match.groups()
-    factor = _FACTORS.get(unit.lower())
+    if not unit and Decimal(number) != int(Decimal(number)):
+        raise _size_error(argument, text, "has no unit")
+    factor = _FACTORS.get(unit.lower()) if unit else 1
     if factor is None:
         raise _size_error(argument, text, f"has the unknown unit {unit!r}")
     return int(Decimal(number) * factor)  # exact: 0.29 * 100 is 29 here
+
+
+def _bytes(value: Any, argument: str) -> int | None:
+    """A Python, numpy or JAX number of bytes as an int, without the fraction of a byte; None for anything else."""
+    whole = _whole(value)
+    if whole is not None or isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return whole
+    if not math.isfinite(value):
+        raise _size_error(argument, value, "is not finite")
+    return int(float(value))
 
 
 def _whole(value: Any) -> int | None:
@@ -189,8 +206,8 @@ def _whole(value: Any) -> int | None:
 def _size_error(argument: str, value: Any, problem: str) -> OptionError:
     shown = repr(value) if len(repr(value)) <= 40 else repr(value)[:37] + "..."
     return OptionError(
-        f"{argument} = {shown} {problem}. A size is a whole number of bytes (2**30) or text with a unit: "
-        '"64MiB", "1.5 GB" (kB MB GB TB PB are powers of 1000, KiB MiB GiB TiB PiB of 1024).'
+        f"{argument} = {shown} {problem}. A size is a number of bytes (2**30) or text with a unit: "
+        '"64MiB", "1.5 GB", "8G" (kB MB GB TB PB are powers of 1000, KiB MiB GiB TiB PiB and K M G T P of 1024).'
     )
 
 

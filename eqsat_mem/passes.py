@@ -19,14 +19,14 @@ FILE = "passes"
 
 @dataclass(frozen=True)
 class Card:
-    """What a reader needs to judge a rule or a pass.
+    """The description by which a reader judges a rule or a pass.
 
     Attributes:
         name: unique among all rules and passes.
-        equation: what it says.
+        equation: its left and right side, or its statement in words.
         sound: "bitwise", "reassociate", "real", "guarded" or "approx".
         why: why it is sound, and where not.
-        memory: what it does to memory.
+        memory: its effect on memory.
         place: where it stands: file and line of a rule, the module of a pass.
     """
 

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.backends.xla import constrained, devices_here, donations, named_shardings, partition_specs, shown_mesh
-from eqsat_mem.candidates import Forms, Found, rules_of
+from eqsat_mem.candidates import Forms, SearchResult, rules_of
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import DeviceCompilerError, MemoryLimitError, OptionError
@@ -26,7 +26,7 @@ from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
 from eqsat_mem.passes import Pass
 from eqsat_mem.reports.explain import Record, Scheduler
-from eqsat_mem.reports.outline import exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
+from eqsat_mem.reports.outline import body_loops, exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
@@ -38,9 +38,9 @@ GAIN = 0.7
 CLOSE = 1.25
 """A plan may fit though up to so many times the limit is predicted."""
 PATIENCE_S = 3600.0
-"""Seconds for saturation when a plan is explained: what stops it then is the number of rows or iterations, which repeats itself."""
+"""Seconds for saturation when a plan is explained, so many that rows or iterations stop it, which do not depend on the machine."""
 ATTEMPTS = 6
-"""How many searches and compilations are made for one limit, each for a lower target than the one before."""
+"""The number of searches and compilations for one limit, each for a lower planned limit than the one before."""
 
 
 def plan(
@@ -90,7 +90,7 @@ def _refuse_more_than_there_is(limit: int, backend: Backend) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    """What is to be planned: a traced function, and the limit in bytes and the backend that its options and the machine come to.
+    """The function to be planned: traced, with the limit in bytes and the backend that its options and the machine come to.
 
     Within a request, bytes are counted as if no output took the memory of an argument: the limit, predictions and what XLA holds alike.
     What leaves it (:meth:`held`) is less by ``shared_bytes``.
@@ -106,10 +106,10 @@ class _Request:
     shared_bytes: int
     placement: Placement | None = None
     unchecked: list[str] = field(default_factory=list)
-    """Why nothing can be compiled for the target here, once that has turned out."""
+    """The reasons for which nothing can be compiled for the target here, once that has turned out."""
 
     def held(self, counted: int) -> int:
-        """What is held at once, of bytes counted within the request."""
+        """The bytes that are held at once, of bytes counted within the request."""
         return counted - self.shared_bytes
 
     def runnable(self, code: Emitted, checked: bool = False) -> Callable[..., Any]:
@@ -142,7 +142,7 @@ class _Request:
 
     @property
     def asks_for_loops(self) -> bool:
-        """Are sizes of values bounded, whatever that costs?"""
+        """Whether sizes of values are bounded, whatever that costs."""
         return self.options.tensor_size_threshold is not None or self.options.tensor_split_size is not None
 
 
@@ -170,10 +170,9 @@ def _plan(request: _Request) -> Plan:
     with clock("emit and verify"):
         chosen = _chosen(request, forms, found)
     programs = _Programs(request.jaxpr, request.arg_names, preferences, loaded)
-    again = partial(_again, request, programs, chosen.backend, chosen.target)
-    record = Record(
-        found.before, chosen.backend, chosen.target, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names
-    )
+    searched_for = chosen.backend, chosen.planned_limit
+    again = partial(_again, request, programs, *searched_for)
+    record = Record(found.before, *searched_for, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names)
     return _report(request, found, chosen, clock, record)
 
 
@@ -236,7 +235,7 @@ class _Chosen:
     code: Emitted
     check: Check | None
     backend: Backend
-    target: int
+    planned_limit: int
     unchanged: bool = False
 
     @property
@@ -244,7 +243,7 @@ class _Chosen:
         return None if self.check is None else self.check.held_bytes
 
 
-def _chosen(request: _Request, forms: Forms, found: Found) -> _Chosen:
+def _chosen(request: _Request, forms: Forms, found: SearchResult) -> _Chosen:
     """The program as it was where it fits and a plan gains too little; else the plan that fits."""
     limit, best, before = request.limit, found.best, found.before
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
@@ -295,7 +294,7 @@ def _as_held(chosen: _Chosen) -> float:
 
 
 def _emit_within(request: _Request, forms: Forms, best: Schedule) -> _Chosen:
-    """What holds no more than the limit once compiled.
+    """Emit a program that holds no more than the limit once compiled.
 
     Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant. Then
     with the compiler options under which programs hold least.
@@ -315,32 +314,32 @@ def _emit_within(request: _Request, forms: Forms, best: Schedule) -> _Chosen:
 def _verified(request: _Request, forms: Forms, backend: Backend, best: Schedule) -> _Chosen:
     """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
 
-    Where nothing fits the next target, it was too low a guess: the one after is halfway back to the last program that was compiled.
+    Where nothing fits the next planned limit, it was too low a guess: the one after is halfway back to the last program that was compiled.
     Where nothing fits at all as predicted, but nearly, XLA is asked about the plan for what that holds.
     """
     limit = request.limit
-    target, above = limit, 0
+    planned_limit, above = limit, 0
     smallest: tuple[int, Schedule] | None = None
     for attempt in range(ATTEMPTS):
         if attempt:
-            best = forms.fastest(backend, target).best
-        if best.fits(target):
+            best = forms.fastest(backend, planned_limit).best
+        if best.fits(planned_limit):
             code = emit(best, request.name)
             shares = best.ex.program.shares
             run = request.runnable(code, checked=True)
             check = request.compiled(backend, run, best.peak_bytes, () if shares is None else shares.arguments)
             if check is None or check.held_bytes <= limit:
-                return _Chosen(best, code, check, backend, target)
+                return _Chosen(best, code, check, backend, planned_limit)
             held = check.held_bytes
             if smallest is None or held < smallest[0]:
                 smallest = held, best
-            if target > limit:
+            if planned_limit > limit:
                 break
-            target, above = _tighter(best, held, limit), best.peak_bytes
+            planned_limit, above = _tighter(best, held, limit), best.peak_bytes
         elif smallest is None and request.verifies and best.fits(int(CLOSE * limit)):
-            target = best.peak_bytes
+            planned_limit = best.peak_bytes
         elif best.peak_bytes < above:
-            target = (best.peak_bytes + above) // 2
+            planned_limit = (best.peak_bytes + above) // 2
         else:
             break
     closest_bytes, closest = smallest or (best.peak_bytes, best)
@@ -363,7 +362,7 @@ def _too_large(request: _Request, forms: Forms, s: Schedule, smallest: int) -> M
     return MemoryLimitError(limit, smallest, *known, devices, forms.with_more_devices(request.limit, shapes, request.shared_bytes))
 
 
-def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, record: Record) -> Plan:
+def _report(request: _Request, found: SearchResult, chosen: _Chosen, clock: Clock, record: Record) -> Plan:
     s, program, placement = chosen.schedule, chosen.schedule.ex.program, request.placement
     lying: tuple[Sequence[Spec | None], Sequence[Spec | None]] = ((), ()) if placement is None else (placement.arguments, placement.results)
     if program.shares is not None and not chosen.unchanged:
@@ -383,7 +382,7 @@ def _report(request: _Request, found: Found, chosen: _Chosen, clock: Clock, reco
         predicted_s=s.seconds,
         original_predicted_s=found.before.seconds,
         seconds=clock.seconds,
-        loops=loop_summaries(s),
+        loops=[*loop_summaries(s), *body_loops(s)],
         rules_fired=() if chosen.unchanged else found.fired,
         peak_tensors=peak_tensors(s),
         program=program,

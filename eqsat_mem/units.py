@@ -1,6 +1,8 @@
-"""Sizes in bytes: their units, and how messages show them."""
+"""Text of messages: sizes in bytes with their units, times, numbers of things, and tables."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 UNITS = {
     "B": 1,
@@ -34,3 +36,55 @@ def format_bytes(size: int, round_up: bool = False) -> str:
             unit = name
     hundredths = -(-100 * size // UNITS[unit]) if round_up else round(100 * size / UNITS[unit])
     return f"{hundredths / 100:.2f}".rstrip("0").rstrip(".") + f" {unit}"
+
+
+def time_text(seconds: float | None) -> str:
+    """Return seconds as text with a unit and three digits; empty for None.
+
+    >>> time_text(4.2e-3), time_text(33.0), time_text(2e-9)
+    ('4.2 ms', '33 s', '0.002 us')
+    """
+    if seconds is None:
+        return ""
+    if seconds >= 1:
+        return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def times_as_long(ratio: float) -> str:
+    """Return a ratio of times above one in words.
+
+    >>> times_as_long(1.0004), times_as_long(2.5), times_as_long(1234.5)
+    ('takes 0.04 % longer', 'takes 2.5 times as long', 'takes 1,234 times as long')
+    """
+    if ratio < 1.1:
+        return f"takes {100 * (ratio - 1):.2g} % longer"
+    return f"takes {ratio:,.0f} times as long" if ratio >= 100 else f"takes {ratio:.3g} times as long"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things in words.
+
+    >>> count(1, "chunk"), count(2_000, "chunk")
+    ('1 chunk', '2,000 chunks')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int | None = None, gap: str = "  ") -> list[str]:
+    """Return rows of cells as lines with columns.
+
+    Args:
+        rows: the cells of each row, equally many in all of them.
+        left: the number of leading columns whose cells stand to the left; those of further columns stand to the right. None is all.
+        gap: the text between columns.
+
+    >>> aligned([("peak", "1 GiB"), ("a", "64 MiB")], left=1)
+    ['peak   1 GiB', 'a     64 MiB']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lefts = len(widths) if left is None else left
+    return [
+        gap.join(cell.ljust(width) if k < lefts else cell.rjust(width) for k, (cell, width) in enumerate(zip(row, widths))).rstrip()
+        for row in rows
+    ]

@@ -38,7 +38,7 @@ def main():
     (value, (f, g)), slope = gradient(x, y)
 
     def transported(rows, columns):
-        """What moves from some points to others, in float64."""
+        """The mass that moves from some points to others, in float64."""
         cost = np.sum((np.asarray(x, np.float64)[rows, None] - y[columns]) ** 2, axis=-1)
         return np.exp((np.asarray(f)[rows, None] + np.asarray(g)[columns] - cost) / TEMPERATURE) / (N * M)
 

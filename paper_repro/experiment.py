@@ -1,4 +1,4 @@
-"""What the scripts share: a grid of points, each measured in a process of its own and kept, and the command line around it."""
+"""Code that the scripts share: a grid of points, each measured in a process of its own and kept, and the command line around it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eqsat_mem.errors import OptionError
 from eqsat_mem.options import parse_bytes
 
 Point = dict[str, Any]
-"""What identifies a measurement: texts and whole numbers by name."""
+"""The identity of a measurement: texts and whole numbers by name."""
 Row = dict[str, str]
 """A point and its results, as kept in a CSV file; a result that does not apply is empty."""
 
@@ -37,7 +37,7 @@ TIMEOUTS_S = {"tiny": 120, "small": 300, "paper": 7200}
 
 @dataclass(frozen=True)
 class Experiment:
-    """One script: what it measures, and how that is shown.
+    """One script: its measurements, and their tables.
 
     Attributes:
         module: the script, as ``python -m`` takes it.
@@ -110,12 +110,12 @@ def _is_asked(point: Point, where: Iterable[tuple[str, str]]) -> bool:
 
 
 def results_folder(options: argparse.Namespace) -> Path:
-    """Where the results for a scale and a device are kept."""
+    """The folder of the results for a scale and a device."""
     return Path(options.results) / f"{options.scale}-{options.device}"
 
 
 def unfinished(experiment: Experiment, options: argparse.Namespace) -> Path:
-    """Where a script's long measurements save what they have so far."""
+    """The file in which a script's long measurements save their results so far."""
     return results_folder(options) / "unfinished" / experiment.name
 
 

@@ -25,7 +25,7 @@ def start(d: int) -> Parameters:
 
 
 def inverse_softplus(value: Any) -> np.ndarray:
-    """What ``jax.nn.softplus`` maps to the value."""
+    """The number that ``jax.nn.softplus`` maps to the value."""
     return np.asarray(np.log(np.expm1(value)))
 
 
@@ -52,7 +52,7 @@ def bound(parameters: Parameters, x: jax.Array, y: jax.Array, z: jax.Array) -> j
 
 
 def loss(parameters: Parameters, x: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
-    """What is minimised: the negative bound per point."""
+    """The loss: the negative bound per point."""
     return -bound(parameters, x, y, z) / x.shape[0]
 
 

@@ -70,7 +70,7 @@ PROGRAMS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 
 
 def chunked(program: Callable[[jax.Array, jax.Array], jax.Array], rows: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """What a person writes around ``program``: so many queries at a time."""
+    """A loop as written by hand around ``program``: so many queries at a time."""
 
     def by_hand(points: jax.Array, queries: jax.Array) -> jax.Array:
         return lax.map(lambda query: program(points, query[None])[0], queries, batch_size=rows)

@@ -41,7 +41,7 @@ DATA = {"3droad": (434_874, 3), "houseelectric": (2_049_280, 11)}
 
 @dataclass(frozen=True)
 class Scale:
-    """What is run: data sets (name, points, dimensions), numbers of inducing points, the limit, and for how long."""
+    """The scale of a run: data sets (name, points, dimensions), numbers of inducing points, the limit, and its duration."""
 
     data: tuple[tuple[str, int, int], ...]
     inducing: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What the errors say."""
+"""The texts of errors."""
 
 import pickle
 
@@ -21,6 +21,7 @@ def test_a_limit_that_no_plan_fits():
         "It holds at that peak:\n"
         "  80 MiB  exp float32[n, m]  at kernel.py:12 (matvec)\n"
         "   3 MiB  v float32[n]\n"
+        "  13 MiB  scratch of operations\n"
         "A tensor is made in chunks only along an axis that every operation from its making to its use treats slice by slice or folds; "
         "arguments, outputs and what an operation needs whole stay whole.\n"
         "Raise memory_limit (or EQSAT_MEM_LIMIT) to 96.01 MiB, or make these tensors smaller (fewer rows, a narrower dtype), "
@@ -40,7 +41,7 @@ def test_arguments_and_outputs_alone_are_over_the_limit():
 
 
 def test_outputs_in_the_memory_of_donated_arguments_are_told():
-    lines = str(MemoryLimitError(2 * MiB, 5 * MiB, [("w", MiB, None)], "f", 4 * MiB, shared_bytes=MiB)).splitlines()
+    lines = str(MemoryLimitError(2 * MiB, 5 * MiB, [("w", 6 * MiB, None)], "f", 4 * MiB, shared_bytes=MiB)).splitlines()
     assert lines[3] == "Of this, outputs of 1 MiB take the memory of donated arguments: both count once."
 
 

@@ -1,4 +1,4 @@
-"""The shape of the source: rooms import one way, files stay short, and nothing names a machine."""
+"""The shape of the source: rooms import one way, names and docstrings say what they are of, and nothing names a machine."""
 
 import ast
 import re
@@ -132,6 +132,34 @@ def test_only_one_module_knows_egglog():
 def test_files_stay_short(path):
     lines = len(path.read_text().splitlines())
     assert lines <= LONGEST_FILE, f"{dotted(path)} has {lines} lines: split it by subject"
+
+
+def test_no_two_classes_share_a_name():
+    places = {}
+    for path in modules():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(dotted(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def headless(text):
+    """The docstrings of a module that begin as a question does, or ask one, in their first sentence."""
+    asks = re.compile(r"(?:What|How|Which|Where|Why|Who|Is|Are|Does|Do|May)\b[^.:]*[.:?]|[^.]*\?(?:\s|$)")
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    found = (ast.get_docstring(node) for node in ast.walk(ast.parse(text)) if isinstance(node, documented))
+    return [said for said in found if said and asks.match(said)]
+
+
+@pytest.mark.parametrize("path", modules(), ids=dotted)
+def test_docstrings_name_their_subject(path):
+    assert headless(path.read_text()) == []
+
+
+def test_a_docstring_without_a_subject_is_seen():
+    assert headless('def f():\n    """What is held."""\n') == ["What is held."]
+    assert headless('def f():\n    """A value is held?"""\n') == ["A value is held?"]
+    assert headless('class A:\n    """The bytes that are held."""\n') == []
 
 
 def project_files():

@@ -161,7 +161,7 @@ def test_the_error_names_the_largest_tensors_with_their_lines():
         optimize(lambda x, w: jnp.linalg.cholesky(x @ w), memory_limit=4 * MIB)(x, w)
     error, text = caught.value, str(caught.value)
     assert error.limit_bytes == 4 * MIB < error.smallest_bytes
-    assert "argument x [600, 600]" in text
+    assert "f32[600,600] argument x" in text
     assert "test_pipeline.py" in text
     assert "Raise memory_limit" in text
     assert error.tensors == sorted(error.tensors, key=lambda tensor: -tensor[1])

@@ -21,7 +21,7 @@ from eqsat_mem.egraph.saturate import saturate
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Clock
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir.loop_tree import regions
+from eqsat_mem.ir.loop_tree import walk_regions
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import _plan_body, plan
 from eqsat_mem.schedule.chunk_sizes import FEW_LOOPS, tied
@@ -186,7 +186,7 @@ def test_loops_that_would_all_start_from_the_arguments_keep_what_several_of_them
     assert split(ex, seq, along) is None
     cuts = list(search.cut(seq, search.full, along, frozenset()))
     assert cuts
-    assert all(sum(len(inner.steps) for _, inner in regions(tree)) < (MOST_AGAIN + 1) * len(seq.steps) for tree in cuts)
+    assert all(sum(len(inner.steps) for _, inner in walk_regions(tree)) < (MOST_AGAIN + 1) * len(seq.steps) for tree in cuts)
 
 
 def test_saturation_stops_for_the_same_reason_on_a_busy_machine(monkeypatch):

@@ -21,7 +21,7 @@ from eqsat_mem.backends.cpu.profile import CpuDevice
 PACKAGE = Path(eqsat_mem.__file__).parent
 ROOT = PACKAGE.parent
 MODULES = tuple(sorted((PACKAGE / "backends" / "cpu").glob("*.py")))
-"""Where measured constants are."""
+"""The modules with measured constants."""
 SCRIPT = re.compile(r"benchmarks/calibration/(\w+)\.py")
 ATTRIBUTES = {
     "UNROLLED": "unrolled_elements",
@@ -97,7 +97,7 @@ def known() -> Mapping[str, Constant]:
 
 
 def value(path: str) -> Any:
-    """What the source has for a constant, an entry of a table or a field of this machine's built-in profile."""
+    """The value in the source of a constant, an entry of a table or a field of this machine's built-in profile."""
     name, key = _entry(path)
     if name.startswith(f"{DEVICE}."):
         return getattr(CpuBackend.built_in().device, name.partition(".")[2])
@@ -154,5 +154,5 @@ def _entry(path: str) -> tuple[str, str | None]:
 
 
 def ratio(first: float, second: float) -> float:
-    """How far two figures are apart, as a factor above one."""
+    """The ratio of the larger of two figures to the smaller."""
     return math.exp(abs(math.log(first / second))) if first > 0 and second > 0 else math.inf

@@ -49,8 +49,7 @@ PAGE = Path(__file__).parents[2] / "eqsat_mem" / "backends" / "gpu" / "weights.p
 
 @dataclass(frozen=True)
 class Issued:
-    """What a thread issues for one element: all instructions, those of the float64 lanes, those of the
-    special-function unit."""
+    """Instructions that a thread issues for one element: all, those of the float64 lanes, those of the special-function unit."""
 
     all: float
     double: float
@@ -69,7 +68,7 @@ DOUBLE = re.compile(r"^D(ADD|MUL|FMA|SETP|MNMX)\b")
 
 
 def measured(function: Any, avals: list[Any], target: Target) -> Issued | None:
-    """What the only kernel of a function issues for one element; None if there are several, or it has a loop."""
+    """Instructions that the only kernel of a function issues for one element; None if there are several, or it has a loop."""
     there = jax.sharding.SingleDeviceSharding(deviceless.device(target))
     given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=there) for a in avals]
     with tempfile.TemporaryDirectory() as folder:
@@ -101,8 +100,7 @@ def tool(name: str) -> str:
 
 
 def longest(listing: str, each: float) -> Issued | None:
-    """What the longest straight way through a kernel issues, in machine code as nvdisasm prints it; None if there is
-    none.
+    """Instructions on the longest straight way through a kernel, in machine code as nvdisasm prints it; None if there is none.
 
     ``each``: the elements that one thread computes.
     """
@@ -137,7 +135,7 @@ def instructions(listing: str) -> tuple[list[tuple[str, str]], dict[str, int]]:
 
 
 def ways(text: str, predicate: str, at: int, labels: dict[str, int]) -> Iterator[int]:
-    """Where control may go after an instruction: nowhere by a call, after which it would return."""
+    """The instructions to which control may go after one; none after a call, which would return."""
     jump = JUMP.match(text)
     if jump is not None:
         yield labels[jump[1]]
@@ -147,8 +145,7 @@ def ways(text: str, predicate: str, at: int, labels: dict[str, int]) -> Iterator
 
 
 def count(op: str, dtype: Any, target: Target) -> Issued | None:
-    """What one element of an operation issues. Truth values are neither read nor written: fused code has them in
-    predicates."""
+    """Instructions for one element of an operation. Truth values are neither read nor written: fused code has them in predicates."""
     row, double = MAPS[op], dtype == jnp.float64
     converted, bits = OTHER[jnp.dtype(dtype).itemsize]
     own = {"convert_element_type": converted, "bitcast_convert_type": bits}.get(op)
@@ -170,7 +167,7 @@ def count(op: str, dtype: Any, target: Target) -> Issued | None:
 
 @cache
 def additions(operands: int, dtype: Any, target: Target) -> Issued:
-    """What a kernel issues that adds so many arrays, or one and a number."""
+    """Instructions of a kernel that adds so many arrays, or one and a number."""
     avals = [jax.ShapeDtypeStruct((ELEMENTS,), dtype)] * operands
     found = measured(lambda *xs: xs[0] + 1 if len(xs) == 1 else sum(xs[1:], xs[0]), avals, target)
     assert found is not None

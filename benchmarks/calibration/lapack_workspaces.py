@@ -17,7 +17,7 @@ MEASURES = ("backends.cpu.lapack.WORKSPACE",)
 
 
 def cases(tiny: bool) -> Iterator[Case]:
-    """Costs are in squares, results included: what stands in the table is what is left without them."""
+    """Costs in squares, results included; those in the table are without results."""
     for k in (4,) if tiny else (512, 1024):
         square = 4.0 * k * k
         yield Case(f"eigh, {k} rows", jnp.linalg.eigh, [(k, k)], square, watched=True)

@@ -1,4 +1,5 @@
-"""How many plans a constant decides: each is doubled and halved, and the programs of ``benchmarks.plan_sources`` are planned again.
+"""The number of plans that a constant decides: each is doubled and halved, and the programs of ``benchmarks.plan_sources`` are planned
+again.
 
     python -m benchmarks.calibration.sensitivity OUT.json [--programs FILE.py ...] [--only NAME ...] [--factors 2 0.5]
 
@@ -41,7 +42,7 @@ def paths() -> list[str]:
 
 
 def changes(job: tuple[tuple[str, str], Sequence[str], Sequence[float]]) -> dict[str, Any]:
-    """How many plans one program has, and how many of them each changed constant changes, by path and factor."""
+    """The number of plans of one program, and of those that each changed constant changes, by path and factor."""
     import jax
 
     from benchmarks.calibration.constants import changed, scaled, value

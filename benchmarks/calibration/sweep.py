@@ -1,4 +1,4 @@
-"""What the sweeps of this folder share: programs that each show a constant at one size, timed or watched, as a table.
+"""Code that the sweeps of this folder share: programs that each show a constant at one size, timed or watched, as a table.
 
 A sweep is a module with ``MEASURES``, the paths of the constants whose docstrings name it, and ``cases(tiny)``, its programs. Its table has
 the cost of each program for each unit of its work: in float32 additions, which is the unit of most constants, or in bytes by which
@@ -75,7 +75,7 @@ def seconds(case: Case, shortest_s: float = SHORTEST_S) -> float:
 
 
 def growth(case: Case) -> float:
-    """Bytes by which the process grows in a second run, its result included; what the first run allocates once is not counted."""
+    """Bytes by which the process grows in a second run, its result included; those that the first run allocates once are not counted."""
     compiled, arguments = case.compiled()
     warm_up(np.float32)
     jax.block_until_ready(compiled(*arguments))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.reports.plan import Plan
 
 MOST_SIGNATURES = 1024
-register_exclusion(__file__)  # hides these frames from users, as JAX hides its own
+register_exclusion(str(Path(__file__).parent.parent))  # hides our frames from users, as JAX hides its own
 
 
 class JitByPlan:
@@ -40,8 +41,7 @@ class JitByPlan:
 
     def chosen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The one to call with these arguments; plans for them where that is not known."""
-        config: Any = jax.config
-        if not trace_state_clean() or config.jax_disable_jit or not self._options():
+        if not is_outermost() or not self._options():
             return self.plain
         key = self._key(args, kwargs)
         try:
@@ -61,7 +61,7 @@ class JitByPlan:
             function.clear_cache()
 
     def cache_size(self) -> int:
-        """How many compiled programs are kept."""
+        """The number of compiled programs that are kept."""
         return sum(int(function._cache_size()) for function in self._made())
 
     def _made(self) -> list[Any]:
@@ -75,7 +75,7 @@ class JitByPlan:
         return self._tuned is not self.plain
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-        """What of the arguments decides what is compiled: shapes and dtypes, and the values of static ones."""
+        """The part of the arguments on which compilation depends: shapes and dtypes, and the values of static ones."""
         fixed = {k: arg for k, arg in enumerate(args) if k in self._positions or k - len(args) in self._positions}
         named = {name: arg for name, arg in kwargs.items() if name in self._names}
         rest = [None if k in fixed else arg for k, arg in enumerate(args)], {name: arg for name, arg in kwargs.items() if name not in named}
@@ -91,6 +91,21 @@ def _kind(leaf: Any) -> Hashable:
     return (type(leaf),)
 
 
+def is_outermost() -> bool:
+    """Whether a function that is called now is compiled on its own, in no other trace; only then may its arguments be donated."""
+    config: Any = jax.config
+    return trace_state_clean() and not config.jax_disable_jit
+
+
+def donated_leaves(fun: Callable[..., Any], options: dict[str, Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[bool]:
+    """Whether each leaf of the arguments is donated, as JAX reads ``donate_argnums`` and ``donate_argnames``."""
+    given = {f"static_{name}": options.get(f"donate_{name}") for name in ("argnums", "argnames")}
+    positions, names = static_arguments(fun, given)
+    of_args = [k in positions for k, arg in enumerate(args) for _ in jax.tree.leaves(arg)]
+    of_kwargs = jax.tree.map(lambda _: False, kwargs) | {name: jax.tree.map(lambda _: True, kwargs[name]) for name in names & kwargs.keys()}
+    return [*of_args, *jax.tree.leaves(of_kwargs)]
+
+
 def static_arguments(fun: Callable[..., Any], options: dict[str, Any]) -> tuple[frozenset[int], frozenset[str]]:
     """Positions and names of static arguments. Where one of both is given, JAX takes the other from the signature, and so does this."""
     positions, names = options.get("static_argnums"), options.get("static_argnames")
@@ -101,7 +116,7 @@ def static_arguments(fun: Callable[..., Any], options: dict[str, Any]) -> tuple[
     parameters: list[str] = []
     if (positions is None) != (names is None):
         with suppress(TypeError, ValueError):  # built-in functions have no signature
-            parameters = list(inspect.signature(fun).parameters)
+            parameters = [p.name for p in inspect.signature(fun).parameters.values() if p.kind == p.POSITIONAL_OR_KEYWORD]
     if positions is None:
         positions = frozenset(k for k, name in enumerate(parameters) if name in (names or ()))
     if names is None:

@@ -90,7 +90,7 @@ class Function:
             return list(plan.function(*args))
 
     def derive(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ``make`` returns, made once for each key."""
+        """Return the result of ``make``, which is called once for each key."""
         with self._lock:
             if key not in self._derived:
                 with self.settings.active():
@@ -256,7 +256,7 @@ def pruned(function: Function, used: Mask) -> tuple[Function, list[bool]]:
 
 
 def differentiable(avals: Sequence[Any]) -> Mask:
-    """Which values have tangents: those of floating-point or complex dtype."""
+    """Mark the values that have tangents: those of floating-point or complex dtype."""
     return tuple(jax.numpy.issubdtype(aval.dtype, np.inexact) for aval in avals)
 
 
@@ -287,7 +287,7 @@ def _zero(aval: Any) -> Any:
 
 
 def _with_whole_axis(spec: Spec | None, dim: int | None) -> Spec | None:
-    """How an array lies with one more axis, which every device has whole."""
+    """The spec of an array with one more axis, which every device has whole."""
     return spec if spec is None or dim is None else (*spec[:dim], (), *spec[dim:])
 
 

@@ -20,7 +20,7 @@ AnyMesh = Mesh | AbstractMesh
 
 @dataclass(frozen=True)
 class Lying:
-    """Where a function runs, and how the arrays that it is called with lie there; None where an array lies nowhere.
+    """The place where a function runs, and the shardings of the arrays that it is called with; None where an array has none.
 
     ``mesh`` is JAX's. Functions that are called with arrays that lie otherwise are traced and planned apart.
     """
@@ -53,7 +53,7 @@ class Shardings:
         return not (self.mesh is None and self.arguments is None and self.results is None)
 
     def lying(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lying | None:
-        """How the arrays of a call lie on a mesh; None where there is none, so that one device runs the function.
+        """The mesh and the shardings of the arrays of a call; None where there is no mesh, so that one device runs the function.
 
         ``in_shardings`` is a prefix of the positional arguments, which are those that JAX traces.
         """
@@ -102,7 +102,7 @@ def _must_have(mesh: AnyMesh | None) -> None:
 
 
 def spec_on(sharding: NamedSharding | None, mesh: AnyMesh) -> PartitionSpec | None:
-    """How an array lies on a mesh; None if it lies nowhere.
+    """The spec of an array on a mesh; None if it has none.
 
     Raises:
         OptionError: if it lies on another mesh.
@@ -123,7 +123,7 @@ def _is_sharding(x: Any) -> bool:
 
 
 def sharding_of(leaf: Any) -> NamedSharding | None:
-    """How an array lies; None for what lies on one device or nowhere, as it seems to while JAX traces."""
+    """The sharding of an array; None for one that lies on one device or nowhere, as it seems to while JAX traces."""
     sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
 
@@ -150,7 +150,7 @@ def _text(mesh: AnyMesh) -> str:
 
 
 def spread_prefix(prefix: Any, tree: Any, name: str) -> list[PartitionSpec | None]:
-    """What a pytree of shardings, a prefix of another, says of each leaf of that; None where it says nothing.
+    """Spread a pytree of shardings, a prefix of another pytree, over the leaves of that; None where it says nothing of a leaf.
 
     Raises:
         OptionError: if it is no prefix.
@@ -213,7 +213,7 @@ def written_out(spec: PartitionSpec | None, shape: Sequence[int], mesh: AnyMesh,
 def placement(
     lying: Lying, jaxpr: ClosedJaxpr, names: Sequence[str], captured: Sequence[Any], results: Sequence[PartitionSpec | None]
 ) -> Placement:
-    """How the arguments of a traced function lie, those first that it has captured, and how its results shall lie."""
+    """The specs of the arguments of a traced function, captured arrays first, and of its results."""
     mesh, outs = lying.mesh, jaxpr.out_avals
     specs = [*(spec_on(sharding_of(x), mesh) for x in captured), *lying.arguments]
     arguments = [written_out(s, a.shape, mesh, "in_shardings", of) for s, a, of in zip(specs, jaxpr.in_avals, names, strict=True)]

@@ -13,12 +13,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.traceback_util import api_boundary  # errors are told without our frames, as JAX tells them without its own
 from jax.core import ShapedArray, Tracer
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh
 
-from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, plans_in, static_arguments
+from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, donated_leaves, is_outermost, plans_in, static_arguments
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, placement, spread_prefix
 from eqsat_mem.api.primitive import bind
@@ -93,8 +94,8 @@ def optimize(
             nothing besides operands and results. There are some for an H100 or H200 from JAX 0.11 on, and with ``accuracy="all"``.
         static_argnums: as for ``jax.jit``.
         static_argnames: as for ``jax.jit``.
-        donate_argnums: as for ``jax.jit``.
-        donate_argnames: as for ``jax.jit``.
+        donate_argnums: as for ``jax.jit``. An output in the memory of a donated argument counts once.
+        donate_argnames: as for ``jax.jit``; likewise.
 
     Returns:
         An :class:`Optimized` function, or a decorator where ``fun`` is left out.
@@ -153,10 +154,12 @@ class Optimized:
         self._jit_options = jit_options
         self._shardings = shardings
         self._static = static_arguments(fun, jit_options)
-        self._jitted: dict[tuple[int, str | None, Lying | None], JitByPlan] = {}
+        self._donates = any(jit_options.get(name) is not None for name in ("donate_argnums", "donate_argnames"))
+        self._jitted: dict[tuple[int, str | None, Lying | None, bool], JitByPlan] = {}
         self._lock = threading.Lock()
         JitByPlan(fun, jit_options)  # so that jax.jit checks its arguments now
 
+    @api_boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function_for(args, kwargs)(*args, **kwargs)
 
@@ -172,6 +175,7 @@ class Optimized:
         limit = self._options.memory_limit
         return f"<optimized {getattr(self, '__name__', repr(self._fun))}, memory limit {'default' if limit is None else f'{limit} bytes'}>"
 
+    @api_boundary
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments (arrays, or ``jax.ShapeDtypeStruct``), which a call with the like of them uses. Runs nothing.
 
@@ -182,14 +186,17 @@ class Optimized:
             jaxpr = self.trace(*args, **kwargs).jaxpr
         return plans_in(jaxpr)[0]
 
+    @api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).trace``."""
         return self._function_for(args, kwargs).plain.trace(*args, **kwargs)
 
+    @api_boundary
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).lower``: plans for these arguments, and has a method ``compile``."""
         return self._function_for(args, kwargs).chosen(args, kwargs).lower(*args, **kwargs)
 
+    @api_boundary
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).eval_shape``."""
         return self._function_for(args, kwargs).plain.eval_shape(*args, **kwargs)
@@ -206,17 +213,19 @@ class Optimized:
         device, lying = resolve_device(self._options), self._lying(args, kwargs)
         capacity = None if device is None else backend_for(device).capacity_bytes
         limit = resolve_limit(self._options, capacity, None if lying is None else lying.mesh)
-        key = limit, device, lying
+        donates = self._donates and is_outermost()
+        key = limit, device, lying, donates
         with self._lock:
             if key not in self._jitted:
                 if len(self._jitted) >= MOST_SIGNATURES:
                     self._jitted.clear()
                 options = replace(self._options, memory_limit=limit, device=device)
-                self._jitted[key] = JitByPlan(_binding(self._fun, options, lying, self._shardings.results), self._jit_options)
+                donated = self._jit_options if donates else {}
+                self._jitted[key] = JitByPlan(_binding(self._fun, options, lying, self._shardings.results, donated), self._jit_options)
             return self._jitted[key]
 
     def _lying(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lying | None:
-        """How the arguments of a call lie on a mesh; None for one device."""
+        """The mesh and the shardings of the arguments of a call; None for one device."""
         if not self._shardings.given and jax.device_count() == 1:
             return None
         positions, names = self._static
@@ -225,7 +234,9 @@ class Optimized:
         return self._shardings.lying(traced, named)
 
 
-def _binding(fun: Callable[..., Any], options: Options, lying: Lying | None, out_shardings: Any) -> Callable[..., Any]:
+def _binding(
+    fun: Callable[..., Any], options: Options, lying: Lying | None, out_shardings: Any, donated_by: dict[str, Any]
+) -> Callable[..., Any]:
     """A function for ``jax.jit`` to trace, once per signature: it traces ``fun`` and binds the primitive with its plan."""
 
     @functools.wraps(fun)
@@ -265,7 +276,11 @@ def _binding(fun: Callable[..., Any], options: Options, lying: Lying | None, out
         if lying is not None:
             wanted = spread_prefix(out_shardings, jax.tree.unflatten(structure, range(len(without_values))), "out_shardings")
             placed = placement(lying, jaxpr, names, captured, [spec for spec, x in zip(wanted, without_values, strict=True) if x is None])
-        out = iter(_bound(Function(name, jaxpr, options, names, placement=placed), vary_alike([*captured, *inputs])))
+        gone = donated_leaves(fun, donated_by, args, kwargs)
+        of_inputs = [is_gone for leaf, is_gone in zip(leaves, gone, strict=True) if isinstance(leaf, Tracer)]
+        donated = [len(captured) + k for k, is_gone in enumerate(of_inputs) if is_gone]
+        function = Function(name, jaxpr, options, names, donated=donated, placement=placed)
+        out = iter(_bound(function, vary_alike([*captured, *inputs])))
         return jax.tree.unflatten(structure, [next(out) if x is None else np.zeros(x.shape, float0) for x in without_values])
 
     return call
@@ -308,13 +323,18 @@ def hoist_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 
 def argument_names(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Any]) -> list[str]:
-    """A name for each input from the parameter and the path to it: ``x``, ``params['w'][0]``."""
+    """A name for each leaf of the arguments that is one of ``inputs``, from the parameter and the path to it: ``x``, ``params['w'][0]``."""
+    leaves, tree = jax.tree.flatten((tuple(args), kwargs))
+    places = [object() for _ in leaves]  # one array may stand in several places
+    placed_args, placed_kwargs = jax.tree.unflatten(tree, places)
     try:
-        arguments = dict(inspect.signature(fun).bind(*args, **kwargs).arguments)
+        arguments = dict(inspect.signature(fun).bind(*placed_args, **placed_kwargs).arguments)
     except (TypeError, ValueError):  # built-in functions have no signature
-        arguments = {"args": args, **kwargs}
+        arguments = {"args": placed_args, **placed_kwargs}
     named = {}
     for parameter, value in arguments.items():
-        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
-            named[id(leaf)] = f"{parameter}{jax.tree_util.keystr(path)}"
-    return [named.get(id(leaf), f"arg_{k}") for k, leaf in enumerate(inputs)]
+        for path, place in jax.tree_util.tree_flatten_with_path(value)[0]:
+            named[id(place)] = f"{parameter}{jax.tree_util.keystr(path)}"
+    wanted = {id(leaf) for leaf in inputs}
+    given = [place for place, leaf in zip(places, leaves, strict=True) if id(leaf) in wanted]
+    return [named.get(id(place), f"arg_{k}") for k, place in enumerate(given)]

@@ -1,4 +1,4 @@
-"""``jax.jit`` that plans: what a script run by ``eqsat-mem run`` gets in its place.
+"""``jax.jit`` that plans: scripts run by ``eqsat-mem run`` get it in the place of the real one.
 
 A function made with it has two compiled forms. Called on its own it is planned, inside the real ``jax.jit``, once per signature. Called
 while JAX traces something around it, it is the real thing, and part of what is planned there. Both share one trace.
@@ -44,12 +44,12 @@ ROOM = 2
 
 def install(ledger: Ledger, strict: bool) -> None:
     """Put :func:`planning_jit` in the place of ``jax.jit``."""
-    jax.jit = planning_jit(Settings(ledger, strict))
+    jax.jit = planning_jit(ScriptRun(ledger, strict))
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Where outcomes are noted, and whether a failure to plan is an error."""
+class ScriptRun:
+    """One run of a script: its ledger, in which outcomes are noted, and whether a failure to plan is an error."""
 
     ledger: Ledger
     strict: bool
@@ -71,15 +71,15 @@ class Settings:
         return same[key]
 
     @contextmanager
-    def within(self) -> Iterator[None]:
-        """Within it, :meth:`inside` is true: what this thread traces is part of a function of which a note has been made."""
-        before, self.local.inside = self.inside(), True
+    def tracing(self) -> Iterator[None]:
+        """A context in which :meth:`is_tracing` is true: this thread traces a part of a function that has been noted already."""
+        before, self.local.inside = self.is_tracing(), True
         try:
             yield
         finally:
             self.local.inside = before
 
-    def inside(self) -> bool:
+    def is_tracing(self) -> bool:
         return getattr(self.local, "inside", False)
 
 
@@ -91,7 +91,7 @@ class Planning:
     call: Callable[..., Any]
 
 
-def planning_jit(settings: Settings) -> Callable[..., Any]:
+def planning_jit(run: ScriptRun) -> Callable[..., Any]:
     """A function that is called as ``jax.jit`` is, and makes :class:`Jitted` functions."""
 
     @api_boundary
@@ -100,8 +100,8 @@ def planning_jit(settings: Settings) -> Callable[..., Any]:
         if not fun:
             return functools.partial(jit, **options)
         original = real_jit(*fun, **options)  # JAX checks the arguments
-        settings.ledger.made()
-        return Jitted(fun[0], original, options, settings)
+        run.ledger.made()
+        return Jitted(fun[0], original, options, run)
 
     jit.__module__ = "jax"  # where pickle finds it, and in processes that run without us the real one
     return jit
@@ -110,15 +110,15 @@ def planning_jit(settings: Settings) -> Callable[..., Any]:
 class Jitted:
     """A function made with ``jax.jit``, planned where it is called on its own. Its attributes are those of the real one."""
 
-    def __init__(self, fun: Callable[..., Any], original: Any, options: dict[str, Any], settings: Settings) -> None:
+    def __init__(self, fun: Callable[..., Any], original: Any, options: dict[str, Any], run: ScriptRun) -> None:
         functools.update_wrapper(self, original, updated=())
         self.__wrapped__ = fun
         self._original = original
         self._options = options
-        planning = settings.planning(fun, options)
+        planning = run.planning(fun, options)
         self._kept = planning.reference()
         self._planned = JitByPlan(planning.call, options)
-        self._settings = settings
+        self._script_run = run
         self._placed = _placement(options)
 
     @property  # type: ignore[misc]
@@ -168,14 +168,14 @@ class Jitted:
             planned = self._planned.chosen(args, kwargs)
             return getattr(planned, method)(*args, **kwargs)
         if reason:
-            self._settings.ledger.add(Entry(**_identity(self.__wrapped__), outcome="left alone", reason=reason))
-        with self._settings.within():
+            self._script_run.ledger.add(Entry(**_identity(self.__wrapped__), outcome="left alone", reason=reason))
+        with self._script_run.tracing():
             return getattr(self._original, method)(*args, **kwargs)
 
     def _why_alone(self, args: Any, kwargs: Any) -> str | None:
         """None if this call is to be planned; empty if it is part of one of which a note has been made."""
         if not trace_state_clean():
-            if self._settings.inside():
+            if self._script_run.is_tracing():
                 return ""
             return "part of a grad, vmap, scan, eval_shape or the like outside of jax.jit: to plan that, put jax.jit around it"
         if self._placed:
@@ -183,7 +183,7 @@ class Jitted:
         return "its arguments are spread over several devices" if _spread(args, kwargs) else None
 
 
-def _planning(reference: Callable[[], Any], options: dict[str, Any], settings: Settings) -> Callable[..., Any]:
+def _planning(reference: Callable[[], Any], options: dict[str, Any], run: ScriptRun) -> Callable[..., Any]:
     """A function for ``jax.jit`` to trace, once per signature: it plans what the function would be traced to.
 
     It refers to the function weakly, so that it may be kept as long as the function lives.
@@ -194,7 +194,7 @@ def _planning(reference: Callable[[], Any], options: dict[str, Any], settings: S
         original = real_jit(fun, **options)  # with the caches of any other made from this function
         if trace_state_clean():  # jit is disabled, or JAX looks for the operation that made a NaN
             return fun(*args, **kwargs)
-        with settings.within(), _noting_errors(fun, settings.ledger):
+        with run.tracing(), _noting_errors(fun, run.ledger):
             traced = original.trace(*args, **kwargs)
         inputs = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, Tracer)]  # all that is not static
         types = ", ".join(jax.typeof(x).str_short() for x in inputs)
@@ -204,10 +204,10 @@ def _planning(reference: Callable[[], Any], options: dict[str, Any], settings: S
             function, captured = _function(fun, args, kwargs, traced, inputs)
             entry = _plan(function, known)
             out = bind(function, *captured, *inputs) if entry.outcome == "planned" else None
-            settings.ledger.add(entry)
+            run.ledger.add(entry)
         except Exception as error:
             out = None
-            _failed(error, {**known, "planning_s": time.perf_counter() - start}, settings)
+            _failed(error, {**known, "planning_s": time.perf_counter() - start}, run)
         return original(*args, **kwargs) if out is None else jax.tree.unflatten(traced.out_tree, out)
 
     functools.update_wrapper(call, reference(), updated=())
@@ -228,7 +228,7 @@ def _noting_errors(fun: Any, ledger: Ledger) -> Iterator[None]:
 
 
 def _function(fun: Any, args: Any, kwargs: Any, traced: Any, inputs: list[Any]) -> tuple[Function, list[Any]]:
-    """What ``fun`` was traced to as a function with a plan, and the arrays that it takes before its inputs."""
+    """The function with a plan to which ``fun`` was traced, and the arrays that it takes before its inputs."""
     jaxpr, captured = hoist_constants(traced.jaxpr)
     donated = [len(captured) + k for k in traced.donate_argnums]
     name = getattr(fun, "__name__", "")
@@ -261,13 +261,13 @@ def _plan(function: Function, known: dict[str, Any]) -> Entry:
     )
 
 
-def _failed(error: Exception, known: dict[str, Any], settings: Settings) -> None:
+def _failed(error: Exception, known: dict[str, Any], run: ScriptRun) -> None:
     """Note the failure and warn of it once, or raise it."""
     expected = isinstance(error, EqsatMemError)
     reason = str(error) if expected else f"{type(error).__name__}: {error}"
     trace = "" if expected else "".join(traceback.format_exception(error))
-    first = settings.ledger.add(Entry(**known, outcome="failed", reason=reason, traceback=trace))
-    if settings.strict:
+    first = run.ledger.add(Entry(**known, outcome="failed", reason=reason, traceback=trace))
+    if run.strict:
         raise error if expected else PlanningError(known["function"], reason) from error
     if first:
         say(f"warning: {known['function']} ({known['place']}) runs as written, for {reason}")

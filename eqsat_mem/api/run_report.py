@@ -6,12 +6,11 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, get_args
 
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import aligned, format_bytes
 
 Outcome = Literal["planned", "failed", "left alone", "fitting"]
 """A plan runs; planning failed and the original runs; the function is not one that can be planned; the original fits."""
@@ -97,7 +96,7 @@ class Ledger:
         summary = ", ".join(f"{count[outcome]} {outcome}" for outcome in get_args(Outcome) if count[outcome])
         order = get_args(Outcome)
         shown = sorted((e for e in entries if e.outcome != "fitting"), key=lambda e: order.index(e.outcome))
-        lines = [f"{script}: {summary}", *_aligned([_row(entry) for entry in shown[:ROWS]])]
+        lines = [f"{script}: {summary}", *(f"  {row}" for row in aligned([_row(entry) for entry in shown[:ROWS]]))]
         if len(shown) > ROWS:
             lines.append(f"  and {len(shown) - ROWS} more, which --report lists")
         return "\n".join(lines)
@@ -117,8 +116,3 @@ def _row(entry: Entry) -> tuple[str, str, str, str]:
     else:
         text = entry.reason.split("\n", 1)[0]
     return entry.outcome, entry.function, entry.place, text
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[k]) for row in rows) for k in range(3)] if rows else []
-    return ["  " + "  ".join([*(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]

@@ -188,7 +188,7 @@ def _fold(device: Device, length: int, shortest_s: float) -> float:
 
 
 def _computed_fold(device: Device, length: int, shortest_s: float) -> float:
-    """The same of products that the fold computes itself, so that no memory is read: what a product takes is left out."""
+    """The same of products that the fold computes itself, so that no memory is read: the time of the products is left out."""
 
     def make(rows: int) -> tuple[Callable[..., Any], Any, float]:
         x, y = jnp.ones((rows, 1), jnp.float32), jnp.ones((1, length), jnp.float32)

@@ -47,7 +47,7 @@ def donations(jaxpr: ClosedJaxpr, donated: Sequence[int], placement: Placement |
 
 
 def dealt(placement: Placement | None, spec: Spec | None) -> int:
-    """How many devices an array is dealt out to."""
+    """The number of devices that an array is dealt out to."""
     return 1 if placement is None else math.prod(placement.devices.count(names) for names in spec or ())
 
 
@@ -94,7 +94,7 @@ def laid(arrays: Sequence[Any], placement: Placement, specs: Sequence[Spec | Non
 
 
 def devices_here(placement: Placement) -> int:
-    """How many devices of a mesh this machine runs."""
+    """The number of devices of a mesh that this machine runs."""
     if placement.mesh is None:
         return 1 if jax.default_backend() == "cpu" else placement.devices.total
     return len(placement.mesh.local_devices)

@@ -23,9 +23,16 @@ from eqsat_mem.units import format_bytes
 if TYPE_CHECKING:
     from eqsat_mem.reports.plan import Plan
 
-DIMENSIONS = 3
+DIMENSIONS = 2
 CHECKED_ROWS = 16
 TOLERANCE = 1e-4
+WIDTH = 30
+"""Characters of a bar of progress."""
+NEXT = """
+Next: @eqsat_mem.optimize(memory_limit="64MiB") above a function of yours, or without a change to a script:
+  eqsat-mem run --memory-limit 64MiB train.py            every function that jax.jit compiles is planned
+  eqsat-mem plan train.py:step --args train.py:batch     what would be done, and why (--explain)
+  eqsat-mem plan ... --device h100                       will it fit a card that is not here?"""
 
 
 def matvec(x: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
@@ -59,7 +66,7 @@ def run(points: int, limit: int | str) -> bool:
     with stage("compiling"):
         compiled = fast.lower(x, y, v).compile()
     ready_s = time.perf_counter() - started
-    with stage("running"):
+    with stage("running", plan.predicted_s):
         started = time.perf_counter()
         result, resident_bytes = _measured(compiled, x, y, v)
         run_s = time.perf_counter() - started
@@ -67,7 +74,9 @@ def run(points: int, limit: int | str) -> bool:
         error = _error(x, y, v, result)
 
     print(plan, "\n\n" + plan.source)
-    return _verdict(plan, before_bytes, _held_bytes(compiled), resident_bytes, limit_bytes, ready_s, run_s, error)
+    passed = _verdict(plan, before_bytes, _held_bytes(compiled), resident_bytes, limit_bytes, ready_s, run_s, error)
+    print(NEXT)
+    return passed
 
 
 def _verdict(
@@ -143,12 +152,17 @@ def _error(x: jax.Array, y: jax.Array, v: jax.Array, result: jax.Array) -> float
 
 
 @contextmanager
-def stage(name: str) -> Iterator[None]:
-    """Show on stderr that a stage runs and for how long: as a counting line on a terminal, as two plain lines elsewhere."""
+def stage(name: str, expected_s: float | None = None) -> Iterator[None]:
+    """Show on stderr that a stage runs and for how long: as a counting line on a terminal, as two plain lines elsewhere.
+
+    Args:
+        name: the name of the stage.
+        expected_s: the seconds that it is predicted to take, for a bar on the terminal.
+    """
     done = threading.Event()
     started = time.perf_counter()
     live = sys.stderr.isatty()
-    ticker = threading.Thread(target=_tick, args=(name, started, done), daemon=True)
+    ticker = threading.Thread(target=_tick, args=(name, started, done, expected_s), daemon=True)
     if live:
         ticker.start()
     else:
@@ -160,9 +174,21 @@ def stage(name: str) -> Iterator[None]:
         if live:
             ticker.join()
         text = f"{name}: {time.perf_counter() - started:.1f} s"
-        print(f"\r{text:<{len(name) + 20}}" if live else text, file=sys.stderr, flush=True)  # spaces cover the longer line before
+        print(f"\r{text:<{len(name) + WIDTH + 40}}" if live else text, file=sys.stderr, flush=True)  # spaces cover the longer line before
 
 
-def _tick(name: str, started: float, done: threading.Event) -> None:
+def _tick(name: str, started: float, done: threading.Event, expected_s: float | None) -> None:
     while not done.wait(0.1):
-        print(f"\r{name} ... {time.perf_counter() - started:.1f} s", end="", file=sys.stderr, flush=True)
+        print(f"\r{progress(name, time.perf_counter() - started, expected_s)}", end="", file=sys.stderr, flush=True)
+
+
+def progress(name: str, seconds: float, expected_s: float | None) -> str:
+    """Return a line about a stage that runs: how long it has, with a bar if it is predicted how long it takes.
+
+    >>> progress("planning", 0.5, None), progress("running", 2.0, 4.0)
+    ('planning ... 0.5 s', 'running [###############               ] 2.0 s of about 4.0 s')
+    """
+    if not expected_s:
+        return f"{name} ... {seconds:.1f} s"
+    bar = "#" * min(int(WIDTH * seconds / expected_s), WIDTH)
+    return f"{name} [{bar:<{WIDTH}}] {seconds:.1f} s of about {expected_s:.1f} s"

@@ -21,15 +21,15 @@ from eqsat_mem.options import DEVICE_VARIABLE, LIMIT_VARIABLE, parse_bytes
 
 
 def prepare(
-    target: str, *, is_module: bool, limit: str | None, report: str | None, strict: bool, device: str | None = None
+    script_name: str, *, is_module: bool, limit: str | None, report: str | None, strict: bool, device: str | None = None
 ) -> Callable[[Sequence[str]], None]:
     """Prepare to run a script or module as ``__main__`` with a ``jax.jit`` that plans; the report is written when the process exits.
 
     JAX is not imported here, because scripts may set environment variables before they import it.
 
     Args:
-        target: the path of a script, directory or zip file, or the dotted name of a module.
-        is_module: whether ``target`` is the name of a module.
+        script_name: the path of a script, directory or zip file, or the dotted name of a module.
+        is_module: whether ``script_name`` is the name of a module.
         limit: the memory limit as text, such as ``"64MiB"``; None leaves it to the environment.
         report: the path of the JSON report; None for no such file.
         strict: whether a function that cannot be planned raises an error instead of running as written.
@@ -52,8 +52,8 @@ def prepare(
     file = None if report is None else _writable(report)
     ledger = Ledger()
     after_import("jax", lambda module: _install(ledger, strict))  # before a module's parent packages are imported, which may need JAX
-    found = scripts.find(target, is_module)
-    atexit.register(_report, ledger, target, file, os.getpid())
+    found = scripts.find(script_name, is_module)
+    atexit.register(_report, ledger, script_name, file, os.getpid())
     return partial(scripts.execute, found)
 
 
@@ -99,12 +99,12 @@ def _install(ledger: Ledger, strict: bool) -> None:
         install(ledger, strict)
 
 
-def _report(ledger: Ledger, target: str, file: Path | None, process: int) -> None:
+def _report(ledger: Ledger, script_name: str, file: Path | None, process: int) -> None:
     if os.getpid() != process:  # a forked process exits; only the script's own process reports
         return
-    say(ledger.table(target))
+    say(ledger.table(script_name))
     if file is not None:
-        file.write_text(ledger.to_json(target) + "\n", encoding="utf-8")
+        file.write_text(ledger.to_json(script_name) + "\n", encoding="utf-8")
 
 
 def _writable(report: str) -> Path:

@@ -52,7 +52,7 @@ def execute(script: Script, args: Sequence[str]) -> None:
         raise
 
 
-def find(target: str, is_module: bool) -> Script:
+def find(script_name: str, is_module: bool) -> Script:
     """Find the script at a path, or a module by its dotted name, whose parent packages are imported.
 
     Raises:
@@ -60,10 +60,10 @@ def find(target: str, is_module: bool) -> Script:
     """
     if is_module:
         set_search_path(os.getcwd())
-        return _module(target)
-    if os.path.isdir(target) or target.endswith((".zip", ".pyz")):
-        return _archive(target)
-    return _file(target)
+        return _module(script_name)
+    if os.path.isdir(script_name) or script_name.endswith((".zip", ".pyz")):
+        return _archive(script_name)
+    return _file(script_name)
 
 
 def set_search_path(path: str) -> None:
@@ -84,13 +84,13 @@ def shorten(error: BaseException) -> None:
     sys.excepthook = show
 
 
-def _file(target: str) -> Script:
-    path = os.path.join(os.getcwd(), target)
+def _file(script_name: str) -> Script:
+    path = os.path.join(os.getcwd(), script_name)
     try:
         with io.open_code(path) as file:
             text = file.read()
     except OSError as error:
-        raise UserFileError(f"cannot open the script {target}: {error.strerror}.") from error
+        raise UserFileError(f"cannot open the script {script_name}: {error.strerror}.") from error
     attributes = {
         "__file__": path,
         "__loader__": SourceFileLoader("__main__", path),
@@ -103,7 +103,7 @@ def _file(target: str) -> Script:
     except (SyntaxError, ValueError) as error:
         shorten(error.with_traceback(None))
         raise
-    return Script(code, attributes, target, os.path.dirname(os.path.realpath(path)))
+    return Script(code, attributes, script_name, os.path.dirname(os.path.realpath(path)))
 
 
 def _module(name: str) -> Script:
@@ -118,12 +118,12 @@ def _module(name: str) -> Script:
     return _from_spec(spec, spec.origin or name, sys.path[0], name)
 
 
-def _archive(target: str) -> Script:
+def _archive(script_name: str) -> Script:
     """Find the ``__main__.py`` of a directory or zip file."""
-    spec = PathFinder.find_spec("__main__", [target])
+    spec = PathFinder.find_spec("__main__", [script_name])
     if spec is None:
-        raise UserFileError(f"{target} has no __main__.py to run.")
-    return _from_spec(spec, target, os.path.abspath(target), target)
+        raise UserFileError(f"{script_name} has no __main__.py to run.")
+    return _from_spec(spec, script_name, os.path.abspath(script_name), script_name)
 
 
 def _from_spec(spec: ModuleSpec, argv0: str, search_path: str, name: str) -> Script:

@@ -22,7 +22,7 @@ from eqsat_mem.codegen.expressions import ExpressionWriter
 from eqsat_mem.codegen.loops import RegionWriter
 from eqsat_mem.codegen.on_mesh import on_mesh
 from eqsat_mem.codegen.reads import Reader
-from eqsat_mem.codegen.source import Module, Scope, identifier, tuple_text
+from eqsat_mem.codegen.source import Scope, SourceModule, identifier, tuple_text
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Input, Literal, Map, Program
@@ -52,7 +52,7 @@ def emit(schedule: Schedule, name: str = "program") -> Emitted:
         schedule: the loop tree to write, with chunk sizes and its backend.
         name: the name of the function, an identifier.
     """
-    module = Module(dict.fromkeys(("jax", "jnp", "lax", "np", "primitives", name), 1))
+    module = SourceModule(dict.fromkeys(("jax", "jnp", "lax", "np", "primitives", name), 1))
     writer = _FunctionWriter(schedule, module)
     source = _text(name, writer, module)
     namespace = dict(module.namespace)
@@ -63,7 +63,7 @@ def emit(schedule: Schedule, name: str = "program") -> Emitted:
 class _FunctionWriter:
     """The statements of one function: a schedule's program, with the parts that write it."""
 
-    def __init__(self, schedule: Schedule, module: Module, arguments: Sequence[str] | None = None):
+    def __init__(self, schedule: Schedule, module: SourceModule, arguments: Sequence[str] | None = None):
         self.schedule = schedule
         self.reads = Reader(schedule.ex, schedule.backend.idioms, module, arguments)
         calls = CallWriter(self.reads, _Functions(self.reads, schedule.backend))
@@ -123,7 +123,7 @@ class _Functions:
         return unscheduled(Extraction(load(body, names, self.backend.preferences, passes=())), self.backend)
 
 
-def _text(name: str, writer: _FunctionWriter, module: Module) -> str:
+def _text(name: str, writer: _FunctionWriter, module: SourceModule) -> str:
     """A whole source: imports, helpers, and the function ``name`` that ``writer`` writes."""
     reads, top = writer.reads, Scope()
     results = writer.statements(top)

@@ -12,7 +12,7 @@ from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Region, Scope, Value, identifier, number, tuple_text, wrap
 from eqsat_mem.codegen.tiles import TileWriter
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, children
-from eqsat_mem.ir.loop_tree import Loop, Seq, regions
+from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import MONOIDS, accumulator, block_op, picks
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule
@@ -186,7 +186,7 @@ class RegionWriter:
     def level(self, t: int, folds: Mapping[int, Value], loop: Loop, scope: Scope) -> str:
         """Return source of the level of a rescaled fold, aligned with its axes, given values of the folds that the level depends on."""
         level = self.reads.ex.rescales[t].level
-        inside = {step for _, seq in regions(loop.body) for step in seq.steps if isinstance(step, int)}
+        inside = {step for _, seq in walk_regions(loop.body) for step in seq.steps if isinstance(step, int)}
         there = Scope(scope, indent=scope.indent, values=dict(folds))
         region = Region(frozenset(inside - folds.keys()), Counter(inside), frozenset(), frozenset(), frozenset())
         value = self.expressions.value(level, there, region)

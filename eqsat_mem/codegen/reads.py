@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from eqsat_mem.codegen.source import Fixed, Layout, Module, Scope, Value, array_text, identifier, letters, number, spelled, wrap
+from eqsat_mem.codegen.source import Fixed, Layout, Scope, SourceModule, Value, array_text, identifier, letters, number, spelled, wrap
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Axes, Block, Const, Fold, Input, Iota, Literal, Map, Rename, Term, bits
 from eqsat_mem.ir.ops import operation_of
@@ -25,7 +25,7 @@ class Reader:
         arguments: names of the function's arguments, made from those of the program's inputs unless given.
     """
 
-    def __init__(self, ex: Extraction, idioms: Idioms, module: Module, arguments: Sequence[str] | None = None):
+    def __init__(self, ex: Extraction, idioms: Idioms, module: SourceModule, arguments: Sequence[str] | None = None):
         self.ex = ex
         self.idioms, self.turned = idioms, idioms.turned(ex)
         self.program = ex.program
@@ -75,7 +75,7 @@ class Reader:
         return value
 
     def known_outside(self, t: int, scope: Scope) -> bool:
-        """Does a scope around this one hold the value of a term?"""
+        """Whether a scope around this one holds the value of a term."""
         holder = scope.parent
         while holder is not None and t not in holder.values:
             holder = holder.parent
@@ -212,11 +212,11 @@ class Reader:
         return f"size_{self.indices[i]}" if self.looped(i, scope) else str(self.program.indices[i].extent)
 
     def looped(self, i: int, scope: Scope) -> bool:
-        """Does a scope stand inside a loop over index ``i``?"""
+        """Whether a scope stands inside a loop over index ``i``."""
         return any(holder.index == i for holder in scope.around())
 
     def positions(self, indices: Iterable[int], scope: Scope) -> int:
-        """How many positions some indices have together in a scope: those of a chunk where a loop runs over one."""
+        """The number of positions that some indices have together in a scope: those of a chunk where a loop runs over one."""
         extents = self.extents(scope)
         return math.prod(extents[i] for i in indices)
 
@@ -226,7 +226,7 @@ class Reader:
         return [chunks.get(i) or index.extent for i, index in enumerate(self.program.indices)]
 
     def single(self, i: int, scope: Scope) -> bool:
-        """Does a scope stand inside a loop over index ``i`` one by one?"""
+        """Whether a scope stands inside a loop over index ``i`` one by one."""
         return self.looped(i, scope) and self.positions([i], scope) == 1
 
     def product(self, axis: tuple[int, ...], scope: Scope) -> str:
@@ -304,11 +304,11 @@ class Reader:
         return f"jnp.{'bool_' if name == 'bool' else name}"
 
     def literal(self, term: Literal) -> str:
-        return number(term.value)
+        return number(np.float32(term.value) if term.dtype == np.float32 else term.value)
 
     def typed(self, term: Term) -> str:
         assert isinstance(term, Literal)
-        return f"{self.dtype(term.dtype)}({number(term.value)})"
+        return f"{self.dtype(term.dtype)}({self.literal(term)})"
 
 
 def _with_new_axes(positions: Sequence[str], where: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import math
 import re
@@ -66,12 +67,12 @@ class Scope:
 
 
 @dataclass
-class Module:
-    """What all functions of one source share.
+class SourceModule:
+    """The state that all functions of one emitted source share.
 
     Attributes:
         taken: names in use, and how many were made from each.
-        namespace: what the source names but does not define: large closed-over arrays, and operations without source.
+        namespace: the values that the source names but does not define: large closed-over arrays, and operations without source.
         helpers: functions of ours that the source calls, which it carries with it.
         constants: the name of each closed-over array.
         small: lines that come first: closed-over arrays that are written out, functions of the user's operations.
@@ -100,11 +101,11 @@ class Region:
 
 
 def identifier(text: str, taken: dict[str, int]) -> str:
-    """A fresh Python name made from ``text``; ``taken`` counts how many names were made from each."""
+    """A fresh Python name made from ``text``, none of Python's own; ``taken`` counts how many names were made from each."""
     base = re.sub(r"\W+", "_", text).strip("_") or "x"
     if base[0].isdigit() or keyword.iskeyword(base):
         base = f"_{base}"
-    unique, count = base, taken.get(base, 1)
+    unique, count = f"{base}_" if hasattr(builtins, base) else base, taken.get(base, 1)
     while unique in taken:
         count += 1
         unique = f"{base}_{count}"
@@ -122,7 +123,11 @@ def shape_of(extents: Sequence[int], axes: Axes) -> tuple[int, ...]:
 
 
 def number(value: Any) -> str:
-    value = np.asarray(value).item()
+    """A number in as few digits as its dtype needs, if that is float32 or float64."""
+    exact = np.asarray(value)
+    value = exact.item()
+    if exact.dtype == np.float32 and np.float32(short := float(str(exact[()]))) == exact:
+        value = short
     if isinstance(value, float) and not np.isfinite(value):
         return "jnp.nan" if value != value else "jnp.inf" if value > 0 else "-jnp.inf"
     return repr(value)

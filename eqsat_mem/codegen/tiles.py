@@ -79,7 +79,7 @@ class PairWriter:
         self.users = Counter(c for t in pairs.members for c in children(reads.program.terms[t]))
 
     def result(self) -> Value:
-        """What the fold over columns combines."""
+        """The value of an element of a tile, which the fold over columns combines."""
         term = self.reads.program.terms[self.pairs.step]
         assert isinstance(term, Fold), "a fold of pairs"
         return self.folded(term, term.over & ~(1 << self.pairs.columns), ())
@@ -132,6 +132,6 @@ class PairWriter:
         return Value(text, (), atom=False)
 
     def element(self, term: Fold | Dot, at: Fixed) -> Value:
-        """What a fold or a contraction combines."""
+        """The value that a fold or a contraction combines, at some positions."""
         factors = [self.value(c, at) for c in children(term)]
         return factors[0] if isinstance(term, Fold) else Value(" * ".join(map(wrap, factors)), (), atom=False)

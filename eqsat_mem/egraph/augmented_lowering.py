@@ -18,7 +18,7 @@ from eqsat_mem.ir.precision import of_rules
 
 
 def augmented_contractions(program: Program, rounds_operands: bool) -> dict[int, Lower]:
-    """How each augmented contraction is written out as a contraction of operands with sums.
+    """The lowering of each augmented contraction to a contraction of operands with sums.
 
     Where a device ``rounds_operands``, it asks for full precision, or the sums would be rounded with its operands.
     """

@@ -56,7 +56,7 @@ class Encoded:
 
 
 class Encoder:
-    """What stands for what: bits for indices, table entries for the terms that rules do not look into."""
+    """The encoding of a program: bits for indices, table entries for the terms that rules do not look into."""
 
     def __init__(self, program: Program, own: language.Own = language.NOTHING) -> None:
         self.program = program
@@ -107,7 +107,7 @@ class Encoder:
         return ((1 << b, indices[i].extent) for i, b in self._bit.items())
 
     def other_reads(self) -> Iterator[tuple[int, Node]]:
-        """Reads of arrays under one other name, as renamed reads: what changes of names come to. Without any, nobody has to know."""
+        """Reads of arrays under one other name, as the renamed reads to which changes of names come. Without any, nobody has to know."""
         terms = {t: self.program.terms[t] for t in self._encoded if t >= 0}
         if not any(isinstance(term, ir.Rename) for term in terms.values()):
             return
@@ -197,7 +197,8 @@ class Encoder:
         return None
 
     def _copies(self, term: ir.Rename) -> int:
-        """How many terms a change of names would copy on its way to what rules do not look into; beyond the bound, just that."""
+        """The number of terms that a change of names would copy on its way to terms that rules do not look into; beyond the bound, just
+        that."""
         program = self.program
         seen: set[tuple[int, int]] = set()
         stack = [(term.arg, mask_of(s for s, _ in term.pairs))]

@@ -66,7 +66,7 @@ class Session(Protocol):
         """The e-graph is needed no longer."""
 
 
-class Local:
+class LocalSession:
     """An e-graph in this process. Nothing interrupts it, so it is for rules that are trusted."""
 
     _parsed: dict[tuple[str, tuple[str, ...]], list[Any]] = {}  # noqa: RUF012 -- any e-graph can run what was parsed once
@@ -212,12 +212,12 @@ def _exactly(given: IO[bytes], size: int) -> bytes:
 
 
 def serve(path: str, seconds: int, size: int) -> None:
-    """Do what the process that started this one asks for, within limits of processor time and memory, until it asks no more."""
+    """Serve the process that started this one, within limits of processor time and memory, until it asks no more."""
     given, to = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what egglog prints is no message
     sys.modules["egglog.bindings"] = _loaded(Path(path))
     _limit(seconds, size)
-    session = Local()
+    session = LocalSession()
     with suppress(EOFError):
         while True:
             method, arguments = receive(given)

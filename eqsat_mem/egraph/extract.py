@@ -1,8 +1,8 @@
 """One node per class: the program that an e-graph holds at the least cost.
 
 The cost of a choice is that of its DAG, each class paid once: seconds of its operation, and a price per byte of its value. A bottom-up
-pass finds well-founded choices by tree cost, where shared classes count as often as they are used; passes that take classes in use as
-paid, and a local search over single choices with exact costs, then follow.
+search finds well-founded choices by tree cost, where shared classes count as often as they are used. It is then restarted with the
+classes in use as paid, and a local search changes single choices by exact cost.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from eqsat_mem.ir.bitwise import compared
 
 Choice = dict[int, Node]
 
-PASSES = 4
-"""How often the search starts again with the classes in use as paid."""
+RESTARTS = 4
+"""The bottom-up search is restarted at most so many times with the classes in use as paid."""
 ROUNDS = 6
-"""How often the local search goes through all classes."""
+"""The local search goes at most so many times through all classes."""
 FORCED_NODES = 6_000
 """Nodes that may be visited by further starts, each of which forces one node that is not chosen: all of them in a small e-graph."""
 
@@ -116,7 +116,7 @@ def picked_with(program: Program, t: int) -> list[int]:
 
 
 def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extraction:
-    """What rules stated of a class holds for its term as far as the term's operation can do it."""
+    """Give terms the facts that rules stated of their classes, as far as a term's operation can do what they say."""
     for t, c in list(class_of.items()):
         class_of |= {other: c for other in picked_with(program, t) if other not in class_of}
 
@@ -160,7 +160,7 @@ def search(view: View, costs: Costs) -> Choice:
             "no program can be built from the e-graph: a rule made values equal that depend on different indices; "
             "eqsat-mem check-rules tells which."
         )
-    for _ in range(PASSES):
+    for _ in range(RESTARTS):
         paid = start(best.count)
         if paid is None or not paid.cheaper(best):
             break

@@ -11,7 +11,7 @@ from typing import Any
 from eqsat_mem import ir
 from eqsat_mem.egraph import language
 from eqsat_mem.egraph.encode import Encoder, Node
-from eqsat_mem.egraph.engine import Command, Expression, Failure, Local, Overrun, Panic, Session
+from eqsat_mem.egraph.engine import Command, Expression, Failure, LocalSession, Overrun, Panic, Session
 from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
@@ -160,7 +160,7 @@ class EGraph:
         own: language.Own = language.NOTHING,
         session: Session | None = None,
     ) -> None:
-        self._session: Session = session or Local()
+        self._session: Session = session or LocalSession()
         self.seconds: dict[str, float] = {}
         self._encoder = Encoder(program, own)
         self._encoded = self._encoder.encode()
@@ -237,7 +237,7 @@ class EGraph:
         )
 
     def read(self) -> View:
-        """What programs may be built from: classes, nodes and facts."""
+        """Read the classes, nodes and facts from which programs may be built."""
         every = self.classes()
         original = {t: replace(e.node, children=tuple(every.class_of[c] for c in e.node.children)) for t, e in self._encoded.items()}
         written = set(original.values())
@@ -303,7 +303,7 @@ def _forms(text: str, name: str) -> tuple[str, ...]:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """What egglog refuses, as what is wrong with rules."""
+    """Turn a refusal by egglog into an error that says what is wrong with rules."""
     try:
         yield
     except Panic as error:

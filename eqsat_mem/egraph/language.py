@@ -13,7 +13,7 @@ from functools import cache, reduce
 from eqsat_mem.ir import ops
 
 FACTS = ("splits", "splits-dot", "accumulates", "unrolls")
-"""What rules state about classes for the stages after extraction: index sets.
+"""The facts that rules state about classes for the stages after extraction: index sets.
 
 Contractions have ``splits-dot`` and no ``splits``: what a class says of an elementwise node is not true of a contraction in it.
 """
@@ -66,7 +66,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "Map2": ("operation", "T", "T"),
     "Map3": ("operation", "T", "T", "T"),
 }
-"""What the arguments of a constructor mean; those of any other elementwise operation are terms."""
+"""The meanings of the arguments of a constructor; those of any other elementwise operation are terms."""
 
 LANGUAGE = """
 (sort T)
@@ -156,7 +156,8 @@ LANGUAGE = """
 
 
 def language(maps: Mapping[str, int], own: Own = NOTHING) -> Iterator[tuple[str, str]]:
-    """The text of the language, in named pieces: what is always there, each elementwise constructor with its arity, the user's own."""
+    """The text of the language, in named pieces: the part that is always there, each elementwise constructor with its arity, the user's
+    own."""
     yield "language", LANGUAGE + "\n".join(f'({fact} "{name}")' for fact, names in FACTS_OF_NAMES.items() for name in names)
     for constructor, arity in sorted(maps.items()):
         if constructor not in LANGUAGE_CONSTRUCTORS:
@@ -211,7 +212,7 @@ def _takes_sink(constructor: str, payload: str, arity: int, when: str = "") -> s
 
 
 def _operation(constructor: str, operation: ops.Operation) -> str:
-    """An operation of the user's: what its function sees is bound, less what the result has; all else is pointwise."""
+    """An operation of the user's: the indices that its function sees are bound, less those of the result; all others are pointwise."""
     named = {name: f"k{n}" for n, name in enumerate(operation.dimensions)}
     args = [f"a{k}" for k in range(len(operation.operands))]
     batch = [_without(f"f{k}", [named[name] for name in names]) for k, names in enumerate(operation.operands)]
@@ -266,7 +267,7 @@ def roles(head: str, arity: int, own: Own = NOTHING) -> tuple[str, ...]:
 
 @cache
 def arity(head: str) -> int | None:
-    """How many arguments a name of the language takes; None for any number."""
+    """The number of arguments that a name of the language takes; None for any number."""
     if head in PRIMITIVES:
         return {"not-i64": 1, "neg": 1, "abs": 1, "to-f64": 1, "to-i64": 1, "!=": 2, "<": 2, "<=": 2, ">": 2, ">=": 2, "/": 2, "%": 2}.get(
             head

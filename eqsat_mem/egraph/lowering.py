@@ -16,7 +16,7 @@ Table = dict[int, int]
 
 @dataclass
 class Allowed:
-    """What may be done with the terms of a program: index sets by term, as in :class:`eqsat_mem.egraph.extract.Extraction`."""
+    """The splits that are allowed for the terms of a program: index sets by term, as in :class:`eqsat_mem.egraph.extract.Extraction`."""
 
     splits: Table = field(default_factory=dict)
     accumulates: Table = field(default_factory=dict)

@@ -23,7 +23,7 @@ from eqsat_mem.ir.ops import Monoid, named_axes, operation_of
 
 
 def monoid_folds(program: Program) -> dict[int, Lower]:
-    """How each fold by a monoid of the user's is written out as its parts.
+    """The lowering of each fold by a monoid of the user's to folds of its parts.
 
     Lowering raises:
         OptionError: if a monoid is none, or is not made of elementwise operations.
@@ -93,7 +93,7 @@ def _x64() -> bool:
 
 @cache
 def _of_scalars(monoid: Monoid, name: str, dtypes: tuple[Any, ...], x64: bool) -> Program:
-    """What a monoid does with single elements as a program; JAX traces it as its setting for 64 bits says."""
+    """The operation of a monoid on single elements as a program; JAX traces it as its setting for 64 bits says."""
 
     def finish(*state: Any) -> tuple[Any, ...]:
         return (monoid.finished(state),)

@@ -15,7 +15,8 @@ from eqsat_mem.ir.ops import searched
 Seconds = Callable[[Program, int, bool], float]
 """Seconds of a term of a program; the flag says whether it is a fold that is written out element by element."""
 TOLL = 1.15
-"""What a term must save to replace what was written, which is as accurate as its author expects."""
+"""The factor on the cost of terms that rules made: they replace terms as written, which are as accurate as their author expects, for a
+gain only."""
 HELD = ir.Dot | ir.DotPlus | ir.Block | ir.Rename | ir.Take
 """Terms whose bytes have a price: other values may be computed on the way to a reader; a rename reads one that is not."""
 

@@ -1,4 +1,4 @@
-"""Folds of what depends on another fold, as an extracted program computes them: what joining chunks needs.
+"""Folds of values that depend on another fold, as an extracted program computes them, and the facts needed to join their chunks.
 
 Sums of exponentials less a level, sums of squares less a mean, and sums and places of the elements that are an extreme.
 
@@ -21,7 +21,7 @@ from eqsat_mem.ir import Program
 
 @dataclass(frozen=True)
 class Rescaled:
-    """How a sum depends on a level: ``chain`` are the terms from the sum down to ``shift``, which subtracts ``level``.
+    """The dependence of a sum on a level: ``chain`` are the terms from the sum down to ``shift``, which subtracts ``level``.
 
     Nothing else between them reads the level, so that these terms with another level give the sum with another factor. Where the level is
     a mean, ``mean_over`` are its indices, and they give the sum of squared differences from another mean. Where it is an ``extreme``,
@@ -151,13 +151,13 @@ def with_higher_level(program: Program, t: int, known: Rescaled, by: float) -> i
 
 
 def _subtracts(program: Program, t: int, level: int) -> bool:
-    """Is ``t`` something else less the level?"""
+    """Whether ``t`` is something else less the level."""
     term = program.terms[t]
     return isinstance(term, ir.Map) and term.op == "sub" and term.args[1] == level != term.args[0]
 
 
 def _compares(program: Program, t: int, level: int) -> bool:
-    """Does ``t`` say which elements are the level, the largest or the least of them?"""
+    """Whether ``t`` says which elements are the level, the largest or the least of them."""
     term, extreme = program.terms[t], program.terms[level]
     if not isinstance(term, ir.Map) or term.op != "eq" or not isinstance(extreme, ir.Fold) or extreme.monoid not in ("max", "min"):
         return False
@@ -165,7 +165,7 @@ def _compares(program: Program, t: int, level: int) -> bool:
 
 
 def _is_mean(program: Program, t: int, over: int) -> bool:
-    """Is ``t`` written as a sum over these indices by the number of its terms?"""
+    """Whether ``t`` is written as a sum over these indices by the number of its terms."""
     term = program.terms[t]
     if not isinstance(term, ir.Map) or term.op != "div":
         return False

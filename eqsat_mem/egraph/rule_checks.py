@@ -1,4 +1,4 @@
-"""What a rule file may say, checked before egglog sees it: known names, forms and options, and nothing that reaches beyond terms and facts.
+"""The checks of a rule file before egglog sees it: known names, forms and options, and nothing that reaches beyond terms and facts.
 
 egglog tells most mistakes itself, with a line; what is refused here would make it panic, would make terms that no program can hold, or
 would change what the language says of terms.
@@ -24,7 +24,7 @@ OPAQUE = frozenset({"Leaf", "Block", "Node"})
 """Constructors that stand for what rules do not look into, and which they therefore cannot make."""
 SETTABLE = frozenset(language.FACTS)
 STATABLE = frozenset({"want", "sinks"})
-"""What rules may state of the language's own functions and relations; the others follow from terms."""
+"""The language's own functions and relations that rules may state; the others follow from terms."""
 
 MOST_ARGUMENTS = 32
 """Of a declared relation or function; egglog takes gigabytes for thousands."""

@@ -89,7 +89,7 @@ class RuleSet:
             yield text.rpartition('"means-')[2].rstrip('")'), (place, text)
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """What egglog is to run, piece by piece, each with the file and line for its messages."""
+        """The texts that egglog is to run, piece by piece, each with the file and line for its messages."""
         yield from self.declarations
         for rule in self.rules:
             yield rule.place, rule.text
@@ -126,7 +126,7 @@ def load_rules(
     dropped = {card.name for card in select(every, without)}
     applied = [c for c in kept if c.name not in dropped and (c.sound in SOUNDNESS[accuracy] or c.name in named)]
     rules = tuple(rule for rule in applied if isinstance(rule, Rule))
-    passes = tuple(passed for passed in applied if isinstance(passed, Pass))
+    passes = tuple(one for one in applied if isinstance(one, Pass))
     return replace(known, rules=rules, own=own, passes=passes, given=known.given & {r.name for r in rules})
 
 
@@ -239,7 +239,7 @@ def _parsed(name: str, text: str) -> tuple[list[Rule], list[Form], list[Form]]:
 
 
 def _said(form: Form, key: str) -> str:
-    """What stands after `means:` or `unchecked:` above a declaration."""
+    """The text after `means:` or `unchecked:` above a declaration."""
     fields: dict[str, str] = {}
     current = ""
     for line in form.comments:
@@ -277,7 +277,7 @@ def _rule(form: Form) -> Rule:
 
 
 def _rows(tree: Any) -> int:
-    """How many nodes and facts expressions stand for."""
+    """The number of nodes and facts that expressions stand for."""
     if isinstance(tree, str):
         return 0
     own = bool(tree) and isinstance(tree[0], str) and tree[0] not in ("union", "let", *language.PRIMITIVES)

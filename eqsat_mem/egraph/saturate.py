@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from eqsat_mem.egraph.engine import Local, Session
+from eqsat_mem.egraph.engine import LocalSession, Session
 from eqsat_mem.egraph.graph import EgglogPanic, EGraph, RuleOverrun, View
 from eqsat_mem.egraph.rule_files import Rule, RuleSet
 from eqsat_mem.egraph.worker import Worker
@@ -28,19 +28,19 @@ SETTLE_ITERATIONS = 200
 """Iterations after which rulesets that should come to rest are left alone; each only looks at what is new."""
 
 SETTLE_GROWTH = 4
-"""How often `max_rows` a ruleset that should come to rest may be expected to reach by its next step."""
+"""The multiple of `max_rows` that a ruleset that should come to rest may be expected to reach by its next step."""
 
 BURST = 10
-"""How often `max_rows` the e-graph may reach with rules that are not trusted: a larger one takes too long to read."""
+"""The multiple of `max_rows` that the e-graph may reach with rules that are not trusted: a larger one takes too long to read."""
 
 SHARE = 0.25
-"""The share of rows added by rules that are not trusted from which on it is for them that a ruleset does not come to rest. What rules of
-analysis say of the terms that others make counts for nobody."""
+"""From this share of the rows on, added by rules that are not trusted, a ruleset that does not come to rest is their fault. Rows of the
+analysis rules about terms that others make count for nobody."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When saturation stops.
+    """The limits at which saturation stops.
 
     Attributes:
         max_rows: rows of the e-graph that no further step is expected to exceed.
@@ -69,10 +69,10 @@ def saturate(program: Program, rules: RuleSet, limits: Limits = Limits(), rounds
         RuleError: if egglog refuses a rule, or fails without any iteration; if a rule that does not come with the package takes more
             time or memory than it may, or makes egglog fail. The rule is named, with file and line.
     """
-    run: _Run | None = None
+    run: _Saturation | None = None
     try:
         with closing(session(rules, limits)) as where:
-            run = _Run(program, rules, limits, where)
+            run = _Saturation(program, rules, limits, where)
             run.apply()
             view = run.view()
     except RuleError as error:
@@ -89,12 +89,12 @@ def saturate(program: Program, rules: RuleSet, limits: Limits = Limits(), rounds
 
 
 def session(rules: RuleSet, limits: Limits = Limits()) -> Session:
-    """Where an e-graph with these rules stands: in this process if all of them are trusted."""
-    return Worker(max(round(limits.max_seconds / 6), 1)) if rules.given else Local()
+    """A session for an e-graph with these rules: in this process if all of them are trusted."""
+    return Worker(max(round(limits.max_seconds / 6), 1)) if rules.given else LocalSession()
 
 
 def attributed(rules: RuleSet, attempt: Callable[[RuleSet], T]) -> T:
-    """What ``attempt`` gives for some rules.
+    """Return the result of ``attempt`` for some rules.
 
     Raises:
         RuleError: as it does; where the error names no place, it is that of the first rule with which, and the trusted ones, it is raised.
@@ -118,7 +118,7 @@ def attributed(rules: RuleSet, attempt: Callable[[RuleSet], T]) -> T:
         raise _told(theirs[high - 1], f"does what no rule may: {error}") from error
 
 
-class _Run:
+class _Saturation:
     """One saturation: its e-graph, clock and statistics."""
 
     def __init__(self, program: Program, rules: RuleSet, limits: Limits, where: Session) -> None:
@@ -138,7 +138,7 @@ class _Run:
         self.rows = [self.size]
 
     def texts(self, rules: RuleSet) -> Iterator[tuple[str, str]]:
-        """What egglog is to run, each text with its place."""
+        """The texts that egglog is to run, each with its place."""
         return rules.texts()
 
     def apply(self) -> None:
@@ -236,7 +236,7 @@ def rule_of(match: str) -> str:
 # --- whose fault it is --------------------------------------------------------------------------------
 
 
-class _OneByOne(_Run):
+class _OneByOne(_Saturation):
     """A saturation in which each rule that is not trusted has a ruleset of its own, so that it is known which one runs."""
 
     running: Rule | None = None
@@ -267,7 +267,7 @@ class _OneByOne(_Run):
 
 
 def _blamed(program: Program, rules: RuleSet, limits: Limits, error: RuleError) -> RuleError | None:
-    """What is wrong with the rule that made saturation fail; None if that is no rule's fault that is not trusted."""
+    """The error of the rule that made saturation fail; None if that is no rule's fault that is not trusted."""
     if not rules.given:
         return None
     at = _place(rules, error)

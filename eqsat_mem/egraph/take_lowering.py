@@ -14,7 +14,7 @@ from eqsat_mem.ir import Axes, Block, Call, Iota, Literal, Map, Program, Take, b
 
 
 def takes(program: Program) -> dict[int, Lower]:
-    """How each take is written out as a block."""
+    """The lowering of each take to a block."""
     return {t: _lower for t, term in enumerate(program.terms) if isinstance(term, Take)}
 
 

@@ -17,22 +17,22 @@ from eqsat_mem.egraph.engine import Command, Failure, Overrun, Panic, Table, rec
 from eqsat_mem.units import format_bytes
 
 SECONDS, BYTES = 10, 1 << 30
-"""What a worker may take for one e-graph: processor time, and memory. Shipped rules take seconds and 100 MiB for the largest programs."""
-PATIENCE = 2.5
-"""How many times as long as its processor time a worker may last: the machine may be busy with something else."""
+"""The limits of a worker for one e-graph: processor time, and memory. Shipped rules take seconds and 100 MiB for the largest programs."""
+PATIENCE, LEAST_S = 2.5, 20
+"""A worker may last so many times as long as its processor time, or so many seconds: the machine may be busy with something else."""
 TOLD = 400
-"""How many of the last characters are told of what a process printed that crashed."""
+"""The number of last characters that an error quotes of the output of a process that crashed."""
 
 
 class Worker:
-    """An e-graph as :class:`eqsat_mem.egraph.engine.Local` is one, in a process that ends where it takes more than it may.
+    """An e-graph as :class:`eqsat_mem.egraph.engine.LocalSession` is one, in a process that ends where it takes more than it may.
 
-    Methods raise what those of ``Local`` do, and Overrun where the process has ended.
+    Methods raise what those of ``LocalSession`` do, and Overrun where the process has ended.
     """
 
     def __init__(self, seconds: int = SECONDS, size: int = BYTES) -> None:
         self._seconds, self._size, self.spent = seconds, size, 0.0
-        self._end = time.monotonic() + PATIENCE * seconds
+        self._end = time.monotonic() + max(PATIENCE * seconds, LEAST_S)
         self._printed: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the process
         command = [sys.executable, "-I", "-S", engine.__file__, str(engine.compiled()), str(seconds), str(size)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed)
@@ -86,7 +86,7 @@ class Worker:
                 self._process.kill()
 
     def _ended(self) -> str:
-        """Why the process has ended."""
+        """The reason for which the process has ended."""
         status = self._process.wait()
         self._printed.seek(0)
         said = self._printed.read().decode(errors="replace").strip()

@@ -17,8 +17,8 @@ from eqsat_mem.ir import ops
 
 
 @dataclass
-class Plan:
-    """How one equation is translated to terms.
+class Translation:
+    """The translation of one equation to terms: its kind, and the axes under which it reads its operands.
 
     Attributes:
         kind: the kind of equation, such as ``map`` or ``block``.
@@ -34,24 +34,24 @@ class Plan:
 
 
 class Inference:
-    """Inference of the axes of every value and of a plan for every equation; :meth:`run` computes both."""
+    """Inference of the axes of every value and of a translation for every equation; :meth:`run` computes both."""
 
     def __init__(self, flat: Flat):
         self.flat = flat
         self.table = AxisTable()
         self.axes: list[list[Variables] | None] = [None] * len(flat.shapes)
-        self.plans: list[Plan] = []
+        self.translations: list[Translation] = []
         self._owner = len(flat.shapes)
 
     def run(self) -> Inference:
         for v in [*self.flat.inputs, *self.flat.consts, *self.flat.literals]:
             self.fresh_value(v)
         for eqn in self.flat.equations:
-            self.plans.append(self.plan(eqn))
+            self.translations.append(self.translation(eqn))
         self.table.settle()
         return self
 
-    def plan(self, eqn: Equation) -> Plan:
+    def translation(self, eqn: Equation) -> Translation:
         name = eqn.prim.name
         if all(0 in self.flat.shapes[v] for v in eqn.outs) and eqn.outs and not eqn.effects and self.numbers(eqn):
             return self.empty(eqn)
@@ -59,7 +59,7 @@ class Inference:
             axes = _VIEWS[name](self, eqn)
             if axes is not None:
                 self.axes[eqn.outs[0]] = axes
-                return Plan("view", [axes])
+                return Translation("view", [axes])
         if self.elementwise(eqn):
             return self.map(eqn)
         if name in ops.REDUCTIONS and ops.foldable(ops.REDUCTIONS[name], self.flat.dtypes[eqn.ins[0]]):
@@ -68,7 +68,7 @@ class Inference:
             return self.dot(eqn)
         if name in ("iota", "zeros_like"):
             self.fresh_value(eqn.outs[0])
-            return Plan(name)
+            return Translation(name)
         return self.block(eqn)
 
     def elementwise(self, eqn: Equation) -> bool:
@@ -80,11 +80,11 @@ class Inference:
     def numbers(self, eqn: Equation) -> bool:
         return not any(issubdtype(self.flat.dtypes[v], extended) for v in eqn.outs)
 
-    def empty(self, eqn: Equation) -> Plan:
-        """Plan a value without elements, which is translated to a literal that is broadcast along its axes."""
+    def empty(self, eqn: Equation) -> Translation:
+        """The translation of a value without elements, which is translated to a literal that is broadcast along its axes."""
         for v in eqn.outs:
             self.fresh_value(v)
-        return Plan("empty")
+        return Translation("empty")
 
     def fresh_value(self, v: int) -> None:
         self.axes[v] = [self.table.fresh(n) for n in self.flat.shapes[v]]
@@ -106,7 +106,7 @@ class Inference:
 
     # elementwise
 
-    def map(self, eqn: Equation) -> Plan:
+    def map(self, eqn: Equation) -> Translation:
         out = eqn.outs[0]
         shape = self.flat.shapes[out]
         order = self.biggest_first(eqn)
@@ -122,16 +122,16 @@ class Inference:
             reads[k] = [self.of(out)[a] if n != 1 else [] for a, n in zip(ops.result_axes(eqn.params, k, len(shape_k)), shape_k)]
             for mine, wanted in zip(self.of(eqn.ins[k]), reads[k]):
                 self.table.unify(wanted, mine)
-        return Plan("map", reads)
+        return Translation("map", reads)
 
     # folds and contractions
 
-    def fold(self, eqn: Equation) -> Plan:
+    def fold(self, eqn: Equation) -> Translation:
         axes, reduced = self.of(eqn.ins[0]), {int(a) for a in eqn.params["axes"]}
         self.axes[eqn.outs[0]] = [axis for a, axis in enumerate(axes) if a not in reduced]
-        return Plan("fold", [axes], [v for a in sorted(reduced) for v in axes[a]])
+        return Translation("fold", [axes], [v for a in sorted(reduced) for v in axes[a]])
 
-    def dot(self, eqn: Equation) -> Plan:
+    def dot(self, eqn: Equation) -> Translation:
         (contract, batch), shapes = eqn.params["dimension_numbers"], [self.flat.shapes[v] for v in eqn.ins]
         reads: list[dict[int, Variables]] = [{}, {}]
         for pairs in (batch, contract):
@@ -151,12 +151,12 @@ class Inference:
         for side in self.biggest_first(eqn):
             for a, mine in enumerate(self.of(eqn.ins[side])):
                 self.table.unify(reads[side][a], mine)
-        return Plan("dot", [[side[a] for a in range(len(side))] for side in reads], over)
+        return Translation("dot", [[side[a] for a in range(len(side))] for side in reads], over)
 
     # blocks
 
-    def block(self, eqn: Equation) -> Plan:
-        """Plan a block: pointwise axes share one index, and bound axes keep the names of their operand, distinct from pointwise ones."""
+    def block(self, eqn: Equation) -> Translation:
+        """The translation of a block: pointwise axes share one index; bound axes keep the names of their operand, distinct from those."""
         ins, outs = [self.flat.shapes[v] for v in eqn.ins], [self.flat.shapes[v] for v in eqn.outs]
         stands: dict[tuple[str, int, int], Variables] = {}
         groups: list[Variables] = []
@@ -177,7 +177,7 @@ class Inference:
         for k in self.biggest_first(eqn):
             for wanted, mine in zip(reads[k], self.of(eqn.ins[k])):
                 self.table.unify(wanted, mine)
-        return Plan("block", reads, groups=groups)
+        return Translation("block", reads, groups=groups)
 
     # views
 

@@ -1,4 +1,4 @@
-"""Equations as other operations, which rules and loops can take apart: what JAX defines so, and what passes turn into folds."""
+"""Equations as other operations, which rules and loops can take apart: by JAX's own definitions, and by passes that make folds of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plain_form(
     preferences: Preferences,
     passes: Collection[Pass],
 ) -> Plain | None:
-    """What an equation is in other operations, by its definition or by one of ``passes``; ``None`` if it stays as it is."""
+    """An equation in terms of other operations, by its definition or by one of ``passes``; ``None`` if it stays as it is."""
     by_definition = _definition(flat, name, params, ins)
     if by_definition is not None:
         return Plain(by_definition, ins)
@@ -127,7 +127,7 @@ LARGE_DRAW = 1 << 14
 
 
 def _counts_elements(flat: Flat, params: dict[str, Any], ins: Sequence[int]) -> bool:
-    """Does each element of a draw depend on the one key and on its position only?"""
+    """Whether each element of a draw depends on the one key and on its position only."""
     dtype, count = flat.dtypes[ins[0]], math.prod(params["shape"])
     if not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key) or str(dtype) != "key<fry>" or flat.shapes[ins[0]]:
         return False

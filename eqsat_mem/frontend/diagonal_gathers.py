@@ -39,7 +39,7 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
     places = [flat.shapes[ins[2]][d] for d in windows] if name != "gather" else [params["slice_sizes"][d] for d in _rest(shape, dims)]
     if places != [shape[d] for d in _rest(shape, dims)]:
         return None
-    positions = Known(flat, producer).array(ins[1])
+    positions = Constants(flat, producer).array(ins[1])
     if positions is None:
         return None
     columns = {d: positions[:, c] for c, d in enumerate(dims)}
@@ -55,7 +55,8 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
 
 
 def written(name: str, params: Mapping[str, Any]) -> Callable[[Any, Any], Any] | None:
-    """What a scatter leaves of an element and of what it writes there; ``None`` for others, and where it applies the user's function."""
+    """The element that a scatter leaves, by the one before and the one that it writes; ``None`` if it applies the user's function, or
+    is none."""
     applies = name == "scatter" and params["update_jaxpr"] is not None  # x.at[i].apply(f)
     return None if applies else _WRITES.get(name)
 
@@ -65,7 +66,7 @@ def _rest(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
 
 
 def _mask(shape: Sequence[int], kept: int, other: int, offset: int) -> Any:
-    """Where the position along ``other`` is that along ``kept`` plus ``offset``."""
+    """The mask of the elements whose position along ``other`` is that along ``kept`` plus ``offset``."""
     here = lax.broadcasted_iota(np.int32, shape, kept)
     there = lax.broadcasted_iota(np.int32, shape, other)
     return (here if offset == 0 else here + np.int32(offset)) == there
@@ -92,7 +93,7 @@ def _write(combine: Callable[[Any, Any], Any], kept: int, other: int, offset: in
     return write
 
 
-class Known:
+class Constants:
     """Values that depend on iotas and literals only, evaluated with numpy."""
 
     def __init__(self, flat: Flat, producer: Mapping[int, Equation]):

@@ -29,7 +29,7 @@ class Equation:
 
 @dataclass(frozen=True, eq=False)
 class Plain:
-    """What an equation is in other operations: a jaxpr of some values; ``by`` is the pass that says so, ``None`` where JAX says it."""
+    """An equation in terms of other operations: a jaxpr of some values; ``by`` is the pass that says so, ``None`` where JAX says it."""
 
     jaxpr: ClosedJaxpr
     operands: Sequence[int]

@@ -6,8 +6,10 @@ waits only for the platform is the branch of this platform.
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ class _Flattening:
 
     def __init__(self, flat: Flat, preferences: Preferences, passes: frozenset[Pass]):
         self.flat, self.preferences, self.passes = flat, preferences, passes
-        self.within: frozenset[str] = frozenset()
+        self.applied: frozenset[str] = frozenset()
         self.known_literals: dict[Any, int] = {}
         self.known_consts: dict[int, int] = {}
         self.known_equations: dict[Any, tuple[int, ...]] = {}
@@ -98,7 +100,7 @@ class _Flattening:
             return self.call(params[_BODIES[name]], ins, source)
         if name == "cond" and (branch := self.branch(params, ins[0])) is not None:
             return self.call(branch, ins[1:], source)
-        if name in IDENTITIES:
+        if name in IDENTITIES or (name == "device_put" and all(device is None for device in params["devices"])):
             return ins
         if name == "convert_element_type" and (same := self.converted(ins[0], params["new_dtype"])) is not None:
             return [same]
@@ -109,12 +111,12 @@ class _Flattening:
 
     def changed(self, plain: Plain, source: Source | None) -> list[int]:
         """The values of what an equation is by its definition, or by a pass."""
-        before = self.within
-        self.within |= {plain.by.name} if plain.by is not None else set()
+        before = self.applied
+        self.applied |= {plain.by.name} if plain.by is not None else set()
         try:
             return self.inline(plain.jaxpr.jaxpr, plain.jaxpr.consts, plain.operands, source)
         finally:
-            self.within = before
+            self.applied = before
 
     def converted(self, value: int, dtype: Any) -> int | None:
         """The value itself if it has this dtype already, or the literal that it is exactly."""
@@ -149,7 +151,7 @@ class _Flattening:
         if key is not None and key in self.known_equations:
             return self.known_equations[key]
         outs = tuple(self.value(v.aval) for v in eqn.outvars)
-        new = Equation(eqn.primitive, eqn.params, tuple(ins), outs, effects, source, self.within)
+        new = Equation(eqn.primitive, eqn.params, tuple(ins), outs, effects, source, self.applied)
         self.flat.equations.append(new)
         self.producer.update((v, new) for v in outs)
         if key is not None:
@@ -174,7 +176,7 @@ class _Flattening:
 
 
 def _key(prim: Any, params: dict[str, Any], ins: Sequence[int]) -> Any:
-    """What two equal equations share; ``None`` if the parameters do not compare."""
+    """A key that equal equations share; ``None`` if the parameters do not compare."""
     key = (prim, tuple(ins), tuple(params.items()))
     try:
         hash(key)
@@ -189,16 +191,22 @@ def _source(eqn: Any) -> Source | None:
         from jax._src.source_info_util import user_frames
     except ImportError:  # JAX moved its private module: programs load without lines
         return None
-    frame = next((f for f in user_frames(eqn.source_info.traceback) if f.file_name not in _OURS), None)
-    if frame is None:
+    frames = (frame for frame in user_frames(eqn.source_info.traceback) if frame.file_name not in _OURS)
+    called = next(frames, None)
+    if called is None:
         return _of_scope(str(eqn.source_info.name_stack))
-    return Source(frame.file_name, frame.start_line, frame.function_name.rsplit(".", 1)[-1])
+    own = next((frame for frame in chain([called], frames) if not frame.file_name.startswith(_INSTALLED)), called)
+    library = "" if own is called else f"{called.file_name.rsplit('/', 1)[-1]}:{called.start_line}"
+    return Source(own.file_name, own.start_line, own.function_name.rpartition("<locals>.")[2], library)
 
 
 @contextmanager
 def lines_of(source: Source | None) -> Iterator[None]:
     """Equations that are traced here without a line of the user's are said to come from ``source``."""
-    with jax.named_scope(f"{_SCOPE}{source.file}|{source.line}|{source.function}|") if source is not None else nullcontext():
+    if source is None:
+        yield
+        return
+    with jax.named_scope(f"{_SCOPE}{source.file}|{source.line}|{source.function}|{source.library}|"):
         yield
 
 
@@ -206,8 +214,8 @@ def _of_scope(scopes: str) -> Source | None:
     _, found, text = scopes.rpartition(_SCOPE)
     if not found:
         return None
-    file, line, function = text.split("|")[:3]
-    return Source(file, int(line), function)
+    file, line, function, library = text.split("|")[:4]
+    return Source(file, int(line), function, library)
 
 
 _SCOPE = "eqsat_mem line "
@@ -215,7 +223,9 @@ _PACKAGE = Path(__file__).parent.parent
 _OURS = frozenset(map(str, _PACKAGE.rglob("*.py"))) - {
     str(_PACKAGE / name) for name in ("cli/demo.py", "egraph/soundness/sample_programs.py")
 }
-"""Our own files, except those with programs to plan: what they add to a program while it is traced is not the user's line."""
+"""Our own files, except those with programs to plan: equations that they add to a program while it is traced are not on the user's line."""
+_INSTALLED = tuple({sysconfig.get_path(name) + "/" for name in ("purelib", "platlib", "stdlib", "scripts")})
+"""Folders of installed packages: a line of a package that the user calls is not where the user looks."""
 _LIBRARY = jax.__file__.rsplit("/", 1)[0] + "/"
 
 

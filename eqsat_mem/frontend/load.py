@@ -14,7 +14,7 @@ import numpy as np
 from jax.dtypes import issubdtype
 from jax.extend.core import ClosedJaxpr, primitives
 
-from eqsat_mem.frontend.axis_inference import Inference, Plan
+from eqsat_mem.frontend.axis_inference import Inference, Translation
 from eqsat_mem.frontend.axis_unification import Variables, index_names, index_order
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.frontend.inline import flatten
@@ -45,7 +45,8 @@ from eqsat_mem.ir import (
 from eqsat_mem.passes import EVERY, Pass
 
 SELECTION_CHUNKS = 4
-"""How many of the smallest chunks that an operation can pick elements from its axis must have for it to be taken apart."""
+"""An operation that picks elements from its axis is taken apart if the axis has at least so many of the smallest chunks that it can
+take."""
 
 
 def load(closed: ClosedJaxpr, arg_names: Sequence[str], preferences: Preferences = PLAIN, passes: Collection[Pass] = EVERY) -> Program:
@@ -87,7 +88,7 @@ class _Builder:
             if axes is not None:
                 chain = [leaf for axis in axes for leaf in table.leaves(axis)]
                 layouts.append((math.prod(self.flat.shapes[v]) * itemsize(self.flat.dtypes[v]), chain))
-        reads = [leaf for plan in inference.plans for read in plan.reads for axis in read for leaf in table.leaves(axis)]
+        reads = [leaf for how in inference.translations for read in how.reads for axis in read for leaf in table.leaves(axis)]
         seen = list(dict.fromkeys([leaf for _, chain in layouts for leaf in chain] + reads))
         order = index_order(seen, layouts)
         names = dict(zip(seen, index_names(len(seen))))
@@ -102,8 +103,8 @@ class _Builder:
             self.term[v] = program.add(Const(flat.dtypes[v], slot, self.axes_of(v)))
         for v, value in flat.literals.items():
             self.term[v] = program.add(Literal.of(value, flat.dtypes[v]))
-        for eqn, plan in zip(flat.equations, self.inference.plans):
-            _BUILDERS[plan.kind](self, eqn, plan)
+        for eqn, how in zip(flat.equations, self.inference.translations):
+            _BUILDERS[how.kind](self, eqn, how)
         program.outputs = [Output(self.term[v], self.axes_of(v), weak) for v, weak in zip(flat.outputs, flat.weak)]
         return program
 
@@ -142,40 +143,40 @@ class _Builder:
         call = Call(primitives.reshape_p, params, (have,), (wanted,), (dtype,), pointwise)
         return self.program.add(Block(dtype, call, (term,), 0), source)
 
-    def reads(self, eqn: Equation, plan: Plan) -> tuple[int, ...]:
-        return tuple(self.read(v, self.axes(axes), eqn.source) for v, axes in zip(eqn.ins, plan.reads))
+    def reads(self, eqn: Equation, how: Translation) -> tuple[int, ...]:
+        return tuple(self.read(v, self.axes(axes), eqn.source) for v, axes in zip(eqn.ins, how.reads))
 
     # one builder for each kind of equation
 
-    def view(self, eqn: Equation, plan: Plan) -> None:
-        have, wanted = ([i for axis in axes for i in axis] for axes in (self.axes_of(eqn.ins[0]), self.axes(plan.reads[0])))
+    def view(self, eqn: Equation, how: Translation) -> None:
+        have, wanted = ([i for axis in axes for i in axis] for axes in (self.axes_of(eqn.ins[0]), self.axes(how.reads[0])))
         same = eqn.prim.name != "reshape" or have == wanted
-        self.term[eqn.outs[0]] = self.term[eqn.ins[0]] if same else self.read(eqn.ins[0], self.axes(plan.reads[0]), eqn.source)
+        self.term[eqn.outs[0]] = self.term[eqn.ins[0]] if same else self.read(eqn.ins[0], self.axes(how.reads[0]), eqn.source)
 
-    def map(self, eqn: Equation, plan: Plan) -> None:
+    def map(self, eqn: Equation, how: Translation) -> None:
         out = eqn.outs[0]
         name, params = ops.map_of(eqn.prim, eqn.params)
-        term = Map(self.flat.dtypes[out], name, self.reads(eqn, plan), params)
+        term = Map(self.flat.dtypes[out], name, self.reads(eqn, how), params)
         self.term[out] = self.program.add(term, eqn.source)
 
-    def fold(self, eqn: Equation, plan: Plan) -> None:
-        (arg,), out, over = self.reads(eqn, plan), eqn.outs[0], mask_of(self.axis(plan.over))
+    def fold(self, eqn: Equation, how: Translation) -> None:
+        (arg,), out, over = self.reads(eqn, how), eqn.outs[0], mask_of(self.axis(how.over))
         monoid = ops.REDUCTIONS[eqn.prim.name]
         if self.program.extent(over) == 0:  # of no elements, whatever literal stands for them
             self.term[out] = self.program.add(Literal.of(ops.MONOIDS[monoid].identity(self.flat.dtypes[out]), self.flat.dtypes[out]))
             return
         self.term[out] = self.program.add(Fold(self.flat.dtypes[out], monoid, over, arg), eqn.source) if over else arg
 
-    def dot(self, eqn: Equation, plan: Plan) -> None:
-        lhs, rhs = self.reads(eqn, plan)
-        dtype, over = self.flat.dtypes[eqn.outs[0]], mask_of(self.axis(plan.over))
+    def dot(self, eqn: Equation, how: Translation) -> None:
+        lhs, rhs = self.reads(eqn, how)
+        dtype, over = self.flat.dtypes[eqn.outs[0]], mask_of(self.axis(how.over))
         if not over and all(self.flat.dtypes[v] == dtype for v in eqn.ins) and not issubdtype(dtype, np.bool_):
             term: Map | Dot = Map(dtype, "mul", (lhs, rhs))
         else:
             term = Dot(dtype, over, lhs, rhs, eqn.params["precision"])
         self.term[eqn.outs[0]] = self.program.add(term, eqn.source)
 
-    def iota(self, eqn: Equation, plan: Plan) -> None:
+    def iota(self, eqn: Equation, how: Translation) -> None:
         """An iota over a product of indices is the sum of theirs, each times its stride."""
         dtype = self.flat.dtypes[eqn.outs[0]]
         axis = self.axes_of(eqn.outs[0])[eqn.params["dimension"]]
@@ -195,18 +196,18 @@ class _Builder:
             position = self.program.add(Map(dtype, "convert_element_type", (position,), (("new_dtype", dtype),)), eqn.source)
         self.term[eqn.outs[0]] = position
 
-    def zero(self, eqn: Equation, plan: Plan) -> None:
+    def zero(self, eqn: Equation, how: Translation) -> None:
         for v in eqn.outs:
             self.term[v] = self.program.add(Literal.of(0, self.flat.dtypes[v]), eqn.source)
 
-    def block(self, eqn: Equation, plan: Plan) -> None:
-        pointwise = axes_mask(self.axes(plan.groups))
-        in_axes = tuple(self.axes(axes) for axes in plan.reads)
+    def block(self, eqn: Equation, how: Translation) -> None:
+        pointwise = axes_mask(self.axes(how.groups))
+        in_axes = tuple(self.axes(axes) for axes in how.reads)
         out_axes = tuple(self.axes_of(v) for v in eqn.outs)
         dtypes = tuple(self.flat.dtypes[v] for v in eqn.outs)
         if not eqn.outs:
             out_axes, dtypes = ((),), (np.dtype(bool),)
-        args = self.reads(eqn, plan)
+        args = self.reads(eqn, how)
         folds = mask_of(self._folded_axis(eqn, in_axes)) | self._meeting(eqn, in_axes, out_axes, args)
         held = ops.held_inside(eqn.params)
         call = Call(eqn.prim, dict(eqn.params), in_axes, out_axes, dtypes, pointwise, folds, eqn.effects, held)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from eqsat_mem.frontend.diagonal_gathers import Known, written
+from eqsat_mem.frontend.diagonal_gathers import Constants, written
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.ir.ops import ALIASES, MAPS, REDUCTIONS
 from eqsat_mem.passes import ROWS
@@ -38,7 +38,7 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
 
 
 def _is_computed(flat: Flat, producer: Mapping[int, Equation], value: int) -> bool:
-    """Is a value computed element by element, by a contraction or a fold, or constant: might it never be in memory?"""
+    """Whether a value is computed element by element, by a contraction or a fold, or is constant, so that it might never be in memory."""
     while (eqn := producer.get(value)) is not None and eqn.prim.name in _VIEWS:
         value = eqn.ins[0]
     if eqn is None:
@@ -108,7 +108,7 @@ class _Rows:
 
 
 def _rows(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> _Rows | None:
-    """How a gather or scatter takes one element of each row; ``None`` if it takes others."""
+    """The rows of which a gather or scatter takes one element each; ``None`` if it takes others."""
     numbers, shape, indices = params["dimension_numbers"], flat.shapes[ins[0]], flat.shapes[ins[1]]
     reads = name == "gather"
     if reads:
@@ -167,7 +167,7 @@ def _columns(flat: Flat, producer: Mapping[int, Equation], indices: int, count: 
 
 def _counts_along(flat: Flat, producer: Mapping[int, Equation], column: int, extent: int, taken: set[int]) -> int | None:
     """The axis along which a column is 0, 1, 2, ... up to ``extent``."""
-    known = Known(flat, producer).array(column)
+    known = Constants(flat, producer).array(column)
     for a, n in enumerate(() if known is None else known.shape[:-1]):
         assert known is not None
         counts = np.expand_dims(np.arange(n), [b for b in range(known.ndim) if b != a])

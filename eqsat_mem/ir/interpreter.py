@@ -37,7 +37,7 @@ Array = Any
 
 
 class Machine:
-    """How elementwise operations, folds and contractions are computed: here by the primitives that JAX has for them."""
+    """The functions that compute elementwise operations, folds and contractions: here the primitives that JAX has for them."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -74,7 +74,7 @@ def evaluate(program: Program, args: Sequence[Array], machine: Machine = JAX) ->
 def evaluate_term(
     program: Program, t: int, args: Sequence[Array], values: Mapping[int, Array], results: dict[Any, list[Array]], machine: Machine = JAX
 ) -> Array:
-    """One term, whose operands are in ``values``; what calls return is kept in ``results``."""
+    """The value of one term, whose operands are in ``values``; results of calls are kept in ``results``."""
     term = program.terms[t]
     if children(term):
         return _operation(program, term, program.free[t], values, results, machine)
@@ -84,7 +84,7 @@ def evaluate_term(
 
 
 def _order(program: Program) -> list[int]:
-    """What each effect needs, effect by effect, then everything else: operands before their users."""
+    """The order of evaluation: the terms that each effect needs, effect by effect, then all others, operands before their users."""
     seen: dict[int, None] = {}
     for effect in program.effects:
         needed, stack = set(), [effect]
@@ -159,7 +159,7 @@ def _dot(program: Program, term: Dot, along: Any, machine: Machine) -> Array:
 
 
 def _take(program: Program, term: Take, free: int, array: Array, positions: Array) -> Array:
-    """What stands at ``positions`` along one index, which are laid out along the indices ``free`` of the result."""
+    """The elements at ``positions`` along one index, which are laid out along the indices ``free`` of the result."""
     xp = _library(array)
     places = []
     for i in bits(program.free[term.arg]):

@@ -94,14 +94,14 @@ def made(step: Step) -> set[int]:
             return set().union(*(made(s) for s in step.steps))
 
 
-def regions(seq: Seq, path: Path = ()) -> Iterator[tuple[Path, Seq]]:
+def walk_regions(seq: Seq, path: Path = ()) -> Iterator[tuple[Path, Seq]]:
     """Yield every sequence of a tree with its path, outer before inner."""
     yield path, seq
     for k, step in enumerate(seq.steps):
         if isinstance(step, Loop):
-            yield from regions(step.body, (*path, k))
+            yield from walk_regions(step.body, (*path, k))
         elif isinstance(step, Seq):
-            yield from regions(step, (*path, k))
+            yield from walk_regions(step, (*path, k))
 
 
 def loops(seq: Seq) -> Iterator[Loop]:

@@ -43,7 +43,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class Placement:
-    """How the arguments of a function lie on a mesh, and how its results shall lie; None is for the planner to choose.
+    """The specs of the arguments and results of a function on a mesh; None is for the planner to choose.
 
     ``mesh`` is JAX's, or None where there is none to compile for; with ``around`` functions take that of ``jax.set_mesh`` when they run.
     """
@@ -67,7 +67,7 @@ class Placement:
         return replace(self, devices=devices, mesh=None)
 
     def of(self, arguments: Iterable[Spec | None], results: Iterable[Spec | None]) -> Placement:
-        """How arguments and results of another function lie on the same mesh."""
+        """The placement of another function's arguments and results on the same mesh."""
         return replace(self, arguments=tuple(arguments), results=tuple(results))
 
 
@@ -80,7 +80,7 @@ class Spreading:
 
 @dataclass(frozen=True)
 class Shares:
-    """What makes a program that of one device among several.
+    """The part of a program of one device that concerns the other devices: its mesh, and the indices of which it computes a share.
 
     Attributes:
         devices: the mesh.
@@ -96,13 +96,13 @@ class Shares:
     arguments: tuple[Spec, ...] = ()
     results: tuple[Spec, ...] = ()
 
-    def within(self, mask: int) -> int:
+    def dealt_out(self, mask: int) -> int:
         """Those of an index set of which a value with these indices is a share."""
         return sum(1 << i for i, across in self.across.items() if mask >> i & 1 and not mask >> across & 1)
 
     def names(self, mask: int) -> list[str]:
         """The mesh axes that deal out the shares of an index set."""
-        return [name for i, names in self.spread.items() if self.within(mask) >> i & 1 for name in names]
+        return [name for i, names in self.spread.items() if self.dealt_out(mask) >> i & 1 for name in names]
 
 
 def whole(rank: int) -> Spec:

@@ -7,6 +7,7 @@ A program is a list of hash-consed terms in topological order. Sharing a term is
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,14 +44,23 @@ from eqsat_mem.ir.terms import (
 
 @dataclass(frozen=True)
 class Source:
-    """The user's line that a term comes from."""
+    """The user's line that a term comes from, and (``library``) the line of an installed package that was called there."""
 
     file: str
     line: int
     function: str
+    library: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file.rsplit('/', 1)[-1]}:{self.line} ({self.function})"
+        called = f", in {self.library}" if self.library else ""
+        return f"{_shown_file(self.file)}:{self.line} ({self.function}{called})"
+
+
+def _shown_file(file: str) -> str:
+    """The name of a file without its folders; of a notebook's cell its number."""
+    notebook = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    known = getattr(getattr(notebook, "compile", None), "_filename_map", {}).get(file)
+    return file.rsplit("/", 1)[-1] if known is None else f"In[{known}]"
 
 
 @dataclass(frozen=True)
@@ -276,7 +286,7 @@ class Program:
 
 
 Rewrite = Callable[[Program, int, Mapping[int, int]], Term | int | None]
-"""What :meth:`Program.rewritten` puts in place of a term."""
+"""The function that gives :meth:`Program.rewritten` the replacement of a term."""
 
 
 def itemsize(dtype: Any) -> int:

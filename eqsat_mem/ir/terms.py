@@ -53,7 +53,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Term:
-    """What every term has: the dtype of its value (a numpy or JAX extended dtype)."""
+    """The base of all terms, with the dtype of the value (a numpy or JAX extended dtype)."""
 
     dtype: Any
 

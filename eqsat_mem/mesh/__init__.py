@@ -1,1 +1,1 @@
-"""Programs for several devices: what one of them runs, and what it exchanges with the others."""
+"""Programs for several devices: the program that each of them runs, and the values that it exchanges with the others."""

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from eqsat_mem.mesh.localise import Localiser
 
 PATIENCE = 4.0
-"""How many times as long as a gathering takes computing a value once more may take: nobody waits for anybody then."""
+"""Computing a value once more may take so many times as long as gathering it: no device waits for another then."""
 DEPTH = 8
-"""How many operations a value that is computed once more may be away from what is there whole."""
+"""A value that is computed once more is at most so many operations away from values that are there whole."""
 
 
 def is_made_again(at: Localiser, t: int, shares: int) -> bool:

@@ -49,7 +49,7 @@ class Bodies:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """What a device runs of a loop or branch: its call, operands, and the indices that each result has shares of."""
+    """The loop or branch that a device runs: its call, operands, and the indices that each result has shares of."""
 
     call: Call
     args: tuple[int, ...]
@@ -90,7 +90,7 @@ def _planned(at: Localiser, term: Block) -> Flow:
 
 
 def _carried(call: Call) -> tuple[int, int]:
-    """Where the carries of a loop begin among its operands, and how many there are; a branch has none."""
+    """The position of the first carry of a loop among its operands, and the number of carries; a branch has none."""
     if call.prim.name == "scan":
         return consts_and_carries(call.params)
     first = call.params["cond_nconsts"] + call.params["body_nconsts"] if call.prim.name == "while" else len(call.in_axes)
@@ -112,7 +112,7 @@ def _names(at: Localiser, axes: Sequence[tuple[int, ...]], shares: int) -> Spec:
 
 
 def _specs(call: Call, ins: Sequence[Spec], outs: Sequence[Spec]) -> list[tuple[Specs, Specs]]:
-    """How arguments and results of each body lie, given how the operands and results of the call do, those that are stepped by a step."""
+    """The specs of the arguments and results of each body, given those of the call, of which a scan steps through some."""
     if call.prim.name == "scan":
         carries = consts_and_carries(call.params)[1]
         stacked = (whole(len(axes) - 1) for axes in call.out_axes[carries:])

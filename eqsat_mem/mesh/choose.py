@@ -15,7 +15,7 @@ from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.search import straight
 
 SEARCHED = 4
-"""How many programs of one device are searched at a time."""
+"""The number of programs of one device that are searched at a time."""
 LARGE = 300
 """Terms from which on only one candidate is spread in all ways, and the others as is best for it."""
 

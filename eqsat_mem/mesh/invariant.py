@@ -1,4 +1,4 @@
-"""The invariant of programs of one device: what differs between devices is a share, or on its way to a collective.
+"""The invariant of programs of one device: a value that differs between devices is a share, or on its way to a collective.
 
 It is checked term by term, from what terms and collectives mean, whatever wrote the program.
 """
@@ -26,7 +26,7 @@ def check(program: Program) -> None:
         assert len(set(names)) == len(names), f"two indices in shares along one mesh axis at {where}"
         if isinstance(term, Input):
             _check_lying(term.axes, shares.arguments[term.slot], shares, where)
-        elif isinstance(term, Iota) and shares.within(1 << term.index):
+        elif isinstance(term, Iota) and shares.dealt_out(1 << term.index):
             positions.add(t)
         elif not _is_exchange(program, t):
             _check_operands(program, shares, t, where)
@@ -53,13 +53,13 @@ def _check_operands(program: Program, shares: Shares, t: int, where: str) -> Non
     for c in children(term):
         every |= program.free[c]
     for c in (c for c in children(term) if not isinstance(program.terms[c], Iota)):  # positions in a share are those of every share
-        mixed = shares.within(program.free[c]) & ~shares.within(every)
+        mixed = shares.dealt_out(program.free[c]) & ~shares.dealt_out(every)
         assert not mixed, f"a share meets the whole at {where}"
     if isinstance(term, Block):
         if term.call.bodies and all(body is not None and body.ex.program.shares is not None for body in term.call.bodies):
             return  # a loop or branch, whose bodies take shares and have been checked themselves
         bound = axes_mask(sum(term.call.in_axes, ())) & ~(term.call.pointwise | term.call.folds)
-        assert not shares.within(axes_mask(sum(term.call.in_axes, ()))) & bound, f"an operation binds an index in shares at {where}"
+        assert not shares.dealt_out(axes_mask(sum(term.call.in_axes, ()))) & bound, f"an operation binds an index in shares at {where}"
 
 
 def _missing(program: Program, shares: Shares, t: int, parts: list[frozenset[str]]) -> frozenset[str]:
@@ -71,12 +71,12 @@ def _missing(program: Program, shares: Shares, t: int, parts: list[frozenset[str
     read = 0
     for c in children(term):
         read |= program.free[c]
-    return found.union(shares.names(read & folded(term))) if shares.within(read) & folded(term) else found
+    return found.union(shares.names(read & folded(term))) if shares.dealt_out(read) & folded(term) else found
 
 
 def _check_lying(axes: Axes, spec: Spec, shares: Shares, where: str) -> None:
     """An array in shares has along each axis the share of an index first, and none of another."""
-    inside = shares.within(axes_mask(axes))
+    inside = shares.dealt_out(axes_mask(axes))
     for axis, names in zip(axes, spec, strict=True):
         own = [(a, shares.spread[i]) for a, i in enumerate(axis) if inside >> i & 1]
         assert own == ([(0, names)] if names else []), f"shares along {names} where {own} are dealt out at {where}"

@@ -100,7 +100,7 @@ class Local:
         return tuple(tuple(k for i in axis for k in self.form(i, shares)) for axis in axes)
 
     def share_extent(self, i: int) -> int:
-        """How many positions of an index one device has."""
+        """The number of positions of an index that one device has."""
         return self.program.indices[self.form(i, -1)[0]].extent
 
     def pair(self, key: Any, extent: int, names: Names, word: str) -> tuple[int, int]:
@@ -112,7 +112,7 @@ class Local:
         return self._pairs[key, names]
 
     def shares(self, results: Sequence[Spec]) -> Shares:
-        """What the finished program says of its devices."""
+        """The shares that the finished program has of its mesh."""
         spread = {self.share[i]: names for i, names in self.divided.items()}
         across = {self.share[i]: self.across[i] for i in self.divided}
         for key, (device, share) in self._pairs.items():

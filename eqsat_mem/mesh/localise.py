@@ -45,15 +45,15 @@ from eqsat_mem.schedule.split import selection_of
 def localise(
     ex: Extraction, placement: Placement, divided: Mapping[int, Names], spreading: Spreading, backend: Backend, loops: Bodies | None = None
 ) -> Extraction:
-    """What each device runs of a program, and what may be done with it.
+    """The program that each device runs, and the splits that are allowed for its terms.
 
     Args:
         ex: the program of all devices.
-        placement: how its arguments and results lie.
+        placement: the specs of its arguments and results.
         divided: the mesh axes of each index that is dealt out anywhere.
         spreading: the indices that terms are computed in shares of.
-        backend: what tells whether gathering a value or computing it again is faster.
-        loops: what plans bodies of loops and branches; without it they run whole on every device.
+        backend: its model tells whether gathering a value or computing it again is faster.
+        loops: the planner of bodies of loops and branches; without it they run whole on every device.
     """
     first = Localiser(ex, placement, divided, spreading, backend, loops=loops)
     first.run()
@@ -92,7 +92,7 @@ class Localiser:
         self.bodies, self.flows = loops, dict[tuple[int, tuple[int, ...]], Flow | None]()
 
     def placed(self) -> tuple[Spec, ...]:
-        """How arguments lie: as given, else in the shares in which all read them, else whole."""
+        """The specs of arguments: as given, else the shares in which all readers take them, else whole."""
         return tuple(
             next(iter(wishes)) if given is None and len(wishes := self._wishes.get(slot, set())) == 1 else spec
             for slot, (given, spec) in enumerate(zip(self.placement.arguments, self.local.specs, strict=True))
@@ -252,10 +252,10 @@ class Localiser:
         local, i = self.local, term.index
         if i not in self.divided:
             return local.program.add(replace(term, index=local.plain[i]))
-        within = local.program.add(replace(term, index=local.share[i]))
+        in_share = local.program.add(replace(term, index=local.share[i]))
         own = local.device_number(self.divided[i]) if shares >> i & 1 else local.program.add(Iota(PLACES, local.across[i]))
         first = local.map("mul", own, local.number(local.program.indices[local.share[i]].extent, PLACES))
-        return local.map("add", local.convert(first, term.dtype), within)
+        return local.map("add", local.convert(first, term.dtype), in_share)
 
     def renamed(self, t: int, term: Rename, shares: int) -> int:
         """A value under other names; where these are dealt out otherwise, it is whole before."""
@@ -322,7 +322,7 @@ class Localiser:
         return part.finished(self, combined(self, t, part), computed & self.old.free[t])
 
     def part(self, t: int, computed: int) -> Part:
-        """What a device adds to a fold."""
+        """The part of a fold that a device computes."""
         key = t, computed
         if key not in self._parts:
             self._parts[key] = part_of(self, t, computed)
@@ -385,7 +385,7 @@ class Localiser:
         return self._calls[key]
 
     def rescaled(self, t: int, u: int, computed: int) -> Rescaled | None:
-        """How a local sum depends on its level, where each term between the two is the local one of the term that was there."""
+        """The dependence of a local sum on its level, where each term between the two is the local one of the term that was there."""
         known, program = self.ex.rescales[t], self.local.program
         chain, inside = [u], known.chain | {known.shift}
         while self.origin.get(chain[-1]) in known.chain:

@@ -1,4 +1,4 @@
-"""What devices fold in their shares, and how the parts of all become the whole.
+"""Folds that devices compute in parts, each over its share, and the combination of the parts of all devices.
 
 A part is combined by the monoid of its fold. Sums of exponentials less a level have the level of the share alone, so that levels and sums
 are folded in one loop and joined in one round: the level of all, and then the sums brought to it. Squares about a mean, and sums and places
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """What one device has of a fold.
+    """The part of a fold that one device has.
 
     Attributes:
         own: the fold over its share, as if there were nothing else.
@@ -40,7 +40,7 @@ class Part:
     streamed: Rescaled | None = None
 
     def finished(self, at: Localiser, total: int, shares: int) -> int:
-        """What all devices have together: not a number where there is no element, as without a level of its own."""
+        """The combination of the parts of all devices: NaN where there is no element, as without a level of its own."""
         if self.streamed is None or not self.streamed.exponential:
             return total
         level, local = self.streamed.level, at.local
@@ -51,7 +51,7 @@ class Part:
 
 
 def part_of(at: Localiser, t: int, computed: int) -> Part:
-    """What a device adds to a fold that is computed in shares."""
+    """The part of a fold computed in shares that a device adds."""
     met = computed & folded(at.old.terms[t])
     streamed = _streamed(at, t, computed, met)
     if streamed is not None:
@@ -179,7 +179,7 @@ class _Own:
 
 
 def _brought(at: Localiser, t: int, known: Rescaled, own: int, levels: tuple[int, int], computed: int) -> int:
-    """What a device adds to a sum, from its own and from two levels: that of its share, and that of all."""
+    """The summand that a device adds to a sum, from its own sum and from two levels: that of its share, and that of all."""
     local, (here, joint) = at.local, levels
     dtype = local.program.terms[own].dtype
     if known.mean_over:
@@ -205,7 +205,7 @@ def _is(local: Local, comparison: str, one: int, other: int) -> int:
 
 
 def _proper(local: Local, level: int) -> int:
-    """What is subtracted for a level: nothing where there is no element, so that exponentials of ``-inf`` are zero."""
+    """The number that is subtracted for a level: zero where there is no element, so that exponentials of ``-inf`` are zero."""
     dtype = local.program.terms[level].dtype
     return local.map("select_n", _is(local, "eq", level, local.number(-np.inf, dtype)), level, local.number(0, dtype), dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""Which indices devices may take shares of: those along which arguments and results lie, and those along which most can be computed."""
+"""The indices of which devices may take shares: those along which arguments and results lie, and those along which most can be computed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from eqsat_mem.ir import Axes, Input, Program, Rename, bits, children, folded
 from eqsat_mem.ir.mesh import Names, Placement, Spec, Spreading
 
 MOST_HEADS = 4
-"""How many of the indices at rest on a mesh axis are tried as the one that terms prefer."""
+"""The number of indices at rest on a mesh axis that are tried as the one that terms prefer."""
 MOST_OTHERS = 3
-"""How many indices are tried besides, those along which most bytes can be computed in shares."""
+"""The number of indices that are tried besides, those along which most bytes can be computed in shares."""
 MOST_SPREADINGS = 16
-"""How many ways to spread a program are tried."""
+"""The number of ways to spread a program that are tried."""
 
 
 def spreadings(ex: Extraction, placement: Placement, idle: bool) -> Iterator[tuple[Spreading, dict[int, Names]]]:
@@ -65,7 +65,7 @@ def at_rest(program: Program, placement: Placement) -> dict[int, Names]:
 
 
 def abilities(ex: Extraction) -> Counter[int]:
-    """For each index the bytes of what can be computed in shares of it."""
+    """For each index, the bytes of the values that can be computed in shares of it."""
     program, able = ex.program, Counter[int]()
     for t in program.reachable():
         read = max((program.nbytes(c) for c in children(program.terms[t])), default=0)

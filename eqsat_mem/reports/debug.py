@@ -1,4 +1,4 @@
-"""``EQSAT_MEM_DEBUG=1..5``: what planning does, on stderr; each level adds to those below it.
+"""``EQSAT_MEM_DEBUG=1..5``: the steps of planning on stderr; each level adds to those below it.
 
 1. plans: when planning of a function or of a loop's body begins and ends, and the seconds of each stage.
 2. decisions: the e-graph's size as it grows and why it stopped; what each extracted program's best schedule holds and takes; what XLA
@@ -31,9 +31,8 @@ from eqsat_mem.events import (
     Tried,
 )
 from eqsat_mem.reports.outline import outline
-from eqsat_mem.reports.plan import time_text
 from eqsat_mem.schedule.search import Schedule
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import format_bytes, time_text
 
 VARIABLE = "EQSAT_MEM_DEBUG"
 HIGHEST = 5

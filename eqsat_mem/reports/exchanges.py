@@ -1,4 +1,4 @@
-"""How plans print what the devices of a mesh share out and exchange."""
+"""Text about the values that the devices of a mesh share out and exchange, for plans to print."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Exchange:
     Attributes:
         kind: the function of ``jax.lax``.
         axes: the mesh axes along which devices take part.
-        of: what is exchanged, in words.
-        bytes: what a device holds afterwards, each time.
-        received: what it receives from others in one call of the function, all times together.
+        of: the value that is exchanged, in words.
+        bytes: those that a device holds afterwards, each time.
+        received: the bytes that it receives from others in one call of the function, all times together.
         times: how often it runs in one call.
         at: the user's file and line, or None.
     """

@@ -1,4 +1,4 @@
-"""Why this plan: the rules it needs, what its loops are for, what else was found, and what the peak consists of.
+"""Explanations of plans: the rules that they need, the effects of loops, the runners-up, and the contents of the peak.
 
 Nothing here is kept while planning. A :class:`Record` holds what it takes to search again; the search is deterministic, so that leaving a
 rule out and searching again tells what the rule is good for.
@@ -20,30 +20,30 @@ from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.options import Options
 from eqsat_mem.reports.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
 from eqsat_mem.reports.minimal_sets import smallest
-from eqsat_mem.reports.outline import describe, loop_summaries, outline
+from eqsat_mem.reports.outline import loop_summaries, outline
 from eqsat_mem.reports.picture import draw
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.progress import on_terminal
-from eqsat_mem.reports.runners_up import Search, rivals
+from eqsat_mem.reports.runners_up import SearchRecord, rivals
 from eqsat_mem.reports.timeline import Point, timeline
+from eqsat_mem.reports.words import array_type, describe
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import Schedule, fastest
-from eqsat_mem.schedule.search import Search as TreeSearch
+from eqsat_mem.schedule.search import Schedule, Search, fastest
 from eqsat_mem.schedule.timing import Timing
 from eqsat_mem.transforms.plan_bodies import calls
 
 Scheduler = Callable[..., Schedule]
-"""What :func:`eqsat_mem.schedule.search.fastest` is, or the same with a memory."""
+"""The type of :func:`eqsat_mem.schedule.search.fastest`, or of the same with a memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What planning keeps so that its plan can be explained.
+    """The record of planning by which its plan can be explained.
 
     Attributes:
         before: the program as written, scheduled without loops.
-        backend: the target that the plan was made for.
+        backend: the backend that the plan was made for.
         limit_bytes: the limit that the plan was searched for.
         again: the search, to be run with names of rules to leave out and a scheduler; it gives its best schedule.
         options: the options of the plan.
@@ -67,7 +67,7 @@ class Record:
     _explained: list[Explanation] = field(default_factory=list, repr=False)
 
     def explain(self, plan: Plan) -> Explanation:
-        """Why ``plan``, which was made with this record: see :meth:`Plan.explain`."""
+        """Explain ``plan``, which was made with this record: see :meth:`Plan.explain`."""
         if not self._explained:
             with self.settings(), on_terminal(plan.name):
                 self._explained.append(_explain(plan, self))
@@ -81,9 +81,9 @@ class Record:
         """A picture of both timelines: see :meth:`Plan.show`."""
         return draw(plan.name, *self.timelines(plan), plan.limit_bytes, path)
 
-    def search(self) -> tuple[Search, Schedule]:
-        """The search run once more: what it looked at on the way, and its best schedule."""
-        seen = Search()
+    def search(self) -> tuple[SearchRecord, Schedule]:
+        """Run the search once more: a record of the schedules that it saw on the way, and its best schedule."""
+        seen = SearchRecord()
         with self.settings(), listening(seen):
             best = self.again()
         return seen, best
@@ -122,7 +122,7 @@ class _Searches:
     def __init__(self, record: Record, plan: Schedule) -> None:
         self.record = record
         self.scheduler = Remembering()
-        self.seen = Search()
+        self.seen = SearchRecord()
         self.count = 0
         self._known: dict[frozenset[str], Found] = {}
         with listening(self.seen):
@@ -130,7 +130,7 @@ class _Searches:
         self.goal = plan if _as_good(best, plan) else best
 
     def found(self, without: frozenset[str]) -> Found:
-        """What the search finds without these rules."""
+        """The result of the search without these rules."""
         known = self._known.get(without)
         if known is None:
             s = self._search(without)
@@ -139,9 +139,9 @@ class _Searches:
             self._known[without] = known
         return known
 
-    def seen_with(self, without: frozenset[str]) -> Search:
-        """What the search looks at without these rules."""
-        seen = Search()
+    def seen_with(self, without: frozenset[str]) -> SearchRecord:
+        """The record of a search without these rules."""
+        seen = SearchRecord()
         with listening(seen):
             self._search(without)
         return seen
@@ -152,7 +152,8 @@ class _Searches:
 
 
 def _as_good(s: Schedule, goal: Schedule) -> bool:
-    """Is ``s`` as small and as fast as ``goal``, and are bodies of loops and branches, which no time model sees, planned as fast?"""
+    """Whether ``s`` is as small and as fast as ``goal``, and bodies of loops and branches, which no time model sees, are planned as
+    fast."""
     times, wanted = _times(s), _times(goal)
     as_fast = len(times) == len(wanted) and all(a <= b * (1 + EQUAL) for a, b in zip(times, wanted))
     return as_fast and s.peak_bytes <= goal.peak_bytes
@@ -170,7 +171,7 @@ class Remembering:
     def __init__(self) -> None:
         self._known: dict[Any, Schedule] = {}
 
-    def __call__(self, search: TreeSearch, rival: Schedule | None) -> Schedule:
+    def __call__(self, search: Search, rival: Schedule | None) -> Schedule:
         ex, program = search.ex, search.ex.program
         facts = (tuple(sorted(table.items())) for table in (ex.splits, ex.accumulates, ex.unrolls))
         planned = tuple(id(call) for call in calls(program) if call.bodies)  # calls are equal whatever the plans of their bodies
@@ -238,18 +239,19 @@ def _effects(s: Schedule) -> list[LoopEffect]:
 
 
 def held_at_peak(s: Schedule) -> list[Held]:
-    """What a schedule holds at its peak, largest first: every argument, and the values that are live there."""
+    """The values that a schedule holds at its peak, largest first: every argument, and the values that are live there."""
     program, memory = s.ex.program, Memory(s.ex, s.backend)
     arguments = (
-        Held(what=f"argument {b.name} {list(b.shape)}", nbytes=nbytes, whole_bytes=nbytes, place="", line="")
+        Held(what=f"{array_type(b.shape, b.dtype)} argument {b.name}", nbytes=nbytes, whole_bytes=nbytes, place="", line="")
         for b, nbytes in zip(program.inputs, program.input_bytes(), strict=True)
     )
-    values = (held(program, t, nbytes) for t, nbytes in memory.live(s.seq, memory.full_extents(), s.chunks))
+    live, _ = memory.at_peak(s.seq, memory.full_extents(), s.chunks)
+    values = (held(program, value.term, value.nbytes, value.extents) for value in live)
     return sorted([*arguments, *values], key=lambda tensor: -tensor.nbytes)
 
 
-def held(program: Program, t: int, nbytes: int) -> Held:
-    """A value of which ``nbytes`` are held, with the line that made it."""
+def held(program: Program, t: int, nbytes: int, extents: Sequence[int] | None = None) -> Held:
+    """A value of which ``nbytes`` are held, in a loop with the ``extents`` of a chunk, with the line that made it."""
     source = program.source.get(t)
     place, line = ("", "") if source is None else (str(source), linecache.getline(source.file, source.line).strip())
-    return Held(what=describe(program, t), nbytes=nbytes, whole_bytes=program.nbytes(t), place=place, line=line)
+    return Held(what=describe(program, t, extents), nbytes=nbytes, whole_bytes=program.nbytes(t), place=place, line=line)

@@ -1,4 +1,4 @@
-"""An explanation of a plan: what it says, and how it prints."""
+"""An explanation of a plan: its contents, and its text."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass
 
 from eqsat_mem.egraph.rule_files import Rule
 from eqsat_mem.passes import Pass
-from eqsat_mem.reports.plan import LoopSummary, time_text, times_as_long
+from eqsat_mem.reports.plan import LoopSummary
 from eqsat_mem.reports.runners_up import Rival
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import format_bytes, time_text, times_as_long
 
 EQUAL = 1e-3
 """The share by which two predicted times may differ and be the same: predictions are not closer."""
 SHOWN = 8
-"""How many tensors of a peak are printed."""
+"""The number of tensors of a peak that are printed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the search finds with some rules left out.
+    """The result of a search with some rules left out.
 
     Attributes:
         peak_bytes: the predicted peak.
@@ -50,7 +50,7 @@ class NeededRule:
             one step after that.
         matches: how often it matched, the other needed rules being the only ones, or all rules where it does not match among those;
             of a pass, how many candidates it has changed.
-        without: what the search finds without it, all other rules applied. Where that is as good as the plan, other rules stand in.
+        without: the result of the search without it, all other rules applied. Where that is as good as the plan, other rules stand in.
     """
 
     rule: Rule | Pass
@@ -65,8 +65,8 @@ class LoopEffect:
 
     Attributes:
         loop: the loop.
-        one_turn_peak_bytes: what the plan would hold.
-        one_turn_s: what it would take, in predicted seconds.
+        one_turn_peak_bytes: the peak of the plan with the loop in one turn.
+        one_turn_s: its predicted seconds.
         saves_bytes: how much less the plan holds than that.
         costs_s: how many seconds more the plan takes than that; negative where the loop is faster.
     """
@@ -78,7 +78,7 @@ class LoopEffect:
     costs_s: float
 
     def balance(self) -> str:
-        """What the loop saves and costs, in words."""
+        """The saving and the cost of the loop, in words."""
         saved, cost = self.saves_bytes, self.costs_s
         size = f"saves {format_bytes(saved)}" if saved > 0 else f"holds {format_bytes(-saved)} more" if saved else "saves no memory"
         return f"the loop {size} and {'costs' if cost > 0 else 'saves'} {time_text(abs(cost))}"
@@ -104,7 +104,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Why a plan is what it is. ``print`` shows it; :meth:`to_json` has the same as data.
+    """The reasons for which a plan is as it is. ``print`` shows it; :meth:`to_json` has the same as data.
 
     Attributes:
         name: the user's function.
@@ -113,10 +113,10 @@ class Explanation:
         rules: the rules without which the plan is not reached, and the fewest others that complete them, so that all of these reach it
             together; in the order in which they first matched.
         spare_rules: the other rules that matched; without all of these the plan is reached.
-        loops: what each loop saves and costs.
-        rivals: what else was found, and why it lost.
-        peak_before, peak_after: what is held at the peak of the program as written and of the plan, largest first.
-        original_peak_bytes, peak_bytes, limit_bytes: the predicted peaks, and what the search was given as its limit: the user's, or
+        loops: the saving and the cost of each loop.
+        rivals: the other schedules found, and the reasons for which they lost.
+        peak_before, peak_after: the values held at the peak of the program as written and of the plan, largest first.
+        original_peak_bytes, peak_bytes, limit_bytes: the predicted peaks, and the planned limit of the search: the user's, or
             less where compiled programs held more than predicted.
         seconds: the plan's predicted time.
         searches: how many searches the explanation took.
@@ -142,7 +142,7 @@ class Explanation:
         return "\n".join([f"why this plan of {self.name}", *(line for section in sections for line in section)])
 
     def shortfall(self, found: Found) -> str:
-        """How what was found without a rule falls short of the plan."""
+        """Text that says by how much the result without a rule falls short of the plan."""
         if not found.fits:
             return f"{format_bytes(found.peak_bytes - self.limit_bytes)} over the limit"
         if found.seconds > self.seconds * (1 + EQUAL):

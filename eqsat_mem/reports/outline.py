@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from eqsat_mem.errors import Tensor
-from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, Program, Rename, Term, itemsize, names, output_sizes
+from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, Program, Rename, Term, itemsize, output_sizes
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.ir.ops.collectives import EXCHANGES, REDUCTIONS, received_bytes
 from eqsat_mem.options import Options
 from eqsat_mem.reports.exchanges import Exchange, SpreadIndex
 from eqsat_mem.reports.plan import LoopSummary
+from eqsat_mem.reports.words import array_type, axis_of, describe, operation
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.units import format_bytes
 
-MOST_TENSORS = 12
-"""How many tensors of a peak are listed."""
 KINDS = {"gather_shares": "all_gather", "sum_to_shares": "psum_scatter", "exchange_shares": "all_to_all", "merge_top_k": "all_gather"}
 """The functions of ``jax.lax`` that send what each collective does."""
 
@@ -51,20 +51,50 @@ def _loop_summaries(s: Schedule, seq: Seq, depth: int) -> Iterator[LoopSummary]:
         if isinstance(step, Loop):
             index = program.indices[step.index]
             folds, stacks = ([describe(program, t) for t in ts] for ts in (step.folds, step.stacks))
-            yield LoopSummary(index.name, index.extent, s.chunks[step], depth, folds, stacks)
+            axis = axis_of(program, step.index)
+            yield LoopSummary(index.name, index.extent, s.chunks[step], depth, folds, stacks, axis)
             yield from _loop_summaries(s, step.body, depth + 1)
         elif isinstance(step, Seq):
             yield from _loop_summaries(s, step, depth)
 
 
+def body_loops(s: Schedule) -> Iterator[LoopSummary]:
+    """The loops that a schedule puts into the bodies of the user's own loops and branches."""
+    program = s.ex.program
+    for t in program.reachable():
+        term = program.terms[t]
+        if isinstance(term, Block) and term.out == 0:
+            source = program.source.get(t)
+            inside = operation(program, t) + (f" at {source}" if source else "")
+            for body in filter(None, term.call.bodies):
+                yield from (replace(loop, inside=loop.inside or inside) for loop in (*loop_summaries(body), *body_loops(body)))
+
+
 def peak_tensors(s: Schedule) -> list[Tensor]:
-    """What is held at the peak, largest first: arguments, and values with the user's lines."""
+    """The values that are held at the peak, largest first: arguments, and values with the user's lines.
+
+    The values inside a loop or branch of the user's that has a plan of its own are listed too. The rest of the peak is scratch of
+    operations.
+    """
+    program = s.ex.program
+    arguments = [
+        (f"{array_type(b.shape, b.dtype)} argument {b.name}", nbytes, None)
+        for b, nbytes in zip(program.inputs, program.input_bytes(), strict=True)
+    ]
+    return sorted([*arguments, *_values_at_peak(s, "")], key=lambda tensor: -tensor[1])
+
+
+def _values_at_peak(s: Schedule, inside: str) -> Iterator[Tensor]:
     program, memory = s.ex.program, Memory(s.ex, s.backend)
-    held: list[Tensor] = [(f"argument {b.name} {list(b.shape)}", nbytes, None) for b, nbytes in zip(program.inputs, program.input_bytes())]
-    for t, nbytes in memory.live(s.seq, memory.full_extents(), s.chunks):
+    live, running = memory.at_peak(s.seq, memory.full_extents(), s.chunks)
+    for t, nbytes, extents in live:
         source = program.source.get(t)
-        held.append((describe(program, t), nbytes, None if source is None else str(source)))
-    return sorted(held, key=lambda tensor: -tensor[1])[:MOST_TENSORS]
+        yield inside + describe(program, t, extents), nbytes, None if source is None else str(source)
+    term = None if running is None else program.terms[running]
+    bodies = [body for body in term.call.bodies if body is not None] if isinstance(term, Block) else []
+    if running is not None and bodies:
+        largest = max(bodies, key=lambda body: int(body.peak_bytes))
+        yield from _values_at_peak(largest, f"{inside}in {operation(program, running)}: ")
 
 
 def restrictions(s: Schedule, options: Options) -> tuple[str, ...]:
@@ -74,7 +104,8 @@ def restrictions(s: Schedule, options: Options) -> tuple[str, ...]:
     if options.accuracy == "bitwise" and any(_rounds_by_shape(program.terms[t]) for t in program.reachable()):
         advice = '"reassociate" allows chunks of them'
         found.append(f'accuracy = "bitwise" computes contractions and floating-point sums in one piece: {advice}.')
-    if threshold is not None and all(nbytes <= threshold for _, nbytes in memory.live(s.seq, memory.full_extents(), s.chunks)):
+    held, _ = memory.at_peak(s.seq, memory.full_extents(), s.chunks)
+    if threshold is not None and all(value.nbytes <= threshold for value in held):
         found.append(
             f"tensor_size_threshold = {format_bytes(threshold)} keeps tensors of up to that size whole: lower it, or leave it out."
         )
@@ -88,14 +119,6 @@ def _rounds_by_shape(term: Term) -> bool:
     """Whether a result depends on the order in which elements are added or multiplied."""
     summed = isinstance(term, Dot) or (isinstance(term, Fold) and term.monoid in ("add", "mul"))
     return summed and np.dtype(term.dtype).kind not in "biu"
-
-
-def describe(program: Program, t: int) -> str:
-    """A value by its operation and the names of its indices: ``exp of i k``."""
-    term = program.terms[t]
-    call = term.call.prim.name if isinstance(term, Block) else None
-    kind = call or getattr(term, "op", None) or getattr(term, "monoid", None) or type(term).__name__.lower()
-    return f"{kind} of {names(program, program.free[t]) or 'a scalar'}"
 
 
 def output_bytes(program: Program) -> int:
@@ -113,7 +136,7 @@ def spread_indices(program: Program) -> list[SpreadIndex]:
         return []
     used = 0
     for t in program.reachable():
-        used |= shares.within(program.free[t])
+        used |= shares.dealt_out(program.free[t])
     own = [(i, names) for i, names in shares.spread.items() if used >> i & 1]
     return [SpreadIndex(program.indices[i].name, names, shares.devices.count(names), program.indices[i].extent) for i, names in own]
 
@@ -156,7 +179,7 @@ def _exchange(program: Program, t: int, term: Block, extents: Sequence[int], tim
 
 
 def _operand(program: Program, term: Block) -> str:
-    """What is exchanged: an argument by its name, else the operation that made it."""
+    """The operand of an exchange: an argument by its name, else the operation that made it."""
     t = term.args[0]
     while isinstance(other := program.terms[t], Rename):
         t = other.arg

@@ -1,4 +1,4 @@
-"""What a search looked at, and why what it did not choose lost."""
+"""The schedules that a search looked at, and the reasons for which it did not choose them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from eqsat_mem.egraph.saturate import rule_of
 from eqsat_mem.events import Began, Ended, Event, Extracted, Kept, Scheduled, Searched, Stepped
 from eqsat_mem.reports.outline import outline
-from eqsat_mem.reports.plan import times_as_long
 from eqsat_mem.schedule.search import Schedule
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import format_bytes, times_as_long
 
 MOST_RIVALS = 8
-"""How many runners-up are listed."""
+"""The number of runners-up that are listed."""
 CLOSE = 1.001
 """The factor up to which two predicted times count as one."""
 
@@ -37,7 +36,7 @@ class Rival:
     why: str
 
 
-class Search:
+class SearchRecord:
     """A listener that keeps what the outermost search looks at; of the searches of bodies inside only the rules."""
 
     def __init__(self) -> None:
@@ -79,14 +78,14 @@ class Search:
         return sorted(self.first_step, key=lambda name: (self.first_step[name], name))
 
     def origin(self, s: Schedule) -> str:
-        """Where the program of a schedule comes from."""
+        """The origin of a schedule's program."""
         prices = self.extracted.get(str(s.ex.program), [])
         if None in prices:
             return "as written"
         return "extracted at " + ", ".join(f"{price:g}" for price in prices) + " s per byte" if prices else "with values computed again"
 
 
-def rivals(seen: Search, plan: Schedule, limit: int) -> list[Rival]:
+def rivals(seen: SearchRecord, plan: Schedule, limit: int) -> list[Rival]:
     """The runners-up of a search: the best schedule of each program, then what was kept on the way, the closest first."""
     every: dict[tuple[str, str], Schedule] = {}
     for s in [plan, *seen.best, *seen.kept]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from eqsat_mem.ir.loop_tree import Loop, Seq
-from eqsat_mem.reports.outline import describe
-from eqsat_mem.schedule.memory import Extents, Memory, within
+from eqsat_mem.reports.words import describe
+from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
 from eqsat_mem.schedule.search import Schedule
 
 
@@ -64,7 +64,7 @@ def _points(s: Schedule, memory: Memory, seq: Seq, extents: Extents, outside: _O
         if isinstance(step, Loop):
             name = program.indices[step.index].name
             now = replace(now, nbytes=now.nbytes + memory.beside(step, extents, s.chunks), loops=(*now.loops, name))
-            yield from _points(s, memory, step.body, within(extents, step, s.chunks), now)
+            yield from _points(s, memory, step.body, extents_inside(extents, step, s.chunks), now)
         elif isinstance(step, Seq):
             yield from _points(s, memory, step, extents, now)
         else:

@@ -84,7 +84,7 @@ class Backend:
     """JAX's name of the platform; None is the default one."""
     weights: ClassVar[Weights] = BASE
     tie: ClassVar[Tie | None] = None
-    """How recomputed values are kept apart; None where nothing is known that does, so that nothing is recomputed."""
+    """The way to keep recomputed values apart; None where none is known, so that nothing is recomputed."""
     asked_up_to: ClassVar[float] = 4.0
     """Predicted peak over limit up to which the compiler is asked about a program as written: it may fuse more than the model says."""
     rounds_operands: ClassVar[bool] = False
@@ -104,7 +104,7 @@ class Backend:
     room_toll: ClassVar[float] = 0.02
     """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
     repeats: ClassVar[int] = 1
-    """How many kernels at most compute a short fold that they all read, so that it is not materialised."""
+    """The number of kernels that at most compute a short fold that they all read, so that it is not materialised."""
     adds_in_place: ClassVar[bool] = False
     """Whether a contraction over chunks adds to the sum of those before as it is computed: then it has no result of its own."""
     needless_rules: ClassVar[tuple[str, ...]] = ("augmented",)
@@ -124,12 +124,12 @@ class Backend:
 
     @property
     def preferences(self) -> Preferences:
-        """What loading a jaxpr should prefer."""
+        """The preferences with which a jaxpr should be loaded."""
         return Preferences(self.platform)
 
     @property
     def idioms(self) -> Idioms:
-        """How source is written."""
+        """The idioms in which source is written."""
         return Idioms()
 
     def keeping_bits(self) -> Self:
@@ -148,7 +148,7 @@ class Backend:
         return (self,)
 
     def without_tiles(self) -> Self:
-        """The same target whose folds are never tile kernels: what a program as its author wrote it runs on."""
+        """The same target whose folds are never tile kernels: a program as its author wrote it runs on this one."""
         return self
 
     def as_written(self, ex: Extraction) -> Extraction:
@@ -246,7 +246,7 @@ class Backend:
     # time
 
     def element_factor(self, dtype: Any) -> float:
-        """How many times the time of a float32 operation one of this dtype takes."""
+        """The time of an operation in this dtype, in times of one in float32."""
         return itemsize(dtype) / 4
 
     def contraction_rate(self, term: Dot) -> float:
@@ -349,8 +349,8 @@ class Backend:
             return lowered.compile()
 
     def checked(self, compiled: Any) -> Check:
-        """How much memory a compiled program takes at its peak: arguments (used or not), outputs and temporaries, without outputs in the
-        memory of donated arguments, and what is :meth:`hidden`.
+        """The bytes that a compiled program takes at its peak: arguments (used or not), outputs and temporaries, without outputs in the
+        memory of donated arguments, and bytes that are :meth:`hidden`.
 
         Raises:
             NotImplementedError: if the compiler does not analyse memory.

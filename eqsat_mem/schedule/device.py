@@ -56,7 +56,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """What devices exchange values over: seconds for the first byte of an exchange, and bytes that a device receives per second."""
+    """The link over which devices exchange values: seconds for the first byte of an exchange, and bytes that a device receives per
+    second."""
 
     latency_s: float
     rate: float

@@ -1,4 +1,4 @@
-"""Which values of a straight region are materialised, and which are computed inside the kernels that read them.
+"""The choice of the values of a straight region that are materialised; others are computed inside the kernels that read them.
 
 XLA fuses elementwise operations and reductions into their consumer, so that such values are never in memory. Results of
 contractions, block operations and loops are materialised, as are their operands, and values of several consumers that cost
@@ -150,8 +150,8 @@ def _is_virtual(
     folds = [fold for e in ends if isinstance(fold := program.terms[e], Fold) and not ex.unrolls.get(e)]
     match term:
         case Map() if folds:
-            again = len(folds) < len(ends) or backend.computes_again(ex, t, len(ends))
-            return again and backend.fuses_into_fold(ex, t, folds[0], alone)
+            is_repeated = len(folds) < len(ends) or backend.computes_again(ex, t, len(ends))
+            return is_repeated and backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
             return alone or backend.is_cheap(program, t)
         case Fold() | Dot() if not ex.unrolls.get(t) and backend.computes_in_tiles(ex, program.extent(term.over), ends):

@@ -12,11 +12,11 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Self
+from typing import NamedTuple, Self
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Call, Const, Dot, Input, Map, Program, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
-from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made, regions
+from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made, walk_regions
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
 from eqsat_mem.schedule.packing import Placed, packed_bytes
@@ -60,7 +60,7 @@ class Peak:
 
 @dataclass(frozen=True, eq=False)
 class Footprint:
-    """What a region holds around each of its kernels, whatever the chunks of loops inside it.
+    """The memory that a region holds around each of its kernels, whatever the chunks of loops inside it.
 
     Attributes:
         kept: its kernels.
@@ -88,6 +88,14 @@ class Footprint:
     def live(self, position: int) -> list[tuple[int, int]]:
         """The values that are there while a kernel runs, with their bytes."""
         return [(t, nbytes) for t, nbytes, first, last in self.lives if first <= position <= last]
+
+
+class Live(NamedTuple):
+    """A value that is there at a peak: its bytes, and the extents of all indices in its region."""
+
+    term: int
+    nbytes: int
+    extents: Extents
 
 
 @dataclass(eq=False)
@@ -166,7 +174,7 @@ class Memory:
         return replace(self, streams=True, _peaks={}, _footprints={}, _held=self)
 
     def key(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[Seq, Extents, tuple[int, ...]]:
-        """What a figure of a region depends on: extents around it and chunks inside it."""
+        """The key of a figure of a region: the extents around it and the chunks inside it, on which it depends."""
         inner = self._inner.get(seq)
         if inner is None:
             inner = self._inner[seq] = tuple(loops(seq))
@@ -178,7 +186,7 @@ class Memory:
 
     @cached_property
     def _fixed(self) -> int:
-        """What no plan changes besides outputs that are computed."""
+        """Bytes that no plan changes, besides outputs that are computed."""
         return argument_bytes(self.ex.program) + self._output_copies()
 
     def _taken_apart(self, seq: Seq) -> int:
@@ -218,20 +226,21 @@ class Memory:
     def _inside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> Peak:
         if isinstance(step, Seq):
             return self.peak(step, extents, chunks)
-        return self.peak(step.body, within(extents, step, chunks), chunks)
+        return self.peak(step.body, extents_inside(extents, step, chunks), chunks)
 
-    def live(self, seq: Seq, extents: Extents, chunks: Chunks) -> list[tuple[int, int]]:
-        """The values that are there at the peak of ``seq``, with their bytes."""
+    def at_peak(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[list[Live], int | None]:
+        """The values that are there at the peak of ``seq``, those of outer regions first, and the operation that runs then, if any."""
         at, region = self.peak(seq, extents, chunks).position, self.footprint(seq, extents)
-        step = region.nested[at][0] if at in region.nested else None
-        if step is None:
-            return region.live(at)
-        if isinstance(step, Seq):
-            return region.live(at) + self.live(step, extents, chunks)
-        return region.live(at) + self.live(step.body, within(extents, step, chunks), chunks)
+        here = [Live(t, nbytes, extents) for t, nbytes in region.live(at)]
+        step = region.kept[at] if at >= 0 else None
+        if step is None or isinstance(step, int):
+            return here, step
+        inner, inside = (step, extents) if isinstance(step, Seq) else (step.body, extents_inside(extents, step, chunks))
+        values, running = self.at_peak(inner, inside, chunks)
+        return here + values, running
 
     def footprint(self, seq: Seq, extents: Extents) -> Footprint:
-        """What a region holds around its steps. A region inside others is asked for after those around it."""
+        """The memory that a region holds around its steps. A region inside others is asked for after those around it."""
         key = seq, extents
         known = self._footprints.get(key)
         if known is None:
@@ -292,7 +301,7 @@ class Memory:
         return sum(self.stored(t, self.full_extents()) for t in {o.term for o in self.ex.program.outputs} & seq.outs - set(there))
 
     def beside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> int:
-        """What a remainder holds beside the only whole chunk: there is no loop then, and the backend may run both at once."""
+        """The bytes of a remainder beside the only whole chunk: there is no loop then, and the backend may run both at once."""
         if isinstance(step, Seq) or not self.backend.runs_remainder_beside:
             return 0
         whole, rest = divmod(extents[step.index], chunks[step])
@@ -316,7 +325,10 @@ class Memory:
         """Bytes of widened arguments that no turn of a loop changes: XLA makes them ahead of it, or of the loop around it."""
         along = self._sliced_along.get(seq)
         inside = {
-            (s.term, s.over): s for _, inner in regions(loop.body) for s in self.fused(inner).copies if self._is_unchanged(s, loop.index)
+            (s.term, s.over): s
+            for _, inner in walk_regions(loop.body)
+            for s in self.fused(inner).copies
+            if self._is_unchanged(s, loop.index)
         }
         return sum(self._copy_bytes(s, extents) for s in inside.values() if along is None or not self._is_unchanged(s, along))
 
@@ -368,6 +380,6 @@ def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: 
     return call.scratch_bytes + (int(elements) * itemsize(program.terms[args[0]].dtype) if args else 0)
 
 
-def within(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:
+def extents_inside(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:
     """The extents inside a loop's body."""
     return extents.with_extent(loop.index, min(chunks[loop], extents[loop.index]))

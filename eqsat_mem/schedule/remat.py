@@ -24,9 +24,9 @@ from eqsat_mem.ir.jaxprs import IMPURE, inner_jaxprs, repeatable
 from eqsat_mem.ir.loop_tree import Loop, Path, Seq, at, enclosing, made
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.memory import Extents, Memory, within
+from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
 from eqsat_mem.schedule.search import Schedule
-from eqsat_mem.schedule.split import has_effects
+from eqsat_mem.schedule.split import gathers, has_effects
 from eqsat_mem.schedule.ties import Tie
 from eqsat_mem.schedule.timing import Timing
 
@@ -49,7 +49,7 @@ class Moved:
         self.made = [s]
         self.further = _further(s)
 
-    def within(self, limit: int) -> Schedule:
+    def fitting(self, limit: int) -> Schedule:
         """The first that fits ``limit`` bytes; the smallest if none does."""
         while (found := next((s for s in self.made if s.fits(limit)), None)) is None and (new := next(self.further, None)) is not None:
             self.made.append(new)
@@ -71,7 +71,7 @@ def _further(s: Schedule) -> Iterator[Schedule]:
 
 
 def least_bytes(s: Schedule) -> int:
-    """What no moves get below: a contraction or a block outside of loops has its operands and its result there at once."""
+    """A bound that no moves get below: a contraction or a block outside of loops has its operands and its result in memory at once."""
     memory, terms, most = _written(s), s.ex.program.terms, 0
     fused, extents = memory.fused(s.seq), memory.full_extents()
     for step, read in zip(fused.kept, fused.operands, strict=True):
@@ -81,7 +81,7 @@ def least_bytes(s: Schedule) -> int:
 
 
 def tie_of(s: Schedule) -> Tie:
-    """How a schedule's backend keeps recomputed values apart; it must have such a way."""
+    """The way in which a schedule's backend keeps recomputed values apart; it must have one."""
     assert s.backend.tie is not None, "a backend without a tie cannot rematerialise"
     return s.backend.tie
 
@@ -117,7 +117,7 @@ def _moves(s: Schedule, memory: Memory, moved: frozenset[int]) -> list[Move]:
         if seq is not None:
             extents = memory.full_extents()
             for loop in enclosing(s.seq, path):
-                extents = within(extents, loop, s.chunks)
+                extents = extents_inside(extents, loop, s.chunks)
             position = memory.peak(seq, extents, s.chunks).position
             found += _Waiting(s, memory, path, seq, extents, position).moves(moved)
     return sorted(found, key=lambda move: (-move.saved / move.work_s, move.path, move.chain))
@@ -175,7 +175,7 @@ class _Waiting:
         return tuple(sorted(chain))
 
     def repeatable(self, fused: Fused, q: int) -> bool:
-        """Is a kernel one that gives the same bits again and does nothing else?"""
+        """Whether a kernel gives the same bits again and does nothing else."""
         step, ex = fused.kept[q], self.s.ex
         if not isinstance(step, int):
             return False
@@ -260,7 +260,7 @@ class _Rebuilt:
         )
 
     def stated(self, table: Mapping[int, int]) -> dict[int, int]:
-        """What rules stated of the old program's terms, of the new one's."""
+        """The facts that rules stated of the old program's terms, for the new one's."""
         return {t: table[old] for t, old in self.origin.items() if old in table}
 
     def rescales(self) -> dict[int, Rescaled]:
@@ -341,17 +341,27 @@ class _Rebuilt:
         for q in self.move.chain:
             own = dict(values)
             if not fresh & fused.operands[q]:
-                able = [t for t in fused.operands[q] if self.can_be_tied(t)]
+                able = {t: views for t in fused.operands[q] if (views := self.untied_views(t, fused.members[q])) is not None}
                 if able:
                     t = min(able, key=lambda t: (self.old.nbytes(t), t))
+                    own |= {view: self.read(view, values) for view in able[t]}
                     own[t] = self.tie.tied(self.program, self.read(t, values), token, add)
             kept = fused.members[q][-1]
             values[kept] = self.kernel(fused.members[q], own, steps, again=True)
             fresh.add(kept)
 
-    def can_be_tied(self, t: int) -> bool:
+    def untied_views(self, t: int, members: Sequence[int]) -> set[int] | None:
+        """The views of a value that a kernel reads as they are though the value is tied; None if it cannot be tied.
+
+        In a loop the tied value is a slice. A view that reads the value whole along the loop's index reads the value from outside.
+        """
         term = self.old.terms[t]
-        return self.tie.can_tie(term.dtype) and (isinstance(term, Input) or not is_leaf(term))
+        if not self.tie.can_tie(term.dtype) or (is_leaf(term) and not isinstance(term, Input)):
+            return None
+        reads = {(m, c) for m in members for c in children(self.old.terms[m]) if self.old.source_of(c) == t}
+        around = [loop.index for loop in enclosing(self.s.seq, self.move.path)]
+        whole = {c for m, c in reads if any(gathers(self.s.ex, m, c, i) for i in around)}
+        return None if t in whole or (whole and whole == {c for _, c in reads}) else whole
 
     def step(self, term: Any, steps: dict[Any, None]) -> int:
         new = self.program.add(term)

@@ -17,18 +17,18 @@ from typing import Any
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
 from eqsat_mem.ir import Block, Dot, Map, argument_bytes, bits, children, folded
-from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops, regions, with_region
+from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops, walk_regions, with_region
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder, same_loop, tied
 from eqsat_mem.schedule.cost_model import arithmetic_s
-from eqsat_mem.schedule.memory import Extents, Memory, Peak, within
+from eqsat_mem.schedule.memory import Extents, Memory, Peak, extents_inside
 from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region, split
 from eqsat_mem.schedule.timing import Known, Timing
 
 MAX_DEPTH = 4
-"""How many splits on top of each other are tried."""
+"""The number of splits on top of each other that are tried."""
 BEAM = 4
-"""How many trees are kept for another split."""
+"""The number of trees that are kept for another split."""
 SMALL_SHARE = 1 / 32
 """The share of the room beside arguments up to which a value is computed whole rather than in a loop."""
 LARGE_PROGRAM = 200
@@ -40,7 +40,7 @@ BEHIND = 4.0
 MOST_STEPS = 120_000
 """Steps of trees that one search looks at: ten times what programs of a hundred terms need, and all that those of thousands get."""
 CANDIDATES = 6
-"""How many indices of a region are tried."""
+"""The number of indices of a region that are tried."""
 WORTHWHILE = 0.05
 """The share of a schedule's time that a region must lose to memory traffic and overheads to be split for speed."""
 
@@ -82,7 +82,7 @@ def schedule(
     search = Search(ex, limit, backend, tensor_size_threshold, tensor_split_size)
     best = fastest(search)
     if not best.fits(limit):
-        best = min(best, fastest(search.within(0)), key=lambda s: s.peak_bytes)  # it does not stop at what almost fits
+        best = min(best, fastest(search.with_limit(0)), key=lambda s: s.peak_bytes)  # it does not stop at what almost fits
     return best
 
 
@@ -151,13 +151,13 @@ class Search:
         self.timing, self.memory = self.known.timing, self.known.timing.memory
         self.full = self.memory.full_extents()
 
-    def within(self, limit: int) -> Search:
+    def with_limit(self, limit: int) -> Search:
         """The search for another limit."""
         return replace(self, limit=limit, others=self.known)
 
     @property
     def has_knobs(self) -> bool:
-        """Are sizes of values bounded?"""
+        """Whether sizes of values are bounded."""
         return self.threshold is not None or self.split_size is not None
 
     @cached_property
@@ -166,23 +166,25 @@ class Search:
         return self.start(region(self.ex))
 
     def rank(self, s: Schedule) -> tuple[bool, float, float, float]:
-        """What fits comes first, the fastest of it; of what does not, the smallest. Knobs of sizes come before time."""
+        """The rank of a schedule: those that fit come first, the fastest before others; of those that do not, the smallest is first.
+        Knobs of sizes come before time."""
         if s.fits(self.limit):
             room = self.backend.room_toll * (s.peak_bytes / self.limit) ** 2
             return False, self.excess(s), s.seconds * (1 + room) + self.timing.tolls(s.seq, self.full, s.chunks), s.peak_bytes
         return True, s.peak_bytes, self.excess(s), s.seconds
 
     def is_behind(self, s: Schedule, other: Schedule | None) -> bool:
-        """Is a tree too slow for further splits to make it better than another, perhaps of another program? Knobs come before time."""
+        """Whether a tree is too slow for further splits to make it better than another, perhaps of another program. Knobs come before
+        time."""
         return other is not None and other.fits(self.limit) and s.seconds > BEHIND * other.seconds and not self.has_knobs
 
     def excess(self, s: Schedule) -> int:
         """Bytes by which the largest value is above the threshold outside of loops, or above the split size inside, where given."""
         worst = 0
-        for path, seq in regions(s.seq) if self.has_knobs else ():
+        for path, seq in walk_regions(s.seq) if self.has_knobs else ():
             around, extents = enclosing(s.seq, path), self.full
             for loop in around:
-                extents = within(extents, loop, s.chunks)
+                extents = extents_inside(extents, loop, s.chunks)
             bound = self.split_size if around else self.threshold
             if bound is not None:
                 worst = max(worst, self.largest(seq, extents) - bound)
@@ -191,8 +193,7 @@ class Search:
     def unmodified(self) -> Schedule:
         """The program run as it is written, not as emitted source."""
         plain, s = self.backend.without_tiles(), self.straight
-        ex = plain.as_written(self.ex)
-        memory = self.memory if plain == self.backend and ex is self.ex else Memory(ex, plain)
+        memory = self.memory if plain == self.backend and not self.ex.unrolls else Memory(plain.as_written(self.ex), plain)
         return replace(s, backend=plain, peak_bytes=memory.total(s.seq, {}), seconds=Timing(memory, emitted=False).total(s.seq, {}))
 
     # chunk sizes
@@ -317,13 +318,13 @@ class Search:
         spots: list[tuple[float, Path, Seq, Extents]] = []
         peak_path = self.peak_path(s)
         too_large = not s.fits(self.limit) or self.timing.allocating(s.seq, s.chunks) > WORTHWHILE * s.seconds
-        for path, seq in regions(s.seq):
+        for path, seq in walk_regions(s.seq):
             if any(not isinstance(step, int) for step in seq.steps):
                 continue
             extents, runs = self.full, 1.0
             for loop in enclosing(s.seq, path):
                 runs *= extents[loop.index] / s.chunks[loop]
-                extents = within(extents, loop, s.chunks)
+                extents = extents_inside(extents, loop, s.chunks)
             if self.largest(seq, extents) <= (self.threshold or 0):
                 continue
             arithmetic = self.timing.arithmetic(seq, extents)

@@ -36,7 +36,7 @@ class Pairs:
         batch: the other indices of the results.
         written_out: indices of short folds and contractions inside, and further ones that the fold itself folds: computed element by
             element.
-        reads: what the kernel reads.
+        reads: the values that the kernel reads.
     """
 
     step: int
@@ -63,7 +63,7 @@ class Tile:
     """A fold of pairs as a kernel with blocks of so many rows and columns.
 
     Attributes:
-        pairs: what it computes.
+        pairs: the fold that it computes.
         block: rows and columns of a block.
         seconds: those of its arithmetic.
         fold: source of the functions that combine two partial results, and those of an axis.
@@ -132,7 +132,7 @@ def _is_elementwise(program: Program, t: int) -> bool:
 
 
 def _read(program: Program, t: int, rows: int, columns: int, extents: Sequence[int], stored: tuple[int, ...] | None) -> Read | None:
-    """How a value is read: along rows or columns its array must be contiguous, if need be by a copy.
+    """A read of a value: along rows or columns its array must be contiguous, if need be by a copy.
 
     None for one of all pairs, with which memory sets the pace, whatever computes.
     """

@@ -15,10 +15,10 @@ from eqsat_mem.schedule.backend import Backend, Kernel, moves
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.memory import Extents, Memory, within
+from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
 
 LOOP_TOLL = 0.03
-"""The share of its time that a loop must save: what is predicted to be as fast with fewer loops is the plan."""
+"""The share of its time that a loop must save: among schedules predicted to be as fast, the plan is the one with fewer loops."""
 FOLD_TOLL = 0.02
 """The share that accumulating one more fold must save: slices keep every bit, sums of chunks round differently."""
 
@@ -81,7 +81,7 @@ class Timing:
                 elif isinstance(step, Loop):
                     turns = extents[step.index] / min(chunks[step], extents[step.index])
                     own = (LOOP_TOLL + FOLD_TOLL * len(step.folds)) * self._loop(step, extents, chunks)
-                    known += own + turns * self.tolls(step.body, within(extents, step, chunks), chunks)
+                    known += own + turns * self.tolls(step.body, extents_inside(extents, step, chunks), chunks)
             self._tolls[key] = known
         return known
 
@@ -177,7 +177,7 @@ class Timing:
 
     def _turns(self, loop: Loop, extents: Extents, chunks: Chunks) -> float:
         count, rest = divmod(extents[loop.index], min(chunks[loop], extents[loop.index]))
-        inside = within(extents, loop, chunks)
+        inside = extents_inside(extents, loop, chunks)
         self._stacked[loop.body] = loop.stacks
         turn_s = self.backend.turn_s(self.memory.ex, loop)
         seconds = count * (self.seconds(loop.body, inside, chunks) + turn_s + self._results(loop, inside, extents))
@@ -194,7 +194,7 @@ class Timing:
         return (folds + stacks) / self.device.bandwidth(held) if folds or stacks else 0.0
 
     def touched(self, seq: Seq, extents: Extents, chunks: Chunks) -> int:
-        """Bytes that one pass through a region reads and writes: what has to stay in cache for it to be fast."""
+        """Bytes that one pass through a region reads and writes: it is fast if they stay in cache."""
         key = self.memory.key(seq, extents, chunks)
         known = self._touched.get(key)
         if known is None:
@@ -208,7 +208,7 @@ class Timing:
                 elif isinstance(step, Seq):
                     inner = max(inner, self.touched(step, extents, chunks))
                 else:
-                    inner = max(inner, self.touched(step.body, within(extents, step, chunks), chunks))
+                    inner = max(inner, self.touched(step.body, extents_inside(extents, step, chunks), chunks))
             known = self._touched[key] = inner + sum(self.memory.size(t, extents) for t in values - self._passed(seq))
         return known
 
@@ -241,7 +241,8 @@ def passed(program: Program, fused: Fused, outs: Collection[int]) -> frozenset[i
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What is known of a program on a device, whatever the limit: figures of the parts of trees, and these parts split along an index."""
+    """The figures that are known of a program on a device, whatever the limit: of the parts of trees, and of these parts split along an
+    index."""
 
     timing: Timing
     trees: Trees = field(default_factory=Trees)

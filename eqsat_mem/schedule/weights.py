@@ -187,7 +187,7 @@ def _named_shapes(operation: Operation, ins: Shapes) -> tuple[tuple[int, ...], .
 
 
 def _batch(mapped: Sequence[Any], outs: Shapes) -> int:
-    """How often a user's function is called: once for every element of the batch."""
+    """The number of calls of a user's function: one for every element of the batch."""
     return math.prod(outs[0][: len(mapped)])
 
 

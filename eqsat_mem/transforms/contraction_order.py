@@ -1,4 +1,4 @@
-"""Long products in a better order: what rules find for a few factors, dynamic programming finds for any number.
+"""Long products in a better order: rules find it for a few factors, dynamic programming for any number.
 
 An e-graph holds every order of a product, of which there are exponentially many, and it has bits for some sixty indices. A chain of
 seventy matrices has more of both. So products that the rules could associate at all are given to opt_einsum whole, and the program that

@@ -22,7 +22,7 @@ class Scan:
         args: its operands.
         results: its used results, by their position in the call.
         order: its position among the scans, loops and branches of the program.
-        lanes: its scan axes, the indices that represent its steps, as bits.
+        axes: its scan axes, the indices that represent its steps, as bits.
         repeatable: whether its steps may be run again with the same result.
     """
 
@@ -30,7 +30,7 @@ class Scan:
     args: tuple[int, ...]
     results: dict[int, int]
     order: int
-    lanes: int
+    axes: int
     repeatable: bool
 
     @property
@@ -145,8 +145,8 @@ def repeats(program: Program) -> Iterator[Scan]:
         if isinstance(term, Block) and not term.call.effects and _runs_bodies(term.call):
             found.setdefault(term.call, {})[term.out] = t
             args[term.call] = term.args
-    lanes = _merged([_lanes(program, call, args[call]) if call.prim.name == "scan" else 0 for call in found])
-    for order, ((call, results), mask) in enumerate(zip(found.items(), lanes)):
+    scan_axes = _merged([_scan_axes(program, call, args[call]) if call.prim.name == "scan" else 0 for call in found])
+    for order, ((call, results), mask) in enumerate(zip(found.items(), scan_axes)):
         if call.prim.name == "scan":
             yield Scan(call, args[call], results, order, mask, repeatable(call.params["jaxpr"].jaxpr))
         else:
@@ -169,7 +169,7 @@ def consts_and_carries(params: Mapping[str, Any]) -> tuple[int, int]:
     return consts, carry
 
 
-def _lanes(program: Program, call: Call, args: Sequence[int]) -> int:
+def _scan_axes(program: Program, call: Call, args: Sequence[int]) -> int:
     """Return the scan axes of a scan as bits, including the index of another scan whose result it reads under a renamed index."""
     consts, carries = consts_and_carries(call.params)
     first = consts + carries

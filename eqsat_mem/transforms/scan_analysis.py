@@ -1,6 +1,6 @@
 """Analysis of scans as loops over a sequential index: the values around them that can be computed step by step, not stacked.
 
-The leading axis of the values that a scan reads and stacks is the index of its steps, its *scan axis* (``lanes`` in the code). A value
+The leading axis of the values that a scan reads and stacks is the index of its steps, its *scan axis*. A value
 that is pointwise in a scan axis can be computed inside the scan that reads it, one slice per step; a fold over the scan axis can be
 accumulated in the carry of the scan whose results it folds; and stacked results of one scan can be rematerialised from its carries
 by the scan that reads them. Values that no step changes can be computed in every step, also of ``while`` loops, and in branches. This
@@ -28,7 +28,7 @@ SUNK_SHARE = 8
 
 
 class Stage(IntEnum):
-    """How much of a program is computed step by step in scans; each stage takes less memory and more work than the one before."""
+    """The amount of a program that is computed step by step in scans; each stage takes less memory and more work than the one before."""
 
     WRITTEN = 0
     FUSE = 1
@@ -43,7 +43,7 @@ class Stage(IntEnum):
 
 
 class How(Enum):
-    """How a scan obtains a slice of a value."""
+    """The ways in which a scan obtains a slice of a value."""
 
     INVARIANT = "the same in every step"
     STORED = "a slice of the whole value"
@@ -143,10 +143,10 @@ class Stages:
         known = self._slices.get(scan)
         if known is None:
             roots = [*scan.xs, *(c for t in self.folds(scan) for c in children(self.program.terms[t]))]
-            known = self._slices[scan] = self._closure(roots, scan.lanes, scan)
+            known = self._slices[scan] = self._closure(roots, scan.axes, scan)
         return known
 
-    def _closure(self, roots: Iterable[int], lanes: int, own: Scan | None) -> Slices:
+    def _closure(self, roots: Iterable[int], scan_axes: int, own: Scan | None) -> Slices:
         found: dict[int, How] = {}
         again: set[Scan] = set()
         stack = list(roots)
@@ -154,7 +154,7 @@ class Stages:
             t = stack.pop()
             if t in found:
                 continue
-            how = found[t] = self.how(t, lanes, own)
+            how = found[t] = self.how(t, scan_axes, own)
             if how is How.COMPUTED:
                 stack.extend(children(self.program.terms[t]))
             elif how is How.AGAIN:
@@ -162,15 +162,15 @@ class Stages:
                 stack.extend(self.scan_of[t].xs)
         return Slices(dict(sorted(found.items())), tuple(sorted(again, key=lambda scan: scan.order)))
 
-    def how(self, t: int, lanes: int, own: Scan | None) -> How:
+    def how(self, t: int, scan_axes: int, own: Scan | None) -> How:
         """Return how a scan obtains slices of a term.
 
         Args:
             t: the term.
-            lanes: the scan axes of the scan, as bits.
+            scan_axes: the scan axes of the scan, as bits.
             own: the scan, or None if it is not known yet.
         """
-        mine, term = self.program.free[t] & lanes, self.program.terms[t]
+        mine, term = self.program.free[t] & scan_axes, self.program.terms[t]
         if not mine:
             return How.INVARIANT
         if mine & (mine - 1):
@@ -180,16 +180,16 @@ class Stages:
         if isinstance(term, Iota):
             return How.COMPUTED if self.stage else How.STORED
         simple = isinstance(term, Map | Rename) or self.stage >= Stage.RECOMPUTE
-        return How.COMPUTED if self.stage and simple and self._sliced(t, mine, lanes) else How.STORED
+        return How.COMPUTED if self.stage and simple and self._sliced(t, mine, scan_axes) else How.STORED
 
-    def _sliced(self, t: int, mine: int, lanes: int) -> bool:
+    def _sliced(self, t: int, mine: int, scan_axes: int) -> bool:
         """Whether a slice of ``t`` needs just the same slice of each operand that has a scan axis."""
         program, term = self.program, self.program.terms[t]
-        read = [program.free[c] & lanes for c in children(term)]
+        read = [program.free[c] & scan_axes for c in children(term)]
         if isinstance(term, Rename):
             moved = dict(term.pairs)
             return len(list(bits(read[0]))) == 1 and mask_of(moved.get(i, i) for i in bits(read[0])) == mine
-        if not read or not self.ex.splits.get(t, 0) & mine or getattr(term, "over", 0) & lanes:
+        if not read or not self.ex.splits.get(t, 0) & mine or getattr(term, "over", 0) & scan_axes:
             return False
         bound = isinstance(term, Block) and not term.call.pointwise & mine
         return not bound and all(r in (0, mine) for r in read)
@@ -235,16 +235,18 @@ class Stages:
             term = program.terms[t]
             if not isinstance(term, Fold | Dot):
                 continue
-            for lanes in dict.fromkeys(scan.lanes for scan in self.scans):
-                over = term.over & lanes
-                read = [program.free[c] & lanes for c in children(term)]
-                if not over or over & (over - 1) or program.free[t] & lanes or not all(r in (0, over) for r in read):
+            for scan_axes in dict.fromkeys(scan.axes for scan in self.scans):
+                over = term.over & scan_axes
+                read = [program.free[c] & scan_axes for c in children(term)]
+                if not over or over & (over - 1) or program.free[t] & scan_axes or not all(r in (0, over) for r in read):
                     continue
                 if not self.ex.accumulates.get(t, 0) & over:
                     continue
-                used = self._closure(children(term), lanes, None)
+                used = self._closure(children(term), scan_axes, None)
                 makers = [
-                    self.scan_of[u] for u in used.how if u in self.scan_of and self.scan_of[u].lanes == lanes and program.free[u] & lanes
+                    self.scan_of[u]
+                    for u in used.how
+                    if u in self.scan_of and self.scan_of[u].axes == scan_axes and program.free[u] & scan_axes
                 ]
                 last = max(makers, key=lambda scan: scan.order, default=None)
                 leaves = (u for u in used.of(How.STORED, How.INVARIANT) if self.scan_of.get(u) is not last)
@@ -261,12 +263,12 @@ class Stages:
 
     def _made_by(self, t: int, scan: Scan) -> set[int]:
         """Return the stacked results of a scan that an absorbed fold reads."""
-        used = self._closure(children(self.program.terms[t]), scan.lanes, scan)
+        used = self._closure(children(self.program.terms[t]), scan.axes, scan)
         return set(used.of(How.OWN))
 
     def _large(self, scan: Scan) -> list[int]:
         """Return the stacked results of a scan that are large enough to be worth rematerialising (:data:`SMALL_SHARE`)."""
-        sizes = {t: self.program.nbytes(t) for _, t in scan.stacked() if self.program.free[t] & scan.lanes}
+        sizes = {t: self.program.nbytes(t) for _, t in scan.stacked() if self.program.free[t] & scan.axes}
         return [t for t, nbytes in sizes.items() if nbytes >= SMALL_SHARE * sum(sizes.values())]
 
     # order

@@ -3,7 +3,7 @@
 These are the forms of a program that :mod:`eqsat_mem.transforms.scan_analysis` allows.
 
 A form is traced anew: every term is evaluated whole, as :mod:`eqsat_mem.ir.interpreter` does, but for the slices, which are evaluated with
-lanes of extent one in the body of the scan that reads them. *Checkpointed* scans run in blocks of steps: a scan that makes results
+scan axes of extent one in the body of the scan that reads them. *Checkpointed* scans run in blocks of steps: a scan that makes results
 keeps its carry at the start of each block, and a scan that reads those results runs the first one again from there, block by block.
 """
 
@@ -37,7 +37,7 @@ from eqsat_mem.transforms.scan_analysis import How, Slices, Stage, Stages
 
 Array = Any
 Carry = tuple[list[Array], list[Array]]
-"""What a scan hands from step to step: its own carry, and the folds that accumulate in it."""
+"""The carry of a rewritten scan: its own carry, and the folds that accumulate in it."""
 
 
 def forms(ex: Extraction, rules: RuleSet) -> Iterator[Program]:
@@ -77,7 +77,7 @@ def _traced(stages: Stages) -> ClosedJaxpr:
 
 @dataclass
 class _Run:
-    """What the run of a scan leaves: stacked carries, or those at the starts of blocks with the one after all whole blocks."""
+    """The result of running a scan: stacked carries, or those at the starts of blocks with the one after all whole blocks."""
 
     carries: list[Array]
     entries: list[Array] = field(default_factory=list)
@@ -188,7 +188,7 @@ class _Form:
         return chosen
 
     def bound(self, scan: Scan) -> dict[int, Array]:
-        """What a scan reads step by step along no lane, by position: axes that are products of indices."""
+        """The operands that a scan reads step by step along a product of indices, which is no scan axis, by position."""
         axes = scan.call.in_axes[scan.first_carry + scan.carries :]
         return {k: self.laid_out(t, a) for k, (t, a) in enumerate(zip(scan.xs, axes)) if len(a[0]) != 1}
 
@@ -247,9 +247,9 @@ class _Segment:
     def stored(self, t: int) -> Array:
         """The slices of a value, side by side along axis 0."""
         program = self.form.program
-        lane = next(bits(program.free[t] & self.scan.lanes))
-        others = tuple((i,) for i in bits(program.free[t]) if i != lane)
-        return self.cut(self.form.laid_out(t, ((lane,), *others)))
+        scan_axis = next(bits(program.free[t] & self.scan.axes))
+        others = tuple((i,) for i in bits(program.free[t]) if i != scan_axis)
+        return self.cut(self.form.laid_out(t, ((scan_axis,), *others)))
 
     def cut(self, array: Array) -> Array:
         if self.length == self.scan.length:
@@ -272,12 +272,12 @@ class _Segment:
 
 
 class _Slices:
-    """The slices that one step of a scan sees: values of terms with lanes of extent one."""
+    """The slices that one step of a scan sees: values of terms with scan axes of extent one."""
 
     def __init__(self, form: _Form, scan: Scan, used: Slices, stored: dict[int, Array], position: Array):
         self.form, self.used, self.position = form, used, position
-        one = [replace(index, extent=1) if scan.lanes >> i & 1 else index for i, index in enumerate(form.program.indices)]
-        self.program, self.lanes = replace(form.program, indices=one), scan.lanes
+        one = [replace(index, extent=1) if scan.axes >> i & 1 else index for i, index in enumerate(form.program.indices)]
+        self.program, self.scan_axes = replace(form.program, indices=one), scan.axes
         self.values: dict[int, Array] = {}
         self.whole: dict[int, Array] = {}
         self.calls: dict[Any, list[Array]] = {}
@@ -300,7 +300,7 @@ class _Slices:
         return self.values[t]
 
     def fold(self, t: int) -> Array:
-        """What this step adds to a fold."""
+        """The summand that this step adds to a fold."""
         for c in children(self.program.terms[t]):
             self.value(c)
         with lines_of(self.program.source.get(t)):
@@ -311,7 +311,7 @@ class _Slices:
         if how is How.INVARIANT:
             return self.invariant(t)
         if how is How.STORED:
-            return lax.expand_dims(self.stored[t], [_place(free, self.lanes)])
+            return lax.expand_dims(self.stored[t], [_place(free, self.scan_axes)])
         if how in (How.OWN, How.AGAIN):
             scan = self.form.stages.scan_of[t]
             result = lax.expand_dims(self.results(scan)[term.out], [0])  # type: ignore[attr-defined]
@@ -321,7 +321,7 @@ class _Slices:
         return evaluate_term(self.program, t, (), self.values, self.calls)
 
     def results(self, scan: Scan) -> list[Array]:
-        """What this step of a scan returns."""
+        """The results of this step of a scan."""
         if scan not in self.made:
             carry, bound = self.prepared[scan]
             axes, first = scan.call.in_axes, scan.first_carry + scan.carries
@@ -331,7 +331,7 @@ class _Slices:
         return self.made[scan]
 
     def consts(self, scan: Scan) -> list[Array]:
-        """What every step of a scan reads whole."""
+        """The operands of a scan that every step reads whole."""
         program = self.form.program
         return [to_axes(program, self.invariant(t), program.free[t], a) for t, a in zip(scan.consts, scan.const_axes)]
 
@@ -348,9 +348,9 @@ class _Slices:
         return lax.squeeze(to_axes(self.program, self.value(t), self.program.free[t], axes), [0])
 
 
-def _place(free: int, lanes: int) -> int:
-    """The position of the lane among a value's indices."""
-    return next(k for k, i in enumerate(bits(free)) if lanes >> i & 1)
+def _place(free: int, scan_axes: int) -> int:
+    """The position of the scan axis among a value's indices."""
+    return next(k for k, i in enumerate(bits(free)) if scan_axes >> i & 1)
 
 
 def _empty(program: Program, t: int) -> Array:

@@ -1,9 +1,8 @@
 """Optimised functions as a user's program meets them: errors with the user's names, copies, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import pickle
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from eqsat_mem import optimize
+from eqsat_mem.errors import MemoryLimitError
 
 A = np.arange(-6, 6, dtype=np.float32).reshape(3, 4)
 
@@ -37,6 +37,30 @@ def test_errors_of_tracing_name_the_function_its_file_and_its_parameter():
     message = str(raised.value)
     for part in ("the function branching at", "test_composition.py", "parameters['w']"):
         assert part in message
+
+
+@pytest.fixture
+def filtered_tracebacks():
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "auto")
+    yield
+    jax.config.update("jax_traceback_filtering", before)
+
+
+@pytest.mark.parametrize("call", ["__call__", "plan", "lower", "trace"])
+def test_tracebacks_have_the_users_frames_only(call, filtered_tracebacks):
+    def fails(x):
+        return x if x.sum() > 0 else -x
+
+    for function, limit, error, names in (
+        (fails, "1GiB", jax.errors.TracerBoolConversionError, ["test_tracebacks_have_the_users_frames_only", "fails"]),
+        (lambda x: jnp.linalg.cholesky(x @ x.T), "100KiB", MemoryLimitError, ["test_tracebacks_have_the_users_frames_only"]),
+    ):
+        if error is MemoryLimitError and call == "trace":
+            continue  # plans nothing
+        with pytest.raises(error) as caught:
+            getattr(optimize(function, memory_limit=limit), call)(jnp.ones((200, 200)))
+        assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)] == names
 
 
 def test_results_of_no_dtype_name_the_function():

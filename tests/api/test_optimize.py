@@ -145,7 +145,7 @@ def test_wrong_arguments_are_the_errors_of_jit():
 
 
 @pytest.mark.parametrize(
-    "option", [{"memory_limit": "much"}, {"memory_limit": -1}, {"accuracy": "good"}, {"max_rows": 0}, {"tensor_split_size": 1.5}]
+    "option", [{"memory_limit": "much"}, {"memory_limit": -1}, {"accuracy": "good"}, {"max_rows": 0}, {"tensor_split_size": "1.5"}]
 )
 def test_options_are_checked_at_decoration(option):
     with pytest.raises(OptionError, match=next(iter(option))):

@@ -34,6 +34,15 @@ from eqsat_mem.options import Options, format_bytes, parse_bytes, resolve_limit
         ("1gib", 2**30),
         ("1KB", 1000),
         ("1.0001 KiB", 1024),
+        ("64M", 64 * 2**20),
+        ("8G", 2**33),
+        ("2k", 2048),
+        ("1Gi", 2**30),
+        ("1e9", 10**9),
+        ("1.5e+3 kB", 1_500_000),
+        (1.5e9, 1_500_000_000),
+        (0.8 * 2**30, 858_993_459),
+        (np.float32(8), 8),
     ],
 )
 def test_sizes_that_mean_something(value, size):
@@ -48,9 +57,10 @@ def test_sizes_that_mean_something(value, size):
         (True, "is of type bool"),
         (np.True_, "is of type bool"),
         (None, "is of type NoneType"),
-        (1.5e9, "is of type float"),
-        (float("nan"), "is of type float"),
-        (np.float32(8), "is of type float32"),
+        (1j, "is of type complex"),
+        (float("nan"), "is not finite"),
+        (-np.inf, "is not finite"),
+        (0.5, "is less than one byte"),
         ([1], "is of type list"),
         (b"1GiB", "is of type bytes"),
         (np.arange(3), "is of type ndarray"),
@@ -61,14 +71,15 @@ def test_sizes_that_mean_something(value, size):
         (2**63, "is more than 2^63 - 1 bytes"),
         ("9" * 30, "is more than 2^63 - 1 bytes"),
         ("1 XB", "has the unknown unit 'XB'"),
-        ("64M", "has the unknown unit 'M'"),
-        ("1Gi", "has the unknown unit 'Gi'"),
+        ("64Q", "has the unknown unit 'Q'"),
+        ("1.5", "has no unit"),
+        ("1e-3", "is not a number with a unit"),
         ("", "is not a number with a unit"),
         ("GiB", "is not a number with a unit"),
         ("-1GiB", "is not a number with a unit"),
         ("nan", "is not a number with a unit"),
         ("inf GiB", "is not a number with a unit"),
-        ("1e9", "is not a number with a unit"),
+        ("1e999", "is not a number with a unit"),
         ("1 000 B", "is not a number with a unit"),
         ("1,5 GB", "is not a number with a unit"),
         ("٣ GB", "is not a number with a unit"),
@@ -81,13 +92,13 @@ def test_sizes_that_mean_nothing(value, problem):
     assert message.startswith("tensor_split_size = ")
     assert problem in message
     assert message.endswith(
-        'A size is a whole number of bytes (2**30) or text with a unit: "64MiB", "1.5 GB" '
-        "(kB MB GB TB PB are powers of 1000, KiB MiB GiB TiB PiB of 1024)."
+        'A size is a number of bytes (2**30) or text with a unit: "64MiB", "1.5 GB", "8G" '
+        "(kB MB GB TB PB are powers of 1000, KiB MiB GiB TiB PiB and K M G T P of 1024)."
     )
 
 
 def test_the_wording_of_a_size_error():
-    with pytest.raises(OptionError, match=r"^memory_limit = '1 XB' has the unknown unit 'XB'\. A size is a whole number"):
+    with pytest.raises(OptionError, match=r"^memory_limit = '1 XB' has the unknown unit 'XB'\. A size is a number of bytes"):
         parse_bytes("1 XB")
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from eqsat_mem import MemoryLimitError, pipeline
 from eqsat_mem.api import planning_jit as planning
-from eqsat_mem.api.planning_jit import Settings, planning_jit
+from eqsat_mem.api.planning_jit import ScriptRun, planning_jit
 from eqsat_mem.api.run_report import Ledger
 from eqsat_mem.backends.xla import held_bytes
 from eqsat_mem.errors import PlanningError
@@ -40,7 +40,7 @@ def ledger(monkeypatch):
 
 @pytest.fixture
 def jit(ledger):
-    return planning_jit(Settings(ledger, strict=False))
+    return planning_jit(ScriptRun(ledger, strict=False))
 
 
 @pytest.fixture
@@ -526,7 +526,7 @@ def test_the_original_runs_where_the_planner_breaks(broken, jit, ledger, x, caps
 
 
 def test_strictly_a_failure_is_an_error(broken, ledger, x):
-    strict = planning_jit(Settings(ledger, strict=True))
+    strict = planning_jit(ScriptRun(ledger, strict=True))
     with pytest.raises(PlanningError) as caught:
         strict(nearest)(x, x)
     assert str(caught.value) == ("nearest could not be planned: RuntimeError: the planner is broken\nWithout --strict it runs as written.")
@@ -536,7 +536,7 @@ def test_strictly_a_failure_is_an_error(broken, ledger, x):
 def test_strictly_too_small_a_limit_is_an_error(ledger, x, monkeypatch):
     monkeypatch.setenv("EQSAT_MEM_LIMIT", "15kB")
     with pytest.raises(MemoryLimitError):
-        planning_jit(Settings(ledger, strict=True))(nearest)(x, x)
+        planning_jit(ScriptRun(ledger, strict=True))(nearest)(x, x)
 
 
 def test_the_place_of_a_function_is_short(monkeypatch, tmp_path, jit, ledger, x):

@@ -1,4 +1,4 @@
-"""What a compiled program holds, and whether two functions agree."""
+"""The bytes that a compiled program holds, and whether two functions agree."""
 
 from __future__ import annotations
 
@@ -176,7 +176,8 @@ def test_batched_contractions_of_turned_operands_are_packed_all_at_once(spec, x,
 
 
 def counted_bytes(function, avals):
-    """What a compiled program is estimated to hold besides what XLA reports; where there is nothing, what XLA reports as temporary.
+    """Bytes that a compiled program is estimated to hold besides those that XLA reports; where there are none, those that it reports as
+    temporary.
 
     XLA of jaxlib 0.10.0 computes elementwise values before its kernel library folds them, so it knows of them.
     """

@@ -71,7 +71,7 @@ def error_of(capsys, *argv):
 def test_a_plan_as_text(kernel, capsys):
     assert main(["plan", f"{kernel}:matvec", "--args", f"{kernel}:make_args", "--limit", "2MiB"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("plan of matvec: rewritten, peak ")
+    assert out.startswith("matvec fits: ")
     assert "of 2 MiB" in out
     assert "fori_loop" in out
 
@@ -119,9 +119,11 @@ def test_a_limit_that_means_nothing(kernel, capsys):
     assert message.startswith("memory_limit = 'lots' is not a number with a unit.")
 
 
-@pytest.mark.parametrize("place", ["kernel.py", "matvec", ":matvec", "kernel.py:", "kernel.py:a b"])
+@pytest.mark.parametrize("place", ["kernel.py", "matvec", ":matvec", "kernel.py:", "kernel.py:a b", "a b:f"])
 def test_a_place_of_another_form(place, kernel, capsys):
-    assert error_of(capsys, "plan", place, "--args", f"{kernel}:make_args") == f"{place!r} names no function: write FILE.py:FUNCTION."
+    assert error_of(capsys, "plan", place, "--args", f"{kernel}:make_args") == (
+        f"{place!r} names no function: write FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION."
+    )
 
 
 def test_no_such_file(kernel, capsys):
@@ -182,14 +184,49 @@ def test_a_file_may_import_its_neighbour(tmp_path, kernel, capsys):
     main_file = tmp_path / "uses_neighbour.py"
     main_file.write_text("from neighbour_of_the_kernel import matvec\n")
     assert main(["plan", f"{main_file}:matvec", "--args", f"{kernel}:make_args", "--limit", "1GiB"]) == 0
-    assert capsys.readouterr().out.startswith("plan of matvec: ")
+    assert capsys.readouterr().out.startswith("matvec fits: ")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A package of a user's in the working directory, whose modules import each other."""
+    package = tmp_path / "project_of_a_user"
+    (package / "models").mkdir(parents=True)
+    for folder in (package, package / "models"):
+        (folder / "__init__.py").write_text("")
+    (package / "models" / "kernel.py").write_text(KERNEL)
+    (package / "train.py").write_text("from .models.kernel import make_args, matvec\n\nclass Model:\n    step = staticmethod(matvec)\n")
+    (package / "broken.py").write_text("x = 1\nfrom .models import nothing\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield package
+    for name in [name for name in sys.modules if name.partition(".")[0] == package.name]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("place", ["project_of_a_user.train", "project_of_a_user/train.py"])
+@pytest.mark.parametrize("function", ["matvec", "Model.step"])
+def test_a_function_of_a_package(place, function, project, capsys):
+    assert main(["plan", f"{place}:{function}", "--args", f"{place}:make_args", "--limit", "1GiB"]) == 0
+    assert capsys.readouterr().out.startswith("matvec fits: ")
+
+
+def test_no_such_module(project, kernel, capsys):
+    for name in ("project_of_a_user.trainer", "no_such_project.train"):
+        message = error_of(capsys, "plan", f"{name}:step", "--args", f"{kernel}:make_args")
+        assert message == f"there is no module {name} here or among installed packages."
+
+
+def test_a_module_that_does_not_load(project, kernel, capsys):
+    message = error_of(capsys, "plan", "project_of_a_user.broken:f", "--args", f"{kernel}:make_args")
+    assert message.startswith("project_of_a_user.broken raised while it loaded, line 2: ImportError: cannot import name 'nothing'")
 
 
 def test_what_argparse_finds_ends_with_the_same_status(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["plan"])
     assert caught.value.code == 2
-    assert "FILE.py:FUNCTION" in capsys.readouterr().err
+    assert "PLACE:FUNCTION" in capsys.readouterr().err
 
 
 def test_the_version(capsys):

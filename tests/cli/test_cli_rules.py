@@ -116,3 +116,12 @@ def test_what_nobody_reads_to_its_end_is_no_error():
         command.stdout.close()
         assert command.stderr.read() == b""
         assert command.wait() == 1
+
+
+def test_an_argument_that_stands_twice_has_the_name_of_each_parameter(tmp_path, capsys):
+    path = tmp_path / "twice.py"
+    path.write_text(FILE + "\n\ndef args_twice():\n    x = one()\n    return x, x\n")
+    assert main(["show", f"{path}:distances", "--args", f"{path}:args_twice"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("%0 = input x ")
+    assert lines[1].startswith("%1 = input y ")

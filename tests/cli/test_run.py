@@ -26,7 +26,7 @@ def nearest(queries, points):
 queries, points = jax.random.normal(jax.random.key(0), (2, 4000, 3))
 print(nearest(queries, points).sum())
 """
-"""What a new user writes in ten lines; it holds all 16 million distances."""
+"""A program of ten lines as a new user writes it; it holds all 16 million distances."""
 
 MEASURED = """
 from eqsat_mem.backends.xla import held_bytes
@@ -100,8 +100,8 @@ def test_scripts_run_as_under_python(command, folder):
     plain = python(*command, cwd=folder)
     ours, said = run("--memory-limit", "1GiB", *command, cwd=folder)
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
-    target = command[1] if command[0] == "-m" else command[0]
-    assert said == ("" if command == ["broken.py"] else f"eqsat-mem: {target} did not import jax: there was nothing to plan.\n")
+    script = command[1] if command[0] == "-m" else command[0]
+    assert said == ("" if command == ["broken.py"] else f"eqsat-mem: {script} did not import jax: there was nothing to plan.\n")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.egraph import saturate as saturation
-from eqsat_mem.egraph.engine import Local, Overrun, Panic
+from eqsat_mem.egraph.engine import LocalSession, Overrun, Panic
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate, session
 from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS
@@ -105,8 +105,8 @@ def test_shipped_rules_run_in_this_process_and_others_elsewhere(tmp_path, monkey
     innocent = file(tmp_path, CARD + '(rewrite (Neg (Neg a)) a :ruleset simplify :name "innocent")')
     rules = load_rules([innocent])
     assert rules.given == {"innocent"}
-    assert isinstance(session(load_rules()), Local)
-    assert isinstance(session(load_rules([innocent], without=["innocent"])), Local)
+    assert isinstance(session(load_rules()), LocalSession)
+    assert isinstance(session(load_rules([innocent], without=["innocent"])), LocalSession)
     where = session(rules)
     assert isinstance(where, Worker)
     where.close()

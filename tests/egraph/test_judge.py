@@ -49,7 +49,7 @@ def written(tmp_path, text, sound="real", declared="", unchecked=""):
 @pytest.mark.parametrize("rule", tiered(RULES.rules, RULES.rules[::8]), ids=lambda rule: rule.name)
 def test_every_shipped_rule_is_right(rule):
     found = judge(rule, RULES)
-    assert found.passes, found.summary()
+    assert found.accepted, found.summary()
     assert found.status == "right" or {"tame", "centred-on", "sinks"} >= set(stated_heads(rule))
     assert not found.thin, found.summary()
 
@@ -81,14 +81,14 @@ def test_rules_about_operations_of_your_own_are_judged(tmp_path):
 def test_what_nothing_tests_passes_only_where_its_own_file_says_why(tmp_path):
     form = '(rule ((= e (Exp a))) ((rising e)) :ruleset simplify :name "rises")'
     declared = "(relation rising (T))\n"
-    assert not verdict(written(tmp_path, form, declared=declared), "rises").passes
+    assert not verdict(written(tmp_path, form, declared=declared), "rises").accepted
     for text in (";; unchecked: it only marks what to look at\n" + declared, declared):
         path = written(tmp_path, form, declared=text, unchecked="it only marks what to look at" * (text == declared))
         found = verdict(path, "rises")
-        assert (found.status, found.passes, found.compared) == ("unchecked", True, 0)
+        assert (found.status, found.accepted, found.compared) == ("unchecked", True, 0)
         assert found.summary() == "it only marks what to look at"
     tame = written(tmp_path, '(rule ((= e (Exp a))) ((tame e)) :ruleset explore :name "all-tame")')
-    assert not verdict(tame, "all-tame").passes  # what another file says of its rules is no excuse
+    assert not verdict(tame, "all-tame").accepted  # what another file says of its rules is no excuse
 
 
 def test_a_fact_is_tested_for_what_its_relation_means(tmp_path):
@@ -146,7 +146,7 @@ def test_other_equations_are_others(tmp_path):
 @pytest.mark.parametrize(("path", "name"), tiered(WRONG, WRONG[::8]), ids=[name for _, name in WRONG])
 def test_every_wrong_rule_is_caught(path, name, capsys):
     found = verdict(path, name)
-    assert not found.passes, found.summary()
+    assert not found.accepted, found.summary()
     assert found.status == ("unchecked" if name in UNTESTED else "wrong")
     if found.wrong is None:
         return

@@ -126,7 +126,7 @@ def test_rules_that_run_to_rest_and_never_do_are_refused(tmp_path, ruleset, acti
 
 
 def test_without_the_grammar_egglog_would_panic(monkeypatch):
-    """What the checks are for: a name twice, which the loader refuses, is a panic of egglog's."""
+    """The checks prevent a panic of egglog's: here of a name twice, which the loader refuses."""
     twice = [("one", '(rewrite (Neg a) a :ruleset simplify :name "twice")')] * 2
     with pytest.raises(RuleError, match="egglog failed"):
         EGraph(PROGRAM, twice, {}, 0, 16)

@@ -145,7 +145,7 @@ def test_streamed_programs_mean_what_was_written(name, chunk):
 
 
 def rounding_of_means(s: np.ndarray) -> float:
-    """What two means, each rounded to float32, change in their difference, in standard deviations: a few times, of what rows hold."""
+    """The change of the difference of two means that are rounded to float32, in standard deviations: a few times, of values in rows."""
     finite = s[np.isfinite(s)]
     return float(4 * np.finfo(np.float32).eps * np.abs(finite).max() / finite.std(axis=None))
 

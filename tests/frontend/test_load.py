@@ -492,3 +492,8 @@ def test_few_random_bits_and_those_of_other_generators_are_drawn_whole() -> None
         loading.load(jax.make_jaxpr(lambda key: jax.random.bits(key, (20_000,)))(jax.random.key(0, impl="rbg")), ["key"]),
     ):
         assert "random_bits" in {t.call.prim.name for t in program.terms if isinstance(t, ir.Block)}
+
+
+def test_a_device_put_to_nowhere_is_its_operand():
+    program = loading.load(jax.make_jaxpr(lambda x: jax.device_put(jnp.exp(x)))(1.0), ["x"])
+    assert [type(term).__name__ for term in program.terms] == ["Input", "Map"]

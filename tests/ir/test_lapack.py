@@ -1,4 +1,4 @@
-"""What LAPACK holds besides, against the growth of a process of its own."""
+"""The memory that LAPACK holds besides, against the growth of a process of its own."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CALLS = {
 
 
 def measured():
-    """As JSON: what calls hold as counted, LAPACK's part of it, and the growth of this process."""
+    """As JSON: the bytes that calls hold as counted, LAPACK's part of them, and the growth of this process."""
     jax.config.update("jax_enable_x64", True)
     warm_up(jnp.float64)
     return json.dumps({name: of_call(*call) for name, call in CALLS.items()})

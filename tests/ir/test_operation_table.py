@@ -48,7 +48,7 @@ SAMPLE_TEXTS = {
 
 
 def compiled(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function returns, compiled as one program, which takes a fraction of compiling each of its operations."""
+    """The results of a function, compiled as one program, which takes a fraction of compiling each of its operations."""
     return jax.jit(function)(*args)
 
 
@@ -314,7 +314,7 @@ BLOCK_CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 TIERED_CASES = [pytest.param(*c, marks=[pytest.mark.slow] if c[0] == "random_gamma" else []) for c in BLOCK_CASES]
-"""The same; what takes seconds to compile is of the second tier."""
+"""The same; cases that take seconds to compile are of the second tier."""
 
 
 def find(jaxpr: Any, name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Map, Program
 from eqsat_mem.ir.jaxprs import nested_jaxprs
-from eqsat_mem.ir.loop_tree import Loop, Seq, enclosing, loops, regions, with_region
+from eqsat_mem.ir.loop_tree import Loop, Seq, enclosing, loops, walk_regions, with_region
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.remat import Moved
@@ -55,6 +55,16 @@ class Case:
     want: list[Any]
     names: list[str]
 
+    @cached_property
+    def near(self) -> tuple[list[Any], list[Any]]:
+        """The results where roots of sums of squares that are zero are as far above it as a rounding error, and four times as far."""
+
+        def norm(factor: float, squared: np.ndarray) -> np.ndarray:
+            return np.where(squared == 0, np.asarray(factor * np.finfo(squared.dtype).eps ** 0.5, squared.dtype), np.sqrt(squared))
+
+        one, other = (stepwise.run(self.jaxpr, self.args, partial(norm, factor)) for factor in (1.0, 4.0))
+        return one, other
+
 
 def case(sample: Sample) -> Case:
     args = sample.values()
@@ -77,7 +87,7 @@ def random_tree(ex: Extraction, rng: random.Random, most: int = 3) -> tuple[Seq,
     """Some regions split along some indices, in chunks of some sizes, keeping some slices."""
     seq = region(ex)
     for _ in range(rng.randint(1, most)):
-        straight = [(path, inner) for path, inner in regions(seq) if inner.steps and all(isinstance(s, int) for s in inner.steps)]
+        straight = [(path, inner) for path, inner in walk_regions(seq) if inner.steps and all(isinstance(s, int) for s in inner.steps)]
         if not straight:
             break
         path, inner = rng.choice(straight)
@@ -146,7 +156,7 @@ def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, S
             tree = random_schedule(ex, rng)
             yield f"{word}, random tree {k}", tree
             if rng.random() < 0.3:
-                yield f"{word}, random tree {k}, values computed again", Moved(tree).within(int(0.5 * tree.peak_bytes))
+                yield f"{word}, random tree {k}, values computed again", Moved(tree).fitting(int(0.5 * tree.peak_bytes))
         if (thorough and word != "random") or word == "smallest":
             yield from ladder(word, ex)
 
@@ -159,13 +169,13 @@ def few_plans(case: Case, seed: int) -> Iterator[tuple[str, Schedule]]:
     chosen = staged[rng.randrange(len(staged))]
     tree = random_schedule(written if chosen is written.program else original(chosen, RULES), rng)
     yield "as written, random tree", tree
-    recomputed = Moved(tree).within(int(rng.choice([0.3, 0.6, 0.9]) * tree.peak_bytes))
+    recomputed = Moved(tree).fitting(int(rng.choice([0.3, 0.6, 0.9]) * tree.peak_bytes))
     if recomputed is not tree:
         yield "as written, random tree, values computed again", recomputed
 
 
 def ladder(word: str, ex: Extraction) -> Iterator[tuple[str, Schedule]]:
-    """What the search finds for limits from below the smallest possible peak up to none."""
+    """Schedules that the search finds for limits from below the smallest possible peak up to none."""
     smallest = schedule(ex, 1, TINY)
     yield f"{word}, smallest", smallest
     yield f"{word}, within 1.3 x the smallest", schedule(ex, int(1.3 * smallest.peak_bytes), TINY)
@@ -197,23 +207,29 @@ def compare(case: Case, got: Sequence[Any], source: str) -> None:
         if "float16" in _dtypes(case) and jnp.issubdtype(b.dtype, jnp.inexact):  # where sums of float16 overflow depends on their order
             both = np.isfinite(a.astype(np.complex128)) & np.isfinite(b.astype(np.complex128))
             a, b = a[both], b[both]
-        if "sqrt" in _primitives(case) and jnp.issubdtype(
-            b.dtype, jnp.inexact
-        ):  # a root's derivative at a distance of zero: docs/accuracy.md
-            known = ~np.isnan(b)
-            a, b = a[known], b[known]
+        if jnp.issubdtype(b.dtype, jnp.inexact) and np.any(np.isnan(b) & ~np.isnan(a)):
+            a, b = _with_norms_above_zero(case, k, a, b)
         if not close(a, b, tolerance(case)):
             raise Mismatch(f"result {k} differs by {difference(a, b):.3g}:\n{a}\ninstead of\n{b}", source)
+
+
+def _with_norms_above_zero(case: Case, k: int, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A plan's result and the expected one, where each may have a number for a derivative of a root at zero (docs/accuracy.md).
+
+    The derivative of the root of a sum of squares is not a number where the sum is zero. A plan may compute a rounding error instead of
+    that zero. So where the result as written is not a number, a number is expected if there is one as soon as these roots are a rounding
+    error above zero: it is that number if it does not depend on the error, else any. A number for any other NaN stays a difference.
+    """
+    one, other = (np.asarray(results[k]) for results in case.near)
+    expected = np.isnan(b) & ~np.isnan(a) & np.isfinite(one) & np.isfinite(other)
+    settled = expected & (np.abs(one - other) <= tolerance(case) * np.maximum(1.0, np.abs(one)))
+    compared = settled | ~expected
+    return a[compared], np.where(settled, one, b)[compared]
 
 
 def tolerance(case: Case) -> float:
     """That of the least precise value of a program."""
     return max((TOLERANCES[name] for name in _dtypes(case) if name in TOLERANCES), default=1e-6)
-
-
-def _primitives(case: Case) -> set[str]:
-    """The names of all operations of a program."""
-    return {eqn.primitive.name for jaxpr in nested_jaxprs(case.jaxpr.jaxpr) for eqn in jaxpr.eqns}
 
 
 def _dtypes(case: Case) -> set[str]:
@@ -241,7 +257,7 @@ def difference(a: Any, b: Any) -> float:
 
 
 def script(sample: Sample, word: str, source: str) -> str:
-    """What to paste to see a failure again."""
+    """A script that shows a failure again."""
     return (
         f"# seed {sample.seed}, plan: {word}\nimport jax\njax.config.update('jax_enable_x64', True)\n"
         f"from tests.oracles.programs import Sample\n{sample.source}\n"

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from eqsat_mem.ir import Block, Dot, Fold, Index, Program, Rename, bits, children, interpreter, is_leaf
-from eqsat_mem.ir.loop_tree import Loop, Seq, regions
+from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import MONOIDS, block_op
 from eqsat_mem.schedule.search import Schedule
 from tests.oracles import stepwise
@@ -105,7 +105,7 @@ class _Execution:
         frame.values.update(folded)
 
     def picks(self, t: int) -> bool:
-        """Does a fold pick some elements of each chunk, rather than combine the results of chunks by a monoid?"""
+        """Whether a fold picks some elements of each chunk, rather than combine the results of chunks by a monoid."""
         term = self.program.terms[t]
         return isinstance(term, Block) and block_op(term.call.prim.name).monoid is None
 
@@ -128,7 +128,7 @@ class _Execution:
     def level(self, t: int, folds: dict[Any, Any], loop: Loop, frame: _Frame) -> Any:
         """The level of a rescaled sum for these values of the folds that it is made of, with an axis for each index of the sum."""
         program, level = self.program, self.schedule.ex.rescales[t].level
-        inside = {step for _, seq in regions(loop.body) for step in seq.steps if isinstance(step, int)}
+        inside = {step for _, seq in walk_regions(loop.body) for step in seq.steps if isinstance(step, int)}
         there = _Frame(frame.ranges, frame, {u: folds[u] for u in loop.folds if u in folds})
 
         def value(u: int) -> None:
@@ -142,7 +142,7 @@ class _Execution:
         return np.expand_dims(self.fetch(level, there, frame.ranges), axes)
 
     def rescaled(self, t: int, total: Any, level: Any, new: Any) -> Any:
-        """What elements gave while a level was the level, now that another is."""
+        """The result of elements for a former level, rescaled to the present one."""
         if not self.schedule.ex.rescales[t].extreme:
             return rescale(total, level, new)
         monoid = getattr(self.program.terms[t], "monoid", "add")

@@ -6,53 +6,78 @@ import argparse
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator
 
 import jax
 
-from tests.oracles.differential import Mismatch, case, check_plan, few_plans, plans, script
-from tests.oracles.programs import sample
+from tests.oracles.differential import Case, Mismatch, case, check_plan, few_plans, plans, script
+from tests.oracles.programs import Sample, sample
 
 
 def failure(seed: int, jit: bool = False, thorough: bool = True, few: bool = False) -> str | None:
     """A script that shows what is wrong with some plan of the program of a seed, or None. ``few`` plans take no e-graph."""
-    drawn = sample(seed)
+
+    def checks(known: Case) -> Iterator[str]:
+        for word, made in few_plans(known, seed) if few else plans(known, seed, thorough):
+            yield word
+            check_plan(known, made, jit)
+
+    return first_failure(sample(seed), checks)
+
+
+def first_failure(drawn: Sample, checks: Callable[[Case], Iterator[str]]) -> str | None:
+    """A script that shows the first check of a program that fails, or None.
+
+    Args:
+        drawn: the program.
+        checks: a generator of the program's checks. It yields the name of each check before it makes it, and the check raises.
+    """
     try:
         known = case(drawn)
     except (NotImplementedError, TypeError):
         return None  # a dtype that JAX traces and does not run
     except Exception as error:
-        return f"# the program of seed {seed} itself: {type(error).__name__}: {error}\n{drawn.source}"
-    word = "none"
+        return f"# the program of seed {drawn.seed} itself: {type(error).__name__}: {error}\n{drawn.source}"
+    name = "none"
     try:
-        for word, made in few_plans(known, seed) if few else plans(known, seed, thorough):  # noqa: B007  # messages name the last
-            check_plan(known, made, jit)
+        for name in checks(known):  # noqa: B007  # messages name the last
+            pass
     except Mismatch as error:
-        return f"{script(drawn, word, error.source)}\n# {word}: " + str(error).replace("\n", "\n# ")
+        return f"{script(drawn, name, error.source)}\n# {name}: " + str(error).replace("\n", "\n# ")
     except Exception:
-        return f"{script(drawn, word, '')}\n# after {word}: " + traceback.format_exc().replace("\n", "\n# ")
+        return f"{script(drawn, name, '')}\n# after {name}: " + traceback.format_exc().replace("\n", "\n# ")
     return None
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """The options of a search for failures, for :func:`search`."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--jit", action="store_true", help="compile the plans instead of running them equation by equation")
-    parser.add_argument("--few", action="store_true", help="few plans of each program and no e-graph, for more programs")
     parser.add_argument("--keep-going", action="store_true", help="report every failure")
-    options = parser.parse_args()
+    return parser
+
+
+def search(options: argparse.Namespace, failure: Callable[[int], str | None]) -> int:
+    """Print failures of seed after seed until the time is up, or until the first; the exit status is 1 if there was any."""
     end, seed, failures = time.monotonic() + options.seconds, options.seed, 0
     with jax.enable_x64(True):
-        while time.monotonic() < end:
-            found = failure(seed, options.jit, few=options.few)
+        while time.monotonic() < end and (options.keep_going or not failures):
+            found = failure(seed)
             if found is not None:
                 failures += 1
                 print(f"# seed {seed}\n{found}\n", flush=True)
-                if not options.keep_going:
-                    return 1
             seed += 1
     print(f"{seed - options.seed} programs from seed {options.seed} on: {failures} failed")
     return int(failures > 0)
+
+
+def main() -> int:
+    parser = command_line(__doc__)
+    parser.add_argument("--jit", action="store_true", help="compile the plans instead of running them equation by equation")
+    parser.add_argument("--few", action="store_true", help="few plans of each program and no e-graph, for more programs")
+    options = parser.parse_args()
+    return search(options, lambda seed: failure(seed, options.jit, few=options.few))
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def deep(rng: Random, out: Text) -> None:
 
 
 def partial(rng: Random, out: Text) -> None:
-    """What has no value: quotients by zero, numbers that overflow, shifts that are too far."""
+    """Expressions without a value: quotients by zero, numbers that overflow, shifts that are too far."""
     ruleset = rng.choice((*RESTING, "explore"))
     value = rng.choice(
         [
@@ -196,7 +196,7 @@ def hostile(seed: int) -> tuple[str, str]:
 
 
 def outcome(seed: int, folder: Path) -> str:
-    """What becomes of a small program with a file: "planned", "stopped", or the error."""
+    """The outcome of planning a small program with a file: "planned", "stopped", or the error."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -261,7 +261,7 @@ def run(first: int, count: int) -> list[tuple[int, float, int, str]]:
 
 
 def verdict(result: tuple[int, float, int, str]) -> str:
-    """How a file ended, in a word: "named", "planned" and "stopped" are as they should be."""
+    """The outcome for a file, in a word: "named", "planned" and "stopped" are as they should be."""
     seed, seconds, used, what = result
     if seconds > SECONDS or used > BYTES:
         return "over"

@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import sys
-import time
-import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,7 +24,8 @@ from eqsat_mem.ir.mesh import Devices, Placement, Shares, Spec
 from eqsat_mem.mesh.choose import Spread, spread
 from eqsat_mem.schedule.search import Schedule, schedule, straight
 from tests.oracles import stepwise
-from tests.oracles.differential import Case, Mismatch, case, compare, extractions, script
+from tests.oracles.differential import Case, Mismatch, compare, extractions
+from tests.oracles.fuzz import command_line, first_failure, search
 from tests.oracles.programs import sample
 from tests.oracles.targets import TINY
 
@@ -43,7 +41,7 @@ def mesh_of(axes: dict[str, int]) -> Mesh:
 
 
 def random_spec(shape: Sequence[int], axes: dict[str, int], rng: random.Random, merged: float) -> Spec:
-    """How an array of a shape may lie; ``merged`` is how probable it is that two mesh axes deal out one of it."""
+    """A random spec of an array of a shape; ``merged`` is the probability that two mesh axes deal out one of it."""
     left, spec = list(axes), []
     for extent in shape:
         names: tuple[str, ...] = ()
@@ -58,7 +56,7 @@ def random_spec(shape: Sequence[int], axes: dict[str, int], rng: random.Random, 
 
 
 def random_placement(known: Case, axes: dict[str, int], rng: random.Random, merged: float) -> Placement:
-    """How arguments lie and how results shall lie; some of them are left to the planner."""
+    """Random specs of arguments and results; some of them are left to the planner."""
 
     def every(avals: Sequence[Any], left_open: float) -> tuple[Spec | None, ...]:
         return tuple(None if rng.random() < left_open else random_spec(aval.shape, axes, rng, merged) for aval in avals)
@@ -100,7 +98,7 @@ def check_plan(known: Case, made: Schedule, placement: Placement) -> None:
 
 
 def simulated(known: Case, code: Emitted, shares: Shares) -> list[Any]:
-    """What the devices compute, each operation by itself: devices are lanes of ``vmap``, whose axes collectives reduce over."""
+    """The results of the devices together, each operation by itself: devices are lanes of ``vmap``, whose axes collectives reduce over."""
     local = code.function.__globals__[f"{code.function.__name__}_on_each_device"]
     axes = shares.devices.axes
     ins = [_lanes(a, spec, shares) for a, spec in zip(known.args, shares.arguments, strict=True)]
@@ -167,23 +165,16 @@ def failure(seed: int, devices: bool = False) -> str | None:
 
     With ``devices`` plans run on them, else as lanes of ``vmap``, which has no collectives over two axes at once.
     """
-    drawn, rng = sample(seed, EXTENTS), random.Random(seed)
-    try:
-        known = case(drawn)
-    except (NotImplementedError, TypeError):
-        return None  # a dtype that JAX traces and does not run
-    axes = MESHES[seed % len(MESHES)]
-    placement = random_placement(known, axes, rng, 0.15 if devices else 0.0)
-    told = f"on {axes}, {[*map(_text, placement.arguments)]} -> {[*map(_text, placement.results)]}"
-    word = "none"
-    try:
-        for word, made in plans(known, placement, seed):  # noqa: B007  # messages name the last
+    axes, rng = MESHES[seed % len(MESHES)], random.Random(seed)
+
+    def checks(known: Case) -> Iterator[str]:
+        placement = random_placement(known, axes, rng, 0.15 if devices else 0.0)
+        where = f"on {axes}, {[*map(_text, placement.arguments)]} -> {[*map(_text, placement.results)]}"
+        for word, made in plans(known, placement, seed):
+            yield f"{word} {where}"
             (check_on_devices if devices else check_plan)(known, made, placement)
-    except Mismatch as error:
-        return f"{script(drawn, word, error.source)}\n# {word} {told}: " + str(error).replace("\n", "\n# ")
-    except Exception:
-        return f"{script(drawn, word, '')}\n# after {word} {told}: " + traceback.format_exc().replace("\n", "\n# ")
-    return None
+
+    return first_failure(sample(seed, EXTENTS), checks)
 
 
 def _text(spec: Spec | None) -> str:
@@ -191,25 +182,11 @@ def _text(spec: Spec | None) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--keep-going", action="store_true", help="report every failure")
+    parser = command_line(__doc__)
     parser.add_argument("--devices", action="store_true", help="run plans on devices, of which there must be eight")
     options = parser.parse_args()
-    end, seed, failures = time.monotonic() + options.seconds, options.seed, 0
-    jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_disable_most_optimizations", True)
-    while time.monotonic() < end:
-        found = failure(seed, options.devices)
-        if found is not None:
-            failures += 1
-            print(f"# seed {seed}\n{found}\n", flush=True)
-            if not options.keep_going:
-                return 1
-        seed += 1
-    print(f"{seed - options.seed} programs from seed {options.seed} on: {failures} failed")
-    return int(failures > 0)
+    return search(options, lambda seed: failure(seed, options.devices))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def dtype_of(name: str) -> Any:
 
 
 def folded_pairs(spec, over, pair, fold, block, approximate, *arrays):
-    """What a tile kernel is to compute, all pairs at once; it refuses what the kernel could not read."""
+    """The result that a tile kernel should give, all pairs at once; reads that the kernel could not make are refused."""
     *reads, result = spec.replace("->", ",").split(",")
     axes = result + over
     sizes = {index: size for read, array in zip(reads, arrays, strict=True) for index, size in zip(read, array.shape, strict=True)}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.ir import Block, Dot, Fold, Map, bits, children, is_leaf, itemsize
-from eqsat_mem.ir.loop_tree import Loop, Seq, made, regions
+from eqsat_mem.ir.loop_tree import Loop, Seq, made, walk_regions
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.strided_reads import Columns
@@ -142,7 +142,7 @@ class _Run:
     def loop(self, loop: Loop, read: frozenset[int], alive: dict[int, int], extents: Extents, along: int | None) -> None:
         results = {t: self.as_computed(t, extents) for t in loop.folds} | {t: self.as_declared(t, extents) for t in loop.stacks}
         self.heap.allocate(sum(results.values()))
-        inside = [c for _, seq in regions(loop.body) for c in self.fused(seq).copies if self.is_made_before(c, loop.index)]
+        inside = [c for _, seq in walk_regions(loop.body) for c in self.fused(seq).copies if self.is_made_before(c, loop.index)]
         widened = {(c.term, c.over): c for c in inside if not self.is_made_before(c, along)}
         with self.heap.holding(self.slices(read, alive, extents, along) + sum(self.copied(c, extents) for c in widened.values())):
             self.turns(loop, extents)
@@ -194,7 +194,7 @@ class _Run:
         alive[step] = size
 
     def rows_of_results(self, step: int, extents: Extents) -> int:
-        """How many rows of results a fold of leading axes leaves; none where it adds up its result at once."""
+        """The number of rows of results that a fold of leading axes leaves; none where it adds up its result at once."""
         term = self.program.terms[step]
         assert isinstance(term, Fold)
         axes = list(bits(self.program.free[term.arg]))

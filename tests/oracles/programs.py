@@ -1,4 +1,4 @@
-"""Random JAX programs as source text: what they compute does not matter, what they are made of does."""
+"""Random JAX programs as source text, made of the operations and shapes that plans change; their results mean nothing."""
 
 from __future__ import annotations
 

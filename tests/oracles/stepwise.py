@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,16 +13,24 @@ from jax.extend.core import ClosedJaxpr, Literal
 from eqsat_mem.transforms.control_flow import consts_and_carries
 
 Array = Any
+Root = Callable[[Array], Array]
 
 
-def run(closed: ClosedJaxpr, args: Sequence[Array]) -> list[Array]:
-    """The results of a jaxpr; loops are loops of Python, and primitives that numpy has not are bound one by one."""
+def run(closed: ClosedJaxpr, args: Sequence[Array], norm: Root = np.sqrt) -> list[Array]:
+    """The results of a jaxpr; loops are loops of Python, and primitives that numpy has not are bound one by one.
+
+    Args:
+        closed: the jaxpr.
+        args: its arguments.
+        norm: the function that computes the roots of sums of squares in float32 and float64.
+    """
     with np.errstate(all="ignore"):
-        return _run(closed.jaxpr, closed.consts, [np.asarray(a) for a in args])
+        return _run(closed.jaxpr, closed.consts, [np.asarray(a) for a in args], norm)
 
 
-def _run(jaxpr: Any, consts: Sequence[Array], args: Sequence[Array]) -> list[Array]:
+def _run(jaxpr: Any, consts: Sequence[Array], args: Sequence[Array], norm: Root) -> list[Array]:
     values: dict[Any, Array] = {}
+    norms = () if norm is np.sqrt else [*map(id, _norms(jaxpr))]
 
     def read(v: Any) -> Array:
         return np.asarray(v.val, v.aval.dtype) if isinstance(v, Literal) else values[v]
@@ -30,11 +38,31 @@ def _run(jaxpr: Any, consts: Sequence[Array], args: Sequence[Array]) -> list[Arr
     values.update(zip(jaxpr.constvars, map(_plain, consts)))
     values.update(zip(jaxpr.invars, args, strict=True))
     for eqn in jaxpr.eqns:
-        results = _equation(eqn, [read(v) for v in eqn.invars])
+        operands = [read(v) for v in eqn.invars]
+        results = [norm(*operands)] if id(eqn) in norms else _equation(eqn, operands, norm)
         for v, result in zip(eqn.outvars, results, strict=True):
             assert np.shape(result) == v.aval.shape, f"{eqn.primitive.name} gave {np.shape(result)}, not {v.aval}"
             values[v] = result if _is_key(v.aval.dtype) else np.asarray(result).astype(v.aval.dtype, copy=False)
     return [read(v) for v in jaxpr.outvars]
+
+
+def _norms(jaxpr: Any) -> Iterator[Any]:
+    """The equations that take roots of sums of squares in float32 and float64."""
+    producer = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+
+    def made_by(v: Any, name: str) -> Any:
+        eqn = None if isinstance(v, Literal) else producer.get(v)
+        return eqn if eqn is not None and eqn.primitive.name == name else None
+
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "sqrt" and eqn.outvars[0].aval.dtype in (np.float32, np.float64):
+            added = made_by(eqn.invars[0], "reduce_sum")
+            if added is not None and any(_is_square(made_by(added.invars[0], name)) for name in ("mul", "square", "integer_pow")):
+                yield eqn
+
+
+def _is_square(eqn: Any) -> bool:
+    return eqn is not None and (eqn.invars[0] is eqn.invars[-1] if eqn.primitive.name == "mul" else eqn.params.get("y", 2) == 2)
 
 
 def _plain(value: Array) -> Array:
@@ -45,11 +73,11 @@ def _is_key(dtype: Any) -> bool:
     return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
 
 
-def _equation(eqn: Any, args: list[Array]) -> list[Array]:
+def _equation(eqn: Any, args: list[Array], norm: Root) -> list[Array]:
     name, params = eqn.primitive.name, eqn.params
     inner = params.get("jaxpr") or params.get("call_jaxpr")
     if name in CONTROL:
-        return CONTROL[name](params, args)
+        return CONTROL[name](params, args, norm)
     if name in (
         "jit",
         "pjit",
@@ -61,7 +89,7 @@ def _equation(eqn: Any, args: list[Array]) -> list[Array]:
         "custom_vjp_call",
         "custom_vjp_call_jaxpr",
     ):
-        return _run(inner.jaxpr, inner.consts, args) if isinstance(inner, ClosedJaxpr) else _run(inner, (), args)
+        return _run(inner.jaxpr, inner.consts, args, norm) if isinstance(inner, ClosedJaxpr) else _run(inner, (), args, norm)
     floating = all(np.dtype(a.dtype).kind in "fc" for a in args if not _is_key(a.dtype))
     if name in EXACT or (name in SIMPLE and floating and all(a.size for a in args)):
         return [SIMPLE[name](params, *args)]
@@ -69,13 +97,13 @@ def _equation(eqn: Any, args: list[Array]) -> list[Array]:
     return [_plain(r) for r in (results if eqn.primitive.multiple_results else [results])]
 
 
-def _scan(params: Any, args: list[Array]) -> list[Array]:
+def _scan(params: Any, args: list[Array], norm: Root) -> list[Array]:
     body, (consts, carries) = params["jaxpr"], consts_and_carries(params)
     fixed, carry, xs = args[:consts], args[consts : consts + carries], args[consts + carries :]
     order = range(params["length"])
     stacked: list[list[Array]] = []
     for k in reversed(order) if params["reverse"] else order:
-        results = _run(body.jaxpr, body.consts, [*fixed, *carry, *(x[k] for x in xs)])
+        results = _run(body.jaxpr, body.consts, [*fixed, *carry, *(x[k] for x in xs)], norm)
         carry, rows = results[:carries], results[carries:]
         stacked.append(rows)
     if params["reverse"]:
@@ -85,22 +113,22 @@ def _scan(params: Any, args: list[Array]) -> list[Array]:
     return [*carry, *ys]
 
 
-def _while(params: Any, args: list[Array]) -> list[Array]:
+def _while(params: Any, args: list[Array], norm: Root) -> list[Array]:
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     cond_consts, body_consts, carry = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
-    while np.any(going := _run(cond.jaxpr, cond.consts, [*cond_consts, *carry])[0]):
-        new = _run(body.jaxpr, body.consts, [*body_consts, *carry])
+    while np.any(going := _run(cond.jaxpr, cond.consts, [*cond_consts, *carry], norm)[0]):
+        new = _run(body.jaxpr, body.consts, [*body_consts, *carry], norm)
         carry = [
             np.where(going.reshape(going.shape + (1,) * (n.ndim - going.ndim)), n, old) for n, old in zip(new, carry)
         ]  # batched: some go on
     return carry
 
 
-def _cond(params: Any, args: list[Array]) -> list[Array]:
+def _cond(params: Any, args: list[Array], norm: Root) -> list[Array]:
     branches = params["branches"]
     branch = branches[min(max(int(args[0]), 0), len(branches) - 1)]
-    return _run(branch.jaxpr, branch.consts, args[1:])
+    return _run(branch.jaxpr, branch.consts, args[1:], norm)
 
 
 CONTROL: dict[str, Callable[..., list[Array]]] = {"scan": _scan, "while": _while, "cond": _cond}
@@ -193,7 +221,7 @@ EXACT: dict[str, Callable[..., Array]] = {
     "cumsum": lambda params, x: np.flip(np.cumsum(np.flip(x, params["axis"]), params["axis"]), params["axis"]) if params["reverse"]
     else np.cumsum(x, params["axis"]), "copy": _plainly(np.array), "stop_gradient": _plainly(np.array),
 }  # fmt: skip
-"""What numpy does as JAX does, for numbers of every kind."""
+"""Primitives that numpy computes as JAX does, for numbers of every kind."""
 
 
 SIMPLE: dict[str, Callable[..., Array]] = EXACT | {
@@ -202,4 +230,4 @@ SIMPLE: dict[str, Callable[..., Array]] = EXACT | {
     "integer_pow": lambda params, x: x ** params["y"], "dot_general": _dot, "reduce_sum": _sum, "reduce_prod": _reduce(np.prod),
     "reduce_max": _reduce(np.max), "reduce_min": _reduce(np.min),
 }  # fmt: skip
-"""What numpy does as JAX does for floating-point numbers, up to rounding."""
+"""Primitives that numpy computes as JAX does for floating-point numbers, up to rounding."""

@@ -40,7 +40,7 @@ FROM = {
     4: ("kept 1: ",),
     5: ("tried ", "emitted source", "import jax"),
 }
-"""What appears from each level on."""
+"""The events that appear from each level on."""
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])

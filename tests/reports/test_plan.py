@@ -26,7 +26,7 @@ def plan():
         original_predicted_s=33.0,
         seconds={"trace": 0.02, "saturate": 0.0015},
         loops=[
-            LoopSummary("n", 122_880, 128, stacks=["out"]),
+            LoopSummary("n", 122_880, 128, stacks=["out"], axis="rows of x"),
             LoopSummary("m", 10_007, 256, depth=1, accumulates=["sum of exp * v"]),
         ],
         rules_fired=["split", "reassociate-right"],
@@ -34,29 +34,23 @@ def plan():
     )
 
 
-def test_the_table(plan):
+def test_what_a_plan_prints(plan):
     assert str(plan) == (
-        "plan of matvec: rewritten, peak 5 MiB of 64 MiB\n"
-        "                       before    after\n"
-        "  peak, predicted   56.25 GiB    6 MiB\n"
-        "    arguments           3 MiB    3 MiB\n"
-        "    outputs             1 MiB    1 MiB\n"
-        "    temporaries     56.25 GiB    2 MiB\n"
-        "  peak, compiled                 5 MiB\n"
-        "  limit                         64 MiB\n"
-        "  time, predicted        33 s    4.5 s\n"
-        "loops\n"
-        "  over n: 122,880 in 960 chunks of 128; stacks out\n"
-        "    over m: 10,007 in 40 chunks of 256 (the last of 23); accumulates sum of exp * v\n"
-        "held at the peak\n"
-        "    2 MiB  exp  at kernel.py:12 (matvec)\n"
-        "  512 KiB  v\n"
-        "rules that fired: split, reassociate-right\n"
-        "planned in 21.5 ms: trace 20 ms, saturate 1.5 ms"
+        "matvec fits: 5 MiB of 64 MiB (as written 56.25 GiB), predicted 4.5 s (as written 33 s)\n"
+        "  as written  ########################################  56.25 GiB\n"
+        "  plan        #                                         5 MiB, compiled (predicted 6 MiB)\n"
+        "  limit       #                                         64 MiB\n"
+        "how   over rows of x: 122,880 in 960 chunks of 128; stacks out\n"
+        "        over index m: 10,007 in 40 chunks of 256 (the last of 23); accumulates sum of exp * v\n"
+        "peak  arguments 3 MiB, outputs 1 MiB, temporaries 2 MiB; the largest of them:\n"
+        "          2 MiB  exp  at kernel.py:12 (matvec)\n"
+        "        512 KiB  v\n"
+        "        3.5 MiB  scratch of operations\n"
+        "more  .explain() why   .show() a picture   .source the program   planned in 21.5 ms"
     )
 
 
-def test_the_table_of_a_program_that_was_left_as_it_was(plan):
+def test_what_a_program_prints_that_was_left_as_it_was(plan):
     same = dataclasses.replace(
         plan,
         unchanged=True,
@@ -71,16 +65,28 @@ def test_the_table_of_a_program_that_was_left_as_it_was(plan):
         peak_tensors=(),
     )
     assert str(same) == (
-        "plan of matvec: left as written, peak 56.25 GiB of 1 TiB\n"
-        "                       before       after\n"
-        "  peak, predicted   56.25 GiB   56.25 GiB\n"
-        "    arguments           3 MiB       3 MiB\n"
-        "    outputs             1 MiB       1 MiB\n"
-        "    temporaries     56.25 GiB   56.25 GiB\n"
-        "  limit                             1 TiB\n"
-        "no loops\n"
-        "no rules fired"
+        "matvec fits as written: 56.25 GiB of 1 TiB\n"
+        "  as written  ########################################  56.25 GiB\n"
+        "  limit                                                 1 TiB\n"
+        "peak  arguments 3 MiB, outputs 1 MiB, temporaries 56.25 GiB; the largest of them:\n"
+        "        56.25 GiB  scratch of operations\n"
+        "more  .explain() why   .show() a picture   .source the program"
     )
+
+
+def test_long_lists_say_what_they_leave_out(plan):
+    loops = [LoopSummary("n", 8, 2)] * 11
+    tensors = [("exp", 1000, None)] * 9
+    lines = str(dataclasses.replace(plan, loops=loops, peak_tensors=tensors, peak_bytes=9000)).splitlines()
+    assert "      and 3 more loops, in .loops" in lines
+    assert lines[-2] == "        3.91 KiB  in 4 smaller tensors"
+
+
+def test_in_a_notebook(plan):
+    assert repr(plan) == "<plan of matvec, which fits: 5 MiB of 64 MiB (as written 56.25 GiB), predicted 4.5 s (as written 33 s)>"
+    html = dataclasses.replace(plan, source="x < y")._repr_html_()
+    assert str(plan) in html
+    assert "<pre>x &lt; y</pre>" in html
 
 
 def test_the_json_has_every_attribute_that_is_data(plan):
@@ -94,6 +100,8 @@ def test_the_json_has_every_attribute_that_is_data(plan):
         "depth": 1,
         "accumulates": ["sum of exp * v"],
         "stacks": [],
+        "axis": "",
+        "inside": "",
     }
     assert record["peak_tensors"][1] == {"description": "exp", "bytes": 2 * MiB, "source": "kernel.py:12 (matvec)"}
     assert record["source"] == plan.source
@@ -102,9 +110,13 @@ def test_the_json_has_every_attribute_that_is_data(plan):
 @pytest.mark.parametrize(
     ("loop", "text"),
     [
-        (LoopSummary("n", 8, 8), "over n: 8 in 1 chunk of 8"),
-        (LoopSummary("n", 7, 2), "over n: 7 in 4 chunks of 2 (the last of 1)"),
-        (LoopSummary("n", 6, 2, 2, ["a", "b"], ["c"]), "    over n: 6 in 3 chunks of 2; accumulates a, b; stacks c"),
+        (LoopSummary("n", 8, 8), "over index n: 8 in 1 chunk of 8"),
+        (LoopSummary("n", 7, 2), "over index n: 7 in 4 chunks of 2 (the last of 1)"),
+        (
+            LoopSummary("n", 6, 2, 2, ["a", "b"], ["c"], "axis 1 of q"),
+            "    over axis 1 of q: 6 in 3 chunks of 2; accumulates a, b; stacks c",
+        ),
+        (LoopSummary("n", 4, 2, inside="scan at f.py:3 (f)"), "in scan at f.py:3 (f), over index n: 4 in 2 chunks of 2"),
     ],
 )
 def test_a_loop_in_words(loop, text):

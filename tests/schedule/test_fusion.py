@@ -1,4 +1,4 @@
-"""What XLA:CPU makes of one straight region, mechanism by mechanism: predicted bytes against those of the compiled program."""
+"""The kernels that XLA:CPU makes of one straight region, mechanism by mechanism: predicted bytes against those of the compiled program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eqsat_mem.backends.cpu.fusion import ends
 from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.ir import Map
-from eqsat_mem.ir.loop_tree import loops, regions, with_region
+from eqsat_mem.ir.loop_tree import loops, walk_regions, with_region
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, straight
 from eqsat_mem.schedule.split import Choices, region, split
@@ -104,7 +104,7 @@ def test_what_a_piece_computes_is_held_for_that_piece_only(chunk):
     (sine,) = (t for t, term in enumerate(ex.program.terms) if isinstance(term, Map))
     row, column = (next(k for k, i in enumerate(ex.program.indices) if i.extent == n) for n in (64, 3500))
     outer = split(ex, region(ex), row, Choices(sink=frozenset({sine})))
-    path, body = next((path, seq) for path, seq in regions(outer) if sine in seq.steps)
+    path, body = next((path, seq) for path, seq in walk_regions(outer) if sine in seq.steps)
     tree = with_region(outer, path, split(ex, body, column))
     chunks = {loop: 16 if loop.index == row else chunk for loop in loops(tree)}
     made = Schedule(ex, CPU, tree, chunks, Memory(ex, CPU).total(tree, chunks), 0.0)

@@ -19,7 +19,7 @@ from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import argument_bytes
-from eqsat_mem.ir.loop_tree import Loop, Seq, loops, regions
+from eqsat_mem.ir.loop_tree import Loop, Seq, loops, walk_regions
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, schedule, straight
 from eqsat_mem.schedule.split import region
@@ -141,7 +141,7 @@ COUNTED = {
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_copies_and_widened_values_are_those_of_the_running_program(name):
-    """What a stretch of steps returns counts as wide: there, narrow values may hold less than predicted."""
+    """Results of a stretch of steps count as wide: there, narrow values may hold less than predicted."""
     fun, shapes, dtype = COUNTED[name]
     jaxpr = jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes))
     ex = original(load(jaxpr, "abc"[: len(shapes)]))
@@ -149,7 +149,7 @@ def test_copies_and_widened_values_are_those_of_the_running_program(name):
     trees = [(region(ex), {}), *(random_tree(ex, random.Random(seed)) for seed in range(20))]
     for seq, chunks in trees:
         predicted, held = peaks(ex, seq, chunks)
-        stretches = any(isinstance(step, Seq) for _, inner in regions(seq) for step in inner.steps)
+        stretches = any(isinstance(step, Seq) for _, inner in walk_regions(seq) for step in inner.steps)
         assert held == predicted or (held < predicted and stretches and dtype != "float32")
 
 
@@ -225,7 +225,7 @@ def test_what_loops_read_position_by_position_is_held_so(name):
 
 
 def test_a_stretch_holds_what_its_steps_hold():
-    """What its own loops read position by position is taken apart inside of it."""
+    """Values that its own loops read position by position are taken apart inside of it."""
     ex = traced(APART["values that are read whole as well"], *POINTS)
     made = schedule(ex, argument_bytes(ex.program) + 500 * KIB, CPU)
     around = Seq((made.seq,), made.seq.outs, made.seq.reads)

@@ -11,9 +11,9 @@ import pytest
 
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir.loop_tree import enclosing, loops, regions
+from eqsat_mem.ir.loop_tree import enclosing, loops, walk_regions
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder
-from eqsat_mem.schedule.memory import Memory, within
+from eqsat_mem.schedule.memory import Memory, extents_inside
 from eqsat_mem.schedule.search import BEHIND, Search, fastest, schedule, straight
 from eqsat_mem.schedule.timing import Known
 from tests.oracles.targets import CPU, TINY
@@ -107,7 +107,7 @@ def test_trees_that_splits_in_several_orders_lead_to_get_chunk_sizes_once():
 def test_a_search_for_another_limit_knows_what_the_first_has_found_out():
     search = Search(program("attention gradient"), 2**40, TINY)
     fastest(search)
-    again, alone = fastest(search.within(1)), fastest(Search(search.ex, 1, TINY))
+    again, alone = fastest(search.with_limit(1)), fastest(Search(search.ex, 1, TINY))
     assert (again.peak_bytes, again.seconds, again.splits) == (alone.peak_bytes, alone.seconds, alone.splits)
 
 
@@ -134,10 +134,10 @@ def test_slices_that_are_held_are_no_larger_than_the_split_size():
     ex = program("kernel times vector")
     made, memory = schedule(ex, 2**40, TINY, tensor_split_size=2048), Memory(ex, TINY)
     assert list(loops(made.seq))
-    for path, seq in regions(made.seq):
+    for path, seq in walk_regions(made.seq):
         extents = memory.full_extents()
         for loop in enclosing(made.seq, path):
-            extents = within(extents, loop, made.chunks)
+            extents = extents_inside(extents, loop, made.chunks)
         if path and enclosing(made.seq, path):
             assert all(memory.size(t, extents) <= 2048 for t in memory.fused(seq).kept if isinstance(t, int))
 

@@ -17,7 +17,7 @@ from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program, bits
-from eqsat_mem.ir.loop_tree import Loop, Seq, Trees, at, enclosing, loops, made, regions, with_region
+from eqsat_mem.ir.loop_tree import Loop, Seq, Trees, at, enclosing, loops, made, walk_regions, with_region
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import Choices, Kind, kind_of, region, shared_slices, split
 from tests.oracles.execution import execute
@@ -173,11 +173,11 @@ def test_effects_keep_their_order_and_happen_once():
 def test_regions_are_found_and_replaced_by_their_paths():
     ex = traced(lambda a: jnp.tanh(jnp.sin(a) / jnp.sum(a)), (7, 5))
     tree = split(ex, region(ex), index_of(ex.program, 7))
-    for path, seq in regions(tree):
+    for path, seq in walk_regions(tree):
         assert at(tree, path) is seq
         assert with_region(tree, path, seq).outs == tree.outs
         assert len(enclosing(tree, path)) <= 1
-    straight = [path for path, seq in regions(tree) if all(isinstance(s, int) for s in seq.steps)]
+    straight = [path for path, seq in walk_regions(tree) if all(isinstance(s, int) for s in seq.steps)]
     marker = replace(at(tree, straight[0]), steps=())
     assert at(with_region(tree, straight[0], marker), straight[0]) is marker
 

@@ -81,7 +81,7 @@ def counted(w, h, xs):
 
 
 def returned(w, h, xs):
-    """What is stacked is a result as well."""
+    """Stacked values are results as well."""
     h, ys = lax.scan(lambda h, x: (cell(h, x, w), h**2), h, xs)
     return jnp.sum(jnp.sin(ys)) + jnp.sum(h), ys
 

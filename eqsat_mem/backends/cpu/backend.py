@@ -32,9 +32,9 @@ FOLDED_AT_ONCE = 32_768
 # --- time
 
 LONG_ROW, PER_LONG_ROW = 2**16, 250.0
-"""Where rows of a fold's result have more bytes than this, the kernel library takes so many additions for each element that it folds.
-Other folds are as fast as those along rows: 48 rows of 16,384 or 32,772 float32 numbers are added in 0.3 or 8 ms.
-Sweep: benchmarks/calibration/long_rows.py."""
+"""Folds along rows of more than ``LONG_ROW`` bytes of the result take ``PER_LONG_ROW`` additions per element in the kernel library.
+Other folds are as fast as those along rows: 48 rows of 16,384 or 32,772 float32 numbers are added in 0.3 or 8 ms. Sweep:
+benchmarks/calibration/long_rows.py."""
 UNROLLED = 16
 """Elements of a fold or a search up to which it may be written out: benchmarks/calibration/unrolled_folds.py."""
 SPREAD, CROWDED = 0.4, 0.9
@@ -53,25 +53,27 @@ THIN_ROWS, THIN_DEPTH = 2, 8
 """Rows of a contraction's result, and elements of its contracted axis, that run at half the full rate:
 benchmarks/calibration/small_contractions.py."""
 STRIDED = 1.5
-"""How much longer unrolled folds take outside of loops, where XLA:CPU fuses the strided reads of their operands into them.
+"""The factor by which unrolled folds take longer outside of loops, where XLA:CPU fuses the strided reads of their operands into them.
 Measured: benchmarks/calibration/unrolled_folds.py."""
 NOT_UNROLLED = 5.0
-"""How much longer the same folds take in a program as written, which XLA:CPU does not unroll: benchmarks/calibration/unrolled_folds.py."""
+"""The factor by which the same folds take longer in a program as written, which XLA:CPU does not unroll. Measured:
+benchmarks/calibration/unrolled_folds.py."""
 BY_COLUMNS = 75.0
 """Additions per element of a matrix that XLA:CPU writes by columns for a library, and by rows again:
 benchmarks/calibration/linear_algebra.py."""
 STALL = 9
-"""How many times longer a fold takes that stalls (see :data:`eqsat_mem.backends.cpu.fusion.LONG`): benchmarks/calibration/long_folds.py."""
+"""The factor by which a fold that stalls takes longer (see :data:`eqsat_mem.backends.cpu.fusion.LONG`). Measured:
+benchmarks/calibration/long_folds.py."""
 SCRATCH = 2
-"""How many times its result a contraction may allocate in the kernel library, anew in every turn of a loop:
+"""A contraction may allocate so many times the bytes of its result in the kernel library, anew in every turn of a loop. Measured:
 benchmarks/calibration/contraction_scratch.py."""
 DEALT = 2**16
 """A contraction with more results than this is distributed to all cores by the kernel library:
 benchmarks/calibration/small_contractions.py."""
 
 DOUBT = 2
-"""How often the estimated scratch of kernel libraries counts: chains of contractions took twice the estimate.
-Measured: benchmarks/calibration/hidden_scratch.py."""
+"""The factor by which the estimated scratch of kernel libraries counts: chains of contractions took twice the estimate. Measured:
+benchmarks/calibration/hidden_scratch.py."""
 UNOPTIMISED: Mapping[str, str | bool] = {
     "xla_backend_optimization_level": "0",
     "xla_cpu_use_fusion_emitters": False,

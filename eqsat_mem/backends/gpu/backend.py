@@ -50,7 +50,7 @@ class GpuIdioms(Idioms):
     """Idioms that keep XLA:GPU from copying whole arrays ahead of a loop."""
 
     def turned(self, ex: Extraction) -> frozenset[int]:
-        """What solvers read, which store matrices by columns, and all that elementwise operations make it of."""
+        """The values that solvers read, which store matrices by columns, and all values that elementwise operations make them of."""
         terms, found = ex.program.terms, set[int]()
         solvers = (term for term in terms if isinstance(term, Block) and term.call.prim.name in BY_COLUMNS)
         waiting = [a for term in solvers for a in term.args]
@@ -163,7 +163,8 @@ class GpuBackend(Backend):
         return tile if tile.seconds < self._usual_s(ex, step, members, extents, seconds) else None
 
     def _usual_s(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], seconds: float) -> float:
-        """Seconds of XLA's kernel, given those of its arithmetic at the full rate; what it does not compute inside comes from memory."""
+        """Seconds of XLA's kernel, given those of its arithmetic at the full rate; operands that it does not compute inside come from
+        memory."""
         held = (
             0 if self.tiles is None else sum(scratch.size(ex.program, m, extents) for m in scratch.left_to_tiles(ex.program, step, members))
         )
@@ -213,7 +214,8 @@ class GpuBackend(Backend):
     # memory
 
     def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
-        """What reads a product by a library or a matrix in columns does not work in place, nor what is written longer for a product."""
+        """Readers of a product by a library, or of a matrix in columns, do not work in place, nor do values that are written longer for a
+        product that reads them."""
         program, made = ex.program, ex.program.terms[t]
         if isinstance(made, Dot) or (isinstance(made, Block) and made.call.prim.name in BY_COLUMNS):
             return False

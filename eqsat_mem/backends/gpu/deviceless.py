@@ -54,8 +54,8 @@ _lock = threading.RLock()
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A program compiled in one setting.
+class Compilation:
+    """The outcome of compiling a program in one setting.
 
     Attributes:
         setting: the name of the setting in :data:`SETTINGS`.
@@ -102,7 +102,7 @@ class Checked:
     """A program compiled for a card in every setting."""
 
     target: Target
-    settings: tuple[Compiled, ...]
+    settings: tuple[Compilation, ...]
 
     @property
     def held_bytes(self) -> int:
@@ -163,7 +163,7 @@ def each_setting(
     settings: Sequence[str] = tuple(SETTINGS),
     launches: bool = False,
     machine_code: bool = False,
-) -> Iterator[Compiled]:
+) -> Iterator[Compilation]:
     """What :func:`compile_for` compiles, in one setting after the other, each when it is asked for."""
     import jax
 
@@ -177,7 +177,7 @@ def each_setting(
         yield _compiled(lowered, target, setting, launches, machine_code)
 
 
-def _compiled(lowered: Any, target: Target, setting: str, launches: bool, machine_code: bool) -> Compiled:
+def _compiled(lowered: Any, target: Target, setting: str, launches: bool, machine_code: bool) -> Compilation:
     options: Options = {**SETTINGS[setting], **({} if machine_code else _unassembled())}
     if launches:
         with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +186,7 @@ def _compiled(lowered: Any, target: Target, setting: str, launches: bool, machin
     else:
         executable, launched = _compile(lowered, options), None
     memory = executable.memory_analysis()
-    return Compiled(
+    return Compilation(
         setting,
         SETTINGS[setting],
         memory.argument_size_in_bytes,

@@ -1,5 +1,4 @@
-"""What XLA:GPU decides by arithmetic on extents: which products become folds, in how many parts it folds and
-multiplies, what it pads.
+"""Decisions of XLA:GPU by arithmetic on extents: which products become folds, into how many parts folds and products are cut, and padding.
 
 Found with compiled programs of JAX 0.10.2 by bisection, and checked against the compiler where that is installed;
 docs/xla-gpu.md has all that was found.
@@ -53,8 +52,8 @@ def is_looped(extent: int) -> bool:
 
 
 def fold_parts(extent: int, last: bool) -> int:
-    """How many partial results of each element a fold leaves: 1 where it takes one pass. Along the last axis this is
-    an upper bound.
+    """The number of partial results that a fold leaves of each element: 1 where it takes one pass. Along the last axis this is an upper
+    bound.
 
     A long axis is cut into about as many parts as each has elements: the number between half the square root and the
     root that pads the axis least, powers of two first among equals. Along the last axis XLA may swap the number of

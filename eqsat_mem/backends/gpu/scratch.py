@@ -1,4 +1,4 @@
-"""What kernels of XLA:GPU hold besides operands and results: partial results, copies of operands, and what libraries take.
+"""Memory that kernels of XLA:GPU hold besides operands and results: partial results, copies of operands, and workspaces of libraries.
 
 docs/xla-gpu.md has the programs in which each was seen.
 """
@@ -47,7 +47,7 @@ def fold_bytes(
 
 
 def padding(program: Program, term: Dot, extents: Sequence[int], target: Target) -> float:
-    """How many times as long its operands are copied for a product."""
+    """The factor by which padding lengthens the operands that are copied for a product."""
     m, n, k, batch = sides(program, term, extents)
     width = itemsize(term.dtype)
     if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
@@ -100,7 +100,7 @@ def product_bytes(
 
 
 def _vector_bytes(program: Program, term: Dot, extents: Sequence[int]) -> int:
-    """What a product with a vector takes as a fold of products."""
+    """Bytes that a product with a vector holds as a fold of products."""
     matrix = max((term.lhs, term.rhs), key=lambda c: program.free[c].bit_count())
     axes = order(program, matrix)
     last = axes is not None and bool(term.over >> axes[-1] & 1)
@@ -115,7 +115,7 @@ def _vector_bytes(program: Program, term: Dot, extents: Sequence[int]) -> int:
 
 
 def folded(program: Program, t: int, extents: Sequence[int]) -> tuple[int, bool]:
-    """How many elements a fold combines to one, and whether they lie side by side: its indices are the last of its operand."""
+    """The number of elements that a fold combines to one, and whether they lie side by side: its indices are the last of its operand."""
     term = program.terms[t]
     assert isinstance(term, Fold)
     over = program.free[term.arg] & term.over
@@ -236,7 +236,7 @@ def _turned_bytes(program: Program, members: Sequence[int], size: Callable[[int]
 
 
 def elementwise_operands(program: Program, t: int) -> Sequence[int]:
-    """What a map or a fold reads; nothing for other terms."""
+    """The operands of a map or a fold; nothing for other terms."""
     term = program.terms[t]
     return term.args if isinstance(term, Map) else (term.arg,) if isinstance(term, Fold) else ()
 

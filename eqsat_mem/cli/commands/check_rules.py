@@ -63,8 +63,8 @@ def run(options: argparse.Namespace) -> int:
     bad = excused = 0
     for rule in chosen:
         verdict = judge(rule, rules, options.seed)
-        bad += not verdict.passes
-        excused += verdict.passes and verdict.status == "unchecked"
+        bad += not verdict.accepted
+        excused += verdict.accepted and verdict.status == "unchecked"
         print(f"{verdict.status:<9} {rule.name:<{width}}  {rule.sound:<11}  {rule.place}  {verdict.summary()}", flush=True)
         if verdict.wrong is not None:
             print("\n".join(f"    {line}".rstrip() for line in counterexample(verdict.wrong).splitlines()), flush=True)

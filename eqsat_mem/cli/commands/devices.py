@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import aligned, format_bytes
 
 if TYPE_CHECKING:
     from eqsat_mem.backends.gpu.targets import Target
@@ -57,11 +57,8 @@ def table(targets: list[Target]) -> str:
     rows = [
         [t.name, format_bytes(t.memory_bytes), format_bytes(t.usable_bytes), f"{t.memory_rate / 1e12:.2f}", *_rates(t)] for t in targets
     ]
-    widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
-    lines = ["  ".join(cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths))) for row in [head, *rows]]
-    return "\n".join(
-        [*lines, "", "Products in 1e12 operations per second. A plan's: what a program may hold if no limit is given, 75 % of the memory."]
-    )
+    note = "Products in 1e12 operations per second. A plan's: what a program may hold if no limit is given, 75 % of the memory."
+    return "\n".join([*aligned([head, *rows], left=1), "", note])
 
 
 def detail(target: Target) -> str:

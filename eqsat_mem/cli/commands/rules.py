@@ -11,6 +11,7 @@ from eqsat_mem.cli.commands.check_rules import add_operations
 from eqsat_mem.cli.commands.show import add_function, traced
 from eqsat_mem.options import Accuracy, Options
 from eqsat_mem.passes import FILE
+from eqsat_mem.units import aligned
 
 if TYPE_CHECKING:
     from eqsat_mem.egraph.rule_files import Rule
@@ -39,7 +40,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(options: argparse.Namespace) -> dict[str, Any]:
-    """What ``optimize`` is told of rules; empty where the command line says nothing of them."""
+    """The arguments of ``optimize`` about rules; empty where the command line says nothing of them."""
     from eqsat_mem.cli.user_files import load_operations
 
     said = {
@@ -87,5 +88,4 @@ def table(rules: Sequence[Rule | Pass], matches: Mapping[str, int] | None = None
     rows = [[r.name, r.sound, r.ruleset, r.place, r.equation] for r in ordered]
     if matches:
         rows = [[str(matches.get(r.name, 0)), f"{seconds.get(r.name, 0.0):.3f} s", *row] for r, row in zip(ordered, rows)]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))] if rows else []
-    return "\n".join("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths)).rstrip() for row in rows)
+    return "\n".join(aligned(rows))

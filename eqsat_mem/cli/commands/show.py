@@ -24,9 +24,14 @@ def add(commands: Any) -> None:
 
 def add_function(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """The arguments that name a function and what it is called with."""
-    parser.add_argument("function", metavar="FILE.py:FUNCTION", nargs=None if required else "?", help="the function")
     parser.add_argument(
-        "--args", metavar="FILE.py:MAKE_ARGS", required=required, help="a function that returns its arguments, as for eqsat-mem plan"
+        "function",
+        metavar="PLACE:FUNCTION",
+        nargs=None if required else "?",
+        help="the function: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION",
+    )
+    parser.add_argument(
+        "--args", metavar="PLACE:MAKE_ARGS", required=required, help="a function that returns its arguments, as for eqsat-mem plan"
     )
 
 

@@ -26,7 +26,7 @@ def contradictions(rules: Sequence[Rule], own: language.Own = language.NOTHING) 
 
 
 def equations(rule: Rule, own: language.Own = language.NOTHING) -> Iterator[Equation]:
-    """What a rule makes equal, each variable that its premises equate with a constructor replaced by that."""
+    """The terms that a rule makes equal, each variable that its premises equate with a constructor replaced by that."""
     for premises, actions in directions(rule):
         meaning: dict[str, Tree] = {}
         pairs: list[tuple[Tree, Tree]] = []

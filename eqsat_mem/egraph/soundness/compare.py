@@ -1,4 +1,4 @@
-"""What the soundness of a rule claims of two values, and whether they keep to it."""
+"""The claim about two values that the soundness of a rule makes, and the comparison of values by it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from eqsat_mem.egraph.soundness.values import kind
 CLAIMS = ("bitwise", "reassociate", "real", "guarded", "approx")
 """From strong to weak. A rule that builds on what another makes equal is held to the weaker claim of the two."""
 FACT = "fact"
-"""What a rule claims of a fact that it states bit for bit: equal numbers, whatever the sign of a zero."""
+"""The claim about a fact that a rule states bit for bit: equal numbers, whatever the sign of a zero."""
 STRICT_KINDS = frozenset({"whole", "normal", "positive", "negative", "zeros", "equal"})
 """Values of which nothing overflows that is a number over the reals, float16 aside."""
 AMPLIFIED = 8.0
-"""How many times as far as a change of last bits moves a side rounding may move it."""
+"""Rounding may move a side at most so many times as far as a change of last bits of the arguments does."""
 HALF = 16
 """The exponent of the range of float16."""
 CORNERS = frozenset({"wide", "special", "ends"})
@@ -34,7 +34,7 @@ def first_difference(
     whole: bool = True,
     slack: np.ndarray | float = 0.0,
 ) -> tuple[str, int] | None:
-    """What is wrong between two sides, and in which sample; None if they agree as far as ``claim`` says.
+    """The first difference between two sides, and the sample in which it is; None if they agree as far as ``claim`` says.
 
     Bits are compared for ``bitwise``. What holds over the reals may differ by the root of the precision times the largest number that
     either side met on its way (``scale``, per sample); ``finite`` tells in which samples neither met an infinity. Integers have no
@@ -88,7 +88,7 @@ def _within(a: np.ndarray, b: np.ndarray, slack: np.ndarray | float) -> np.ndarr
 
 
 def change(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How far two values of one side are apart: infinitely, where one of them only is a number."""
+    """The distance of two values of one side: infinite, where only one of them is a number."""
     with np.errstate(all="ignore"):
         apart = np.abs(a.astype(_wide(a.dtype)) - b.astype(_wide(b.dtype)))
     return np.asarray(np.where(_is_number(a) & _is_number(b), apart, np.where(_is_number(a) | _is_number(b), np.inf, 0.0)))

@@ -116,7 +116,7 @@ def over(program: Program, value: np.ndarray, have: int, want: int) -> np.ndarra
 
 
 def moved(program: Program, args: Arrays, wanted: Sequence[int], sides: Sequence[np.ndarray]) -> np.ndarray:
-    """How far terms move at most, each from its values over the indices of all of them, when last bits of the arguments change."""
+    """The farthest that terms move, each from its values over the indices of all of them, when last bits of the arguments change."""
     free, farthest = mask_of(i for t in wanted for i in bits(program.free[t])), np.zeros(sides[0].shape)
     for by in NUDGES:
         values = evaluated(program, {slot: nudged(a, by) for slot, a in args.items()}, wanted, len(sides[0])).of

@@ -26,7 +26,7 @@ BUILT_IN = frozenset({*language.FACTS, language.LEVELS, language.MEANS, language
 """The facts whose meaning is known here; that of others stands above their declaration."""
 
 Checked = tuple[str, int | None, int | None, Mapping[int, np.ndarray], int] | None
-"""What is wrong, between which terms, for which arguments, and in which sample; None where nothing is."""
+"""A difference, the terms between which it is, their arguments, and the sample; None where there is none."""
 
 
 @dataclass

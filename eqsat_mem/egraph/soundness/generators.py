@@ -73,8 +73,8 @@ class Drawn:
         self.groups |= {key: group for key in draw.terms if key not in self.groups}
 
 
-class Source:
-    """Where left sides of one rule come from."""
+class Generator:
+    """A generator of left sides of one rule."""
 
     def __init__(self, rule: Rule, rules: RuleSet, drawn: Drawn, seed: int, corners: bool) -> None:
         self.drawn, self.seed, self.corners = drawn, seed, corners
@@ -118,7 +118,7 @@ class Source:
 
 
 class Draw:
-    """One left side in the making: what variables stand for, and the nodes that it needs besides those that are there."""
+    """One left side in the making: the values of its variables, and the nodes that it needs besides those that are there."""
 
     def __init__(
         self, shape: Shape, drawn: Drawn, rng: random.Random, dtype: str, universe: Sequence[int], about: range, corners: bool
@@ -239,7 +239,7 @@ class Draw:
         return self.values[arg]
 
     def _defined(self, variable: Any) -> Any:
-        """What a premise says that a constant is, as far as that can be computed by now."""
+        """The constant that a premise defines, as far as it can be computed by now."""
         for name, tree, use in self.shape.definitions:
             if self.shape.resolve(name) == variable:
                 found = guards.value(tree, use, self)
@@ -371,7 +371,7 @@ class Draw:
         return self.program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
 
     def _search(self, free: int) -> int:
-        """Where the largest element along an index stands."""
+        """A search for the place of the largest element along an index."""
         axes, place = tuple((i,) for i in bits(free)), np.dtype("int32")
         params = {"axes": (0,), "index_dtype": place}
         call = ir.Call(primitives.argmax_p, params, (axes,), (axes[1:],), (place,), free & (free - 1))

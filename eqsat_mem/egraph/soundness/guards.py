@@ -18,10 +18,10 @@ UNKNOWN: Any = None
 
 
 class Terms(Protocol):
-    """What is known of the terms of a left side."""
+    """The facts that are known of the terms of a left side."""
 
     def bound(self, variable: Any) -> Any:
-        """What a variable stands for: a constant, a term, or UNKNOWN."""
+        """The value of a variable: a constant, a term, or UNKNOWN."""
 
     def bind(self, variable: Any, value: Any) -> None:
         """Let a variable stand for a constant."""
@@ -51,7 +51,7 @@ def met(shape: Shape, terms: Terms) -> bool:
 
 
 def value(tree: Tree, use: int, terms: Terms) -> Any:
-    """What an expression of index sets, numbers and strings comes to; UNKNOWN where that is not known."""
+    """The value of an expression of index sets, numbers and strings; UNKNOWN where it is not known."""
     if isinstance(tree, str):
         return _literal(tree) if _literal(tree) is not UNKNOWN else terms.bound((tree, use))
     head, *args = tree

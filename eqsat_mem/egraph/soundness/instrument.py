@@ -10,7 +10,7 @@ from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.egraph.soundness.patterns import Tree, directions
 
 TOLD = "told/"
-"""What names of relations begin with that hold what a rule has said; no rule file may use such names."""
+"""The beginning of the names of relations that hold the equations and facts that a rule has stated; no rule file may use such names."""
 CLAIMED, MEANT, TESTED = TOLD + "claimed", TOLD + "meant", TOLD + "tested/"
 """The relations of the classes that the rule makes equal to something, of those that must be equal to something if the facts hold that it
 states, and of the facts of which that is known."""
@@ -39,7 +39,7 @@ def telling(rule: Rule, rules: RuleSet) -> Iterator[tuple[str, str]]:
 
 
 def meanings(rule: Rule, rules: RuleSet) -> Iterator[tuple[str, str]]:
-    """What the facts mean that the rule states, as rules about those that it has told."""
+    """The meanings of the facts that the rule states, as rules about the facts that it has told."""
     heads, sorts = stated_heads(rule), _sorts(rules)
     for place, text in rules.meanings:
         (form,) = read_forms(text, place)

@@ -29,7 +29,7 @@ from eqsat_mem.egraph.soundness.builder import Builder, IllFormed, NotTaken
 from eqsat_mem.egraph.soundness.compare import CLAIMS, FACT, first_difference
 from eqsat_mem.egraph.soundness.evaluation import arguments, below, evaluated, moved, over
 from eqsat_mem.egraph.soundness.facts import BUILT_IN, Facts
-from eqsat_mem.egraph.soundness.generators import MOST_ELEMENTS, NARROW, SOME_DTYPES, Drawn, Source, arities
+from eqsat_mem.egraph.soundness.generators import MOST_ELEMENTS, NARROW, SOME_DTYPES, Drawn, Generator, arities
 from eqsat_mem.egraph.soundness.instrument import CLAIMED, MEANT, TESTED, TOLD, claims, meanings, stated_heads, telling
 from eqsat_mem.egraph.soundness.stream_checks import Streams
 from eqsat_mem.egraph.soundness.values import FEW_KINDS, KINDS
@@ -86,14 +86,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of one rule.
+    """The outcome of checking one rule.
 
     Attributes:
         rule: the rule.
         matches: how often it matched.
         compared: how many left sides were compared with right sides, or facts tested, each for many values.
         wrong: the smallest difference of the first e-graph that has one.
-        error: what egglog says of the rule, if it is refused or does not end.
+        error: egglog's message about the rule, if it is refused or does not end.
         untested: the facts that it states of which nothing says what they mean, or which nothing came of that could be tested.
         excuse: why its file says that what is unchecked may stay so.
     """
@@ -114,7 +114,7 @@ class Verdict:
         return "right" if self.compared and not self.untested else "unchecked"
 
     @property
-    def passes(self) -> bool:
+    def accepted(self) -> bool:
         """Whether it is right, or its file says why it is unchecked."""
         return self.status == "right" or (self.status == "unchecked" and bool(self.excuse))
 
@@ -124,7 +124,7 @@ class Verdict:
         return self.status == "right" and self.compared < THIN
 
     def summary(self) -> str:
-        """What was compared, or what is wrong, in one line."""
+        """The number of comparisons, or the first difference, in one line."""
         if self.error or self.wrong:
             return self.error or str(self.wrong and self.wrong.what)
         seen = f"{self.matches} matches, {self.compared} comparisons"
@@ -173,7 +173,8 @@ def judge(rule: Rule, rules: RuleSet, seed: int = 0) -> Verdict:
 
 
 def _elements(difference: Difference) -> tuple[bool, int]:
-    """How much there is to look at in a difference; nothing at all tells least."""
+    """The number of elements that a reader of a difference has to look at, by which differences are ordered; one without elements is
+    last."""
     program = difference.program
     terms = below(program, [t for t in (difference.left, difference.right) if t is not None])
     sizes = [program.extent(program.free[t] | folded(program.terms[t])) for t in terms]
@@ -203,12 +204,12 @@ class _Trial:
         whole.outputs = [_output(whole, whole.add(ir.Input(np.dtype(bool), 0, axes)))]
         self.drawn = Drawn(Builder(self.program, Encoder(whole, rules.own)))
         self.everything = self.drawn.builder.leaf((1 << len(whole.indices)) - 1, "bool")  # so that each index has the same bit everywhere
-        source = Source(self.rule, rules, self.drawn, seed, corners=self.claim == "bitwise")
+        generator = Generator(self.rule, rules, self.drawn, seed, corners=self.claim == "bitwise")
         universe = iter(range(len(whole.indices)))
         for name, group in GROUPS.items():
             indices = [next(universe) for _ in group.extents]
-            if (name != "empty" or source.folds) and (name != "long" or patterns.names_indices(self.rule, rules.own)):
-                source.fill(name, indices, group.wanted, group.dtypes, group.about)
+            if (name != "empty" or generator.folds) and (name != "long" or patterns.names_indices(self.rule, rules.own)):
+                generator.fill(name, indices, group.wanted, group.dtypes, group.about)
 
     def _apply(self, rules: RuleSet) -> Classes:
         terms = self.drawn.terms
@@ -277,7 +278,7 @@ class _Trial:
             yield from self._compare(list(some), claim, GROUPS[group].kinds)
 
     def _others(self, c: int, left: int, one: Mapping[int, int]) -> list[int]:
-        """What a term of a class must equal: the terms of the other nodes. Where all nodes are one term, that is itself."""
+        """The terms that a term of a class must equal: those of the other nodes. Where all nodes are one term, that is itself."""
         made = [t for node in self.classes.nodes[c] if (t := self._build(node, one)) is not None]
         drawn = self.terms_of.get(c, ())
         rest = [t for t in dict.fromkeys(made) if t not in drawn]

@@ -1,4 +1,4 @@
-"""The left side of a rule as a shape to be filled in: what its premises say of terms, with the premises of the facts that it asks for.
+"""The left side of a rule as a shape to be filled in: the conditions that premises state, with the premises of the facts that they ask for.
 
 A premise such as ``(sum-of-squares e k s)`` holds where another rule stated it. So it is replaced by the premises of one of the rules that
 state it, and theirs in turn, until only terms are left. What guards ask is left to egglog.
@@ -23,9 +23,9 @@ Variable = tuple[str, int]
 """A name, and the number of the rule's use that it belongs to."""
 
 TRIES = 40
-"""How often other rules are looked for that state the facts of a premise, where those that were taken contradict one another."""
+"""Other rules that state the facts of a premise are looked for so many times, where those that were taken contradict one another."""
 DEPTH = 4
-"""How far premises are traced back through rules that state facts."""
+"""Premises are traced back through at most so many rules that state facts."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class App:
 
 @dataclass
 class Shape:
-    """What variables stand for, as far as the premises say.
+    """The values of variables, as far as the premises say.
 
     ``roots`` are the terms that must be there, ``guards`` all premises; ``free`` are variables for index sets, each with a term that
     depends on these indices.

@@ -1,4 +1,4 @@
-"""What splitting rules state of a term, done: computed slice by slice, accumulated chunk by chunk, or written out, and compared."""
+"""The facts that splitting rules state of a term, carried out: slice by slice, chunk by chunk, or written out, and compared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def able(program: Program, t: int, fact: str) -> int:
 
 
 def wrong_piece(program: Program, t: int, fact: str, index: int, values: Values, claim: str, kinds: Sequence[str]) -> Found:
-    """What is wrong with computing a term in pieces along an index, and in which sample; ``values`` are its own and its operands'."""
+    """The difference that computing a term in pieces along an index makes, and its sample; ``values`` are its own and its operands'."""
     if isinstance(program.terms[t], ir.Block | ir.Rename) or not program.indices[index].extent:
         return None  # what a call does with pieces is tested with its row
     whole = values.of[t]

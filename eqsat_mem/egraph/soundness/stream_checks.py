@@ -1,4 +1,4 @@
-"""What rules state of folds of what depends on another fold, done: in two chunks, joined by the functions that emitted programs call.
+"""The facts that rules state of folds of values that depend on another fold, carried out: in two chunks, joined as emitted programs do.
 
 A chunk has a level, an extreme or a mean of its own. Those of both chunks are what the level's terms give for all of their elements.
 """
@@ -39,17 +39,17 @@ class Streams:
     # what rules state
 
     def shrunk(self, t: int, level: int) -> Rescaled | None:
-        """How a term depends on a level, where it does so in the only way that the planner uses."""
+        """The dependence of a term on a level, if it is of the only kind that the planner uses."""
         found = chain(self.program, t, level, self.levels)
         same = found is not None and self.program.terms[t].dtype == self.program.terms[level].dtype
         return found if same and kind(self.program.terms[t].dtype) == "f" else None
 
     def place(self, t: int, extreme: int) -> Rescaled | None:
-        """How the first place of an extreme depends on that, likewise."""
+        """The dependence of the first place of an extreme on that, likewise."""
         return first_place(self.program, t, extreme, self.levels, self.places)
 
     def squared(self, t: int, mean: int) -> Rescaled | None:
-        """How a sum of squares depends on a mean, likewise."""
+        """The dependence of a sum of squares on a mean, likewise."""
         return squares(self.program, t, mean)
 
     def sum_less(self, level: int, elements: int) -> tuple[int, Rescaled] | None:
@@ -67,7 +67,8 @@ class Streams:
     # what comes of it
 
     def wrong(self, t: int, known: Rescaled, values: Values) -> Iterator[Found]:
-        """For each index along which a fold and what it depends on can be taken in chunks: what is wrong with that, and in which sample."""
+        """The differences, with their samples, that chunks make along each index along which a fold and the fold that it depends on
+        have chunks."""
         folds = [f for f in _inside(self.program, known.level) if isinstance(self.program.terms[f], ir.Fold)]
         together = ir.folded(self.program.terms[t])
         for index in bits(together):
@@ -118,7 +119,7 @@ class Streams:
         return over(self.program, value, self.program.free[t], self.program.free[other])
 
     def rescales(self, t: int) -> Rescaled | None:
-        """How a sum of exponentials inside a level depends on a level of its own."""
+        """The dependence of a sum of exponentials inside a level on a level of its own."""
         program, total = self.program, self.program.terms[t]
         power = program.terms[total.arg] if isinstance(total, ir.Fold) and total.monoid == "add" else None
         shift = program.terms[power.args[0]] if isinstance(power, ir.Map) and power.op == "exp" else None

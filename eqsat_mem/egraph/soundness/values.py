@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 KINDS = ("whole", "normal", "positive", "negative", "zeros", "equal", "offset", "wide", "special", "ends")
-"""Kinds of values, the simplest first: what is shown of a wrong rule is the first kind on which it is.
+"""Kinds of values, the simplest first: a wrong rule is shown with the first kind on which it is wrong.
 
 Of floats: small whole numbers, normal ones, those above and below zero, with zeros among them, equal along some axes, far from zero, of all
 magnitudes, with infinities and nan, and at the ends of the range. Integers and booleans have kinds of the same names with corners of

@@ -37,7 +37,7 @@ def no_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
 
 @dataclass(frozen=True)
 class Selection:
-    """How an operation that selects elements along an axis combines the elements selected from chunks of that axis.
+    """The combination of the elements that an operation selects along an axis from those that it selects from chunks of the axis.
 
     Attributes:
         axis: ``axis(params, rank)`` returns that axis of the first operand.

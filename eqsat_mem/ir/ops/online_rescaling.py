@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 
 def proper(level: Any) -> Any:
-    """What is subtracted for a level: nothing where all elements so far are ``-inf``, so that their exponentials are zero."""
+    """The number that is subtracted for a level: zero where all elements so far are ``-inf``, so that their exponentials are zero."""
     return jnp.where(level == -jnp.inf, 0, level)
 
 

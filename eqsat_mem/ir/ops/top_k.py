@@ -18,7 +18,7 @@ def merge_top_k(values: Any, places: Any, more: Any, more_places: Any, start: An
 
 
 def first_place(values: Sequence[Any], leads: Any, dtype: Any) -> Any:
-    """At which of the arrays ``values`` each element leads all others, the first of equal ones; what is not a number leads all numbers."""
+    """The first of the arrays ``values`` in which each element is the largest; NaN counts as larger than all numbers."""
     best, place = values[0], jnp.zeros(values[0].shape, dtype)
     for k, value in enumerate(values[1:], 1):
         stays = leads(best, value) | (best != best)

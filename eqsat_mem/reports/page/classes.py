@@ -14,13 +14,12 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.node_costs import node_costs
 from eqsat_mem.ir import Program, describe, names
-from eqsat_mem.reports.plan import time_text
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import format_bytes, time_text
 
 MOST_NODES = 40
-"""How many nodes of a class are shown."""
+"""The number of nodes of a class that are shown."""
 
 
 def class_data(
@@ -101,7 +100,7 @@ def _classes(view: View, program: Program) -> tuple[dict[int, int], dict[int, No
 
 
 def _value(view: View, program: Program, t: int, c: int) -> dict[str, Any]:
-    """What is true of every way to compute a value: its type, its size, and the loops that it may be part of."""
+    """The properties that every way to compute a value shares: its type, its size, and the loops that it may be part of."""
     facts = {name: names(program, view.facts[name].get(c, 0)) for name in view.facts}
     return {
         "type": f"{program.terms[t].dtype}[{names(program, program.free[t])}]",

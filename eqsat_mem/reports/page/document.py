@@ -1,4 +1,4 @@
-"""The page: what a plan holds and why, with everything that it needs inside, so that it opens anywhere and asks no network."""
+"""The page of a plan, with everything that it needs inside, so that it opens anywhere and asks no network."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from eqsat_mem.ir import Program
 from eqsat_mem.passes import named
 from eqsat_mem.reports.explain import Record
 from eqsat_mem.reports.explanation import Explanation, LoopEffect, NeededRule
-from eqsat_mem.reports.outline import describe
 from eqsat_mem.reports.page.classes import class_data, plan_classes
 from eqsat_mem.reports.page.drawing import timeline_svg
 from eqsat_mem.reports.page.programs import jaxpr_html, source_html
-from eqsat_mem.reports.plan import Plan, figures, time_text
+from eqsat_mem.reports.plan import Plan
+from eqsat_mem.reports.plan_text import figures
 from eqsat_mem.reports.timeline import Point
-from eqsat_mem.units import format_bytes
+from eqsat_mem.reports.words import describe
+from eqsat_mem.units import format_bytes, time_text
 
 FOLDER = Path(__file__).parent
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""What a browser may load for the page: nothing."""
+"""The browser's permission to load files for the page: none."""
 
 
 def page(plan: Plan) -> str:
@@ -121,7 +122,7 @@ class _Values:
 
 
 def _points(program: Program, points: Sequence[Point], classes: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Points of a timeline as data: what is held, largest first."""
+    """Points of a timeline as data: the values that are held, largest first."""
     return [
         {
             "what": point.what,

@@ -1,0 +1,140 @@
+"""A plan as text for a terminal and as HTML for a notebook: does it fit, how was that done, and what holds the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from jax.sharding import PartitionSpec
+
+from eqsat_mem.errors import tensor_lines
+from eqsat_mem.units import count, format_bytes, time_text
+
+if TYPE_CHECKING:
+    from eqsat_mem.reports.plan import Plan
+
+WIDTH = 40
+"""Characters of the longest bar."""
+FAR = 3
+"""A limit of more than so many times the highest peak has no bar: with one, the others would be invisible."""
+MOST_LOOPS = 8
+MOST_TENSORS = 5
+
+
+def text_of(plan: Plan) -> str:
+    """The plan in about a dozen lines: the verdict, bars, loops, the largest tensors at the peak, and where to read more."""
+    sections = [
+        ("", [f"{plan.name} {headline(plan)}"]),
+        ("", list(_bars(plan))),
+        ("mesh", list(_shares(plan))),
+        ("how", list(_loops(plan))),
+        ("peak", list(_peak(plan))),
+        ("more", [_more(plan)]),
+        ("note", list(plan.doubts)),
+    ]
+    return "\n".join(line for title, lines in sections for line in _titled(title, lines))
+
+
+def html_of(plan: Plan) -> str:
+    """The text, and the emitted source to unfold."""
+    return f"<pre>{escape(text_of(plan))}</pre><details><summary>source</summary><pre>{escape(plan.source)}</pre></details>"
+
+
+def headline(plan: Plan) -> str:
+    """The verdict in one line: the bytes and seconds of the plan and of the program as written."""
+    held, limit = format_bytes(_held(plan)), format_bytes(plan.limit_bytes)
+    where = "" if plan.mesh is None else f" on each device of {_mesh_text(plan)}"
+    if plan.unchanged:
+        return f"fits as written: {held} of {limit}{where}" + _seconds(", predicted {}", plan.original_predicted_s)
+    written = f" (as written {format_bytes(plan.original_peak_bytes)})"
+    times = _seconds(", predicted {}", plan.predicted_s) + _seconds(" (as written {})", plan.original_predicted_s)
+    return f"fits: {held} of {limit}{where}{written}{times}"
+
+
+def figures(plan: Plan) -> list[tuple[str, str, str]]:
+    """The bytes and seconds of the plan, before and after, in rows of text; the first is a heading."""
+    fixed = plan.argument_bytes + plan.output_bytes
+    rows = [
+        ("", "before", "after"),
+        ("peak, predicted", format_bytes(plan.original_peak_bytes), format_bytes(plan.peak_bytes)),
+        ("  arguments", format_bytes(plan.argument_bytes), format_bytes(plan.argument_bytes)),
+        ("  outputs", format_bytes(plan.output_bytes), format_bytes(plan.output_bytes)),
+        ("  temporaries", format_bytes(max(plan.original_peak_bytes - fixed, 0)), format_bytes(max(plan.peak_bytes - fixed, 0))),
+    ]
+    if plan.compiled_peak_bytes is not None:
+        rows.append(("peak, compiled", "", format_bytes(plan.compiled_peak_bytes)))
+    rows.append(("limit", "", format_bytes(plan.limit_bytes)))
+    if plan.mesh is not None and not plan.unchanged:
+        rows.append(("received per call", "", format_bytes(plan.received_bytes)))
+    if plan.predicted_s is not None or plan.original_predicted_s is not None:
+        rows.append(("time, predicted", time_text(plan.original_predicted_s), time_text(plan.predicted_s)))
+    return rows
+
+
+def _held(plan: Plan) -> int:
+    return plan.peak_bytes if plan.compiled_peak_bytes is None else plan.compiled_peak_bytes
+
+
+def _seconds(text: str, seconds: float | None) -> str:
+    return "" if seconds is None else text.format(time_text(seconds))
+
+
+def _titled(title: str, lines: Sequence[str]) -> Iterator[str]:
+    """Lines with a title to the left of the first; without one they begin at the margin."""
+    for k, line in enumerate(lines):
+        yield f"{title if k == 0 else '':<6}{line}" if title else line
+
+
+def _bars(plan: Plan) -> Iterator[str]:
+    """Peaks and the limit as bars of one scale."""
+    rows = [("as written", _held(plan) if plan.unchanged else plan.original_peak_bytes, "")]
+    if not plan.unchanged:
+        compiled = "" if plan.compiled_peak_bytes is None else f", compiled (predicted {format_bytes(plan.peak_bytes)})"
+        rows.append(("plan", _held(plan), compiled))
+    rows.append(("limit", plan.limit_bytes, ""))
+    highest = max(nbytes for _, nbytes, _ in rows[:-1])
+    scale = max(highest, plan.limit_bytes if plan.limit_bytes <= FAR * highest else 0, 1)
+    for name, nbytes, after in rows:
+        bar = "#" * max(round(WIDTH * nbytes / scale), 1) if nbytes <= scale else ""
+        yield f"  {name:<12}{bar:<{WIDTH}}  {format_bytes(nbytes)}{after}"
+
+
+def _shares(plan: Plan) -> Iterator[str]:
+    """The shardings of arguments and results on a mesh, and the values that its devices share out and exchange."""
+    if plan.mesh is None or plan.unchanged:
+        return
+    sides = [", ".join("as XLA likes" if spec is None else _spec_text(spec) for spec in specs) for specs in (plan.in_specs, plan.out_specs)]
+    yield f"arguments lie as {sides[0] or 'nothing'}, results as {sides[1] or 'nothing'}"
+    yield from (f"spread  {index}" for index in plan.spread)
+    yield from (f"sent    {exchange}" for exchange in plan.collectives)
+    yield f"received per call: {format_bytes(plan.received_bytes)}"
+
+
+def _mesh_text(plan: Plan) -> str:
+    return ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
+
+
+def _spec_text(spec: PartitionSpec) -> str:
+    entries = ["None" if entry is None else str(entry) if isinstance(entry, tuple) else repr(entry) for entry in spec]
+    return f"P({', '.join(entries)})"
+
+
+def _loops(plan: Plan) -> Iterator[str]:
+    if not plan.loops and not plan.unchanged:
+        yield "no loops: other operations in another order, of which rules .explain() tells"
+    yield from map(str, plan.loops[:MOST_LOOPS])
+    if len(plan.loops) > MOST_LOOPS:
+        yield f"and {count(len(plan.loops) - MOST_LOOPS, 'more loop')}, in .loops"
+
+
+def _peak(plan: Plan) -> Iterator[str]:
+    fixed = [("arguments", plan.argument_bytes), ("outputs", plan.output_bytes)]
+    temporaries = max(plan.peak_bytes - plan.argument_bytes - plan.output_bytes, 0)
+    yield ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in [*fixed, ("temporaries", temporaries)]) + "; the largest of them:"
+    yield from tensor_lines(sorted(plan.peak_tensors, key=lambda tensor: -tensor[1]), plan.peak_bytes, MOST_TENSORS)
+
+
+def _more(plan: Plan) -> str:
+    planned = f"   planned in {time_text(sum(plan.seconds.values()))}" if plan.seconds else ""
+    return f".explain() why   .show() a picture   .source the program{planned}"

@@ -1,0 +1,90 @@
+"""Names of axes and values in the terms of a JAX user, and lists that add up."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eqsat_mem import optimize
+from eqsat_mem.events import Clock
+from eqsat_mem.ir import Input, Map, Program
+from eqsat_mem.ir.program import Buffer, Output
+from eqsat_mem.reports.words import axis_of, describe
+
+
+def program(*inputs):
+    """A program of arguments ``(name, axes)`` over indices of extents 2, 3, 4, ..., whose result has the axes of all."""
+    p = Program()
+    count = 1 + max((i for _, axes in inputs for axis in axes for i in axis), default=0)
+    for k in range(count):
+        p.new_index("ijklmn"[k], k + 2)
+    for slot, (name, axes) in enumerate(inputs):
+        p.inputs.append(Buffer(name, p.shape(axes), jnp.float32))
+        p.add(Input(jnp.dtype("float32"), slot, axes))
+    return p
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        (((0,),), "elements of x"),
+        (((0,), (1,)), "rows of x"),
+        (((1,), (0,)), "columns of x"),
+        (((1,), (2,), (0,)), "axis 2 of x"),
+        (((1,), (0, 2)), "part of columns of x"),
+    ],
+)
+def test_an_index_is_named_after_the_axis_of_an_argument(axes, words):
+    assert axis_of(program(("x", axes)), 0) == words
+
+
+def test_an_axis_of_its_own_comes_before_a_part():
+    assert axis_of(program(("x", ((0, 1),)), ("y", ((1,), (0,)))), 0) == "columns of y"
+
+
+def test_an_index_of_results_only_and_one_of_neither():
+    p = program(("x", ((0,),)))
+    p.new_index("j", 7)
+    p.new_index("k", 8)
+    t = p.add(Map(jnp.dtype("float32"), "exp", (0,)))
+    p.outputs.append(Output(t, ((1,), (0,))))
+    assert (axis_of(p, 1), axis_of(p, 2)) == ("rows of the result", "")
+    assert describe(p, t) == "f32[2] exp"
+    assert describe(p, 0, [1, 7, 8]) == "f32[1] argument x"
+
+
+def attended(x, w):
+    weights = jax.nn.softmax((x @ w) @ x.T, axis=-1)
+    return x + weights @ x
+
+
+def layers(x, ws):
+    return jax.lax.scan(lambda h, w: (attended(h, w), None), x, ws)[0]
+
+
+def test_what_a_body_holds_and_loops_over_is_told():
+    shapes = jax.ShapeDtypeStruct((512, 16), jnp.float32), jax.ShapeDtypeStruct((3, 16, 16), jnp.float32)
+    plan = optimize(layers, memory_limit="400KiB", verify=False).plan(*shapes)
+    inside = [loop for loop in plan.loops if loop.inside]
+    assert inside
+    assert all(loop.inside.startswith("scan at test_words.py:") for loop in inside)
+    assert plan.peak_tensors[0][0].startswith("in scan: f32[")
+    assert sum(nbytes for _, nbytes, _ in plan.peak_tensors) <= plan.peak_bytes
+    assert sum(nbytes for _, nbytes, _ in plan.peak_tensors) > 0.8 * plan.peak_bytes
+
+
+def test_a_line_in_a_package_is_told_beside_the_users():
+    def user(x):
+        return jax.scipy.special.logsumexp(jax.tree.map(jnp.exp, [x])[0])
+
+    plan = optimize(user, memory_limit="1GiB", verify=False).plan(jax.ShapeDtypeStruct((64,), jnp.float32))
+    places = {str(source) for source in plan.program.source.values()}
+    assert places
+    assert all(place.startswith("test_words.py:") and "(test_a_line" not in place for place in places)
+
+
+def test_stages_add_up():
+    times = iter([0.0, 1.0, 4.0, 10.0])
+    clock = Clock(now=lambda: next(times))
+    with clock("outer"), clock("inner"):
+        pass
+    assert clock.seconds == {"inner": 3.0, "outer": 7.0}
