@@ -164,7 +164,7 @@ def each_setting(
     launches: bool = False,
     machine_code: bool = False,
 ) -> Iterator[Compilation]:
-    """What :func:`compile_for` compiles, in one setting after the other, each when it is asked for."""
+    """Compile as :func:`compile_for` does, in one setting after the other, each when it is asked for."""
     import jax
 
     there = jax.sharding.SingleDeviceSharding(device(target))
