@@ -83,7 +83,6 @@ class GpuBackend(Backend):
     platform: ClassVar[str] = "gpu"
     loops_beside_outputs: ClassVar[bool] = True
     tie: ClassVar[Tie] = BitTie()
-    asked_up_to: ClassVar[float] = 8.0
     needless_rules: ClassVar[tuple[str, ...]] = (*Backend.needless_rules, "unroll-fold")  # short folds are computed inside their readers
     packs: ClassVar[bool] = True
     adds_in_place: ClassVar[bool] = True
