@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow test-all compiler versions repro bench gpu lint format clean
+.PHONY: demo test test-slow test-all compiler torch versions repro bench gpu lint format clean
 
 demo: $(CORE)
 	$(BIN)/python -m eqsat_mem demo $(ARGS)
@@ -30,6 +30,12 @@ versions:
 compiler: $(READY)
 	@$(BIN)/python -c 'import jax_cuda13_plugin' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gpu]' \
 	  || echo "the compiler for GPUs (the extra gpu) cannot be installed: tests that need it will be skipped" >&2
+
+# PyTorch for CPUs and torchax, for the tests of the page on them, which are skipped where these cannot be installed.
+torch: $(READY)
+	@$(BIN)/python -c 'from importlib.util import find_spec; exit(not find_spec("torchax"))' \
+	  || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]' \
+	  || echo "PyTorch for CPUs (the extra torch) cannot be installed: tests that need it will be skipped" >&2
 
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu_visit $(ARGS)

@@ -195,12 +195,18 @@ PROGRAMS: dict[str, dict[str, Case]] = {
 }  # fmt: skip
 
 
+def writes_out(compiled: deviceless.Compiled) -> bool:
+    """Whether a value for each pair is in memory."""
+    return compiled.temporaries >= 4 * M**2
+
+
 @dataclass(frozen=True)
 class Threshold:
     """A size from which on XLA does something else: ``make`` gives the program of a size, which lies between the
-    two."""
+    two. ``measures`` are the constants of :mod:`eqsat_mem.backends.gpu` that follow from it."""
 
     name: str
+    measures: tuple[str, ...]
     low: int
     high: int
     make: Callable[[int], Case]
@@ -210,15 +216,30 @@ class Threshold:
     )
 
 
+def searched(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.argmin(squares(x, y), -1)
+
+
 THRESHOLDS = [
-    Threshold("n x n matrix times a vector is no fold any more, n", 3000, 4096, lambda n: (kernel_product, [f32(n, 3), f32(n, 3), f32(n)])),
-    Threshold("1000 x k matrix times a vector, k", 8000, 12_000, lambda k: (kernel_product, [f32(1000, 3), f32(k, 3), f32(k)])),
-    Threshold("a fold of rows takes two passes, elements", 1000, 40_000, lambda n: (lambda x: x.sum(1), [f32(64, n)])),
-    Threshold("a fold of columns takes two passes, elements", 1000, 40_000, lambda n: (lambda x: x.sum(0), [f32(n, 1000)])),
-    Threshold("a fold is written out before a sum that reads it, terms", 2, 100, lambda d: (kernel_fold, [f32(M, d), f32(M, d), f32(M)])),
-    Threshold("softmax takes several kernels, elements of a row", 1000, 40_000, lambda n: (lambda x: jax.nn.softmax(x, -1), [f32(64, n)])),
-    Threshold("top_k sorts, k", 1, 64, lambda k: (lambda x: lax.top_k(x, k), [f32(100, 10_000)])),
-    Threshold("top_k of 10 does not sort, elements of a row", 100, 4000, lambda n: (lambda x: lax.top_k(x, 10), [f32(100, n)])),
+    Threshold("n x n matrix times a vector is no fold any more, n", ("habits.VECTOR_ELEMENTS",), 3000, 4096,
+              lambda n: (kernel_product, [f32(n, 3), f32(n, 3), f32(n)])),
+    Threshold("1000 x k matrix times a vector, k", ("habits.VECTOR_ELEMENTS",), 8000, 12_000,
+              lambda k: (kernel_product, [f32(1000, 3), f32(k, 3), f32(k)])),
+    Threshold("a fold of rows takes two passes, elements", ("habits.ROW_FOLD",), 1000, 40_000,
+              lambda n: (lambda x: x.sum(1), [f32(64, n)])),
+    Threshold("a fold of columns takes two passes, elements", ("habits.COLUMN_FOLD",), 1000, 40_000,
+              lambda n: (lambda x: x.sum(0), [f32(n, 1000)])),
+    Threshold("a fold is written out before a sum that reads it, terms", ("habits.INNER_FOLD",), 2, 100,
+              lambda d: (kernel_fold, [f32(M, d), f32(M, d), f32(M)])),
+    Threshold("a fold is written out before a search that reads it, terms", ("habits.SEARCHED_FOLD",), 2, 400,
+              lambda d: (searched, [f32(M, d), f32(M, d)]), see=writes_out),
+    Threshold("a fold of 2 n + 1 terms is written out before what reads it, n", ("habits.LOOPED_FOLD",), 1, 40,
+              lambda n: (lambda x, y: jnp.exp(squares(x, y)), [f32(M, 2 * n + 1), f32(M, 2 * n + 1)])),
+    Threshold("softmax takes several kernels, elements of a row", ("habits.STREAMED_ROW",), 1000, 40_000,
+              lambda n: (lambda x: jax.nn.softmax(x, -1), [f32(64, n)])),
+    Threshold("top_k sorts, k", ("habits.TOP_K",), 1, 64, lambda k: (lambda x: lax.top_k(x, k), [f32(100, 10_000)])),
+    Threshold("top_k of 10 does not sort, elements of a row", ("habits.TOP_K_ROW",), 100, 4000,
+              lambda n: (lambda x: lax.top_k(x, 10), [f32(100, n)])),
 ]  # fmt: skip
 
 

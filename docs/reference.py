@@ -28,9 +28,18 @@ PARTS = {
         "reports.timeline.Point",
     ],
     "Operations of your own": ["ir.ops.Operation", "ir.ops.Monoid"],
+    "StableHLO": ["stablehlo.read.from_stablehlo", "stablehlo.read.ModuleFunction"],
     "Errors": [
         f"errors.{name}"
-        for name in ("EqsatMemError", "OptionError", "RuleError", "UserFileError", "DeviceCompilerError", "MemoryLimitError")
+        for name in (
+            "EqsatMemError",
+            "OptionError",
+            "RuleError",
+            "UserFileError",
+            "StableHLOError",
+            "DeviceCompilerError",
+            "MemoryLimitError",
+        )
     ],
     "Rules": ["egraph.rule_files.load_rules", "egraph.rule_files.Rule", "egraph.rule_files.RuleSet"],
     "Checking": ["testing.same_values", "backends.xla.compiled_peak", "ir.interpreter.evaluate"],

@@ -10,13 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eqsat_mem.api.optimize import optimize
-    from eqsat_mem.errors import EqsatMemError, MemoryLimitError, OptionError, RuleError
+    from eqsat_mem.errors import EqsatMemError, MemoryLimitError, OptionError, RuleError, StableHLOError
     from eqsat_mem.ir.ops import Monoid, Operation
     from eqsat_mem.reports.plan import Plan
+    from eqsat_mem.stablehlo.read import from_stablehlo
 
 __version__ = "0.1.0"
 
-__all__ = ["EqsatMemError", "MemoryLimitError", "Monoid", "Operation", "OptionError", "Plan", "RuleError", "__version__", "optimize"]
+__all__ = [
+    "EqsatMemError",
+    "MemoryLimitError",
+    "Monoid",
+    "Operation",
+    "OptionError",
+    "Plan",
+    "RuleError",
+    "StableHLOError",
+    "__version__",
+    "from_stablehlo",
+    "optimize",
+]
 
 _HOMES = {
     "EqsatMemError": "errors",
@@ -26,6 +39,8 @@ _HOMES = {
     "OptionError": "errors",
     "Plan": "reports.plan",
     "RuleError": "errors",
+    "StableHLOError": "errors",
+    "from_stablehlo": "stablehlo.read",
     "optimize": "api.optimize",
 }
 

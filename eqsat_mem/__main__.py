@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from eqsat_mem import __version__
 from eqsat_mem.cli.commands import check_rules, devices, rules, show
@@ -56,6 +56,12 @@ def command_line() -> argparse.ArgumentParser:
     _add_function(plan)
     plan.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     plan.add_argument("--explain", action="store_true", help="print why this plan: its rules, its loops, the runners-up, its peaks")
+    plan.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write the planned program as StableHLO: FILE.mlir is text, FILE.mlirbc its bytecode, FILE.jax a file of jax.export",
+    )
     plan.set_defaults(command=_plan)
 
     report = commands.add_parser(
@@ -112,13 +118,17 @@ def command_line() -> argparse.ArgumentParser:
 
 def _add_function(command: argparse.ArgumentParser) -> None:
     """The arguments that name a function, what to call it with, and how to plan it."""
-    command.add_argument("function", metavar="PLACE:FUNCTION", help="the function to plan: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION")
+    command.add_argument(
+        "function",
+        metavar="PLACE:FUNCTION",
+        help="the function to plan: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; or the file of a module of StableHLO: text, bytecode, or "
+        "a file of jax.export",
+    )
     command.add_argument(
         "--args",
         metavar="PLACE:MAKE_ARGS",
-        required=True,
         help="a function without parameters that returns the arguments, arrays or jax.ShapeDtypeStructs: a tuple of them, "
-        "a dict of keyword arguments, or the only one",
+        "a dict of keyword arguments, or the only one; a module needs none",
     )
     command.add_argument(
         "--limit", metavar="SIZE", help="such as 64MiB or \"1.5 GB\"; else the function's own, EQSAT_MEM_LIMIT, or the device's"
@@ -131,46 +141,67 @@ def _add_function(command: argparse.ArgumentParser) -> None:
     rules.add_choice(command)
 
 
-def _planned(options: argparse.Namespace) -> Plan:
-    """The plan of the function that the command line names."""
+def _planned(options: argparse.Namespace) -> tuple[Plan, Callable[[Path], bytes]]:
+    """The plan of the function that the command line names, and a function that gives the contents of a file with the plan."""
     from eqsat_mem.api.meshes import mesh_of_text
-    from eqsat_mem.api.optimize import Optimized, optimize
-    from eqsat_mem.cli.user_files import call_arguments, check_call, load_function
+    from eqsat_mem.api.optimize import optimize
+    from eqsat_mem.cli.user_files import plain, subject
 
-    function = load_function(options.function)
-    args, kwargs = call_arguments(options.args)
-    plain = function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
-    check_call(options.function, plain, args, kwargs)
+    function, args, kwargs = subject(options.function, options.args)
+    written_by = plain(function)
     said = rules.chosen(options) | ({"device": options.device} if options.device else {}) | ({"tiles": False} if options.no_tiles else {})
     said |= {"mesh": mesh_of_text(options.mesh)} if options.mesh else {}
-    if plain is function or options.limit or said:
-        function = optimize(plain, memory_limit=options.limit, **said)
+    if written_by is function or options.limit or said:
+        function = optimize(written_by, memory_limit=options.limit, **said)
     plan: Plan = function.plan(*args, **kwargs)  # type: ignore[attr-defined]
-    return plan
+
+    def written(path: Path) -> bytes:
+        from eqsat_mem.stablehlo.write import written
+
+        elsewhere = None if plan.schedule is None else plan.schedule.backend.exported_for
+        return written(function, args, kwargs, path, elsewhere or getattr(written_by, "platform", None))
+
+    return plan, written
 
 
 def _plan(options: argparse.Namespace) -> int:
-    plan = _planned(options)
+    from eqsat_mem.stablehlo.endings import check_ending
+
+    output = None if options.output is None else Path(options.output)
+    if output is not None:
+        check_ending(output)
+        _check_folder(output)
+    plan, written = _planned(options)
     why = plan.explain() if options.explain else None
     if options.json:
         print(json.dumps(json.loads(plan.to_json()) | ({"why": json.loads(why.to_json())} if why else {}), indent=2))
     else:
         print(*filter(None, (plan, why, plan.source)), sep="\n\n")
+    if output is not None:
+        _write(output, written(output), sys.stderr)
     return 0
+
+
+def _check_folder(output: Path) -> None:
+    """Raise ``UserFileError`` if there is no folder for a file: asked before planning, which may take a while."""
+    if not output.parent.is_dir():
+        raise UserFileError(f"there is no folder {output.parent} to write {output.name} to.")
+
+
+def _write(output: Path, data: bytes, told: TextIO) -> None:
+    try:
+        output.write_bytes(data)
+    except OSError as error:
+        raise UserFileError(f"{output} cannot be written: {error.strerror}.") from error
+    print(f"wrote {output} ({format_bytes(len(data))})", file=told)
 
 
 def _report(options: argparse.Namespace) -> int:
     from eqsat_mem.reports.page import page
 
     output = Path(options.output)
-    if not output.parent.is_dir():  # asked before planning, which may take a while
-        raise UserFileError(f"there is no folder {output.parent} to write {output.name} to.")
-    text = page(_planned(options))
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserFileError(f"{output} cannot be written: {error.strerror}.") from error
-    print(f"wrote {output} ({format_bytes(len(text.encode()))})")
+    _check_folder(output)
+    _write(output, page(_planned(options)[0]).encode(), sys.stdout)
     return 0
 
 

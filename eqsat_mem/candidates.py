@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from jax.extend.core import ClosedJaxpr
 
@@ -19,18 +20,19 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Program, Take, itemsize
 from eqsat_mem.ir.mesh import Devices, Placement, share_of
-from eqsat_mem.mesh.bodies import Bodies, Specs
-from eqsat_mem.mesh.choose import Spread, spread
 from eqsat_mem.options import Options, format_bytes
-from eqsat_mem.reports.explain import Scheduler
+from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
-from eqsat_mem.schedule.remat import Moved, least_bytes
 from eqsat_mem.schedule.search import Schedule, Search, fastest
 from eqsat_mem.schedule.timing import Known
 from eqsat_mem.transforms.contraction_order import reordered
 from eqsat_mem.transforms.plan_bodies import calls, plan_bodies
-from eqsat_mem.transforms.scan_rewrite import forms
+
+if TYPE_CHECKING:  # what few programs need is imported where they do: a first plan would take a tenth longer
+    from eqsat_mem.mesh.bodies import Bodies, Specs
+    from eqsat_mem.mesh.choose import Spread
+    from eqsat_mem.schedule.remat import Moved
 
 MEMORY_PRICES = (0.0, 1e-10, 1e-8)
 """Seconds per byte of contractions, blocks and renamed values, for each of which a program is extracted: from fastest to smallest."""
@@ -38,6 +40,9 @@ ROWS_PRICE = 1e-6
 """A further price for programs with takes: no rows are taken of computed values where rules allow to compute the rows alone."""
 HARDLY = 0.02
 """The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
+ROUGHLY = 0.1
+"""The share of its time by which a program has to be faster than one that receives less from other devices: seconds of exchanges depend on
+what else goes on between devices, which no figure of a link tells."""
 
 Planner = Callable[[Options, Backend, ClosedJaxpr, int], tuple[Schedule | None, int, int]]
 """Plans the body of a loop or branch for a backend under a limit in bytes: see :data:`eqsat_mem.transforms.plan_bodies.Planner`."""
@@ -78,6 +83,7 @@ class Forms:
         self.made = [self.loaded]
         self.others: Iterator[Program] | None = None
         self.candidates: dict[int, _Candidates] = {}
+        self.bodies: dict[int, tuple[ClosedJaxpr, Program]] = {}
 
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
         """The fastest schedule of the first form that fits (else the smallest of all); the program as written is the first form."""
@@ -97,6 +103,8 @@ class Forms:
             yield program
 
     def _further(self) -> Iterator[Program]:
+        from eqsat_mem.transforms.scan_rewrite import forms
+
         yield from forms(original(self.loaded, self.rules), self.rules)
         taken = with_takes(self.loaded) if self.rules.names("Take") else None
         if taken is not None:
@@ -122,9 +130,11 @@ class Forms:
 
     def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of what one of several devices runs, in the first group of ways to spread the program that has one."""
+        from eqsat_mem.mesh.bodies import Bodies
+
         known = self._candidates(form)
         knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
-        loops = Bodies(limit, partial(self._body, placement, backend))
+        loops = Bodies(limit, partial(self._body, placement, backend), self._loaded_body, partial(_left, placement, backend))
         before, best = None, None
         with self.clock("schedule"):
             for group in known.spread_on(placement, backend, loops):
@@ -156,12 +166,18 @@ class Forms:
 
     def _body(self, placement: Placement, backend: Backend, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int) -> tuple[Schedule, int]:
         """The body of a loop or branch as each device runs it, and what it holds besides its arguments."""
-        program = load(body, [f"x{k}" for k in range(len(body.in_avals))], backend.preferences, self.rules.passes)
-        forms = Forms(program, self.rules, self.options, self.backend, self.planner, Clock(), placement.of(ins, outs))
+        forms = Forms(self._loaded_body(body), self.rules, self.options, self.backend, self.planner, Clock(), placement.of(ins, outs))
         shapes = (share_of(aval.shape, spec, placement.devices) for aval, spec in zip(body.in_avals, ins, strict=True))
         given = sum(math.prod(shape) * itemsize(aval.dtype) for shape, aval in zip(shapes, body.in_avals, strict=True))
         best = forms.fastest(backend, room + given).best
         return best, max(best.peak_bytes - given, 0)
+
+    def _loaded_body(self, body: ClosedJaxpr) -> Program:
+        """A body as a program; the table keeps the body itself, so that no other takes its place in memory."""
+        if id(body) not in self.bodies:
+            names = [f"x{k}" for k in range(len(body.in_avals))]
+            self.bodies[id(body)] = body, load(body, names, self.backend.preferences, self.rules.passes)
+        return self.bodies[id(body)][1]
 
     def _candidates(self, program: Program) -> _Candidates:
         """The programs equal to one under the rules: kept for a form as it is, made anew where bodies are planned, as they are for a
@@ -197,8 +213,11 @@ class _Candidates:
 
     def spread_on(self, placement: Placement, backend: Backend, loops: Bodies) -> Iterator[list[Spread]]:
         """The programs of one device in groups, each made when it is asked for; kept for other limits where there are no bodies to plan."""
-        key = backend, loops.limit if any(map(loops.are_large, calls(self.written.program))) else None
+        program = self.written.program
+        key = backend, loops.limit if any(loops.are_large(call, program) for call in calls(program)) else None
         if key not in self.groups:
+            from eqsat_mem.mesh.choose import spread
+
             every = [self.written, *(ex for ex in self.every if ex is not self.written)]
             self.groups[key] = [], spread(every, placement, backend, loops)
         made, further = self.groups[key]
@@ -216,9 +235,18 @@ class _Candidates:
 
     def rematerialised(self, s: Schedule, limit: int) -> Schedule:
         """A schedule with values rematerialised; moves of one without loops are kept, since no limit changes them."""
+        from eqsat_mem.schedule.remat import Moved
+
         if s.chunks:
             return Moved(s).fitting(limit)
         return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).fitting(limit)
+
+
+def _left(placement: Placement, backend: Backend, body: Program, ins: Specs) -> tuple[Specs, frozenset[int]]:
+    """Return the specs that a body leaves its results in, and the arguments that it gathers."""
+    from eqsat_mem.mesh.choose import left_as
+
+    return left_as(body, placement.of(ins, (None,) * len(body.outputs)), backend)
 
 
 def _extracted(view: View, rules: RuleSet, backend: Backend) -> _Candidates:
@@ -242,9 +270,15 @@ def _searched(searches: Sequence[Search], scheduler: Scheduler, known: _Candidat
         best = min(best, _best([closest.with_limit(0)], scheduler)[0], key=lambda s: s.peak_bytes)
     for s in [best, *(search.straight for search in searches)] if backend.tie is not None else ():
         useful = limit if best.fits(limit) else best.peak_bytes - 1
-        if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and least_bytes(s) <= useful:
+        if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and _least_bytes(s) <= useful:
             best = min(best, known.rematerialised(s, limit), key=partial(order, limit=limit))
     return best
+
+
+def _least_bytes(s: Schedule) -> int:
+    from eqsat_mem.schedule.remat import least_bytes
+
+    return least_bytes(s)
 
 
 def _best(searches: Sequence[Search], scheduler: Scheduler) -> tuple[Schedule, Search]:
@@ -259,12 +293,20 @@ def _best(searches: Sequence[Search], scheduler: Scheduler) -> tuple[Schedule, S
 
 
 def _better(one: Schedule, other: Schedule, limit: int) -> Schedule:
-    """The first of two in their order, but the smaller one where it takes hardly longer.
+    """The first of two in their order, but where it takes hardly longer the one that receives less from other devices, or that is smaller.
 
     A tighter limit lets searches go on: what comes of that, and is no faster to speak of, must not hold more than what a looser one gave.
     """
     first, second = sorted((one, other), key=partial(order, limit=limit))
-    is_close = second.fits(limit) and second.seconds <= first.seconds * (1 + HARDLY)
+    if not second.fits(limit):
+        return first
+    if first.ex.program.shares is not None and second.seconds <= first.seconds * (1 + ROUGHLY):
+        from eqsat_mem.reports.outline import received_bytes
+
+        received, instead = received_bytes(first), received_bytes(second)
+        if received != instead:
+            return first if received < instead else second
+    is_close = second.seconds <= first.seconds * (1 + HARDLY)
     return second if is_close and second.peak_bytes < first.peak_bytes * (1 - HARDLY) else first
 
 

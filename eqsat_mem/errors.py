@@ -26,6 +26,10 @@ class UserFileError(EqsatMemError):
     """A file named on the command line cannot be loaded, lacks the named function, or that function raises."""
 
 
+class StableHLOError(EqsatMemError):
+    """A module of StableHLO cannot be read, or a plan cannot be written as one."""
+
+
 class PlanningError(EqsatMemError):
     """Planning a function of a script failed, and ``eqsat-mem run --strict`` refuses to run it unplanned."""
 
@@ -44,6 +48,28 @@ class DeviceCompilerError(EqsatMemError):
 
 class DeviceError(EqsatMemError, RuntimeError):
     """A plan made for one device was run on another."""
+
+
+class PlanMismatchError(EqsatMemError, RuntimeError):
+    """The processes of a job have not planned the same, so that their devices would run different programs.
+
+    Attributes:
+        function: the name of the function that this process plans.
+        processes: the numbers of the two processes that differ.
+        reason: how they differ.
+        told: what each of the two says of what differs; empty where one has said nothing.
+    """
+
+    def __init__(self, function: str, processes: tuple[int, int], reason: str, told: tuple[dict[str, object], ...] = ()) -> None:
+        super().__init__(function, processes, reason, told)  # as `args`, so that the error can be pickled
+        self.function, self.processes, self.reason, self.told = function, processes, reason, told
+
+    def __str__(self) -> str:
+        one, other = self.processes
+        texts = [
+            f"\nprocess {p}: {', '.join(f'{name} {value}' for name, value in told.items())}" for p, told in zip((one, other), self.told)
+        ]
+        return f"processes {one} and {other} do not plan {self.function} alike: {self.reason}.{''.join(texts)}"
 
 
 class MemoryLimitError(EqsatMemError):

@@ -25,9 +25,9 @@ from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
 from eqsat_mem.passes import Pass
-from eqsat_mem.reports.explain import Record, Scheduler
 from eqsat_mem.reports.outline import body_loops, exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
 from eqsat_mem.reports.plan import Plan
+from eqsat_mem.reports.record import Record, Scheduler
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
 from eqsat_mem.schedule.search import Schedule, fastest, unscheduled

@@ -18,13 +18,16 @@ DESIGN = ROOT / "docs" / "design.md"
 EXTENDING = ROOT / "docs" / "extending.md"
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "rules" / "README.md"]
 
+ELSEWHERE = {"several-devices.md", "pytorch.md"}
+"""Pages that need processes of their own: tests/mesh and tests/cli/test_pages.py run them."""
+
 
 def title(path):
     return str(path.relative_to(ROOT))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "several-devices.md"], ids=title)  # which tests/mesh runs
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in ELSEWHERE], ids=title)
 def test_examples_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_examples(page)

@@ -18,6 +18,7 @@ ALLOWED = {
     "passes": "",
     "ir": "errors",
     "frontend": "ir passes",
+    "stablehlo": "errors frontend ir",
     "egraph": "errors events frontend ir passes units",
     "egraph.soundness": "egraph errors frontend ir",
     "transforms": "egraph frontend ir passes",
@@ -31,10 +32,10 @@ ALLOWED = {
     "reports": "egraph errors events frontend ir options passes schedule transforms units",
     "candidates": "egraph events frontend ir mesh options reports schedule transforms",
     "pipeline": "backends candidates codegen egraph errors events frontend ir options passes reports schedule transforms",
-    "api": "backends egraph errors frontend ir options pipeline reports units",
-    "cli": "api backends backends.gpu codegen egraph egraph.soundness errors frontend ir options passes reports schedule units",
+    "api": "backends egraph errors frontend ir options pipeline reports schedule units",
+    "cli": "api backends backends.gpu codegen egraph egraph.soundness errors frontend ir options passes reports schedule stablehlo units",
     "testing": "",
-    "__main__": "api backends cli errors reports units",
+    "__main__": "api backends cli errors reports stablehlo units",
 }
 """The rooms in the order in which a program visits them, and those that each may import from."""
 

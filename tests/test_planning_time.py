@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import os
 import subprocess
 import sys
 from functools import partial
@@ -123,6 +124,22 @@ def test_importing_the_package_loads_nothing_that_it_does_not_need():
     assert "egglog" not in loaded_modules  # whose package takes several times as long as its bindings
     for name in ("matplotlib", "rich", "scipy", "pandas", "IPython", "eqsat_mem.backends.calibrate"):
         assert name not in loaded_modules, name
+
+
+def test_a_plan_for_one_cpu_loads_nothing_of_other_devices_and_of_reports():
+    code = """
+import sys, jax, jax.numpy as jnp, eqsat_mem
+x = jax.ShapeDtypeStruct((3000, 3), jnp.float32)
+product = lambda x, y: jnp.exp(-jnp.sum((x[:, None] - y) ** 2, -1)) @ y
+plan = eqsat_mem.optimize(product, memory_limit="1MiB", verify=False).plan(x, x)
+assert plan.loops
+print(*sys.modules)
+"""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "EQSAT_MEM_PROFILES": "none"}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    ours = {name.removeprefix("eqsat_mem.") for name in ran.stdout.split() if name.startswith("eqsat_mem.")}
+    for room in ("backends.gpu", "mesh", "egraph.soundness", "reports.explain", "reports.timeline", "transforms.scan_rewrite"):
+        assert not {name for name in ours if name == room or name.startswith(f"{room}.")}, room
 
 
 class Counting(Memory):

@@ -6,7 +6,7 @@ import ast
 import importlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -61,9 +61,9 @@ class Constant:
         return f"{self.module}.{self.name}"
 
 
-def in_code() -> Iterator[Constant]:
-    """Every constant of :data:`MODULES`, in their order: variables of modules that are numbers or tables of numbers."""
-    for path in MODULES:
+def in_code(modules: Sequence[Path] = MODULES) -> Iterator[Constant]:
+    """Every constant of some modules, in their order: variables of modules that are numbers or tables of numbers."""
+    for path in modules:
         module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         own = importlib.import_module(f"eqsat_mem.{module}")
         body = ast.parse(path.read_text(encoding="utf-8")).body

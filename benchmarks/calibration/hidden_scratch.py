@@ -19,7 +19,10 @@ MEASURES = (
 
 
 def cases(tiny: bool) -> Iterator[Case]:
-    """Costs are multiples of the value named; the table in the module of these constants has what was seen."""
+    """Costs are multiples of the value named, the result included; the table in the module of these constants has what was seen.
+
+    How many contractions of a batch run at once depends on the threads: PJRT_NPROC says how many XLA:CPU has.
+    """
     n, depth = (8, 2) if tiny else (4096, 16)
     square = 4.0 * n * n
     yield Case(f"sum exp(q k), {n} x {n}", lambda q, k: jnp.exp(q @ k.T).sum(1), [(n, depth)] * 2, square, watched=True)
@@ -30,9 +33,11 @@ def cases(tiny: bool) -> Iterator[Case]:
     yield Case("a weighted sum of columns", lambda x, y, w: (jnp.abs(x[:, None] - y) * w[:, None]).sum(0), [(n,)] * 3, square, True)
     yield Case("products with a lone axis", lambda x, y: (x * y).sum(-1), [(1, n, n)] * 2, square, watched=True)
     yield Case("products without one", lambda x, y: (x * y).sum(-1), [(n, n)] * 2, square, watched=True)
-    for batch, extent in ((2, 4),) if tiny else ((8, 1024), (64, 512), (256, 128)):
-        shapes, operands = [(batch, extent, extent), (batch, extent, extent)], 8.0 * batch * extent**2
-        yield Case(f"bki,bkj->bij, {batch} x {extent} x {extent}", lambda a, b: jnp.einsum("bki,bkj->bij", a, b), shapes, operands, True)
+    wide = ((extent, batch, extent) for batch, extent in ((8, 1024), (16, 1024), (4, 1024), (64, 512), (8, 512), (256, 128)))
+    for extent, batch, columns in ((4, 2, 4), (4, 2, 3)) if tiny else (*wide, (1024, 8, 64), (512, 64, 64)):
+        shapes, operands = [(batch, extent, extent), (batch, extent, columns)], 4.0 * batch * extent * (extent + columns)
+        label = f"bki,bkj->bij, {batch} x {extent} x {extent} and {columns} columns"
+        yield Case(label, lambda a, b: jnp.einsum("bki,bkj->bij", a, b), shapes, operands, watched=True)
 
 
 def _attention_weights(q: Any, k: Any) -> Any:

@@ -7,9 +7,10 @@ and planned under the same limit when it is lowered.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,9 +20,11 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from eqsat_mem import pipeline
+from eqsat_mem.api.processes import job
 from eqsat_mem.api.varying import plain_aval, without_varying_types
 from eqsat_mem.errors import DeviceError
 from eqsat_mem.frontend.effects import refuse_collectives, without_resultless_effects
+from eqsat_mem.ir.jaxprs import holds_64_bits
 from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options
 from eqsat_mem.reports.plan import Plan
@@ -53,7 +56,7 @@ class Function:
         self.jaxpr = jaxpr
         self.options = options
         self.arg_names = tuple(arg_names)
-        self.settings = settings or Settings()
+        self.settings = settings or Settings(jaxpr)
         self.donated = tuple(donated)
         self.placement = placement
         self._plan: Plan | None = None
@@ -74,18 +77,30 @@ class Function:
         with self._lock:
             if self._plan is None:
                 with self.settings.active(), jax.core.eval_context(), watched(self.name):
-                    made = pipeline.plan(
-                        self.jaxpr, self.options, self.arg_names, self.name, donated=self.donated, placement=self.placement
-                    )
+                    made = self._made()
                     if made.record is not None:
                         made = replace(made, record=replace(made.record, settings=self.settings.active))
                     self._plan = made
             return self._plan
 
-    def evaluate(self, *args: Any) -> list[Any]:
-        """The planned program on flat arguments; JAX can trace it."""
+    def _made(self) -> Plan:
+        """A plan; where several processes run it, they plan for one profile, and compare what they have planned."""
+        make = partial(pipeline.plan, self.jaxpr, self.options, self.arg_names, self.name, donated=self.donated, placement=self.placement)
+        together = job(self.name, self.placement)
+        if together is None:
+            return make()
+        assert self.placement is not None, "several processes have a mesh"
+        backend = together.backend(self.jaxpr, self.options, self.placement)
+        with together.finishing():
+            made = make(backend=backend)
+        together.compare_programs(made.source)
+        return made
+
+    def evaluate(self, *args: Any, platforms: Collection[str] = ()) -> list[Any]:
+        """The planned program on flat arguments; JAX can trace it. ``platforms`` are those that it is lowered for."""
         plan = self.plan()
-        refuse_elsewhere(plan)
+        if plan.schedule is None or tuple(platforms) != (plan.schedule.backend.exported_for,):
+            refuse_elsewhere(plan)
         with self.settings.active():
             return list(plan.function(*args))
 
@@ -126,11 +141,14 @@ def refuse_elsewhere(plan: Plan) -> None:
 
 
 class Settings:
-    """The JAX settings under which a function was traced; its plan is made and lowered under the same."""
+    """The JAX settings under which a function was traced; its plan is made and lowered under the same.
 
-    def __init__(self) -> None:
+    A function that computes in 64 bits inside was traced with them, though they may be off around it.
+    """
+
+    def __init__(self, jaxpr: ClosedJaxpr) -> None:
         config: Any = jax.config
-        self.x64: bool = config.jax_enable_x64
+        self.x64: bool = config.jax_enable_x64 or holds_64_bits(jaxpr.jaxpr)
         self.matmul_precision: str | None = config.jax_default_matmul_precision
 
     @contextmanager

@@ -12,6 +12,7 @@ Both are planned when they are lowered, under the memory limit of ``f``.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -120,7 +121,8 @@ def _run_linear(*args: Any, linear: Linear, jaxpr: ClosedJaxpr) -> list[Any]:
 
 def _lower(ctx: mlir.LoweringRuleContext, *args: Any, function: Function, jaxpr: ClosedJaxpr) -> Sequence[Any]:
     plain = ctx.replace(avals_in=[plain_aval(aval) for aval in ctx.avals_in])
-    out: Sequence[Any] = mlir.lower_fun(function.evaluate, multiple_results=True)(plain, *args)
+    evaluate = partial(function.evaluate, platforms=ctx.module_context.platforms)
+    out: Sequence[Any] = mlir.lower_fun(evaluate, multiple_results=True)(plain, *args)
     if plain.tokens_out is not None:
         ctx.set_tokens_out(plain.tokens_out)
     return out

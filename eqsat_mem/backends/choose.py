@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 
 from eqsat_mem.backends.cpu.backend import CpuBackend
-from eqsat_mem.backends.gpu.backend import GpuBackend
-from eqsat_mem.backends.gpu.targets import is_profile, named
 from eqsat_mem.backends.profiles import kept, profile_path
 from eqsat_mem.errors import OptionError
 from eqsat_mem.schedule.backend import Backend
 
-BACKENDS: dict[str, type[CpuBackend | GpuBackend]] = {"cpu": CpuBackend, "gpu": GpuBackend}
-"""The backends by JAX's name of their platform."""
+if TYPE_CHECKING:  # a plan for a CPU does without what is known of GPUs, and is made sooner
+    from eqsat_mem.backends.gpu.backend import GpuBackend
 
 
 def built_in(platform: str) -> CpuBackend | GpuBackend:
     """Return the backend of a platform with its built-in profile; an unknown platform is treated as a GPU."""
-    return BACKENDS.get(platform, GpuBackend).built_in()
+    if platform == "cpu":
+        return CpuBackend.built_in()
+    from eqsat_mem.backends.gpu.backend import GpuBackend
+
+    return GpuBackend.built_in()
 
 
 def backend_for(device: str | None) -> Backend:
@@ -35,6 +38,9 @@ def backend_for(device: str | None) -> Backend:
     """
     if device is None:
         return backend_in_use()
+    from eqsat_mem.backends.gpu.backend import GpuBackend
+    from eqsat_mem.backends.gpu.targets import is_profile, named
+
     if is_profile(device):
         return _of_profile(Path(device))
     if device.strip().lower() == "cpu":
@@ -45,8 +51,8 @@ def backend_for(device: str | None) -> Backend:
 def _of_profile(path: Path) -> Backend:
     if not path.is_file():
         raise OptionError(f"there is no device profile {path}: eqsat-mem calibrate keeps one; eqsat-mem devices lists devices by name.")
-    for kind in BACKENDS.values():
-        backend: Backend = kind.built_in()
+    for platform in ("cpu", "gpu"):
+        backend: Backend = built_in(platform)
         figures = kept(path, type(backend.device))
         if figures is not None:
             return replace(backend, device=figures)

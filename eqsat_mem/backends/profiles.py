@@ -67,6 +67,12 @@ def as_json(device: Device) -> dict[str, Any]:
     return asdict(device) | {"levels": [[None if math.isinf(size) else size, rate] for size, rate in device.levels]}
 
 
+def from_json(values: dict[str, Any], kind: type[D]) -> D:
+    """The inverse of :func:`as_json`."""
+    levels = tuple((math.inf if size is None else float(size), float(rate)) for size, rate in values["levels"])
+    return kind(**values | {"levels": levels})
+
+
 def kept(path: Path, kind: type[D]) -> D | None:
     """Read a stored profile.
 
@@ -86,13 +92,13 @@ def kept(path: Path, kind: type[D]) -> D | None:
             raise ValueError("it is no JSON object")
         if set(values) != {f.name for f in fields(kind)}:
             return None
-        levels = tuple((math.inf if size is None else float(size), float(rate)) for size, rate in values["levels"])
-        numbers = [n for name, n in values.items() if name not in ("name", "levels", "tile_level")]
-        if not levels or not all(n > 0 for n in (*numbers, *(rate for _, rate in levels))):
+        device = from_json(values, kind)
+        rates = [n for name, n in values.items() if name not in ("name", "levels", "tile_level")]
+        if not device.levels or not all(n > 0 for n in (*rates, *(rate for _, rate in device.levels))):
             raise ValueError("a rate is not above zero")
-        if values["tile_level"] not in range(len(levels)):
+        if values["tile_level"] not in range(len(device.levels)):
             raise ValueError("tile_level is no level")
-        return kind(**values | {"levels": levels})
+        return device
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise OptionError(
             f"the device profile {path} cannot be read ({error}): run eqsat-mem calibrate, or eqsat-mem calibrate --reset."

@@ -94,10 +94,10 @@ def laid(arrays: Sequence[Any], placement: Placement, specs: Sequence[Spec | Non
 
 
 def devices_here(placement: Placement) -> int:
-    """The number of devices of a mesh that this machine runs."""
+    """The number of devices of a mesh that a machine runs: the most that one process has, so that all processes say the same."""
     if placement.mesh is None:
         return 1 if jax.default_backend() == "cpu" else placement.devices.total
-    return len(placement.mesh.local_devices)
+    return max(Counter(device.process_index for device in placement.mesh.devices.flat).values())
 
 
 def held_bytes(compiled: Any, backend: Backend | None = None) -> int:

@@ -13,8 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from eqsat_mem.errors import UserFileError
+from eqsat_mem.errors import OptionError, UserFileError
 from eqsat_mem.ir.ops import Monoid, Operation
+from eqsat_mem.stablehlo.endings import ENDINGS
 
 
 def load_function(place: str) -> Callable[..., Any]:
@@ -35,6 +36,61 @@ def load_function(place: str) -> Callable[..., Any]:
     if not callable(function):
         raise UserFileError(f"{name!r} in {where} is of type {type(function).__name__}, not a function.")
     return function
+
+
+def subject(place: str, arguments: str | None) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the function that a command is about, and the arguments that it is called with.
+
+    Args:
+        place: a function, as for :func:`load_function`, or the file of a module of StableHLO.
+        arguments: a function likewise, which returns the arguments; None for a module, which says itself what it takes.
+
+    Raises:
+        OptionError: if there are arguments for a module, or none for a function.
+        UserFileError: as :func:`load_function` and :func:`call_arguments`, or if the function raises while it is traced.
+        StableHLOError: if the module cannot be read.
+    """
+    if is_module(place):
+        if arguments is not None:
+            raise OptionError(f"{place} says itself what it is called with: leave out --args.")
+        return load_module(Path(place))
+    function = load_function(place)
+    if arguments is None:
+        raise OptionError("--args is missing: what is the function called with?")
+    args, kwargs = call_arguments(arguments)
+    check_call(place, plain(function), args, kwargs)
+    return function, args, kwargs
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that ``optimize`` was given, for one that it has made; else the function itself."""
+    from eqsat_mem.api.optimize import Optimized
+
+    return function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
+
+
+def is_module(place: str) -> bool:
+    """Whether a place is a file with a module of StableHLO, and no function."""
+    path = Path(place)
+    return path.suffix in ENDINGS or (path.is_file() and path.suffix != ".py")
+
+
+def load_module(path: Path) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return a module of StableHLO as a function with its arguments. Operations that are kept as they stand are told on standard error.
+
+    Raises:
+        StableHLOError: if it cannot be read.
+    """
+    import jax
+
+    from eqsat_mem.stablehlo.read import from_stablehlo
+
+    function = from_stablehlo(path)
+    if function.is_wide:
+        jax.config.update("jax_enable_x64", True)
+    for kept in function.kept:
+        sys.stderr.write(f"kept as it is: {kept}\n")
+    return function, function.args, function.kwargs
 
 
 def load_operations(files: Sequence[str]) -> list[Operation | Monoid]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from eqsat_mem.codegen.calls import CallWriter
 from eqsat_mem.codegen.reads import Reader
-from eqsat_mem.codegen.source import Fixed, Layout, Region, Scope, Value, wrap
+from eqsat_mem.codegen.source import Fixed, Layout, Region, Scope, Value, number, wrap
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits
 from eqsat_mem.ir.ops import (
     MONOIDS,
@@ -143,7 +143,7 @@ class ExpressionWriter:
         program, monoid = self.reads.program, MONOIDS[term.monoid]
         present = [i for i in bits(term.over) if program.free[term.arg] >> i & 1]
         absent = [i for i in bits(term.over) if i not in present]
-        if present and all(self.reads.ex.unrolls.get(t, 0) >> i & 1 and not self.reads.looped(i, scope) for i in present):
+        if present and all(self.is_unrolled(t, i, scope) for i in present):
             text, layout = self.unrolled(t, term, present, scope, region, fixed)
         else:
             value = self.value(term.arg, scope, region, fixed)
@@ -155,14 +155,21 @@ class ExpressionWriter:
             if alone:
                 text = f"lax.expand_dims({text}, {tuple(layout.index(i) for i in alone)})"
         for i in absent:
-            text = self.repeated(monoid, text, self.reads.extent(i, scope))
+            text = self.repeated(monoid, text, term.dtype, i, scope)
         return text, layout
 
-    def repeated(self, monoid: MonoidOp, text: str, count: str) -> str:
-        """Return source of a value folded with itself: a fold over an index on which it does not depend."""
+    def is_unrolled(self, t: int, i: int, scope: Scope) -> bool:
+        """Whether a fold is written out along an index; one of no elements has nothing to write."""
+        is_allowed = bool(self.reads.ex.unrolls.get(t, 0) >> i & 1)
+        return is_allowed and not self.reads.looped(i, scope) and self.reads.program.indices[i].extent > 0
+
+    def repeated(self, monoid: MonoidOp, text: str, dtype: Any, i: int, scope: Scope) -> str:
+        """Return source of a value folded with itself: a fold over an index on which it does not depend, of extent zero perhaps."""
+        if self.reads.program.indices[i].extent == 0:
+            return f"jnp.full_like({text}, {number(monoid.identity(dtype))}, {self.reads.dtype(dtype)})"
         if monoid.idempotent:
             return text
-        return monoid.repeat_text.format(wrap(Value(text, (), False)), count)
+        return monoid.repeat_text.format(wrap(Value(text, (), False)), self.reads.extent(i, scope))
 
     def unrolled(self, t: int, term: Fold, present: list[int], scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
         """Return the fold unrolled into one expression per position."""
@@ -197,7 +204,7 @@ class ExpressionWriter:
             options += f", preferred_element_type={self.reads.dtype(term.dtype)}"
         text = f"jnp.einsum({spec}, {left.text}, {right.text}{options})"
         for i in absent:
-            text = f"{text} * {self.reads.extent(i, scope)}"
+            text = self.repeated(MONOIDS["add"], text, term.dtype, i, scope)
         return text, layout
 
     def swaps(self, left: Layout, own: Sequence[Sequence[int]], contracted: Sequence[int], scope: Scope) -> bool:

@@ -10,10 +10,11 @@ import importlib.util
 import os
 import pickle
 import sys
+import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -21,11 +22,15 @@ Expression = Any
 """A number, a string, or a pair of a function's name and its arguments."""
 Command = tuple[Any, ...]
 """``("set", function, arguments, value)`` or ``("union", one, other)``."""
+Text = tuple[str, tuple[str, ...]]
+"""Declarations, rules and facts, form by form, and what messages call them."""
 Table = tuple[tuple[str, ...], str, list[tuple[tuple[Any, ...], Any]]]
 """The sorts of a function's arguments, the sort of its value, and its rows. Classes are numbers, equal where classes are."""
 
 MILLI = 1000
 """egglog 13 reports milliseconds as microseconds."""
+KEPT = 2
+"""How many e-graphs with rules and nothing else a thread keeps, at about 7 MiB each: one serves every program under the same rules."""
 HEADER = 8
 """Bytes before each message between processes, which tell its length."""
 
@@ -47,8 +52,8 @@ class Session(Protocol):
 
     spent: float
 
-    def run(self, name: str, forms: Sequence[str]) -> None:
-        """Declarations, rules and facts as text, which messages call ``name``."""
+    def declare(self, texts: Sequence[Text]) -> None:
+        """Declarations, rules and facts as text."""
 
     def load(self, commands: Sequence[Command]) -> None:
         """Facts as syntax trees: text would take several times as long."""
@@ -69,21 +74,28 @@ class Session(Protocol):
 class LocalSession:
     """An e-graph in this process. Nothing interrupts it, so it is for rules that are trusted."""
 
-    _parsed: dict[tuple[str, tuple[str, ...]], list[Any]] = {}  # noqa: RUF012 -- any e-graph can run what was parsed once
+    _parsed: dict[Text, list[Any]] = {}  # noqa: RUF012 -- any e-graph can run what was parsed once
 
     spent = 0.0
 
     def __init__(self) -> None:
         self._egg = bindings()
         self._span = self._egg.PanicSpan()
-        self._graph, self._parser = self._egg.EGraph(), self._egg.EGraph()
 
-    def run(self, name: str, forms: Sequence[str]) -> None:
-        self._run(name, tuple(forms))
+    @cached_property
+    def _graph(self) -> Any:
+        return self._egg.EGraph()
+
+    @cached_property
+    def _parser(self) -> Any:
+        return self._egg.EGraph()
+
+    def declare(self, texts: Sequence[Text]) -> None:
+        for name, forms in texts:
+            self._run(name, forms)
 
     def load(self, commands: Sequence[Command]) -> None:
-        with _failures("loading"):
-            self._graph.run_program(*map(self._action, commands))
+        self._do("loading", map(self._action, commands))
 
     def step(self, ruleset: str, times: int) -> tuple[bool, dict[str, int], dict[str, float]]:
         report = self._run("step", (f"(run {ruleset} {times})",))[0].report
@@ -121,12 +133,16 @@ class LocalSession:
         pass
 
     def _run(self, name: str, forms: tuple[str, ...]) -> list[Any]:
-        with _failures(name):
-            known = self._parsed.get((name, forms))
-            if known is None:  # egglog parses long texts in quadratic time, so each form apart
+        known = self._parsed.get((name, forms))
+        if known is None:  # egglog parses long texts in quadratic time, so each form apart
+            with _failures(name):
                 known = [command for form in forms for command in self._parser.parse_program(form, name)]
-                self._parsed[name, forms] = known
-            return list(self._graph.run_program(*known))
+            self._parsed[name, forms] = known
+        return self._do(name, known)
+
+    def _do(self, name: str, commands: Iterable[Any]) -> list[Any]:
+        with _failures(name):
+            return list(self._graph.run_program(*commands))
 
     def _action(self, command: Command) -> Any:
         kind, *rest = command
@@ -141,6 +157,52 @@ class LocalSession:
             return self._egg.Call(self._span, name, list(map(self._tree, arguments)))
         kinds = {int: self._egg.Int, float: self._egg.Float, str: self._egg.String}
         return self._egg.Lit(self._span, kinds[type(expression)](expression))
+
+
+class CopiedSession(LocalSession):
+    """An e-graph in this process that begins as an earlier one of this thread began, where that had the same declared first.
+
+    egglog takes several times as long to make queries of all rules as to copy an e-graph that has them.
+    """
+
+    _kept = threading.local()  # egglog's e-graphs stay in their threads
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun: tuple[Text, ...] | None = None
+
+    def declare(self, texts: Sequence[Text]) -> None:
+        if self._begun is not None:
+            super().declare(texts)
+            return
+        known = self._ready().pop(tuple(texts), None)
+        if known is None:
+            super().declare(texts)
+        else:
+            self._graph = known
+        self._run("copy", ("(push)",))
+        self._begun = tuple(texts)
+
+    def close(self) -> None:
+        if self._begun is not None:
+            self._run("copied", ("(pop)",))
+            ready = self._ready()
+            ready[self._begun] = self._graph
+            while len(ready) > KEPT:
+                del ready[next(iter(ready))]
+            self._begun = None
+
+    def _ready(self) -> dict[tuple[Text, ...], Any]:
+        """The e-graphs that nobody uses, by what they begin with; the last used is the last."""
+        ready: dict[tuple[Text, ...], Any] = self._kept.__dict__.setdefault("ready", {})
+        return ready
+
+    def _do(self, name: str, commands: Iterable[Any]) -> list[Any]:
+        try:
+            return super()._do(name, commands)
+        except Failure:
+            self._begun = None  # whatever it is now, nobody else begins with it
+            raise
 
 
 @contextmanager

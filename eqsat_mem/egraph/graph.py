@@ -11,7 +11,7 @@ from typing import Any
 from eqsat_mem import ir
 from eqsat_mem.egraph import language
 from eqsat_mem.egraph.encode import Encoder, Node
-from eqsat_mem.egraph.engine import Command, Expression, Failure, LocalSession, Overrun, Panic, Session
+from eqsat_mem.egraph.engine import Command, CopiedSession, Expression, Failure, Overrun, Panic, Session
 from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
@@ -160,14 +160,14 @@ class EGraph:
         own: language.Own = language.NOTHING,
         session: Session | None = None,
     ) -> None:
-        self._session: Session = session or LocalSession()
+        self._session: Session = session or CopiedSession()
         self.seconds: dict[str, float] = {}
         self._encoder = Encoder(program, own)
         self._encoded = self._encoder.encode()
         used = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in language.primitive_of()}
-        for name, text in (*language.language(maps | used, own), *rules):
-            with _explained(name):
-                self._session.run(name, _forms(text, name))
+        words = [(name, _forms(text, name)) for name, text in language.language(maps | used, own)]
+        with _explained("the text of"):
+            self._session.declare([*words, *((name, (text,)) for name, text in rules)])
         with _explained("loading"):
             self._session.load(list(self._facts(large_elements, unrolled_elements)))
 

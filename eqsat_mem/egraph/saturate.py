@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from eqsat_mem.egraph.engine import LocalSession, Session
+from eqsat_mem.egraph.engine import CopiedSession, Session
 from eqsat_mem.egraph.graph import EgglogPanic, EGraph, RuleOverrun, View
 from eqsat_mem.egraph.rule_files import Rule, RuleSet
 from eqsat_mem.egraph.worker import Worker
@@ -90,7 +90,7 @@ def saturate(program: Program, rules: RuleSet, limits: Limits = Limits(), rounds
 
 def session(rules: RuleSet, limits: Limits = Limits()) -> Session:
     """A session for an e-graph with these rules: in this process if all of them are trusted."""
-    return Worker(max(round(limits.max_seconds / 6), 1)) if rules.given else LocalSession()
+    return Worker(max(round(limits.max_seconds / 6), 1)) if rules.given else CopiedSession()
 
 
 def attributed(rules: RuleSet, attempt: Callable[[RuleSet], T]) -> T:

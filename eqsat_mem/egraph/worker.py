@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from eqsat_mem.egraph import engine
-from eqsat_mem.egraph.engine import Command, Failure, Overrun, Panic, Table, receive, send
+from eqsat_mem.egraph.engine import Command, Failure, Overrun, Panic, Table, Text, receive, send
 from eqsat_mem.units import format_bytes
 
 SECONDS, BYTES = 10, 1 << 30
@@ -37,8 +37,12 @@ class Worker:
         command = [sys.executable, "-I", "-S", engine.__file__, str(engine.compiled()), str(seconds), str(size)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed)
 
-    def run(self, name: str, forms: Sequence[str]) -> None:
-        self._ask("run", name, tuple(forms))
+    def declare(self, texts: Sequence[Text]) -> None:
+        for name, forms in texts:  # one by one, so that it is known which of them takes too much
+            try:
+                self._ask("declare", [(name, forms)])
+            except Overrun as error:
+                raise Overrun(f"{name} {error}") from None
 
     def load(self, commands: Sequence[Command]) -> None:
         self._ask("load", commands)

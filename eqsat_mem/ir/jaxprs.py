@@ -35,6 +35,15 @@ def nested_jaxprs(jaxpr: Any) -> Iterator[Any]:
             yield from nested_jaxprs(inner)
 
 
+def holds_64_bits(jaxpr: Any) -> bool:
+    """Whether a value of a jaxpr has a dtype that JAX keeps only where ``jax_enable_x64`` is on."""
+    return any(
+        str(getattr(var.aval, "dtype", "")) in ("int64", "uint64", "float64", "complex128")
+        for inner in nested_jaxprs(jaxpr)
+        for var in (*inner.invars, *inner.constvars, *(var for eqn in inner.eqns for var in (*eqn.invars, *eqn.outvars)))
+    )
+
+
 def repeatable(jaxpr: Any) -> bool:
     """Whether running a function again gives the same results and does nothing else."""
     if jaxpr.effects or any(eqn.primitive.name in IMPURE for eqn in jaxpr.eqns):

@@ -1,4 +1,4 @@
-"""Whether a value that others have in shares is gathered, or computed once more from what is there whole."""
+"""Whether a value that others have in shares is exchanged, or computed once more: from what is whole, or in the shares that are wanted."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ def is_made_again(at: Localiser, t: int, shares: int) -> bool:
     return again_s(at, t, shares, PATIENCE * gathering, DEPTH) <= PATIENCE * gathering
 
 
+def once_more(at: Localiser, t: int, shares: int) -> int:
+    """The indices of which a value that is wanted in these shares is computed in shares, if it is computed once more for that."""
+    have = at.natural(t)
+    kept = at.computed(t) & ~(have & ~shares)
+    taken = {name for i in bits(kept) for name in at.divided[i]}
+    for i in bits(shares & ~have & at.able(t) & at.old.free[t]):
+        if not taken.intersection(at.divided[i]):
+            taken.update(at.divided[i])
+            kept |= 1 << i
+    return kept
+
+
 def gathering_s(at: Localiser, t: int, shares: int) -> float:
     """Seconds to gather the shares of a value that others have."""
     missing, total, seconds = at.natural(t) & ~shares, float(at.old.nbytes(t)), 0.0
@@ -50,7 +62,7 @@ def again_s(at: Localiser, t: int, shares: int, most: float, depth: int) -> floa
         first = at.arrays.get(term.slot) if isinstance(term, Input) else None
         known = first is not None and any(s == first for s, _ in at.given)
         return 0.0 if known else gathering_s(at, t, shares)
-    left = at.computed(t) & ~missing
+    left = once_more(at, t, shares)
     if left & folded(term):
         return most + 1.0
     extents = [index.extent // (at.local.devices.count(at.divided[i]) if left >> i & 1 else 1) for i, index in enumerate(at.old.indices)]

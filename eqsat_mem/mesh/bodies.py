@@ -1,18 +1,18 @@
 """Loops and branches on a mesh: their bodies are planned as programs of their own, whose arguments lie as the operands do.
 
-A carry lies as its first value does where that is made in shares, else it is whole; stacked results and those of branches are whole. Bodies
-exchange what they need from turn to turn, so that all devices take the same turns and the same branch.
+A carry lies as its first value does where that is made in shares, else in those in which the body takes and leaves it; other results lie as
+the body leaves them. Bodies exchange what they need from turn to turn, so that all devices take the same turns and the same branch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.ir import Block, Call, argument_bytes, axes_mask, is_leaf, itemsize, mask_of
+from eqsat_mem.ir import Axes, Block, Call, Input, Program, argument_bytes, axes_mask, is_leaf, itemsize, mask_of
 from eqsat_mem.ir.jaxprs import largest_value
 from eqsat_mem.ir.mesh import Spec, whole
 from eqsat_mem.transforms.control_flow import consts_and_carries
@@ -25,26 +25,66 @@ Specs = tuple[Spec, ...]
 BodyPlanner = Callable[[ClosedJaxpr, Specs, Specs, int], tuple[Any, int]]
 """Plans a body whose arguments and results lie as given: its schedule, and the bytes that it holds besides its arguments, of which there
 should be no more than the last argument says."""
+Links = list[tuple[int, int]]
+"""Pairs of indices that name the same positions."""
+WORD_BYTES = 4
+"""Bytes of an element, where only elements are counted."""
+HELD_WHOLE = 4
+"""What a loop gathers in every turn is gathered before it if it takes no more than such a part of the room."""
 
 
 @dataclass
 class Bodies:
-    """The bodies of a program under a limit, each planned once for each way in which its arguments lie."""
+    """The bodies of a program under a limit, each planned once for each way in which its arguments lie.
+
+    Attributes:
+        limit: bytes on each device.
+        planner: plans one.
+        load: a body as a program, the same object each time.
+        left: how the results of a loaded body lie, given how its arguments do, and the positions of the arguments that it gathers.
+    """
 
     limit: int
     planner: BodyPlanner
+    load: Callable[[ClosedJaxpr], Program]
+    left: Callable[[Program, Specs], tuple[Specs, frozenset[int]]]
     known: dict[Any, tuple[Any, int]] = field(default_factory=dict)
 
-    def are_large(self, call: Call) -> bool:
-        """Whether anything in a loop or branch is worth a plan."""
+    def are_large(self, call: Call, program: Program) -> bool:
+        """Whether anything in a loop or branch of a program, or anything that it takes or leaves, is worth a plan."""
+        if call.prim.name not in BODIES or call.effects:
+            return False
         small = min(SMALL_BYTES, self.limit // 16)
-        return call.prim.name in BODIES and not call.effects and any(largest_value(body) >= small for body in bodies(call))
+        around = max((program.extent(axes_mask(axes)) for axes in (*call.in_axes, *call.out_axes)), default=0)
+        return around * WORD_BYTES >= small or any(largest_value(body) >= small for body in bodies(call))
 
     def plan(self, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int) -> tuple[Any, int]:
         key = id(body), ins, outs, room
         if key not in self.known:
             self.known[key] = self.planner(body, ins, outs, room)
         return self.known[key]
+
+    def links(self, program: Program) -> Links:
+        """The indices of operands and results of a program's loops and branches that the bodies have under one name, in pairs."""
+        found: Links = []
+        for call in {term.call: None for term in map(program.terms.__getitem__, program.reachable()) if isinstance(term, Block)}:
+            if self.are_large(call, program):
+                found += self._links(call)
+        return [(i, j) for i, j in found if i != j and program.indices[i].extent == program.indices[j].extent]
+
+    def _links(self, call: Call) -> Iterator[tuple[int, int]]:
+        consts, carries = _carried(call)
+        for j in range(carries):
+            yield from zip(_outermost(call.in_axes[consts + j]), _outermost(call.out_axes[j]), strict=True)
+        ins, outs = _stepped(call)
+        for body, (given, left) in zip(bodies(call), _divided_up(call, ins, outs), strict=True):
+            program = self.load(body)
+            names: dict[int, int] = {}
+            reads = ((term.axes, given[term.slot]) for term in program.terms if isinstance(term, Input))
+            for inside, around in (*reads, *zip((o.axes for o in program.outputs), left)):
+                for i, j in zip(_outermost(inside), _outermost(around), strict=True):
+                    if i >= 0 and j >= 0:
+                        yield names.setdefault(i, j), j
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,33 +100,77 @@ def flow_of(at: Localiser, term: Block) -> Flow | None:
     """A loop or branch whose bodies are planned for shares; None if they are left as they are."""
     key = id(term.call), term.args
     if key not in at.flows:
-        planned = at.bodies is not None and at.bodies.are_large(term.call)
+        planned = at.bodies is not None and at.bodies.are_large(term.call, at.old)
         at.flows[key] = _planned(at, term) if planned else None
     return at.flows[key]
 
 
 def _planned(at: Localiser, term: Block) -> Flow:
     call, local = term.call, at.local
-    consts, carries = _carried(call)
-    stepped = range(consts + carries, len(term.args)) if call.prim.name == "scan" else range(0)
-    shares = [_lying(at, a, axes[k in stepped :]) for k, (a, axes) in enumerate(zip(term.args, call.in_axes, strict=True))]
-    results = [0] * len(call.out_axes)
-    for j in range(carries):
-        names = _names(at, call.in_axes[consts + j], shares[consts + j])
-        fits = all(at.deals(axis, own) for axis, own in zip(call.out_axes[j], names, strict=True))
-        shares[consts + j] *= fits
-        results[j] = mask_of(axis[0] for axis, own in zip(call.out_axes[j], names, strict=True) if own) * fits
+    assert at.bodies is not None
+    shares, results = _shares(at, term)
     args = tuple(at.value(a, own) for a, own in zip(term.args, shares, strict=True))
     ins = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.in_axes, shares, strict=True))
     outs = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.out_axes, results, strict=True))
     new = replace(call, in_axes=ins, out_axes=outs, pointwise=0, folds=0)
-    lying = [_names(at, axes[k in stepped :], own) for k, (axes, own) in enumerate(zip(call.in_axes, shares, strict=True))]
-    left = [_names(at, axes, own) for axes, own in zip(call.out_axes, results, strict=True)]
-    assert at.bodies is not None
     room = at.bodies.limit - argument_bytes(local.program) - _live(at, args, new)
-    made = [at.bodies.plan(body, *specs, max(room, 0)) for body, specs in zip(bodies(call), _specs(call, lying, left), strict=True)]
+    made = [at.bodies.plan(body, *specs, max(room, 0)) for body, specs in zip(bodies(call), _specs(at, call, shares, results), strict=True)]
     planned = replace(new, bodies=tuple(s for s, _ in made), scratch_bytes=max(held for _, held in made))
-    return Flow(planned, args, tuple(results))
+    return Flow(planned, args, results)
+
+
+def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...]]:
+    """The indices of which a loop or branch takes shares of each operand, and of which it leaves shares of each result."""
+    call = term.call
+    assert at.bodies is not None
+    consts, carries = _carried(call)
+    axes_of, left_of = _stepped(call)
+    shares = [_lying(at, axes, at.natural(a)) for a, axes in zip(term.args, axes_of, strict=True)]
+    for j in range(carries):
+        c = consts + j
+        names = _names(at, axes_of[c], shares[c])
+        shares[c] *= all(at.deals(axis, own) for axis, own in zip(left_of[j], names, strict=True))
+    proposed = [j for j in range(carries) if not shares[consts + j]]
+    for j in proposed:
+        both = zip(axes_of[consts + j], left_of[j], strict=True)
+        alike = mask_of(one[0] for one, other in both if one and other and at.divided.get(one[0]) == at.divided.get(other[0]))
+        shares[consts + j] = _lying(at, axes_of[consts + j], alike & mask_of(at.divided))
+    while True:
+        left, gathered = _left(at, call, shares)
+        refused = [j for j in proposed if shares[consts + j] and left[j] != _names(at, axes_of[consts + j], shares[consts + j])]
+        if not refused:
+            break
+        for j in refused:
+            shares[consts + j] = 0
+    if carries:  # what the turns would gather each is gathered before them
+        room = (at.bodies.limit - argument_bytes(at.local.program)) // HELD_WHOLE
+        early = (c for c in gathered if c < consts and at.old.nbytes(term.args[c]) <= room)
+        for c in early:
+            shares[c] = 0
+    given = [_names(at, axes_of[consts + j], shares[consts + j]) for j in range(carries)]
+    results = (
+        mask_of(axis[0] for axis, own in zip(axes, spec, strict=True) if own and at.deals(axis, own))
+        for axes, spec in zip(left_of, (*given, *left[carries:]), strict=True)
+    )
+    return shares, tuple(results)
+
+
+def _left(at: Localiser, call: Call, shares: Sequence[int]) -> tuple[Specs, set[int]]:
+    """Return the specs of the results of a loop or branch that takes such shares of its operands, and the operands that it gathers.
+
+    Results lie as all bodies that make them leave them, else they are whole.
+    """
+    assert at.bodies is not None
+    specs = _specs(at, call, shares, (0,) * len(call.out_axes))
+    of = [ins for ins, _ in _divided_up(call, list(range(len(shares))), [])]
+    made, gathered = [], set[int]()
+    for body, (ins, _), operands in zip(bodies(call), specs, of, strict=True):
+        left, slots = at.bodies.left(at.bodies.load(body), ins)
+        gathered.update(operands[slot] for slot in slots)
+        made.append(left)
+    made = made[1:] if call.prim.name == "while" else made
+    results = (spec if all(other == spec for other in others) else whole(len(spec)) for spec, *others in zip(*made, strict=True))
+    return tuple(results), gathered
 
 
 def _carried(call: Call) -> tuple[int, int]:
@@ -97,30 +181,48 @@ def _carried(call: Call) -> tuple[int, int]:
     return first, len(call.in_axes) - first
 
 
-def _lying(at: Localiser, t: int, axes: Sequence[tuple[int, ...]]) -> int:
-    """The indices of which a body gets shares of an operand, where the devices have them; each mesh axis deals out one."""
-    natural, taken, shares = at.natural(t), set[str](), 0
-    for axis in axes:
-        if axis and natural >> axis[0] & 1 and not taken.intersection(at.divided[axis[0]]):
-            taken.update(at.divided[axis[0]])
-            shares |= 1 << axis[0]
+def _stepped(call: Call) -> tuple[list[Axes], list[Axes]]:
+    """The axes of operands and results as the bodies have them: without those of a scan's steps."""
+    consts, carries = _carried(call)
+    if call.prim.name != "scan":
+        return list(call.in_axes), list(call.out_axes)
+    ins, outs = ((*axes[:n], *(a[1:] for a in axes[n:])) for axes, n in ((call.in_axes, consts + carries), (call.out_axes, carries)))
+    return list(ins), list(outs)
+
+
+def _outermost(axes: Axes) -> list[int]:
+    """The index that an axis of an array is dealt out by, for each of them; -1 where there is none."""
+    return [axis[0] if axis else -1 for axis in axes]
+
+
+def _lying(at: Localiser, axes: Axes, wanted: int) -> int:
+    """The indices of which a body gets shares of an operand, of those wanted; each mesh axis deals out one."""
+    taken, shares = set[str](), 0
+    for i in _outermost(axes):
+        if i >= 0 and wanted >> i & 1 and not taken.intersection(at.divided[i]):
+            taken.update(at.divided[i])
+            shares |= 1 << i
     return shares
 
 
-def _names(at: Localiser, axes: Sequence[tuple[int, ...]], shares: int) -> Spec:
-    return tuple(at.divided[axis[0]] if axis and shares >> axis[0] & 1 else () for axis in axes)
+def _names(at: Localiser, axes: Axes, shares: int) -> Spec:
+    return tuple(at.divided[i] if i >= 0 and shares >> i & 1 else () for i in _outermost(axes))
 
 
-def _specs(call: Call, ins: Sequence[Spec], outs: Sequence[Spec]) -> list[tuple[Specs, Specs]]:
-    """The specs of the arguments and results of each body, given those of the call, of which a scan steps through some."""
+def _specs(at: Localiser, call: Call, shares: Sequence[int], results: Sequence[int]) -> list[tuple[Specs, Specs]]:
+    """The specs of arguments and results of each body, given the shares of operands and results of the call."""
+    ins, outs = ([_names(at, axes, own) for axes, own in zip(side, of, strict=True)] for side, of in zip(_stepped(call), (shares, results)))
+    return [(tuple(given), tuple(left)) for given, left in _divided_up(call, ins, outs)]
+
+
+def _divided_up(call: Call, ins: list[Any], outs: list[Any]) -> list[tuple[list[Any], list[Any]]]:
+    """Divide a list for operands and one for results of a call up among its bodies."""
     if call.prim.name == "scan":
-        carries = consts_and_carries(call.params)[1]
-        stacked = (whole(len(axes) - 1) for axes in call.out_axes[carries:])
-        return [(tuple(ins), (*outs[:carries], *stacked))]
+        return [(ins, outs)]
     if call.prim.name == "cond":
-        return [(tuple(ins[1:]), tuple(outs))] * len(bodies(call))
+        return [(ins[1:], outs)] * len(bodies(call))
     first, second = call.params["cond_nconsts"], call.params["cond_nconsts"] + call.params["body_nconsts"]
-    return [((*ins[:first], *ins[second:]), ((),)), (tuple(ins[first:]), tuple(outs))]
+    return [([*ins[:first], *ins[second:]], [()]), (ins[first:], outs)]
 
 
 def _live(at: Localiser, args: Sequence[int], call: Call) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from eqsat_mem.egraph.encode import pointwise
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir.mesh import Placement, Spreading
+from eqsat_mem.ir import Block, Dot, Fold, Input, Program, folded
+from eqsat_mem.ir.mesh import Placement, Spec, Spreading
 from eqsat_mem.mesh.bodies import Bodies
 from eqsat_mem.mesh.invariant import check
 from eqsat_mem.mesh.localise import localise
@@ -57,7 +59,7 @@ def _ways(every: Sequence[Extraction], placement: Placement, backend: Backend, l
     kept: list[Spreading] = []
     for ex in every:
         tried: list[Spread] = []
-        for way, divided in spreadings(ex, placement, idle):
+        for way, divided in spreadings(ex, placement, idle, loops):
             if large and kept and way not in kept:
                 continue
             local = localise(ex, placement, divided, way, backend, loops)
@@ -66,3 +68,22 @@ def _ways(every: Sequence[Extraction], placement: Placement, backend: Backend, l
         if not kept:
             kept = [s.spreading for s in sorted(tried, key=lambda s: s.seconds)[:2]]
         yield from tried
+
+
+def left_as(program: Program, placement: Placement, backend: Backend) -> tuple[tuple[Spec, ...], frozenset[int]]:
+    """Return the specs of results that nobody has placed, and the positions of the arguments that the program gathers.
+
+    Results lie as they are computed, if every operation may be sliced and folded as it is.
+
+    Nothing is saturated, so that loops may be asked how they leave what they carry before they are planned.
+    """
+    terms = program.terms
+    splits = {t: pointwise(program, t) for t in range(len(terms))}
+    accumulates = {t: folded(term) for t, term in enumerate(terms) if isinstance(term, Dot | Fold)}
+    ex = Extraction(program, splits, accumulates)
+    way, divided = next(spreadings(ex, placement, idle=False))
+    local = localise(ex, placement, divided, way, backend).program
+    assert local.shares is not None
+    gathers = (term for term in local.terms if isinstance(term, Block) and term.call.prim.name == "gather_shares")
+    read = (local.terms[term.args[0]] for term in gathers)
+    return local.shares.results, frozenset(term.slot for term in read if isinstance(term, Input))

@@ -50,14 +50,14 @@ def _check_operands(program: Program, shares: Shares, t: int, where: str) -> Non
         shared = [sorted(shares.names(mask)) for mask in (program.free[term.arg], program.free[t])]
         assert shared[0] == shared[1], f"new names are dealt out otherwise at {where}"
         return
+    if isinstance(term, Block) and term.call.bodies and all(b is not None and b.ex.program.shares is not None for b in term.call.bodies):
+        return  # a loop or branch, whose bodies take shares and have been checked themselves
     for c in children(term):
         every |= program.free[c]
     for c in (c for c in children(term) if not isinstance(program.terms[c], Iota)):  # positions in a share are those of every share
         mixed = shares.dealt_out(program.free[c]) & ~shares.dealt_out(every)
         assert not mixed, f"a share meets the whole at {where}"
     if isinstance(term, Block):
-        if term.call.bodies and all(body is not None and body.ex.program.shares is not None for body in term.call.bodies):
-            return  # a loop or branch, whose bodies take shares and have been checked themselves
         bound = axes_mask(sum(term.call.in_axes, ())) & ~(term.call.pointwise | term.call.folds)
         assert not shares.dealt_out(axes_mask(sum(term.call.in_axes, ()))) & bound, f"an operation binds an index in shares at {where}"
 

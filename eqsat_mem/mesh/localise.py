@@ -34,7 +34,7 @@ from eqsat_mem.ir import (
 )
 from eqsat_mem.ir.mesh import Names, Placement, Spec, Spreading
 from eqsat_mem.ir.ops import picks, searched
-from eqsat_mem.mesh.again import is_made_again
+from eqsat_mem.mesh.again import is_made_again, once_more
 from eqsat_mem.mesh.bodies import Bodies, Flow, flow_of
 from eqsat_mem.mesh.local import PLACES, Local
 from eqsat_mem.mesh.parts import Part, combined, folded_whole, part_of, widened
@@ -225,7 +225,8 @@ class Localiser:
                 return self.converted(result, t, flow.shares[term.out], shares)
         computed, have = self.computed(t), self.natural(t)
         if have & ~shares and is_made_again(self, t, shares):
-            return self.converted(self.joint(t, computed & ~(have & ~shares)), t, have & shares, shares)
+            computed = once_more(self, t, shares)
+            return self.converted(self.joint(t, computed), t, computed & self.old.free[t], shares)
         dealt = self.dealt_out(t, computed & folded(term), shares & ~have)
         if dealt is not None:
             return self.converted(self.sum_dealt_out(t, computed, *dealt), t, have | 1 << dealt[1], shares)
@@ -262,7 +263,8 @@ class Localiser:
         local, to = self.local, dict(term.pairs)
         names = {i: to.get(i, i) for i in bits(self.old.free[term.arg])}
         alike = {i for i, j in names.items() if self.divided.get(i) == self.divided.get(j)}
-        before = mask_of(i for i in alike if shares >> names[i] & 1)
+        kept = alike if len(alike) == len(names) else {i for i in alike if names[i] == i}  # what is laid out anew is not renamed in shares
+        before = mask_of(i for i in kept if shares >> names[i] & 1)
         after = mask_of(names[i] for i in bits(before))
         u = self.value(term.arg, before)
         if len(alike) < len(names):

@@ -9,6 +9,7 @@ from itertools import islice, product
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Axes, Input, Program, Rename, bits, children, folded
 from eqsat_mem.ir.mesh import Names, Placement, Spec, Spreading
+from eqsat_mem.mesh.bodies import Bodies, Links
 
 MOST_HEADS = 4
 """The number of indices at rest on a mesh axis that are tried as the one that terms prefer."""
@@ -18,13 +19,17 @@ MOST_SPREADINGS = 16
 """The number of ways to spread a program that are tried."""
 
 
-def spreadings(ex: Extraction, placement: Placement, idle: bool) -> Iterator[tuple[Spreading, dict[int, Names]]]:
+def spreadings(
+    ex: Extraction, placement: Placement, idle: bool, loops: Bodies | None = None
+) -> Iterator[tuple[Spreading, dict[int, Names]]]:
     """Ways to spread a program, with the mesh axes of every index that is dealt out, what lies at rest first.
 
-    Mesh axes along which nothing lies are left alone unless ``idle`` ones are to be used.
+    Mesh axes along which nothing lies are left alone unless ``idle`` ones are to be used. What lies in shares before a loop whose body is
+    planned does so after it.
     """
     program = ex.program
-    rest, able = at_rest(program, placement), abilities(ex)
+    links = [] if loops is None else loops.links(program)
+    rest, able = linked(at_rest(program, placement), links), abilities(ex)
     choices: list[list[tuple[tuple[int, Names], ...]]] = []
     for names in _groups(placement, rest) if idle else dict.fromkeys(rest.values()):
         lying = sorted((i for i, own in rest.items() if own == names), key=lambda i: (-able[i], i))
@@ -36,7 +41,7 @@ def spreadings(ex: Extraction, placement: Placement, idle: bool) -> Iterator[tup
     for way in islice(product(*choices), MOST_SPREADINGS):  # of no choices there is one way: nothing is spread
         order = tuple(pair for part in way for pair in part)
         if len({i for i, _ in order}) == len(order):
-            yield Spreading(order), divided(program, {**rest, **dict(order)})
+            yield Spreading(order), divided(program, {**rest, **dict(order)}, links)
 
 
 def _groups(placement: Placement, rest: Mapping[int, Names]) -> list[Names]:
@@ -77,10 +82,9 @@ def abilities(ex: Extraction) -> Counter[int]:
     return able
 
 
-def divided(program: Program, given: Mapping[int, Names]) -> dict[int, Names]:
+def divided(program: Program, given: Mapping[int, Names], same: Links) -> dict[int, Names]:
     """The mesh axes of every index that is dealt out: those given, and other names of the same values, so that whole values are alike."""
-    found = dict(given)
-    links: list[tuple[int, int]] = []
+    links = list(same)
     reads: dict[int, Axes] = {}
     for t in program.reachable():
         term = program.terms[t]
@@ -89,7 +93,12 @@ def divided(program: Program, given: Mapping[int, Names]) -> dict[int, Names]:
         elif isinstance(term, Input):
             first = reads.setdefault(term.slot, term.axes)
             links += [pair for one, other in zip(first, term.axes, strict=True) if len(one) == len(other) for pair in zip(one, other)]
-    size = -1
+    return linked(given, links)
+
+
+def linked(given: Mapping[int, Names], links: Links) -> dict[int, Names]:
+    """The mesh axes of some indices, and of those that are linked to them."""
+    found, size = dict(given), -1
     while size != len(found):
         size = len(found)
         for i, j in links:

@@ -7,89 +7,28 @@ rule out and searching again tells what the rule is good for.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from os import PathLike
+from collections.abc import Sequence
 from typing import Any
 
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.events import Explaining, listening, tell
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.loop_tree import loops
-from eqsat_mem.options import Options
 from eqsat_mem.reports.explanation import EQUAL, Explanation, Found, Held, LoopEffect, NeededRule
 from eqsat_mem.reports.minimal_sets import smallest
 from eqsat_mem.reports.outline import loop_summaries, outline
-from eqsat_mem.reports.picture import draw
 from eqsat_mem.reports.plan import Plan
-from eqsat_mem.reports.progress import on_terminal
+from eqsat_mem.reports.record import Record
 from eqsat_mem.reports.runners_up import SearchRecord, rivals
-from eqsat_mem.reports.timeline import Point, timeline
 from eqsat_mem.reports.words import array_type, describe
-from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, Search, fastest
 from eqsat_mem.schedule.timing import Timing
 from eqsat_mem.transforms.plan_bodies import calls
 
-Scheduler = Callable[..., Schedule]
-"""The type of :func:`eqsat_mem.schedule.search.fastest`, or of the same with a memory."""
 
-
-@dataclass(frozen=True, eq=False)
-class Record:
-    """The record of planning by which its plan can be explained.
-
-    Attributes:
-        before: the program as written, scheduled without loops.
-        backend: the backend that the plan was made for.
-        limit_bytes: the limit that the plan was searched for.
-        again: the search, to be run with names of rules to leave out and a scheduler; it gives its best schedule.
-        options: the options of the plan.
-        jaxpr: the function as traced.
-        arg_names: the names of its arguments.
-        loaded: the jaxpr as a program, before bodies of its loops were planned.
-        names: the terms that variables of the emitted source hold: of the plan's program, or of ``loaded`` where nothing was changed.
-        settings: the JAX settings under which the function was traced.
-    """
-
-    before: Schedule
-    backend: Backend
-    limit_bytes: int
-    again: Callable[..., Schedule]
-    options: Options
-    jaxpr: Any
-    arg_names: tuple[str, ...]
-    loaded: Program
-    names: Mapping[str, int]
-    settings: Callable[[], AbstractContextManager[None]] = nullcontext
-    _explained: list[Explanation] = field(default_factory=list, repr=False)
-
-    def explain(self, plan: Plan) -> Explanation:
-        """Explain ``plan``, which was made with this record: see :meth:`Plan.explain`."""
-        if not self._explained:
-            with self.settings(), on_terminal(plan.name):
-                self._explained.append(_explain(plan, self))
-        return self._explained[0]
-
-    def timelines(self, plan: Plan) -> tuple[list[Point], list[Point]]:
-        """Memory over the points of the program as written, and over those of ``plan``."""
-        return timeline(self.before), timeline(plan.schedule)
-
-    def show(self, plan: Plan, path: str | PathLike[str] | None) -> Any:
-        """A picture of both timelines: see :meth:`Plan.show`."""
-        return draw(plan.name, *self.timelines(plan), plan.limit_bytes, path)
-
-    def search(self) -> tuple[SearchRecord, Schedule]:
-        """Run the search once more: a record of the schedules that it saw on the way, and its best schedule."""
-        seen = SearchRecord()
-        with self.settings(), listening(seen):
-            best = self.again()
-        return seen, best
-
-
-def _explain(plan: Plan, record: Record) -> Explanation:
+def explained(plan: Plan, record: Record) -> Explanation:
+    """Explain a plan, which was made with this record."""
     s: Schedule = plan.schedule
     searches = _Searches(record, s)
     fired: list[str] = []

@@ -11,7 +11,8 @@ import numpy as np
 from eqsat_mem.errors import Tensor
 from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, Program, Rename, Term, itemsize, output_sizes
 from eqsat_mem.ir.loop_tree import Loop, Seq
-from eqsat_mem.ir.ops.collectives import EXCHANGES, REDUCTIONS, received_bytes
+from eqsat_mem.ir.ops import collectives
+from eqsat_mem.ir.ops.collectives import EXCHANGES, REDUCTIONS
 from eqsat_mem.options import Options
 from eqsat_mem.reports.exchanges import Exchange, SpreadIndex
 from eqsat_mem.reports.plan import LoopSummary
@@ -147,6 +148,11 @@ def exchanges(s: Schedule) -> list[Exchange]:
     return list(_exchanges(s, s.seq, extents, 1))
 
 
+def received_bytes(s: Schedule) -> int:
+    """The bytes that a device receives from others in one call."""
+    return sum(exchange.received for exchange in exchanges(s)) if s.ex.program.shares is not None else 0
+
+
 def _exchanges(s: Schedule, seq: Seq, extents: Sequence[int], times: int) -> Iterator[Exchange]:
     for step in seq.steps:
         if isinstance(step, Seq):
@@ -174,7 +180,7 @@ def _exchange(program: Program, t: int, term: Block, extents: Sequence[int], tim
     made = sum(size(axes, dtype) for axes, dtype in zip(call.out_axes, call.out_dtypes, strict=True))
     kind = REDUCTIONS[call.params["monoid"]] if name == "all_reduce" else KINDS[name]
     source, of = program.source.get(t), _operand(program, term)
-    received = int(received_bytes(name, call.params, read, made)) * times
+    received = int(collectives.received_bytes(name, call.params, read, made)) * times
     return Exchange(kind, tuple(call.params["names"]), of, made, received, times, None if source is None else str(source))
 
 

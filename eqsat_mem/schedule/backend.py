@@ -291,6 +291,11 @@ class Backend:
         return self.platform is None or jax.default_backend() == self.platform
 
     @property
+    def exported_for(self) -> str | None:
+        """The platform, as JAX's exports call it, that a program planned for this target is lowered for where it cannot run; else None."""
+        return None
+
+    @property
     def capacity_bytes(self) -> int | None:
         """Bytes that a program may hold when no limit is given; None is the capacity of the device in use."""
         return None

@@ -114,6 +114,8 @@ class Memory:
     _peaks: dict[tuple[Seq, Extents, tuple[int, ...]], Peak] = field(default_factory=dict)
     _footprints: dict[tuple[Seq, Extents], Footprint] = field(default_factory=dict)
     _sliced_along: dict[Seq, int] = field(default_factory=dict)
+    _returned: dict[Seq, frozenset[int]] = field(default_factory=dict)
+    """Of a stretch, what the region around it returns and does not read."""
     _held: Memory | None = None
 
     def __post_init__(self) -> None:
@@ -136,7 +138,7 @@ class Memory:
         if self.streams and step in self.fused(seq).streamed:
             return 0, 0
         term, size = self.ex.program.terms[step], self.size(step, extents)
-        if step not in seq.outs or seq in self._sliced_along or step in self.fused(seq).last_use:
+        if step not in self._returned.get(seq, seq.outs) or seq in self._sliced_along or step in self.fused(seq).last_use:
             return (0 if self._is_added(step, seq) else size), 0
         stored = self.stored(step, extents)
         return stored, size if isinstance(term, Dot) and stored < size else 0
@@ -271,8 +273,10 @@ class Memory:
                 new = {t: self.size(t, extents) for t in step.folds} | {t: self.stored(t, extents) for t in step.stacks}
                 self._sliced_along[step.body] = step.index
                 scratch += self._slices(seq, fused.operands[position], extents, live) + self._ahead(step, seq, extents)
-            elif seq in self._sliced_along:
-                self._sliced_along[step] = self._sliced_along[seq]
+            else:
+                self._returned[step] = self._returned.get(seq, seq.outs).difference(fused.last_use) & step.outs
+                if seq in self._sliced_along:
+                    self._sliced_along[step] = self._sliced_along[seq]
             if not isinstance(step, int):
                 scratch += self._outputs_ahead(seq, live.keys() | made(step))
             taken_over = self._taken_over(step, new, dying, live, extents)
@@ -281,7 +285,7 @@ class Memory:
             if taken_over and isinstance(step, int):
                 joined[step] = next(t for t in dying if live[t] == taken_over)
             if isinstance(step, Seq):
-                new = {t: self.size(t, extents) for t in step.outs}
+                new = {t: nbytes for t, nbytes, _, _ in self.footprint(step, extents).lives if t in step.outs}
             live |= new
             total += sum(new.values())
             for t, nbytes in new.items():

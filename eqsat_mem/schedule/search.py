@@ -277,7 +277,7 @@ class Search:
             for i in self.candidates(seq, extents):
                 if only is None or any(i == index for index, _ in only):
                     for way, changed in enumerate((*self.cut(seq, extents, i, small), *self.sunk(seq, extents, i, small))):
-                        if only is None or (i, way) in only:
+                        if all(self.steps([loop]) for loop in loops(changed)) and (only is None or (i, way) in only):
                             yield self.start(with_region(s.seq, path, changed), s, (*s.splits, (i, way)))
 
     def small(self, seq: Seq, extents: Extents) -> frozenset[int]:

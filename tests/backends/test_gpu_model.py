@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import pytest
 
+from benchmarks.calibration.constants import PACKAGE, in_code
 from benchmarks.gpu_model import PROGRAMS, THRESHOLDS, Threshold, bisected, stacked, told
-from eqsat_mem.backends.gpu import deviceless
+from eqsat_mem.backends.gpu import deviceless, weights
 from eqsat_mem.backends.gpu.targets import named
 from eqsat_mem.backends.gpu.thunks import Launch
+
+SOURCES = re.compile(
+    r"benchmarks[/.][\w/.]+|data sheet|[Gg]uessed|documentation|Programming Guide|read from compiled\s+programs|jax-cuda13-plugin"
+)
+"""How docstrings say where a figure is from: a script, a page of the maker's, programs that were compiled, or nowhere."""
+CONSTANTS = list(in_code(sorted((PACKAGE / "backends" / "gpu").glob("*.py"))))
+
+
+def test_every_figure_of_a_gpu_says_where_it_is_from():
+    said = {constant.path: constant.said for constant in CONSTANTS if constant.name.isupper()}
+    assert len(said) > 40
+    said["backends.gpu.weights.COUNTS"] = weights.__doc__  # the module is about this table
+    assert [path for path, text in said.items() if not SOURCES.search(text)] == []
+
+
+def test_thresholds_and_constants_name_one_another():
+    swept = {constant.path.removeprefix("backends.gpu.") for constant in CONSTANTS if "--thresholds" in constant.said}
+    assert swept == {path for threshold in THRESHOLDS for path in threshold.measures}
 
 
 @pytest.mark.parametrize("heading", PROGRAMS)
@@ -39,10 +60,10 @@ def test_bisection_finds_the_first_size_that_differs(monkeypatch):
         return deviceless.Checked(target, (avals[0],))
 
     monkeypatch.setattr(deviceless, "compile_for", compile_for)
-    made = Threshold("", 3, 1000, lambda size: (None, [size]), see=lambda size: size >= 77)
+    made = Threshold("", (), 3, 1000, lambda size: (None, [size]), see=lambda size: size >= 77)
     assert bisected(made, named("h100")) == 77
     assert len(sizes) < 15
-    assert bisected(Threshold("", 3, 70, made.make, see=made.see), named("h100")) is None
+    assert bisected(Threshold("", (), 3, 70, made.make, see=made.see), named("h100")) is None
 
 
 def test_launches_are_told_in_short():

@@ -125,20 +125,21 @@ def test_a_worker_finds_what_is_found_in_this_process(tmp_path, name):
 
 
 def test_a_worker_ends_at_its_limits():
-    declared = ["(ruleset r)", "(relation name (String))", '(name "a")', '(rule ((name s)) ((name (+ s s))) :ruleset r :name "doubled")']
+    declared = "(ruleset r)", "(relation name (String))", '(name "a")', '(rule ((name s)) ((name (+ s s))) :ruleset r :name "doubled")'
     worker = Worker(5, 1 << 28)
-    worker.run("declared", declared)
+    worker.declare([("declared", declared)])
     with pytest.raises(Overrun, match=r"takes more than 256 MiB of memory"):
         worker.step("r", 60)
     worker.close()
     worker = Worker(5)
     with pytest.raises(Panic):
-        worker.run("unknown", ["(run nowhere 1)"])
+        worker.declare([("unknown", ("(run nowhere 1)",))])
     worker.close()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     worker = Worker(1)
-    worker.run("declared", ["(ruleset r)", "(relation number (i64))", *(f"(number {n})" for n in range(2000))])
-    worker.run("joined", ['(rule ((number a) (number b) (number c) (< a b) (< b c)) ((number (+ a c))) :ruleset r :name "joined")'])
+    worker.declare([("declared", ("(ruleset r)", "(relation number (i64))", *(f"(number {n})" for n in range(2000))))])
+    joined = '(rule ((number a) (number b) (number c) (< a b) (< b c)) ((number (+ a c))) :ruleset r :name "joined")'
+    worker.declare([("joined", (joined,))])
     with pytest.raises(Overrun, match="takes more than 1 s"):
         worker.step("r", 1)
     worker.close()

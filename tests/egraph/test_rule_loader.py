@@ -132,6 +132,16 @@ def test_without_the_grammar_egglog_would_panic(monkeypatch):
         EGraph(PROGRAM, twice, {}, 0, 16)
 
 
+def test_shipped_rules_say_nothing_that_a_rule_may_not_say():
+    """Plans do not check them again: this is where they are checked."""
+    texts = tuple((path.name, path.read_text(encoding="utf-8")) for path in rule_files.default_files())
+    as_given = rule_files._checked(texts, 0, ())
+    assert as_given.given == {rule.name for rule in load_rules().rules}
+    broken = (*texts, ("more.egg", CARD + '(rewrite (Nothing a) a :ruleset simplify :name "more")'))
+    with pytest.raises(RuleError, match="Nothing"):
+        rule_files._checked(broken, len(texts), ())
+
+
 def test_files_are_parsed_once_and_again_when_they_change(tmp_path, monkeypatch):
     path, parsed = tmp_path / "own.egg", []
     monkeypatch.setattr(rule_files, "read_forms", lambda text, name: parsed.append(name) or read_forms(text, name))

@@ -17,3 +17,10 @@ def double_precision():
 def test_plans_of_random_programs_run(block):
     for seed in range(6 * block, 6 * (block + 1)):
         assert (found := failure(seed, devices=True)) is None, found
+
+
+@pytest.mark.parametrize("seed", [1007, 1015, 1268])
+@pytest.mark.filterwarnings("ignore")
+def test_programs_that_once_failed(seed):
+    """Shares laid out anew under other names; fewer elements in a share than are picked."""
+    assert (found := failure(seed)) is None, found

@@ -39,7 +39,8 @@ KERNEL_S = 4e-6
 BLOCKS_PER_CORE = 8
 """Thread blocks for each multiprocessor that a kernel needs to run at its full rate: guessed."""
 THREADS, TILE = 512, 64
-"""Elements of an elementwise kernel, and rows and columns of a product, that one block computes."""
+"""Elements of an elementwise kernel, and rows and columns of a product, that one block computes: blocks of launches in
+benchmarks/gpu_model.py."""
 FUSED_BLOCKS = frozenset({"slice", "dynamic_slice", "gather", "pad", "rev"})
 """Block operations that are computed inside the elementwise kernels and folds that read them."""
 BY_COLUMNS = frozenset({"triangular_solve", "cholesky", "lu", "qr", "householder_product", "eigh", "svd"})
@@ -112,6 +113,10 @@ class GpuBackend(Backend):
         if jax.default_backend() != "gpu":
             return False
         return target_labelled(jax.local_devices()[0].device_kind) in (None, self.target)
+
+    @property
+    def exported_for(self) -> str | None:
+        return None if jax.default_backend() == "gpu" else "cuda"
 
     @property
     def capacity_bytes(self) -> int | None:

@@ -43,7 +43,7 @@ UNOPTIMISED: Options = MappingProxyType({"xla_backend_optimization_level": "0"})
 """The option that has LLVM do no more than it must: it comes after all decisions about memory."""
 PLUGINS = ("cuda13", "cuda12")
 OLDEST = {"cuda13": (7, 5), "cuda12": (5, 0)}
-"""The oldest compute capability for which each plugin compiles."""
+"""The oldest compute capability for which each plugin compiles: NVIDIA's documentation of CUDA 13 and 12."""
 TOOLKIT = "xla_gpu_cuda_data_dir"
 """The option that names the folder of a CUDA toolkit."""
 NO_ASSEMBLER = "No PTX compilation provider"

@@ -13,22 +13,26 @@ from eqsat_mem.backends.gpu.targets import Target
 
 VECTOR_ELEMENTS = 10**7
 """A matrix times a vector is a fold of products, and fused like one, if both have fewer elements than this together;
-in float64 it always is."""
+in float64 it always is. Sweep: benchmarks/gpu_model.py --thresholds."""
 ROW_FOLD, COLUMN_FOLD = 2**14, 2**12
-"""More elements than this are folded in two passes: along the last axis, and along another."""
+"""More elements than this are folded in two passes: along the last axis, and along another.
+Sweep: benchmarks/gpu_model.py --thresholds."""
 STREAMED_ROW = 2**14
 """Rows of up to so many elements that are folded and then computed with, as in a softmax, are one kernel, and
-nothing of it is in memory."""
+nothing of it is in memory. Sweep: benchmarks/gpu_model.py --thresholds."""
 INNER_FOLD = 16
 """A fold of fewer elements is computed inside the fold that reads it. (Where the outer one has up to 10^6 results,
-from about half as many on it is not.)"""
+from about half as many on it is not.) Sweep: benchmarks/gpu_model.py --thresholds."""
 LOOPED_FOLD = 32
-"""A fold of fewer elements is computed as a loop inside an elementwise kernel, unless it is of a power of two."""
+"""A fold of fewer elements is computed as a loop inside an elementwise kernel, unless it is of a power of two.
+Sweep: benchmarks/gpu_model.py --thresholds."""
 SEARCHED_FOLD = 64
-"""A fold of fewer elements is computed inside a search (argmin and the like) that reads it."""
+"""A fold of fewer elements is computed inside a search (argmin and the like) that reads it. It is below
+what was seen of searches with many results; in one of 1000 x 1000, folds of 8 have a kernel of their own.
+Sweep: benchmarks/gpu_model.py --thresholds."""
 TOP_K, TOP_K_ROW = 16, 1024
 """Up to so many of a row of at least so many numbers of 2 or 4 bytes are selected without scratch; else the row is
-sorted."""
+sorted. Sweep: benchmarks/gpu_model.py --thresholds."""
 
 
 def vector_is_fold(matrix: int, vector: int, itemsize: int) -> bool:
@@ -98,6 +102,8 @@ def _weights(target: Target) -> _Weights:
 
 
 ARITHMETIC, TILE, MOST_PARTS = 100.0, 128, 2**11
+"""Of the same estimate: the weight of an operation, rows and columns of a block, and the most parts. Like the weights
+above, found from the parts into which products of many sizes are cut: benchmarks/gpu_model.py --only products."""
 
 
 def product_parts(batch: int, m: int, n: int, k: int, itemsize: int, target: Target) -> int:

@@ -78,7 +78,7 @@ _GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
     "svd": _solver("gesvd", 1.0),
 }
 LAUNCHES = {"triangular_solve": 4, "cholesky": 3, "lu": 3, "qr": 3, "eigh": 3, "sort": 2, "conv_general_dilated": 4, "fft": 2}
-"""Kernels of block operations that take more than one."""
+"""Kernels of block operations that take more than one: guessed, but for sorts, which benchmarks/gpu_model.py --only selection shows."""
 
 _KNOWN: dict[str, Weights] = {}
 

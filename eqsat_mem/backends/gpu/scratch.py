@@ -18,16 +18,17 @@ from eqsat_mem.schedule.cost_model import sides
 from eqsat_mem.schedule.weights import Weights
 
 COLUMNS_AT_ONCE = 64
-"""Columns that one block of a fold of columns computes."""
+"""Columns that one block of a fold of columns computes: read from compiled programs."""
 SHORT_ROW, LONG_ROW = 2**9, 2**12
-"""Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it."""
+"""Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it:
+read from compiled programs."""
 TRAFFIC = 7.1
 """The weight of operations that take as long, as XLA estimates, as four bytes to write or to read. Of what two folds read, sqrt(d) of
-four dimensions and exp(-d) of three are computed by each; sqrt(d) of six and exp(-d) of four are written out."""
+four dimensions and exp(-d) of three are computed by each; sqrt(d) of six and exp(-d) of four are written out: read from compiled programs."""
 FACTORISATIONS = frozenset({"cholesky", "lu"})
-"""Operations whose libraries work in place, on a copy where their operand is not made for them."""
+"""Operations whose libraries work in place, on a copy of an operand that is not made for them: read from compiled programs."""
 SIMPLE, FUNCTION = 2.0, 16.0
-"""Weights up to which an operand counts as simple, or as one function, in that question."""
+"""Weights up to which an operand counts as simple, or as one function, in that question: guessed, between what was compiled."""
 
 
 def fold_bytes(

@@ -25,11 +25,12 @@ SYSTEM = "guessed: the total that nvidia-smi shows, less 2 % that the driver kee
 GUESSED = "guessed"
 
 MEMORY_FRACTION = 0.75
-"""The fraction of a card's memory that JAX's allocator reserves, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set."""
+"""The fraction of a card's memory that JAX's allocator reserves, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set:
+JAX's documentation of its memory allocation."""
 COPY_SHARE, MATRIX_SHARE, LANE_SHARE = 0.9, 0.75, 0.8
 """The fractions that programs attain of the data sheet's bandwidth, of its matrix units' rates, and of one instruction per lane
-and clock cycle. The first two are measured on an H100 and rounded down: a copy moved 3.0e12 of 3.35e12 B/s, bfloat16 products
-ran at 798e12 of 989e12 operations per second. The third is guessed."""
+and clock cycle. The first two are measured on an H100, by the stage calibrate of benchmarks/gpu_visit.py, and rounded down: a copy
+moved 3.0e12 of 3.35e12 B/s, bfloat16 products ran at 798e12 of 989e12 operations per second. The third is guessed."""
 L2_BYTES_PER_CYCLE, L2_SHARE = 20, 0.8
 """Guessed: the bytes per clock cycle that a multiprocessor reads from the L2 cache, and the fraction of that cache that one
 program's data can occupy."""

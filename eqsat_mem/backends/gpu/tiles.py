@@ -26,18 +26,22 @@ from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.tiles import Pairs, Tile, pairs_of
 
 OLDEST_JAX = (0, 11)
-"""The first version whose kernels run in an interpreter, and so were checked."""
+"""The first version whose kernels run in an interpreter, and so were checked: JAX's documentation
+of releases."""
 CAPABILITY = (9, 0)
-"""The compute capability that JAX documents these kernels for."""
+"""The compute capability of these kernels in JAX's documentation."""
 BLOCKS = ((128, 64), (64, 64), (64, 32), (64, 8))
-"""Rows and columns of a block of 128 threads, by ascending instructions per pair. Rows come in groups of 64, columns of 8."""
+"""Rows and columns of a block of 128 threads, by ascending instructions per pair. Rows come in groups of 64, columns of 8: JAX's
+documentation of Mosaic GPU."""
 THREADS = 128
+"""Threads of a block, a warpgroup: JAX's documentation of Mosaic GPU."""
 BLOCKS_PER_CORE = 2
 """Blocks for each multiprocessor that run at its full rate, their threads working on many pairs at a time: guessed."""
 REGISTERS = 96
-"""Registers of a thread for partial results and rows with which the rest was seen to fit as well: nothing is spilled."""
+"""Registers of a thread for partial results and rows with which the rest was seen to fit as well: nothing is spilled in the
+kernels that were compiled; what they cost is guessed."""
 TURN = 8
-"""Instructions of a turn over a block of columns besides those of its pairs."""
+"""Instructions of a turn over a block of columns besides those of its pairs: guessed."""
 FOLDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"add": ("jnp.add", "jnp.sum"), "max": ("jnp.maximum", "jnp.max"), "min": ("jnp.minimum", "jnp.min")}
 )
@@ -45,7 +49,8 @@ FOLDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 APPROXIMATED: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"exp": (2.0, 1.0), "exp2": (1.0, 1.0), "sqrt": (2.0, 1.0), "rsqrt": (1.0, 1.0)}
 )
-"""Functions whose approximations by hardware are as exact as their operands: instructions, and those of the special-function unit."""
+"""Functions whose approximations by hardware are as exact as their operands: instructions, and those of the special-function unit,
+as NVIDIA's documentation of PTX has them."""
 INEXACT = frozenset({"log", "tanh"})
 """Functions whose approximations lose digits: a kernel with one of them computes all by software. (Sines
 by software have so many steps that registers are spilled: they are none of these kernels.)"""

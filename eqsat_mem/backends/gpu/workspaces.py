@@ -43,6 +43,7 @@ CUB = "the table of CUB 3.1.2's scratch that XLA 2026 compiles with for an H100,
 
 Elements = Callable[[int, int], float]
 BLOCK = 64
+"""Columns of a block in factorisations: guessed, as is what follows from it."""
 
 SOLVERS: Mapping[str, Elements] = MappingProxyType(
     {
@@ -105,7 +106,7 @@ def _solvers(text: str) -> Iterator[Workspace]:
 
 
 LARGEST_FACTOR = 127
-"""Fourier transforms of lengths with a larger prime factor are computed by another, longer transform."""
+"""Fourier transforms of lengths with a larger prime factor are computed by another, longer transform: cuFFT's documentation."""
 
 
 def _transforms(text: str) -> Iterator[Workspace]:
@@ -118,11 +119,14 @@ def _transforms(text: str) -> Iterator[Workspace]:
 
 LARGE_SORT, LONG_ROW, MANY_ROWS = 2**14, 2**12, 26
 """XLA passes sorts to CUB above about these numbers of elements: of a single row, or of each row if there are more rows than the last
-of the three. XLA's thresholds depend on the width of the elements and the card; these are below all of them."""
+of the three. XLA's thresholds depend on the width of the elements and the card; these are below all of them, read from compiled
+programs: benchmarks/gpu_model.py --only selection shows some."""
 TUNED = {(8, 0), (9, 0), (10, 0), (12, 0)}
-"""The compute capabilities for which XLA's thresholds depend on rows; for others they depend on the number of all elements."""
+"""The compute capabilities for which XLA's thresholds depend on rows; for others they depend on the number of all elements:
+read from compiled programs."""
 SCRATCH_SHARE, SCRATCH_BYTES = 1.046, 2**14
-"""CUB's scratch is at most this multiple of the bytes that it sorts, plus this number of bytes."""
+"""CUB's scratch is at most this multiple of the bytes that it sorts, plus this number of bytes: read from compiled programs
+at 30 sizes and rounded up."""
 
 
 def _sorts(text: str, target: Target) -> Iterator[Workspace]:

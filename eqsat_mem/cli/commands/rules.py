@@ -56,15 +56,12 @@ def chosen(options: argparse.Namespace) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> int:
     from eqsat_mem.egraph.rule_files import load_rules
     from eqsat_mem.egraph.saturate import saturate
-    from eqsat_mem.errors import OptionError
 
     given = Options(**chosen(options))
     rules = load_rules(given.rules, given.accuracy, given.only_rules, given.without_rules, given.operations)
     if options.function is None:
         print(table(rules.cards))
         return 0
-    if options.args is None:
-        raise OptionError("--args is missing: what is the function called with?")
     program = traced(options, rules.passes)
     view = saturate(program, rules)
     matches = {**view.matches, **dict.fromkeys(program.passes, 1)}

@@ -28,27 +28,22 @@ def add_function(parser: argparse.ArgumentParser, required: bool = True) -> None
         "function",
         metavar="PLACE:FUNCTION",
         nargs=None if required else "?",
-        help="the function: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION",
+        help="the function: FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; or the file of a module of StableHLO, which needs no --args",
     )
-    parser.add_argument(
-        "--args", metavar="PLACE:MAKE_ARGS", required=required, help="a function that returns its arguments, as for eqsat-mem plan"
-    )
+    parser.add_argument("--args", metavar="PLACE:MAKE_ARGS", help="a function that returns its arguments, as for eqsat-mem plan")
 
 
 def traced(options: argparse.Namespace, passes: Collection[Pass] = EVERY) -> Program:
     """The program of the function that the command line names, which ``passes`` may change."""
     import jax
 
-    from eqsat_mem.api.optimize import Optimized, argument_names
-    from eqsat_mem.cli.user_files import call_arguments, check_call, load_function
+    from eqsat_mem.api.optimize import argument_names
+    from eqsat_mem.cli.user_files import plain, subject
     from eqsat_mem.frontend.load import load
 
-    function = load_function(options.function)
-    args, kwargs = call_arguments(options.args)
-    plain = function.__wrapped__ if isinstance(function, Optimized) else function  # type: ignore[attr-defined]
-    check_call(options.function, plain, args, kwargs)
-    leaves = jax.tree.leaves((args, kwargs))
-    return load(jax.make_jaxpr(plain)(*args, **kwargs), argument_names(plain, args, kwargs, leaves), passes=passes)
+    function, args, kwargs = subject(options.function, options.args)
+    traced, leaves = plain(function), jax.tree.leaves((args, kwargs))
+    return load(jax.make_jaxpr(traced)(*args, **kwargs), argument_names(traced, args, kwargs, leaves), passes=passes)
 
 
 def run(options: argparse.Namespace) -> int:

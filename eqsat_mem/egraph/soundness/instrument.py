@@ -30,7 +30,8 @@ def claims(rule: Rule) -> bool:
 def telling(rule: Rule, rules: RuleSet) -> Iterator[tuple[str, str]]:
     """The rule as text, with its place, that tells; and the relations that hold what it tells."""
     sorts = _sorts(rules)
-    yield "told", f"(relation {CLAIMED} (T)) (relation {MEANT} (T))"
+    yield "told", f"(relation {CLAIMED} (T))"
+    yield "told", f"(relation {MEANT} (T))"
     for head in stated_heads(rule):
         yield "told", f"(relation {TOLD}{head} ({' '.join(sorts[head])}))"
     for (premises, actions), suffix in zip(directions(rule), ("", "<=")):

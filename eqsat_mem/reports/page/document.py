@@ -12,13 +12,13 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load_with_variables
 from eqsat_mem.ir import Program
 from eqsat_mem.passes import named
-from eqsat_mem.reports.explain import Record
 from eqsat_mem.reports.explanation import Explanation, LoopEffect, NeededRule
 from eqsat_mem.reports.page.classes import class_data, plan_classes
 from eqsat_mem.reports.page.drawing import timeline_svg
 from eqsat_mem.reports.page.programs import jaxpr_html, source_html
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.plan_text import figures
+from eqsat_mem.reports.record import Record
 from eqsat_mem.reports.timeline import Point
 from eqsat_mem.reports.words import describe
 from eqsat_mem.units import format_bytes, time_text

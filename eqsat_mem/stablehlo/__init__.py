@@ -1,0 +1,1 @@
+"""StableHLO modules: read as JAX functions, and written from them."""

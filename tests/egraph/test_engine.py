@@ -1,0 +1,91 @@
+"""E-graphs in this process: the rules of one are declared once in a thread, and another begins as if they had been declared for it."""
+
+import threading
+from contextlib import closing
+
+import pytest
+
+from eqsat_mem.egraph import saturate as saturation
+from eqsat_mem.egraph.engine import KEPT, CopiedSession, Failure, LocalSession
+from eqsat_mem.egraph.rule_files import load_rules
+from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS, program_of
+
+RULES = load_rules()
+SMALL = Limits(max_rows=5_000, large_elements=0)
+NUMBERS = (
+    ("declared", ("(sort T)", "(constructor Number (i64) T)", "(ruleset r)")),
+    ("next", ('(rule ((= e (Number n)) (< n 3)) ((Number (+ n 1))) :ruleset r :name "next")',)),
+)
+
+
+@pytest.fixture(autouse=True)
+def in_a_thread_that_keeps_nothing():
+    CopiedSession._kept.__dict__.clear()
+
+
+def numbers(where, first):
+    """The numbers that follow from one in an e-graph, and how many rows it had at first."""
+    where.declare(NUMBERS)
+    before = where.rows()
+    where.declare([("first", (f"(Number {first})",))])
+    while where.step("r", 1)[0]:
+        pass
+    return sorted(inputs[0] for inputs, _ in where.tables("T", ())["Number"][2]), before
+
+
+def found(program, monkeypatch, session):
+    monkeypatch.setattr(saturation, "CopiedSession", session)
+    view = saturate(program, RULES, SMALL)
+    return view.nodes, view.class_of, view.facts, view.levels, view.matches, view.rows, view.stopped
+
+
+def test_an_e_graph_that_begins_as_another_did_has_nothing_of_what_came_later():
+    for first, expected in ((2, [2, 3]), (0, [0, 1, 2, 3]), (7, [7])):
+        with closing(CopiedSession()) as where:
+            assert numbers(where, first) == (expected, 0)
+
+
+def test_rules_are_declared_once_in_a_thread(monkeypatch):
+    declared = []
+    monkeypatch.setattr(LocalSession, "declare", lambda self, texts, of=LocalSession.declare: declared.append(texts) or of(self, texts))
+    for _ in range(3):
+        with closing(CopiedSession()) as where:
+            where.declare(NUMBERS)
+    assert declared == [NUMBERS]
+    there = threading.Thread(target=lambda: CopiedSession().declare(NUMBERS))
+    there.start()
+    there.join()
+    assert declared == [NUMBERS] * 2
+
+
+def test_two_e_graphs_at_once_are_two():
+    with closing(CopiedSession()) as one, closing(CopiedSession()) as other:
+        one.declare(NUMBERS)
+        other.declare(NUMBERS)
+        one.declare([("first", ("(Number 1)",))])
+        assert (one.rows(), other.rows()) == (1, 0)
+
+
+def test_an_e_graph_in_which_something_failed_is_not_begun_with_again():
+    with closing(CopiedSession()) as where:
+        where.declare(NUMBERS)
+        with pytest.raises(Failure):
+            where.declare([("unknown", ("(Nobody 1)",))])
+    assert CopiedSession()._ready() == {}
+
+
+def test_only_the_e_graphs_used_last_are_kept():
+    for k in range(KEPT + 2):
+        with closing(CopiedSession()) as where:
+            where.declare([("sort", (f"(sort S{k})",))])
+    assert [texts[0][1] for texts in CopiedSession()._ready()] == [(f"(sort S{k})",) for k in (KEPT, KEPT + 1)]
+
+
+@pytest.mark.parametrize("name", ["kernel_vector", "attention"])
+def test_programs_saturate_alike_whatever_was_saturated_before(name, monkeypatch):
+    program = program_of(PROGRAMS[name][0], *PROGRAMS[name][1])
+    afresh = found(program, monkeypatch, LocalSession)
+    for other in ("moments", name):
+        saturate(program_of(PROGRAMS[other][0], *PROGRAMS[other][1]), RULES, SMALL)
+        assert found(program, monkeypatch, CopiedSession) == afresh
