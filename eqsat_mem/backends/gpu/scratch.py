@@ -24,9 +24,10 @@ SHORT_ROW, LONG_ROW = 2**9, 2**12
 read from compiled programs."""
 TRAFFIC = 7.1
 """The weight of operations that take as long, as XLA estimates, as four bytes to write or to read. Of what two folds read, sqrt(d) of
-four dimensions and exp(-d) of three are computed by each; sqrt(d) of six and exp(-d) of four are written out: read from compiled programs."""
+four dimensions and exp(-d) of three are computed by each; sqrt(d) of six and exp(-d) of four are written
+out: read from compiled programs."""
 FACTORISATIONS = frozenset({"cholesky", "lu"})
-"""Operations whose libraries work in place, on a copy of an operand that is not made for them: read from compiled programs."""
+"""Operations that libraries do in place, or on a copy of an operand not made for them: read from compiled programs."""
 SIMPLE, FUNCTION = 2.0, 16.0
 """Weights up to which an operand counts as simple, or as one function, in that question: guessed, between what was compiled."""
 
