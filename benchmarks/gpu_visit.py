@@ -6,7 +6,7 @@ Stages, each of which writes ``STAGE.json`` as it goes and stops after so many s
 
     probe      versions, the device, one product
     calibrate  the device's profile
-    programs   each of benchmarks.gpu_programs as written and as planned: compiled, run, timed, values compared
+    programs   each of benchmarks.gpu_programs as written and as planned: compiled, run, timed, values compared; the autotuner's choices
     peaks      what they hold: predicted, by XLA:GPU without the card, by XLA on it, and by its allocator in a process that only runs
     paper      the experiments of paper_repro at the paper's scale, beside KeOps
     tiles      one kernel per tile
@@ -177,6 +177,8 @@ def _in_a_process(visit: Visit, stage: str, name: str) -> Results:
     }
     row: Results = {}
     for form in ("written", "plan"):
+        choices = visit.folder / "autotuning" / f"{name}_{form}.txt"
+        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_autotuning(choices)}".strip()
         command = [sys.executable, "-m", "benchmarks.gpu_visit", "--child", stage, name, form, "--scale", visit.scale]
         try:
             limit = min(PATIENCE_S[visit.scale], max(visit.left_s, 1.0))
@@ -184,7 +186,17 @@ def _in_a_process(visit: Visit, stage: str, name: str) -> Results:
             row[form] = json.loads(done.stdout.splitlines()[-1]) if not done.returncode else {"error": done.stderr[-1000:]}
         except subprocess.TimeoutExpired:
             row[form] = {"error": "given up: took too long"}
+        row[form]["autotuning"] = choices.read_text(encoding="utf-8") if choices.exists() else None
     return row
+
+
+def _autotuning(choices: Path) -> str:
+    """The flag by which XLA writes to a file which kernels it has chosen for products, or takes them from there where they are known.
+
+    The file is made by programs that have any; XLA takes it as text because of its name.
+    """
+    choices.parent.mkdir(parents=True, exist_ok=True)
+    return f"--xla_gpu_{'load_autotune_results_from' if choices.exists() else 'dump_autotune_results_to'}={choices.resolve()}"
 
 
 def measured(stage: str, name: str, form: str, scale: str) -> Results:

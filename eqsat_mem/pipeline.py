@@ -250,7 +250,7 @@ def _keep(request: Request, loaded: Program, before: Schedule) -> _Chosen | None
     function, limit = jaxpr_as_fun(request.jaxpr), request.limit
     placement = request.placement
     placed = function if placement is None or placement.mesh is None else constrained(function, placement)
-    check = request.compiled(placed, before.peak_bytes)
+    check = request.compiled(request.backend, placed, before.peak_bytes)
     if check is None and (has_plans(before.ex.program) or not before.fits(limit)):
         return None  # nothing but the prediction tells, which counts plans of its loops' bodies
     if check is not None and check.held_bytes > limit:
@@ -274,19 +274,19 @@ def _as_held(chosen: _Chosen) -> float:
 def _emit_within(request: Request, forms: Forms, best: Schedule) -> _Chosen:
     """Emit a program that holds no more than the limit once compiled.
 
-    Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant.
+    Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant. Then
+    with the compiler options under which programs hold least.
     """
-    try:
-        return _verified(request, forms, request.backend, best)
-    except MemoryLimitError as error:
-        cautious = request.backend.cautious()
-        if cautious is None or not best.fits(request.limit) or request.deadline.passed():
-            raise
-        first = error
-    try:
-        return _verified(request, forms, cautious, forms.fastest(cautious, request.limit).best)
-    except MemoryLimitError as second:
-        raise min(first, second, key=lambda error: error.smallest_bytes) from None
+    errors: list[MemoryLimitError] = []
+    cautious = request.backend.cautious() if best.fits(request.limit) else None
+    for backend in (request.backend, cautious, request.backend.narrowed() if request.verifies else None):
+        if backend is not None and not (errors and request.deadline.passed()):
+            try:
+                s = forms.fastest(backend, request.limit).best if errors else best
+                return _verified(request, forms, backend, s)
+            except MemoryLimitError as error:
+                errors.append(error)
+    raise min(errors, key=lambda error: error.smallest_bytes) from None
 
 
 def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule) -> _Chosen:
@@ -306,7 +306,8 @@ def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule) 
         if best.fits(planned_limit):
             code = emit(best, request.name)
             shares = best.ex.program.shares
-            check = request.compiled(request.runnable(code, checked=True), best.peak_bytes, None if shares is None else shares.arguments)
+            run = request.runnable(code, checked=True)
+            check = request.compiled(backend, run, best.peak_bytes, () if shares is None else shares.arguments)
             if check is None or check.held_bytes <= limit:
                 return _Chosen(best, code, check, backend, planned_limit)
             held = check.held_bytes

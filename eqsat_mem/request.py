@@ -69,17 +69,17 @@ class Request:
             return code.function
         return partial(code.function, mesh=None if self.placement.around and not checked else self.placement.mesh)
 
-    def compiled(self, function: Callable[..., Any], predicted: int, arguments: Sequence[Spec | None] | None = None) -> Check | None:
-        """A function of the program's arguments as compiled; the bytes that it holds are told beside their prediction.
+    def compiled(self, backend: Backend, run: Callable[..., Any], predicted: int, lying: Sequence[Spec | None] = ()) -> Check | None:
+        """A function of the program's arguments as compiled for a backend; the bytes that it holds are told beside their prediction.
 
-        On a mesh ``arguments`` says how they lie, else as they were given. None where nothing is compiled: it is not asked for, or there is
-        no compiler for the target here.
+        On a mesh ``lying`` says how arguments lie, else as they were given. None where nothing is compiled: it is not asked for, or there
+        is no compiler for the target here.
         """
         if not self.verifies:
             return None
-        shardings = None if self.placement is None else named_shardings(self.placement, arguments or self.placement.arguments)
+        shardings = None if self.placement is None else named_shardings(self.placement, lying or self.placement.arguments)
         try:
-            check = self.backend.check(function, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit), shardings=shardings)
+            check = backend.check(run, self.jaxpr.in_avals, self.taken, limit=self.held(self.limit), shardings=shardings)
         except DeviceCompilerError as reason:
             self.unchecked.append(str(reason))
             return None

@@ -123,7 +123,7 @@ class Plan:
     collectives: Sequence[Exchange] = ()
     program: Any = field(default=None, repr=False)
     schedule: Any = field(default=None, repr=False)
-    compiler_options: Mapping[str, str] = field(default_factory=dict)
+    compiler_options: Mapping[str, str | bool] = field(default_factory=dict)
     doubts: Sequence[str] = ()
     planning_bound_s: float | None = None
     record: Any = field(default=None, repr=False)

@@ -93,6 +93,8 @@ class Backend:
     """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
     loops_beside_outputs: ClassVar[bool] = False
     """Whether bodies of loops take no memory of outputs that are not written yet."""
+    packs: ClassVar[bool] = False
+    """Whether gaps between the values of a loop's body count: see :mod:`eqsat_mem.schedule.packing`."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
     """Block operations inside which XLA computes elementwise operands."""
     near: ClassVar[Link] = Link(2e-5, 370e9)
@@ -152,8 +154,16 @@ class Backend:
         """The same target whose folds are never tile kernels: a program as its author wrote it runs on this one."""
         return self
 
+    def as_written(self, ex: Extraction) -> Extraction:
+        """A program with what rules allow of it where it runs as its author wrote it, for predictions."""
+        return ex
+
     def cautious(self) -> Self | None:
         """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""
+        return None
+
+    def narrowed(self) -> Self | None:
+        """The same target with those :attr:`compiler_options` under which programs hold least; None if there are none that help."""
         return None
 
     # fusion: which values exist, and in which order kernels run
@@ -162,6 +172,10 @@ class Backend:
         """Whether an elementwise value is computed inside the fold that reads it; ``alone``: no other kernel needs it."""
         term = ex.program.terms[t]
         return alone or (isinstance(term, Map) and self.is_cheap(ex.program, t))
+
+    def computes_again(self, ex: Extraction, t: int, kernels: int) -> bool:
+        """Whether as many folds, its only readers, would each compute an elementwise value, if they compute it at all."""
+        return True
 
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """Whether a fold over so many elements, not unrolled, is computed inside the fold or kernel ``reader``.
@@ -300,7 +314,7 @@ class Backend:
         return {}
 
     @property
-    def compiler_options(self) -> Mapping[str, str]:
+    def compiler_options(self) -> Mapping[str, str | bool]:
         """Compiler options that planned programs run with."""
         return {}
 

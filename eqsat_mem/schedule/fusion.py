@@ -150,7 +150,8 @@ def _is_virtual(
     folds = [fold for e in ends if isinstance(fold := program.terms[e], Fold) and not ex.unrolls.get(e)]
     match term:
         case Map() if folds:
-            return backend.fuses_into_fold(ex, t, folds[0], alone)
+            is_repeated = len(folds) < len(ends) or backend.computes_again(ex, t, len(ends))
+            return is_repeated and backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
             return alone or backend.is_cheap(program, t)
         case Fold() | Dot() if not ex.unrolls.get(t) and backend.computes_in_tiles(ex, program.extent(term.over), ends):

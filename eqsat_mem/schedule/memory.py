@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple, Self
@@ -19,6 +19,7 @@ from eqsat_mem.ir import Block, Call, Const, Dot, Input, Map, Program, argument_
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made, walk_regions
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
+from eqsat_mem.schedule.packing import Placed, packed_bytes
 from eqsat_mem.schedule.strided_reads import Columns
 
 
@@ -257,16 +258,17 @@ class Memory:
         live: dict[int, int] = {}
         around: list[int] = []
         lives: list[tuple[int, int, int, float]] = []
+        beside, joined = list[Placed](), dict[int, int]()
         total = 0
         for position, (step, written) in enumerate(zip(fused.kept, self.written_out(seq, extents), strict=True)):
             dying = [t for t in fused.operands[position] if fused.last_use[t] == position and t in live and t not in seq.outs]
-            scratch, new = written, dict[int, int]()
+            scratch, own, new = written, 0, dict[int, int]()
             if isinstance(step, int):
                 if isinstance(term := program.terms[step], Block) and not self.ex.unrolls.get(step):
-                    scratch += block_scratch(term.call, term.args, program, extents, self.backend)
+                    own = block_scratch(term.call, term.args, program, extents, self.backend)
                 new[step], more = self.result(step, seq, extents)
                 scratch += more + self._slices(seq, self._copied_reads(step, fused.members[position]), extents, live)
-                scratch += self.backend.scratch_bytes(self.ex, step, fused.members[position], extents, partial(self.size, extents=extents))
+                own += self.backend.scratch_bytes(self.ex, step, fused.members[position], extents, partial(self.size, extents=extents))
             elif isinstance(step, Loop):
                 new = {t: self.size(t, extents) for t in step.folds} | {t: self.stored(t, extents) for t in step.stacks}
                 self._sliced_along[step.body] = step.index
@@ -277,7 +279,11 @@ class Memory:
                     self._sliced_along[step] = self._sliced_along[seq]
             if not isinstance(step, int):
                 scratch += self._outputs_ahead(seq, live.keys() | made(step))
-            around.append(total + sum(new.values()) - self._taken_over(step, new, dying, live, extents) + scratch)
+            taken_over = self._taken_over(step, new, dying, live, extents)
+            around.append(total + sum(new.values()) - taken_over + scratch + own)
+            beside += (Placed(max(scratch, 0), position, position), Placed(max(own, 0), position, position))
+            if taken_over and isinstance(step, int):
+                joined[step] = next(t for t in dying if live[t] == taken_over)
             if isinstance(step, Seq):
                 new = {t: nbytes for t, nbytes, _, _ in self.footprint(step, extents).lives if t in step.outs}
             live |= new
@@ -287,6 +293,9 @@ class Memory:
                 lives.append((t, nbytes, position + isinstance(step, Seq), read))
             for t in [*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)]:
                 total -= live.pop(t)
+        if self.backend.packs and seq in self._sliced_along and all(isinstance(step, int) for step in fused.kept):
+            highest = max(range(len(around)), key=around.__getitem__, default=0)
+            around[highest : highest + 1] = [max(nbytes, _packed(lives, joined, beside)) for nbytes in around[highest : highest + 1]]
         return Footprint(fused.kept, tuple(around), tuple(lives))
 
     def _outputs_ahead(self, seq: Seq, there: Collection[int]) -> int:
@@ -354,6 +363,18 @@ class Memory:
             return 0
         outer = (c for c in read if self.ex.program.source_of(c) not in live)
         return sum(self.size(c, extents) for c in outer if along in self._layouts[c])
+
+
+def _packed(lives: Iterable[tuple[int, int, int, float]], joined: Mapping[int, int], scratch: Iterable[Placed]) -> int:
+    """Bytes of a block in which values lie with the scratch of kernels; those ``joined`` to another, which dies with them, in its place."""
+    places: dict[int, Placed] = {}
+    for t, nbytes, first, last in lives:
+        own = joined.get(t, t)
+        if own in places and own != t:
+            places[t] = places.pop(own)._replace(last=last)
+        else:
+            places[t] = Placed(nbytes, first, last)
+    return packed_bytes((*places.values(), *scratch))
 
 
 def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: Sequence[int], backend: Backend) -> int:

@@ -115,7 +115,7 @@ class CpuBackend(Backend):
     near: ClassVar[Link] = Link(1.5e-4, 2e9)
     far: ClassVar[Link] = Link(3e-3, 1e9)
     room_toll: ClassVar[float] = 0.1  # libraries take memory that is not predicted
-    needless_rules: ClassVar[tuple[str, ...]] = ("dot-with-vector",)  # the library contracts faster than it folds
+    needless_rules: ClassVar[tuple[str, ...]] = ("dot-with-vector", "dot-of-few-results")  # the library contracts faster than it folds
     unrolled_elements: ClassVar[int] = UNROLLED
     unrolled_weight: ClassVar[float] = SPREAD
     crowded_weight: ClassVar[float] = CROWDED

@@ -7,7 +7,7 @@ data sheets and counts of machine instructions, which no clock has confirmed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -76,12 +76,16 @@ class GpuBackend(Backend):
     target: Target
     tiles: Tiles | None = None
     """Folds as tile kernels; None where there are none."""
+    recomputes_shared: bool = True
+    """Whether several folds compute an elementwise value each. XLA decides that by estimates of its own."""
+    only_triton: bool = False
+    """Whether no product is left to cuBLAS, which takes memory."""
 
     platform: ClassVar[str] = "gpu"
     loops_beside_outputs: ClassVar[bool] = True
     tie: ClassVar[Tie] = BitTie()
-    asked_up_to: ClassVar[float] = math.inf  # it costs a second, and what fits as written stays as written
     needless_rules: ClassVar[tuple[str, ...]] = (*Backend.needless_rules, "unroll-fold")  # short folds are computed inside their readers
+    packs: ClassVar[bool] = True
     adds_in_place: ClassVar[bool] = True
     repeats: ClassVar[int] = 2
 
@@ -142,6 +146,18 @@ class GpuBackend(Backend):
     def without_tiles(self) -> Self:
         return replace(self, tiles=None)
 
+    def as_written(self, ex: Extraction) -> Extraction:
+        """Without what only emitted source writes out element by element."""
+        return replace(ex, unrolls={}) if ex.unrolls else ex
+
+    def cautious(self) -> Self | None:
+        """With elementwise values that several folds read in memory."""
+        return replace(self, recomputes_shared=False) if self.recomputes_shared else None
+
+    def narrowed(self) -> Self | None:
+        """With all products by Triton; on the card XLA tells what its own choice takes."""
+        return None if self.only_triton or self.is_here else replace(self, only_triton=True)
+
     def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:
         """A tile kernel where it takes less time than the one that XLA makes of a fold."""
         tile = None if self.tiles is None else self.tiles.tile(ex, step, members, extents, self.device)
@@ -169,8 +185,14 @@ class GpuBackend(Backend):
         return habits.vector_is_fold(habits.VECTOR_ELEMENTS, 0, itemsize(term.dtype)) and (left | right) in (left, right)
 
     def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
-        """Folds compute elementwise operands of any depth, each fold again."""
-        return True
+        """Folds compute elementwise operands of any depth."""
+        return alone or self.recomputes_shared or self.is_cheap(ex.program, t)
+
+    def computes_again(self, ex: Extraction, t: int, kernels: int) -> bool:
+        """Each fold does, and for each element of what it is broadcast to there, unless it takes so long that XLA rather writes it out."""
+        program = ex.program
+        broadcast = max((program.extent(program.free[u] & ~program.free[t]) for u in program.readers(t)), default=1)
+        return self.is_cheap(program, t) or scratch.is_computed_again(kernels * broadcast, scratch.work(program, t, self.weights))
 
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """A short fold is computed inside the folds and searches that read it, and what a kernel of its own makes of it alone in that.
@@ -196,19 +218,20 @@ class GpuBackend(Backend):
     # memory
 
     def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
-        """Readers of a product by a library do not work in place, nor do values that are written longer for a product that reads them."""
-        program = ex.program
+        """Readers of a product by a library, or of a matrix in columns, do not work in place, nor do values that are written longer for a
+        product that reads them."""
+        program, made = ex.program, ex.program.terms[t]
+        if isinstance(made, Dot) or (isinstance(made, Block) and made.call.prim.name in BY_COLUMNS):
+            return False
         readers = program.readers(step)
         reader = program.terms[readers[0]] if len(readers) == 1 else None
-        return not isinstance(program.terms[t], Dot) and not (
-            isinstance(reader, Dot) and scratch.padding(program, reader, extents, self.target) > 1
-        )
+        return not (isinstance(reader, Dot) and scratch.padding(program, reader, extents, self.target) > 1)
 
     def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
         """Partial results and copied operands of folds, and what products by Triton or by a library take."""
         program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
-            return scratch.product_bytes(program, term, extents, self.target, size)
+            return scratch.product_bytes(program, term, extents, self.target, size, by_library=not self.only_triton)
         if isinstance(term, Block):
             return scratch.copied_operand_bytes(program, term, self.weights, size)
         if not isinstance(term, Fold) or ex.unrolls.get(t):
@@ -284,6 +307,12 @@ class GpuBackend(Backend):
 
     # the compiler
 
+    @property
+    def compiler_options(self) -> Mapping[str, str | bool]:
+        from eqsat_mem.backends.gpu import deviceless
+
+        return deviceless.SETTINGS["triton"] if self.only_triton else {}
+
     def check(
         self,
         function: Callable[..., Any],
@@ -301,9 +330,10 @@ class GpuBackend(Backend):
         from eqsat_mem.backends.gpu import deviceless
 
         most = 0
-        for setting in deviceless.SETTINGS:
-            most = max(most, deviceless.compile_for(function, avals, self.target, donate, [setting]).held_bytes)
-            if limit is not None and most > limit:
+        settings = ["triton"] if self.only_triton else list(deviceless.SETTINGS)
+        for compiled in deviceless.each_setting(function, avals, self.target, donate, settings):
+            most = max(most, compiled.held_bytes)
+            if not compiled.has_products or (limit is not None and most > limit):
                 break
         return Check(most)
 

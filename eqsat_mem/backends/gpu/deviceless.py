@@ -1,8 +1,9 @@
 """XLA:GPU without a GPU: the memory that a program holds on a card that this machine lacks, and the kernels that it launches.
 
-The compiler is in two wheels, ``jax-cuda13-plugin`` and ``jax-cuda13-pjrt``, which need no driver. Without a card there is no
-autotuning; on the card XLA tries Triton kernels and cuBLAS for each product and selects the faster. A program is therefore compiled
-twice, with all products by Triton and with all products by cuBLAS, and the larger of both figures counts.
+The compiler is in two wheels, ``jax-cuda13-plugin`` and ``jax-cuda13-pjrt``, which need no driver, and no toolkit either, since no
+machine code is made (:mod:`eqsat_mem.backends.gpu.assembler`). Without a card there is no autotuning; on the card XLA tries Triton
+kernels and cuBLAS for each product and selects the faster. A program is therefore compiled twice, with all products by Triton and with
+all products by cuBLAS, and the larger of both figures counts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from eqsat_mem.backends.gpu import thunks
+from eqsat_mem.backends.gpu import assembler, thunks
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.backends.gpu.thunks import Launch
 from eqsat_mem.backends.gpu.workspaces import Workspace, workspaces
@@ -38,10 +39,18 @@ SETTINGS: Mapping[str, Options] = MappingProxyType(
 """Compiler options that select Triton or cuBLAS for all products, also when compiling on a card."""
 QUIET: Options = MappingProxyType({"xla_gpu_enable_cub_radix_sort": False})
 """The option that makes XLA sort with its own kernels, as it does without a card anyway, so that it does not warn."""
+UNOPTIMISED: Options = MappingProxyType({"xla_backend_optimization_level": "0"})
+"""The option that has LLVM do no more than it must: it comes after all decisions about memory."""
 PLUGINS = ("cuda13", "cuda12")
 OLDEST = {"cuda13": (7, 5), "cuda12": (5, 0)}
 """The oldest compute capability for which each plugin compiles: NVIDIA's documentation of CUDA 13 and 12."""
+TOOLKIT = "xla_gpu_cuda_data_dir"
+"""The option that names the folder of a CUDA toolkit."""
+NO_ASSEMBLER = "No PTX compilation provider"
+"""How XLA's message begins where there is no assembler."""
 SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+
+_lock = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,11 @@ class Compilation:
         scratch that XLA does not report."""
         unreported = self.workspaces[0].bytes if self.workspaces else 0
         return self.arguments + self.outputs + self.temporaries - self.shared + unreported
+
+    @property
+    def has_products(self) -> bool:
+        """Whether matrices are multiplied, so that other settings may hold more or less."""
+        return " dot(" in self.text or "__cublas" in self.text
 
     @cached_property
     def text(self) -> str:
@@ -122,6 +136,7 @@ def compile_for(
     donate: Sequence[int] = (),
     settings: Sequence[str] = tuple(SETTINGS),
     launches: bool = False,
+    machine_code: bool = False,
 ) -> Checked:
     """Compile a function of flat arguments for a card, without running it; the machine need not have the card.
 
@@ -132,10 +147,24 @@ def compile_for(
         donate: positions of arguments whose memory outputs may reuse.
         settings: names of the settings in :data:`SETTINGS` to compile in.
         launches: whether to read the launches of the program too, which XLA writes to a temporary folder.
+        machine_code: whether to make machine code too, which nothing here reads; it takes an assembler, ``ptxas``.
 
     Raises:
         DeviceCompilerError: if the compiler is not installed or has another version than jaxlib, or does not compile for the card.
     """
+    return Checked(target, tuple(each_setting(function, avals, target, donate, settings, launches, machine_code)))
+
+
+def each_setting(
+    function: Callable[..., Any],
+    avals: Sequence[Any],
+    target: Target,
+    donate: Sequence[int] = (),
+    settings: Sequence[str] = tuple(SETTINGS),
+    launches: bool = False,
+    machine_code: bool = False,
+) -> Iterator[Compilation]:
+    """Compile as :func:`compile_for` does, in one setting after the other, each when it is asked for."""
     import jax
 
     there = jax.sharding.SingleDeviceSharding(device(target))
@@ -144,11 +173,12 @@ def compile_for(
         function, donate_argnums=tuple(donate), keep_unused=True, out_shardings=there
     )  # a function without arguments has no other way to name the card
     lowered = jitted.lower(*given)
-    return Checked(target, tuple(_compiled(lowered, target, setting, launches) for setting in settings))
+    for setting in settings:
+        yield _compiled(lowered, target, setting, launches, machine_code)
 
 
-def _compiled(lowered: Any, target: Target, setting: str, launches: bool) -> Compilation:
-    options = SETTINGS[setting]
+def _compiled(lowered: Any, target: Target, setting: str, launches: bool, machine_code: bool) -> Compilation:
+    options: Options = {**SETTINGS[setting], **({} if machine_code else _unassembled())}
     if launches:
         with tempfile.TemporaryDirectory() as folder:
             executable = _compile(lowered, {**options, "xla_dump_to": folder, "xla_dump_hlo_as_text": True})
@@ -158,7 +188,7 @@ def _compiled(lowered: Any, target: Target, setting: str, launches: bool) -> Com
     memory = executable.memory_analysis()
     return Compilation(
         setting,
-        options,
+        SETTINGS[setting],
         memory.argument_size_in_bytes,
         memory.output_size_in_bytes,
         memory.temp_size_in_bytes,
@@ -167,6 +197,12 @@ def _compiled(lowered: Any, target: Target, setting: str, launches: bool) -> Com
         launched,
         executable,
     )
+
+
+def _unassembled() -> Options:
+    """The options by which XLA goes only as far as it must to settle what a program holds."""
+    toolkit = assembler.toolkit()
+    return {**UNOPTIMISED, **({} if toolkit is None else {TOOLKIT: toolkit})}
 
 
 def _compile(lowered: Any, options: Options) -> Any:
@@ -179,13 +215,18 @@ def _compile(lowered: Any, options: Options) -> Any:
         try:
             return lowered.compile({name: value for name, value in wanted.items() if name not in unknown})
         except jax.errors.JaxRuntimeError as error:
+            if NO_ASSEMBLER in str(error):
+                raise DeviceCompilerError(
+                    "this program is compiled with CUDA's own tools, which are not installed: pip install nvidia-cuda-nvcc nvidia-nvvm. "
+                    "Only tile kernels need them, which tiles=False leaves out, and every program where no file of the folder for "
+                    f"temporary files, {tempfile.gettempdir()}, can be run."
+                ) from error
             missing = next((name for name in wanted.keys() - unknown if f"No such compile option: '{name}'" in str(error)), None)
             if missing is None:
                 raise
             unknown.add(missing)
 
 
-_lock = threading.RLock()
 _devices: dict[str, Any] = {}
 
 

@@ -51,18 +51,13 @@ def _top_k_workspace(target: Target) -> Callable[[Shapes, Shapes, Params], float
 
 
 def _solver(routine: str, copies: float) -> Callable[[Shapes, Shapes, Params], float]:
-    """A copy of the matrix in columns, and the scratch of cuSOLVER's routine."""
+    """Copies of the matrix in columns, and the scratch of cuSOLVER's routine."""
 
     def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
         k, n = sorted(ins[0][-2:])
         return copies * math.prod(ins[0]) + workspaces.SOLVERS[routine](k, n)
 
     return elements
-
-
-def _first_operand(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """A copy of the matrix in columns."""
-    return float(math.prod(ins[0]))
 
 
 def _extremes(ins: Shapes, outs: Shapes, params: Params) -> float:
@@ -76,9 +71,8 @@ _GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
     "reduce": lambda ins, outs, params: float(sum(map(math.prod, outs[1:]))),
     "argmax": _extremes,
     "argmin": _extremes,
-    "triangular_solve": _first_operand,
-    "cholesky": _solver("potrf", 1.0),
-    "lu": _solver("getrf", 1.0),
+    "cholesky": _solver("potrf", 0.0),
+    "lu": _solver("getrf", 0.0),
     "qr": _solver("geqrf", 1.0),
     "eigh": _solver("syevd", 1.0),
     "svd": _solver("gesvd", 1.0),

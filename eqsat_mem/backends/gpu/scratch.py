@@ -22,6 +22,12 @@ COLUMNS_AT_ONCE = 64
 SHORT_ROW, LONG_ROW = 2**9, 2**12
 """Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it:
 read from compiled programs."""
+TRAFFIC = 7.1
+"""The weight of operations that take as long, as XLA estimates, as four bytes to write or to read. Of what two folds read, sqrt(d) of
+four dimensions and exp(-d) of three are computed by each; sqrt(d) of six and exp(-d) of four are written
+out: read from compiled programs."""
+FACTORISATIONS = frozenset({"cholesky", "lu"})
+"""Operations that libraries do in place, or on a copy of an operand not made for them: read from compiled programs."""
 SIMPLE, FUNCTION = 2.0, 16.0
 """Weights up to which an operand counts as simple, or as one function, in that question: guessed, between what was compiled."""
 
@@ -52,20 +58,37 @@ def padding(program: Program, term: Dot, extents: Sequence[int], target: Target)
 
 
 def copied_operand_bytes(program: Program, term: Block, weights: Weights, size: Callable[[int], int]) -> int:
-    """Bytes of an operand that an operation overwrites or wants in another layout, unless it is made for that."""
-    if term.call.prim.name == "triangular_solve":
-        operand = term.args[1]
-        is_made = isinstance(program.terms[operand], Map | Dot)
-    elif term.call.prim.name == "top_k" and weights.workspace(term.call, *_whole_shapes(program, term)):
+    """Bytes of operands that an operation overwrites or wants in another layout, unless they are made for that; less than none where the
+    result lies in the operand's place."""
+    name = term.call.prim.name
+    if name in FACTORISATIONS:
+        return -size(term.args[0]) if _is_made_for(program, term.args[0]) else 0
+    if name == "triangular_solve":
+        matrix, right = term.args
+        return (0 if _is_made_in_columns(program, matrix) else size(matrix)) + (0 if _is_made_for(program, right) else size(right))
+    if name == "top_k" and weights.workspace(term.call, *_whole_shapes(program, term)):
         operand = term.args[0]
-        is_made = isinstance(program.terms[operand], Map)
-    else:
-        return 0
-    return 0 if is_made and _dies_with(program, operand) else size(operand)
+        return 0 if isinstance(program.terms[operand], Map) and _dies_with(program, operand) else size(operand)
+    return 0
 
 
-def product_bytes(program: Program, term: Dot, extents: Sequence[int], target: Target, size: Callable[[int], int]) -> int:
-    """Bytes that a product takes besides operands and result, by Triton or by a library, whichever is more."""
+def _is_made_for(program: Program, t: int) -> bool:
+    """Whether a value is computed in the layout that its only reader wants."""
+    return isinstance(program.terms[t], Map | Dot) and _dies_with(program, t)
+
+
+def _is_made_in_columns(program: Program, t: int) -> bool:
+    """Whether solvers read a value as it is computed: all else that reads it computes it again."""
+    readers = [program.terms[r] for r in program.readers(t)]
+    others = [r for r in readers if not (isinstance(r, Block) and r.call.prim.name == "triangular_solve")]
+    is_computed = isinstance(program.terms[t], Map) and all(o.term != t for o in program.outputs)
+    return is_computed and all(isinstance(r, Map | Fold) for r in others)
+
+
+def product_bytes(
+    program: Program, term: Dot, extents: Sequence[int], target: Target, size: Callable[[int], int], by_library: bool = True
+) -> int:
+    """Bytes that a product takes besides operands and result, by Triton or, where that may be, by a library: whichever is more."""
     m, n, k, batch = sides(program, term, extents)
     width = itemsize(term.dtype)
     if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
@@ -75,7 +98,7 @@ def product_bytes(program: Program, term: Dot, extents: Sequence[int], target: T
     growth = padding(program, term, extents, target)
     partial = batch * parts * m * n * max(width, 4) if parts > 1 else 0
     by_triton = _padding_bytes(program, term, size, growth, partial) if growth > 1 else partial
-    return made + max(by_triton, _library_bytes(program, extents))
+    return made + max(by_triton, _library_bytes(program, extents) if by_library else 0)
 
 
 def _vector_bytes(program: Program, term: Dot, extents: Sequence[int]) -> int:
@@ -122,6 +145,32 @@ def _is_written_out(extent: int, last: bool, results: int, heaviest: float) -> b
         least = 1_345 if heaviest <= SIMPLE else 2_145 if heaviest <= FUNCTION else 4_161
         least = least if extent > SHORT_ROW * 2 or heaviest > SIMPLE else 16
     return 1 < results < least
+
+
+def is_computed_again(times: int, work: float) -> bool:
+    """Whether XLA computes a value so many times rather than write it out once and read it each time; ``work`` is its weight."""
+    return work * (times - 1) <= TRAFFIC * (times + 1)
+
+
+def work(program: Program, t: int, weights: Weights) -> float:
+    """The weight of all operations that elementwise kernels and folds compute for one element of a value."""
+    total, seen, waiting = 0.0, {t}, [(t, 1.0)]
+    while waiting:
+        u, times = waiting.pop()
+        term = program.terms[u]
+        if isinstance(term, Fold):
+            extent = program.extent(program.free[term.arg] & term.over)
+            if extent >= habits.INNER_FOLD:
+                continue
+            times *= extent
+            total += times
+        elif isinstance(term, Map) and program.free[u].bit_count() > 1:
+            total += times * weights.of_map(term)
+        for c in elementwise_operands(program, u):
+            if c not in seen:
+                seen.add(c)
+                waiting.append((c, times))
+    return total
 
 
 def transformed(program: Program, t: int) -> int:

@@ -1,0 +1,101 @@
+"""Products on a GPU that no library needs to compute, and those that none may."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqsat_mem
+from eqsat_mem.backends.cpu.backend import CpuBackend
+from eqsat_mem.backends.gpu import deviceless
+from eqsat_mem.backends.gpu.backend import GpuBackend
+from eqsat_mem.egraph.extract import original
+from eqsat_mem.egraph.rule_files import load_rules
+from eqsat_mem.frontend.load import load
+from eqsat_mem.ir import Dot, Fold
+from eqsat_mem.schedule.search import straight
+from tests.backends.test_gpu_deviceless import H100, compiler, f32
+
+
+def planned(function, limit, *avals, verify=False):
+    return eqsat_mem.optimize(function, memory_limit=limit, device="h100", verify=verify).plan(*avals)
+
+
+def test_products_of_few_results_are_sums_where_there_is_no_room_for_a_library():
+    plan = planned(lambda a, b, c: (a @ b) @ c, "2MiB", f32(20_000, 2), f32(2, 20_000), f32(20_000, 2))
+    assert "dot-of-few-results" in plan.rules_fired
+    assert not plan.loops
+    assert not [term for term in plan.program.terms if isinstance(term, Dot)]
+    assert any(isinstance(term, Fold) for term in plan.program.terms)
+    assert "dot-of-few-results" in CpuBackend.needless_rules
+
+
+def squared(a):
+    return jnp.tanh(a @ a).sum(1)
+
+
+@compiler
+def test_products_are_by_triton_alone_where_a_library_does_not_fit():
+    fixed = 4 * 1024**2
+    for spare, options in ((9 * 2**20, {}), (5 * 2**20, deviceless.SETTINGS["triton"])):
+        plan = eqsat_mem.optimize(squared, memory_limit=fixed + spare, device="h100", accuracy="bitwise").plan(f32(1024, 1024))
+        assert plan.compiler_options == options
+        assert plan.peak_bytes <= fixed + spare
+        settings = deviceless.compile_for(plan.function, [f32(1024, 1024)], H100).settings
+        assert [c.held_bytes <= fixed + spare for c in settings] == [True, not options]
+        assert plan.compiled_peak_bytes <= fixed + spare
+
+
+def test_without_a_compiler_nothing_is_promised_of_triton_alone():
+    with pytest.raises(eqsat_mem.MemoryLimitError):
+        eqsat_mem.optimize(squared, memory_limit="9MiB", device="h100", accuracy="bitwise", verify=False).plan(f32(1024, 1024))
+
+
+OWN = GpuBackend.of(H100)
+
+
+def distances(x, y):
+    return jnp.sum((x[:, None] - y[None]) ** 2, -1)
+
+
+def peak(backend, function, *avals):
+    program = load(jax.make_jaxpr(function)(*avals), [f"x{k}" for k in range(len(avals))], backend.preferences)
+    return straight(original(program, load_rules(only=("splitting",), without=backend.needless_rules)), backend.without_tiles()).peak_bytes
+
+
+def test_a_cautious_backend_holds_what_several_folds_read():
+    def both(x, y):
+        d = jnp.exp(x[:, None] * y[None])
+        return d.sum(1), d.max(0)
+
+    bold, cautious = (peak(backend, both, f32(5000), f32(5000)) for backend in (OWN, OWN.cautious()))
+    assert bold < 4 * 5000**2 <= cautious
+    assert OWN.cautious().cautious() is None
+
+
+SHARED = [
+    (lambda d: jnp.exp(-d), 3, False),
+    (lambda d: jnp.exp(-d), 4, True),
+    (jnp.sqrt, 4, False),
+    (jnp.sqrt, 6, True),
+    (jax.nn.softplus, 1, True),
+]
+
+
+@pytest.mark.parametrize(("of", "dimensions", "written"), SHARED)
+def test_what_two_folds_read_is_written_out_where_it_takes_long_to_compute(of, dimensions, written):
+    def both(x, y):
+        d = of(distances(x, y))
+        return d.min(1), d.max(0)
+
+    assert (peak(OWN, both, *[f32(8192, dimensions)] * 2) > 4 * 8192**2) == written
+
+
+@compiler
+@pytest.mark.parametrize(("of", "dimensions", "written"), SHARED)
+def test_xla_writes_out_the_same(of, dimensions, written):
+    def both(x, y):
+        d = of(distances(x, y))
+        return d.sum(1), d.sum(0)
+
+    (compiled,) = deviceless.compile_for(both, [f32(8192, dimensions)] * 2, H100, settings=["triton"]).settings
+    assert (compiled.temporaries > 4 * 8192**2) == written
