@@ -88,7 +88,7 @@ def hidden_scratch_bytes(module: Module) -> int:
     return max((*(sum(_scratch(bodies[name], sums)) for name in called if name in bodies), *packed), default=0)
 
 
-SEEN_IN = frozenset({"0.10.0", "0.10.1", "0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0"})
+SEEN_IN = frozenset({"0.10.0", "0.10.1", "0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1"})
 """The versions of jaxlib whose compiled programs are known to be read correctly."""
 
 
