@@ -9,7 +9,7 @@ Stages, each of which writes ``STAGE.json`` as it goes and stops after so many s
     programs   each of benchmarks.gpu_programs as written and as planned: compiled, run, timed, values compared; the autotuner's choices
     peaks      what they hold: predicted, by XLA:GPU without the card, by XLA on it, and by its allocator in a process that only runs
     paper      the experiments of paper_repro at the paper's scale, beside KeOps
-    tiles      one kernel per tile
+    tiles      the same programs planned without and with tile kernels: seconds of both, values compared
 
 What a stage has is kept, so that a second command goes on where the first stopped. On a machine without a GPU ``--scale tiny`` rehearses
 all of it.
@@ -144,13 +144,17 @@ def paper(visit: Visit, results: Results) -> None:
 
 
 def tiles(visit: Visit, results: Results) -> None:
-    results |= {"status": "no tiles: plans are not emitted as kernels yet", "complete": True}
+    """Each program as planned with loops and XLA's kernels only, beside the plan that may have tile kernels."""
+    _each_program(visit, "tiles", results)
 
 
 STAGES: dict[str, Callable[[Visit, Results], None]] = {stage.__name__: stage for stage in (probe, calibrate, programs, peaks, paper, tiles)}
 
 
 # --- programs, each in a process of its own -------------------------------------------------------------
+
+FORMS = {"tiles": ("loops", "plan")}
+"""The forms of a program that a stage measures; other stages the program as written beside its plan."""
 
 
 def _each_program(visit: Visit, stage: str, results: Results) -> None:
@@ -176,7 +180,7 @@ def _in_a_process(visit: Visit, stage: str, name: str) -> Results:
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     row: Results = {}
-    for form in ("written", "plan"):
+    for form in FORMS.get(stage, ("written", "plan")):
         choices = visit.folder / "autotuning" / f"{name}_{form}.txt"
         environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_autotuning(choices)}".strip()
         command = [sys.executable, "-m", "benchmarks.gpu_visit", "--child", stage, name, form, "--scale", visit.scale]
@@ -215,12 +219,13 @@ def measured(stage: str, name: str, form: str, scale: str) -> Results:
         program = replace(program, shapes=shapes, limit_bytes=2**20)
     jax.config.update("jax_enable_x64", program.x64)
     start = time.perf_counter()
-    optimised = eqsat_mem.optimize(program.function, memory_limit=program.limit_bytes)
+    optimised = eqsat_mem.optimize(program.function, memory_limit=program.limit_bytes, tiles=form != "loops")
     plan = optimised.plan(*program.specs())
     row: Results = {"limit": program.limit_bytes, "planning_s": time.perf_counter() - start}
-    row["predicted"] = plan.peak_bytes if form == "plan" else plan.original_peak_bytes
-    row["predicted_s"] = plan.predicted_s if form == "plan" else plan.original_predicted_s
-    function = plan.function if form == "plan" else lambda *args: jax.tree.leaves(program.function(*args))
+    planned = form != "written"
+    row["predicted"] = plan.peak_bytes if planned else plan.original_peak_bytes
+    row["predicted_s"] = plan.predicted_s if planned else plan.original_predicted_s
+    function = plan.function if planned else lambda *args: jax.tree.leaves(program.function(*args))
     backend = backend_in_use()
     compiled = jax.jit(function).lower(*program.specs()).compile()
     row["compiled"] = held_bytes(compiled, backend)
@@ -233,7 +238,9 @@ def measured(stage: str, name: str, form: str, scale: str) -> Results:
         return row | {"deviceless": _deviceless(function, program), "allocator": allocator}
     row["seconds"] = statistics.median(_timed(compiled, args) for _ in range(REPEATS))
     row["sums"] = [float(abs(leaf).sum()) for leaf in jax.tree.leaves(out)]
-    return row | {"source": plan.source if form == "plan" else None}
+    if stage == "tiles":
+        row["tiles"] = plan.source.count("folded_pairs(") - 1 if "def folded_pairs(" in plan.source else 0
+    return row | {"source": plan.source if planned else None}
 
 
 def _timed(compiled: Any, args: Any) -> float:

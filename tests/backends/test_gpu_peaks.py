@@ -171,6 +171,10 @@ def test_all_stages_are_rehearsed_without_a_gpu(tmp_path):
         assert forms["plan"]["compiled"] <= forms["plan"]["limit"]
         assert forms["plan"]["seconds"] > 0
         assert forms["plan"]["autotuning"] is None  # there is no autotuner on a CPU, and its flag is accepted
+    for forms in kept["tiles"]["rows"].values():
+        assert forms["plan"]["sums"] == pytest.approx(forms["loops"]["sums"], rel=1e-3)
+        assert forms["plan"]["seconds"] > 0 < forms["loops"]["seconds"]
+        assert forms["plan"]["tiles"] == forms["loops"]["tiles"] == 0  # on a CPU there are no tile kernels
     assert {"deviceless", "allocator", "compiled", "predicted"} <= kept["peaks"]["rows"]["gauss_product"]["plan"].keys()
     assert kept["paper"]["rows"]["matmul_chains"]
     assert kept["calibrate"]["profile"].keys() == kept["calibrate"]["built_in"].keys()
