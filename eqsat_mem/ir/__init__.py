@@ -1,6 +1,7 @@
 """Programs of terms over named indices, their loop trees, and the reference interpreter."""
 
-from eqsat_mem.ir.program import Buffer, Output, Program, Source, argument_bytes, axes_text, check, describe, itemsize, names, output_sizes
+from eqsat_mem.ir.program import Buffer, Output, Program, argument_bytes, axes_text, check, describe, itemsize, names, output_sizes
+from eqsat_mem.ir.source import Source
 from eqsat_mem.ir.terms import (
     Axes,
     Axis,

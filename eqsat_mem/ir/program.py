@@ -7,7 +7,6 @@ A program is a list of hash-consed terms in topological order. Sharing a term is
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from eqsat_mem.ir.mesh import Shares
+from eqsat_mem.ir.source import Source
 from eqsat_mem.ir.terms import (
     Axes,
     Axis,
@@ -40,31 +40,6 @@ from eqsat_mem.ir.terms import (
 )
 
 # --- programs ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Source:
-    """The user's line that a term comes from, and (``library``) the line of an installed package that was called there.
-
-    ``backward`` says that it belongs to the gradient of that line; lines are equal whether it does or not.
-    """
-
-    file: str
-    line: int
-    function: str
-    library: str = ""
-    backward: bool = field(default=False, compare=False)
-
-    def __str__(self) -> str:
-        called = f", in {self.library}" if self.library else ""
-        return f"{_shown_file(self.file)}:{self.line} ({self.function}{called})"
-
-
-def _shown_file(file: str) -> str:
-    """The name of a file without its folders; of a notebook's cell its number."""
-    notebook = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    known = getattr(getattr(notebook, "compile", None), "_filename_map", {}).get(file)
-    return file.rsplit("/", 1)[-1] if known is None else f"In[{known}]"
 
 
 @dataclass(frozen=True)

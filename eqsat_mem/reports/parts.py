@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from eqsat_mem.ir import Block, Program
-from eqsat_mem.ir.program import Source
+from eqsat_mem.ir.source import Source
 from eqsat_mem.reports.timeline import Point
 from eqsat_mem.reports.words import array_type, describe, operation
 from eqsat_mem.schedule.memory import Memory

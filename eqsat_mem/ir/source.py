@@ -1,0 +1,31 @@
+"""The lines of a user's program that terms come from."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Source:
+    """The user's line that a term comes from, and (``library``) the line of an installed package that was called there.
+
+    ``backward`` says that it belongs to the gradient of that line; lines are equal whether it does or not.
+    """
+
+    file: str
+    line: int
+    function: str
+    library: str = ""
+    backward: bool = field(default=False, compare=False)
+
+    def __str__(self) -> str:
+        called = f", in {self.library}" if self.library else ""
+        return f"{_shown_file(self.file)}:{self.line} ({self.function}{called})"
+
+
+def _shown_file(file: str) -> str:
+    """The name of a file without its folders; of a notebook's cell its number."""
+    notebook = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    known = getattr(getattr(notebook, "compile", None), "_filename_map", {}).get(file)
+    return file.rsplit("/", 1)[-1] if known is None else f"In[{known}]"
