@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from eqsat_mem.egraph.rule_files import Rule, RuleSet
     from eqsat_mem.ir.ops import Monoid
+
+FEW = 20
+"""So many rules are checked in this process: another one takes seconds to begin."""
 
 
 def add(commands: Any) -> None:
@@ -43,12 +52,57 @@ def _tell(monoid: Monoid, width: int) -> bool:
     return not problem
 
 
-def run(options: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class Checked:
+    """The verdict on a rule, as it is printed."""
+
+    status: str
+    accepted: bool
+    summary: str
+    counterexample: str
+
+
+def _checked(rule: Rule, rules: RuleSet, seed: int) -> Checked:
     from eqsat_mem.cli.counterexample import counterexample
+    from eqsat_mem.egraph.soundness.judge import judge
+
+    verdict = judge(rule, rules, seed)
+    return Checked(verdict.status, verdict.accepted, verdict.summary(), "" if verdict.wrong is None else counterexample(verdict.wrong))
+
+
+_KNOWN: dict[tuple[Any, ...], dict[str, tuple[Rule, RuleSet]]] = {}
+
+
+def _checked_elsewhere(files: Sequence[str], operations: Sequence[str], seed: int, name: str) -> Checked:
+    """The verdict on a rule in a process that loads the rules once."""
+    from eqsat_mem.cli.user_files import load_operations
+    from eqsat_mem.egraph.rule_files import load_rules
+
+    key = tuple(files), tuple(operations)
+    if key not in _KNOWN:
+        rules = load_rules(files, "any", operations=load_operations(operations))
+        _KNOWN[key] = {rule.name: (rule, rules) for rule in rules.rules}
+    return _checked(*_KNOWN[key][name], seed)
+
+
+def _each(chosen: Sequence[Rule], rules: RuleSet, options: argparse.Namespace) -> Iterator[Checked]:
+    """The verdicts on rules in their order, made by as many processes as there are processors."""
+    processes = os.cpu_count() or 1
+    if processes == 1 or len(chosen) <= FEW:
+        yield from (_checked(rule, rules, options.seed) for rule in chosen)
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        waiting = [pool.submit(_checked_elsewhere, options.files, options.operations, options.seed, rule.name) for rule in chosen]
+        try:
+            yield from (future.result() for future in waiting)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def run(options: argparse.Namespace) -> int:
     from eqsat_mem.cli.user_files import load_operations
     from eqsat_mem.egraph.rule_files import default_files, load_rules, select
     from eqsat_mem.egraph.soundness.claims import contradictions
-    from eqsat_mem.egraph.soundness.judge import judge
     from eqsat_mem.egraph.soundness.sample_programs import fired
     from eqsat_mem.ir.ops import Monoid
 
@@ -61,13 +115,12 @@ def run(options: argparse.Namespace) -> int:
     width = max((len(r.name) for r in [*own, *chosen]), default=0)
     no_monoids = sum(not _tell(monoid, width) for monoid in own if isinstance(monoid, Monoid))
     bad = excused = 0
-    for rule in chosen:
-        verdict = judge(rule, rules, options.seed)
+    for rule, verdict in zip(chosen, _each(chosen, rules, options), strict=True):
         bad += not verdict.accepted
         excused += verdict.accepted and verdict.status == "unchecked"
-        print(f"{verdict.status:<9} {rule.name:<{width}}  {rule.sound:<11}  {rule.place}  {verdict.summary()}", flush=True)
-        if verdict.wrong is not None:
-            print("\n".join(f"    {line}".rstrip() for line in counterexample(verdict.wrong).splitlines()), flush=True)
+        print(f"{verdict.status:<9} {rule.name:<{width}}  {rule.sound:<11}  {rule.place}  {verdict.summary}", flush=True)
+        if verdict.counterexample:
+            print("\n".join(f"    {line}".rstrip() for line in verdict.counterexample.splitlines()), flush=True)
     names = {rule.name for rule in chosen}
     contradicted = [pair for pair in contradictions(rules.rules, rules.own) if names & {rule.name for rule in pair}]
     for one, other in contradicted:
