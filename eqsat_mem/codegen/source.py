@@ -102,7 +102,7 @@ class Region:
 
 def identifier(text: str, taken: dict[str, int]) -> str:
     """A fresh Python name made from ``text``, none of Python's own; ``taken`` counts how many names were made from each."""
-    base = re.sub(r"\W+", "_", text).strip("_") or "x"
+    base = re.sub(r"_*\W+_*", "_", text).strip("_") or "x"
     if base[0].isdigit() or keyword.iskeyword(base):
         base = f"_{base}"
     unique, count = f"{base}_" if hasattr(builtins, base) else base, taken.get(base, 1)
