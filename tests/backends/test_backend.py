@@ -180,6 +180,7 @@ def test_the_order_of_kernels_is_the_programs():
         assert not fused.streamed
 
 
+@pytest.mark.slow
 def test_nothing_is_rematerialised_where_no_tie_is_known():
     gradient = jax.grad(lambda *values: normalised(values[:-1], values[-1]))
     shapes = (*((32, 32),) * 10, (500, 32))

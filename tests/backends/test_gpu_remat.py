@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import eqsat_mem
 from tests.backends.test_gpu_deviceless import compiler
@@ -31,6 +32,7 @@ def test_a_plan_computes_values_again():
     assert "population_count" in plan.source
 
 
+@pytest.mark.slow
 def test_values_computed_again_are_those_of_the_program():
     rng = np.random.default_rng(0)
     weights = [jnp.asarray(rng.normal(size=(64, 64)) / 8, jnp.float32) for _ in range(6)]

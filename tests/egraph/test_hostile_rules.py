@@ -79,6 +79,7 @@ def load_of(fun, args=POINTS):
     return load(jax.make_jaxpr(fun)(*args), ["x", "y"])
 
 
+@pytest.mark.slow
 def test_a_rule_that_takes_too_long_is_found_among_others(tmp_path):
     text = "(relation link (T i64))\n" + CARD + '(rule ((= e (Exp a))) ((link e 0)) :ruleset analysis :name "first")\n'
     text += CARD + '(rule ((link e n) (< n 180)) ((link e (+ n 1))) :ruleset analysis :name "more")\n'

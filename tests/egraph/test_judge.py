@@ -143,7 +143,7 @@ def test_other_equations_are_others(tmp_path):
     assert stated["swapped"] == stated["let"] != stated["kept"]
 
 
-@pytest.mark.parametrize(("path", "name"), tiered(WRONG, WRONG[::8]), ids=[name for _, name in WRONG])
+@pytest.mark.parametrize(("path", "name"), tiered(WRONG, WRONG[::16]), ids=[name for _, name in WRONG])
 def test_every_wrong_rule_is_caught(path, name, capsys):
     found = verdict(path, name)
     assert not found.accepted, found.summary()
@@ -163,7 +163,7 @@ def test_every_wrong_rule_is_caught(path, name, capsys):
         assert sides[0] != sides[1], text  # what differs in its last bit only may agree in another order of summation
 
 
-@pytest.mark.parametrize("name", ["sub-commutes", "sum-of-constant", "reassociate-exchanged"])
+@pytest.mark.parametrize("name", tiered(["sub-commutes", "sum-of-constant", "reassociate-exchanged"], ["sum-of-constant"]))
 def test_a_wrong_rule_is_caught_by_any_seed(name):
     path = next(path for path, other in WRONG if other == name)
     assert {verdict(path, name, seed).status for seed in range(1, 4)} == {"wrong"}

@@ -277,6 +277,7 @@ def test_a_file_that_cannot_be_read_has_its_lines_by_number():
     assert columns_of(panel, [panel]).total == (32, 32)
 
 
+@pytest.mark.slow
 def test_pictures_have_no_buttons_inside_and_stops_are_few():
     reader = Reader(written("bound"))
     inside = written("bound").split("<svg ")[1].split("</svg>")[0]

@@ -103,6 +103,7 @@ def test_peaks_are_those_of_the_live_set_and_values_those_of_the_program():
     same(execute(made, args), flat(*args))
 
 
+@pytest.mark.slow
 def test_tighter_limits_take_more_moves_and_more_time():
     _, _, written = case(normalised)
     made = [remat.Moved(written).fitting(int(share * written.peak_bytes)) for share in (1.0, 0.8, 0.6, 0.45)]
@@ -231,6 +232,7 @@ def test_moves_of_large_programs_write_so_many_terms_and_no_more(monkeypatch):
     assert 0 < len(applied) <= 3 * remat.TRIED
 
 
+@pytest.mark.slow
 def test_optimize_computes_again_where_loops_take_longer():
     flat, args, _ = case(spectral)
     limit = int(0.7 * held(flat, args))

@@ -53,7 +53,7 @@ def _tell(monoid: Monoid, width: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Checked:
+class Judged:
     """The verdict on a rule, as it is printed."""
 
     status: str
@@ -62,18 +62,18 @@ class Checked:
     counterexample: str
 
 
-def _checked(rule: Rule, rules: RuleSet, seed: int) -> Checked:
+def _checked(rule: Rule, rules: RuleSet, seed: int) -> Judged:
     from eqsat_mem.cli.counterexample import counterexample
     from eqsat_mem.egraph.soundness.judge import judge
 
     verdict = judge(rule, rules, seed)
-    return Checked(verdict.status, verdict.accepted, verdict.summary(), "" if verdict.wrong is None else counterexample(verdict.wrong))
+    return Judged(verdict.status, verdict.accepted, verdict.summary(), "" if verdict.wrong is None else counterexample(verdict.wrong))
 
 
 _KNOWN: dict[tuple[Any, ...], dict[str, tuple[Rule, RuleSet]]] = {}
 
 
-def _checked_elsewhere(files: Sequence[str], operations: Sequence[str], seed: int, name: str) -> Checked:
+def _checked_elsewhere(files: Sequence[str], operations: Sequence[str], seed: int, name: str) -> Judged:
     """The verdict on a rule in a process that loads the rules once."""
     from eqsat_mem.cli.user_files import load_operations
     from eqsat_mem.egraph.rule_files import load_rules
@@ -85,7 +85,7 @@ def _checked_elsewhere(files: Sequence[str], operations: Sequence[str], seed: in
     return _checked(*_KNOWN[key][name], seed)
 
 
-def _each(chosen: Sequence[Rule], rules: RuleSet, options: argparse.Namespace) -> Iterator[Checked]:
+def _each(chosen: Sequence[Rule], rules: RuleSet, options: argparse.Namespace) -> Iterator[Judged]:
     """The verdicts on rules in their order, made by as many processes as there are processors."""
     processes = os.cpu_count() or 1
     if processes == 1 or len(chosen) <= FEW:
