@@ -23,3 +23,12 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def filtered_tracebacks():
+    """Tracebacks as users see them; for the other tests the filter is off."""
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "auto")
+    yield
+    jax.config.update("jax_traceback_filtering", before)

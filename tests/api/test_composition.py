@@ -39,14 +39,6 @@ def test_errors_of_tracing_name_the_function_its_file_and_its_parameter():
         assert part in message
 
 
-@pytest.fixture
-def filtered_tracebacks():
-    before = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", "auto")
-    yield
-    jax.config.update("jax_traceback_filtering", before)
-
-
 @pytest.mark.parametrize("call", ["__call__", "plan", "lower", "trace"])
 def test_tracebacks_have_the_users_frames_only(call, filtered_tracebacks):
     def fails(x):

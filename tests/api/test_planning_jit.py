@@ -466,15 +466,6 @@ def no_array(f, x):
     f(x, "text")
 
 
-@pytest.fixture
-def filtered_tracebacks():
-    """Tracebacks as users see them: conftest turns the filter off for the other tests."""
-    before = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", "auto")
-    yield
-    jax.config.update("jax_traceback_filtering", before)
-
-
 @pytest.mark.usefixtures("filtered_tracebacks")
 @pytest.mark.parametrize("call", [wrong_arguments, wrong_shapes, no_array], ids=lambda call: call.__name__)
 def test_errors_of_the_function_are_its_own(call, jit, ledger, x):
