@@ -44,6 +44,8 @@ VARIABLE = "EQSAT_MEM_CACHE_DIR"
 MAGIC = b"eqsat_mem plan 1\n"
 MOST_FILES = 1000
 """Plans that are kept; the oldest go first."""
+TELLING = ("cache", "debug", "dump", "log", "pprint", "profil", "traceback")
+"""Words in the names of JAX's settings on which no program depends."""
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, np.dtype)
 
 
@@ -165,13 +167,18 @@ def _texts(request: Request) -> Iterator[str]:
     """Everything that a plan depends on, as text that is the same in every process."""
     options = request.options
     yield from _versions()
-    config: Any = jax.config
-    yield repr((config.jax_enable_x64, config.jax_default_matmul_precision, jax.default_backend(), os.environ.get("XLA_FLAGS")))
+    yield repr((_settings(), jax.default_backend(), os.environ.get("XLA_FLAGS")))
     yield repr((request.name, request.arg_names, request.limit, request.taken, request.shared_bytes, os.cpu_count()))
     yield stable({f.name: getattr(options, f.name) for f in fields(options) if f.name != "max_planning_seconds"})
     yield stable((request.backend, dict(request.backend.compiler_options)))
     yield from (text for _, text in load_rules(options.rules, options.accuracy, options.only_rules, options.without_rules).texts())
     yield stable(fingerprint(request.jaxpr))
+
+
+def _settings() -> list[tuple[str, Any]]:
+    """The settings of JAX that hold here, but those that only decide what it tells and keeps."""
+    names = [name for name in sorted(jax.config.values) if not any(word in name for word in TELLING)]
+    return [(name, getattr(jax.config, name, jax.config.values[name])) for name in names]
 
 
 @lru_cache(maxsize=1)

@@ -132,6 +132,10 @@ def test_a_rule_file_counts_by_its_text(tmp_path, key):
 
 def test_the_backend_the_settings_and_the_versions_are_in_its_key(key, monkeypatch):
     keys = [key()]
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        keys.append(key())
+    with jax.log_compiles(True):  # on which no plan depends
+        assert key() == keys[0]
     with jax.enable_x64(True):
         keys.append(key())
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=")
@@ -142,7 +146,7 @@ def test_the_backend_the_settings_and_the_versions_are_in_its_key(key, monkeypat
     monkeypatch.undo()
     backend = backend_for(None)
     keys.append(key(backend=replace(backend, device=replace(backend.device, flops=2 * backend.device.flops))))
-    assert len(set(keys)) == 5
+    assert len(set(keys)) == 6
 
 
 def test_a_bound_on_planning_is_not_in_its_key(key):
