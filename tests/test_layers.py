@@ -19,7 +19,6 @@ ALLOWED = {
     "passes": "",
     "ir": "errors",
     "frontend": "ir passes",
-    "stablehlo": "errors frontend ir",
     "egraph": "deadline errors events frontend ir passes units",
     "egraph.soundness": "egraph errors frontend ir",
     "transforms": "egraph frontend ir passes",
@@ -30,6 +29,7 @@ ALLOWED = {
     "backends.cpu": "backends.hlo egraph frontend ir schedule",
     "backends.gpu": "egraph errors frontend ir schedule",
     "backends": "backends.cpu backends.gpu errors ir schedule",
+    "stablehlo": "backends.cpu errors frontend ir",
     "reports": "deadline egraph errors events frontend ir options passes schedule transforms units",
     "candidates": "deadline egraph events frontend ir mesh options reports schedule transforms",
     "request": "backends codegen deadline errors events ir options schedule",
@@ -184,3 +184,9 @@ def test_no_file_names_a_path_of_one_machine():
             continue
         named += [f"{path.relative_to(ROOT)}: {line.strip()[:80]}" for line in text.splitlines() if absolute.search(line)]
     assert named == []
+
+
+def test_only_backends_know_the_libraries_of_a_compiler():
+    words = re.compile("xla:cpu|lapack|avx|kernel library|openblas", re.IGNORECASE)
+    elsewhere = [path for path in modules() if path.relative_to(PACKAGE).parts[0] != "backends"]
+    assert not [str(path.relative_to(PACKAGE)) for path in elsewhere if words.search(path.read_text(encoding="utf-8"))]

@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 
 from eqsat_mem.stablehlo import counted
-from eqsat_mem.stablehlo.lapack import LAPACK
 from eqsat_mem.stablehlo.operation import Op, Row
+from eqsat_mem.stablehlo.solves import SOLVES
 from eqsat_mem.stablehlo.values import Unreadable, word
 
 
@@ -93,7 +93,7 @@ def composite(op: Op, *operands: Any) -> Any:
 
 
 _TARGETS: dict[str, Row] = {
-    **LAPACK,
+    **SOLVES,
     "Sharding": lambda op, x: x,
     "SPMDFullToShardShape": lambda op, x: x,
     "SPMDShardToFullShape": lambda op, x: x,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func
 from jax.interpreters import mlir
+
+from eqsat_mem.backends.cpu.custom_calls import prepare
 
 kept_p = Primitive("stablehlo")
 kept_p.multiple_results = True
@@ -29,18 +30,11 @@ def keep(operation: Any, operands: Sequence[Any], outside: Sequence[tuple[Any, A
         number: which of the kept operations of the module it is. Equal ones are not merged: what they do is not known.
     """
     text = _alone(operation, [value for value, _ in outside])
-    if "@lapack_" in text:
-        _set_up_lapack()
+    prepare(text)
     values = (*operands, *(value for _, value in outside))
     shapes = tuple((aval.shape, aval.dtype) for aval in avals)
     out: list[Any] = kept_p.bind(*values, name=operation.name, text=text, shapes=shapes, number=number)
     return out
-
-
-@cache
-def _set_up_lapack() -> None:
-    """Have JAX find the routines of LAPACK, which it does when it first lowers a call of one; until then a call ends the process."""
-    jax.jit(jax.lax.linalg.cholesky).trace(jax.ShapeDtypeStruct((1, 1), np.float32)).lower(lowering_platforms=("cpu",))
 
 
 def _alone(operation: Any, outside: Sequence[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Calls of LAPACK that are primitives of JAX: a row each, for operands laid out column by column as LAPACK wants them."""
+"""Calls of library routines that are primitives of JAX: a row each, for operands laid out column by column as those want them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from eqsat_mem.backends.cpu.custom_calls import TRIANGULAR_SOLVES
 from eqsat_mem.stablehlo.operation import Op, Row
 from eqsat_mem.stablehlo.values import Unreadable, integers
 
@@ -29,4 +30,4 @@ def triangular_solve(op: Op, a: Any, b: Any) -> Any:
     )
 
 
-LAPACK: dict[str, Row] = {f"lapack_{kind}trsm_ffi": triangular_solve for kind in "sdcz"}
+SOLVES: dict[str, Row] = dict.fromkeys(TRIANGULAR_SOLVES, triangular_solve)
