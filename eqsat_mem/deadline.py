@@ -50,9 +50,9 @@ class Deadline:
         left = math.inf if self.end == math.inf else max(self.end - self.clock(), 0.0)
         return Deadline(left * share, self.clock, self)
 
-    def again(self, times: float = 1.0) -> Deadline:
-        """A deadline so many times as long that begins now."""
-        return Deadline(self.seconds * times, self.clock)
+    def again(self) -> Deadline:
+        """A deadline of the same length that begins now."""
+        return Deadline(self.seconds, self.clock)
 
 
 NEVER = Deadline()

@@ -109,25 +109,6 @@ class Checked:
         """The largest number of bytes held in any setting."""
         return max(compiled.held_bytes for compiled in self.settings)
 
-    def options_within(self, limit: float) -> Options | None:
-        """Return compiler options with which the program fits a limit.
-
-        Args:
-            limit: the limit in bytes.
-
-        Returns:
-            The options of the setting that holds least; empty if every setting fits, None if no setting fits.
-        """
-        fitting = [compiled for compiled in self.settings if compiled.held_bytes <= limit]
-        if len(fitting) == len(self.settings):
-            return MappingProxyType({})
-        return min(fitting, key=lambda compiled: compiled.held_bytes).options if fitting else None
-
-    def report(self) -> str:
-        """Return a line for each setting, and one for each library scratch that comes from a table."""
-        lines = [f"{c.setting}: {c.held_bytes} B ({c.temporaries} B of temporaries)" for c in self.settings]
-        return "\n".join([*lines, *dict.fromkeys(str(w) for c in self.settings for w in c.workspaces)])
-
 
 def compile_for(
     function: Callable[..., Any],

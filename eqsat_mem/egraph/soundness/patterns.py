@@ -139,11 +139,6 @@ def stated(actions: Sequence[Tree]) -> Iterator[Tree]:
             yield action[1] if action[0] == "set" else action
 
 
-def is_fact(actions: Sequence[Tree]) -> bool:
-    """Whether actions state facts only, and make nothing equal."""
-    return all(action[0] != "union" for action in actions)
-
-
 def supports(rule: Rule, rules: RuleSet) -> list[Rule]:
     """The rules that state what a rule asks for, and what those ask for in turn."""
     needed, found = _asked(rule), {rule.name: rule}
