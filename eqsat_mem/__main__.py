@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import math
 import os
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
     from eqsat_mem.reports.plan import Plan
 
 USER_ERROR = 2
+SAVED = ".plan"
+"""The ending of files of plans."""
 WHY_SECONDS = 60.0
 """The seconds that the reasons of a report may take unless it is told."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status is 0, 1 where the demonstration failed, or 2 for an error of the user's."""
-    options = command_line().parse_args(argv)
+    options = _parsed(argv)
     options.command_line = list(sys.argv[1:] if argv is None else argv)
     try:
         status = options.command(options)
@@ -43,6 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(status() if callable(status) else status)  # a script runs here: what it raises is no error of ours
 
 
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line as options. Where an option is unknown, the nearest known one is offered."""
+    parser = command_line()
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        commands = next(iter(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)))
+        known = commands[options.chosen]._option_string_actions
+        hints = [near for text in unknown if text.startswith("-") for near in difflib.get_close_matches(text, known, 1, 0.5)]
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}" + (f" (did you mean {', '.join(hints)}?)" if hints else ""))
+    return options
+
+
 DEVICE_HELP = (
     "plan for this device, one that eqsat-mem devices lists or the file of a profile (default: EQSAT_MEM_DEVICE, or the one in use)"
 )
@@ -56,7 +71,7 @@ SECONDS_HELP = (
 def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="eqsat-mem", description="Fit JAX programs into a memory limit.")
     parser.add_argument("--version", action="version", version=f"eqsat-mem {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="chosen")
 
     plan = commands.add_parser(
         "plan",
@@ -70,7 +85,8 @@ def command_line() -> argparse.ArgumentParser:
         "-o",
         "--output",
         metavar="FILE",
-        help="write the planned program as StableHLO: FILE.mlir is text, FILE.mlirbc its bytecode, FILE.jax a file of jax.export",
+        help="write FILE.plan, which optimize(f, plan=...) takes; or the planned program as StableHLO: FILE.mlir is text, FILE.mlirbc its "
+        "bytecode, FILE.jax a file of jax.export",
     )
     plan.set_defaults(command=_plan)
 
@@ -100,6 +116,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--memory-limit",
+        "--limit",
         metavar="SIZE",
         help='what each compiled function may hold, such as 64MiB or "1.5 GB" (default: EQSAT_MEM_LIMIT, or the device\'s capacity)',
     )
@@ -151,7 +168,10 @@ def _add_function(command: argparse.ArgumentParser) -> None:
         "a dict of keyword arguments, or the only one; a module needs none",
     )
     command.add_argument(
-        "--limit", metavar="SIZE", help="such as 64MiB or \"1.5 GB\"; else the function's own, EQSAT_MEM_LIMIT, or the device's"
+        "--limit",
+        "--memory-limit",
+        metavar="SIZE",
+        help="such as 64MiB or \"1.5 GB\"; else the function's own, EQSAT_MEM_LIMIT, or the device's",
     )
     command.add_argument("--max-planning-seconds", metavar="S", help=SECONDS_HELP)
     command.add_argument("--device", metavar="NAME", help=DEVICE_HELP)
@@ -189,11 +209,13 @@ def _planned(options: argparse.Namespace) -> tuple[Plan, Callable[[Path], bytes]
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from eqsat_mem.reports.plan_files import saved
     from eqsat_mem.stablehlo.endings import check_ending
 
     output = None if options.output is None else Path(options.output)
     if output is not None:
-        check_ending(output)
+        if output.suffix != SAVED:
+            check_ending(output)
         _check_folder(output)
     plan, written = _planned(options)
     why = plan.explain() if options.explain else None
@@ -202,7 +224,11 @@ def _plan(options: argparse.Namespace) -> int:
     else:
         print(*filter(None, (plan, why, plan.source)), sep="\n\n")
     if output is not None:
-        _write(output, written(output), sys.stderr)
+        try:
+            data = saved(plan) if output.suffix == SAVED else written(output)
+        except NotImplementedError as reason:
+            raise UserFileError(str(reason)) from reason
+        _write(output, data, sys.stderr)
     return 0
 
 
@@ -265,7 +291,9 @@ def _calibrate(options: argparse.Namespace) -> int:
         measured = calibrate.measure(usual, lambda field: print(f"measuring {field}", file=sys.stderr))
         print(f"kept in {profiles.keep(measured)}", file=sys.stderr)
     used = backend_in_use()
-    print(f"{used.device.name}{' (built-in)' if used == usual else ''}\n{calibrate.compared(usual.device, used.device)}")
+    is_measured = used != usual
+    table = calibrate.compared(usual.device, used.device if is_measured else None)
+    print(f"{used.device.name}{'' if is_measured else ', of which nothing has been measured'}\n{table}")
     return 0
 
 

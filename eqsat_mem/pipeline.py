@@ -103,7 +103,8 @@ def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None) -> Pl
     programs = _Programs(request.jaxpr, request.arg_names, request.backend.preferences, loaded)
     searched_for = chosen.backend, chosen.planned_limit
     again = partial(_again, request, programs, *searched_for)
-    record = Record(found.before, *searched_for, again, request.options, request.jaxpr, request.arg_names, loaded, chosen.code.names)
+    traced, names, donated = request.jaxpr, request.arg_names, request.taken
+    record = Record(found.before, *searched_for, again, request.options, traced, names, donated, loaded, chosen.code.names)
     return _report(request, found, chosen, clock, record)
 
 

@@ -20,8 +20,9 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
 
 from eqsat_mem import pipeline
-from eqsat_mem.api import kept_plans
+from eqsat_mem.api import kept_plans, saved_plans
 from eqsat_mem.api.processes import job
+from eqsat_mem.api.saved_plans import GivenPlan
 from eqsat_mem.api.varying import plain_aval, without_varying_types
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.errors import DeviceError
@@ -54,6 +55,7 @@ class Function:
         settings: Settings | None = None,
         donated: Sequence[int] = (),
         placement: Placement | None = None,
+        given: GivenPlan | None = None,
     ) -> None:
         self.name = name
         self.jaxpr = jaxpr
@@ -62,6 +64,7 @@ class Function:
         self.settings = settings or Settings(jaxpr)
         self.donated = tuple(donated)
         self.placement = placement
+        self.given = given
         self._plan: Plan | None = None
         self._derived: dict[Hashable, Any] = {}
         self._lock = threading.RLock()
@@ -84,9 +87,11 @@ class Function:
             return self._plan
 
     def _made(self) -> Plan:
-        """The plan that is kept, or else a new one, which is kept from now on."""
+        """The plan that was given, or one that is kept, or else a new one, which is kept from now on."""
         backend = backend_for(resolve_device(self.options))
         request = request_of(self.jaxpr, self.options, self.arg_names, self.name, backend, self.donated, self.placement)
+        if self.given is not None:
+            return saved_plans.checked(self.given, request, self._planned)
         entry = kept_plans.entry(request)
         kept = None if entry is None else entry.load(request, self._planned)
         if kept is not None:

@@ -9,48 +9,39 @@ search itself is not kept: explaining such a plan makes it once more.
 from __future__ import annotations
 
 import contextlib
-import enum
 import hashlib
-import json
 import os
 import pickle
 import platform
 import sys
 import tempfile
 import time
-import types
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from jax.extend.core import Primitive, jaxpr_as_fun
 
 from eqsat_mem import __version__
+from eqsat_mem.api.saved_plans import taken_up
 from eqsat_mem.backends.profiles import user_folder
 from eqsat_mem.egraph.rule_files import default_files, load_rules
-from eqsat_mem.frontend.fingerprint import Same, fingerprint
+from eqsat_mem.frontend.fingerprint import fingerprint
+from eqsat_mem.frontend.stable import Unstable, stable
 from eqsat_mem.reports.plan import Plan
+from eqsat_mem.reports.plan_files import is_storable, packed, parts, unpacked
 from eqsat_mem.request import Request
-from eqsat_mem.schedule.backend import Backend
 
 VARIABLE = "EQSAT_MEM_CACHE_DIR"
 """The environment variable with the folder of kept plans to use instead of the user's cache folder; ``none`` keeps no plans."""
-MAGIC = b"eqsat_mem plan 1\n"
 MOST_FILES = 1000
 """Plans that are kept; the oldest go first."""
 TELLING = ("cache", "debug", "dump", "log", "pprint", "profil", "traceback")
 """Words in the names of JAX's settings on which no program depends."""
-SIMPLE = (type(None), bool, int, float, complex, str, bytes, np.dtype)
-
-
-class Unstable(Exception):
-    """A value that another process cannot be sure to recognise, such as a function of the user's."""
 
 
 def folder() -> Path | None:
@@ -86,17 +77,14 @@ class KeptPlan:
         try:
             if _is_writable_by_others(self.path):
                 raise ValueError("others may write it")
-            header, payload = _parts(data)
-            if header["key"] != self.key or header["sha256"] != hashlib.sha256(payload).hexdigest():
+            header, payload = parts(data)
+            if header["key"] != self.key:
                 raise ValueError("its content is not what its name says")
-            plan: Plan = pickle.loads(payload)
+            plan = unpacked(header, payload)
         except Exception as reason:  # whatever a damaged file makes Python raise
             warnings.warn(f"the kept plan {self.path} is ignored ({reason}): eqsat-mem cache --clear removes all.", stacklevel=2)
             return None
-        if plan.unchanged:  # such a program runs bit for bit as it was traced, and not as its source
-            run = jaxpr_as_fun(request.jaxpr)
-            plan = replace(plan, function=lambda *args: tuple(run(*args)))
-        return replace(plan, seconds={"cache": time.perf_counter() - start}, record=KeptRecord(request.backend, again))
+        return taken_up(replace(plan, seconds={"cache": time.perf_counter() - start}), request, again)
 
     def store(self, plan: Plan) -> None:
         """Keep a plan, for this process and others.
@@ -104,25 +92,16 @@ class KeptPlan:
         A plan that time cut short, or that no compiler has checked for once, is not kept, nor one whose source names more than arrays.
         """
         unchecked = plan.compiled_peak_bytes is None and bool(plan.doubts)
-        arrays = [value for value in plan.namespace.values() if isinstance(value, np.ndarray | np.generic | jax.Array)]
-        if plan.planning_bound_s is not None or unchecked or len(arrays) < len(plan.namespace):
+        if plan.planning_bound_s is not None or unchecked or not is_storable(plan):
             return
         try:
-            payload = pickle.dumps(plan)
+            data = packed(plan, key=self.key)
         except (TypeError, pickle.PicklingError):  # arrays of keys
             return
-        header = {
-            "key": self.key,
-            "sha256": hashlib.sha256(payload).hexdigest(),
-            "name": plan.name,
-            "limit_bytes": plan.limit_bytes,
-            "peak_bytes": plan.peak_bytes if plan.compiled_peak_bytes is None else plan.compiled_peak_bytes,
-            "planned_s": sum(plan.seconds.values()),
-        }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix="new-", delete=False) as file:
-                file.write(MAGIC + json.dumps(header).encode() + b"\n" + payload)
+                file.write(data)
             os.replace(file.name, self.path)  # others see the whole file or none
             for path in _files(self.path.parent)[MOST_FILES:]:
                 path.unlink(missing_ok=True)
@@ -140,24 +119,6 @@ def entry(request: Request) -> KeptPlan | None:
     except Unstable:
         return None
     return KeptPlan(home / f"{key}.plan", key)
-
-
-@dataclass(frozen=True, eq=False)
-class KeptRecord:
-    """The record of a plan that was loaded: it plans once more where a search is asked for.
-
-    Attributes:
-        backend: the backend that the plan was made for.
-        again: makes the plan once more.
-    """
-
-    backend: Backend
-    again: Callable[[], Plan]
-
-    @cached_property
-    def planned(self) -> Plan:
-        """The plan made once more, with its search."""
-        return self.again()
 
 
 # --- keys ---------------------------------------------------------------------------------------------
@@ -192,68 +153,7 @@ def _versions() -> tuple[str, ...]:
     return sys.version, platform.machine(), *map(version, names), __version__, digest.hexdigest()
 
 
-def stable(value: Any) -> str:
-    """Text of a value that is equal in another process exactly if the value is.
-
-    Raises:
-        Unstable: for objects of which that is not known.
-    """
-    if isinstance(value, enum.Enum):
-        return f"{type(value).__qualname__}.{value.name}"
-    if isinstance(value, SIMPLE):
-        return repr(value)
-    if isinstance(value, Same):
-        return _primitive(value.value)
-    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
-        return _of_a_library(value)
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{stable(key)}: {stable(item)}' for key, item in value.items())}}}"
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(stable, value))},)"
-    if is_dataclass(value):
-        return _of_a_library(type(value)) + stable({f.name: getattr(value, f.name) for f in fields(value)})
-    raise Unstable(type(value))
-
-
-def _primitive(value: Any) -> str:
-    """The name of a primitive of JAX's; one of the user's may have another meaning under the same name."""
-    if not isinstance(value, Primitive) or not (value in _of_jax() or value in _of_jax.__wrapped__()):
-        raise Unstable(value)
-    return str(value.name)
-
-
-@lru_cache(maxsize=1)
-def _of_jax() -> frozenset[Any]:
-    """The primitives that modules of JAX hold; more of them where further modules have been imported."""
-    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "jax"]
-    return frozenset(value for module in modules for value in vars(module).values() if isinstance(value, Primitive))
-
-
-def _of_a_library(value: Any) -> str:
-    """The name of a class or function that comes with Python or with a package whose version is part of the key."""
-    module = value.__module__ or ""
-    if (
-        module.partition(".")[0] not in ("builtins", "jax", "jaxlib", "numpy", "ml_dtypes", "eqsat_mem", "enum")
-        or "<" in value.__qualname__
-    ):
-        raise Unstable(value)
-    return f"{module}.{value.__qualname__}"
-
-
 # --- files --------------------------------------------------------------------------------------------
-
-
-def _parts(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """The header and the payload of a file.
-
-    Raises:
-        ValueError: if it is no kept plan.
-    """
-    if not data.startswith(MAGIC):
-        raise ValueError("it is no plan of this version")
-    head, _, payload = data[len(MAGIC) :].partition(b"\n")
-    header: dict[str, Any] = json.loads(head)
-    return header, payload
 
 
 def _is_writable_by_others(path: Path) -> bool:
@@ -278,7 +178,7 @@ def listed() -> list[tuple[Path, dict[str, Any]]]:
     home, found = folder(), []
     for path in [] if home is None else _files(home):
         try:
-            header = _parts(path.read_bytes())[0]
+            header = parts(path.read_bytes())[0]
         except (OSError, ValueError):
             header = {}
         found.append((path, header))

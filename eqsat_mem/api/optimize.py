@@ -9,6 +9,7 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, donated_leaves, i
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, placement, spread_prefix
 from eqsat_mem.api.primitive import bind
+from eqsat_mem.api.saved_plans import GivenPlan, given_plan
 from eqsat_mem.api.varying import plain_aval, vary_alike, without_varying_types
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.backends.xla import laid
@@ -57,6 +59,7 @@ def optimize(
     verify: bool = True,
     device: str | None = None,
     tiles: bool = True,
+    plan: Plan | str | PathLike[str] | None = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
@@ -96,6 +99,8 @@ def optimize(
             not run.
         tiles: use tile kernels where they are faster: sums, maxima and minima over pairs as one kernel in JAX's Mosaic GPU, which holds
             nothing besides operands and results. There are some for an H100 or H200 from JAX 0.11 on, and with ``accuracy="all"``.
+        plan: a plan that was made before, or the file where ``plan.save`` put it, to be used instead of planning. The memory limit is
+            that of the plan then, unless another is given. Derivatives of the function are planned as ever.
         static_argnums: as for ``jax.jit``.
         static_argnames: as for ``jax.jit``.
         donate_argnums: as for ``jax.jit``. An output in the memory of a donated argument counts once.
@@ -105,7 +110,7 @@ def optimize(
         An :class:`Optimized` function, or a decorator where ``fun`` is left out.
 
     Raises:
-        OptionError: if an option has a wrong value.
+        OptionError: if an option has a wrong value; from a call, if ``plan`` is for another function or other arguments.
         MemoryLimitError: from a call, if no plan fits, or none was found in time.
         DeviceError: from a call, if the plan is for a device that is not the one in use.
 
@@ -116,6 +121,9 @@ def optimize(
     >>> float(twice(jnp.float32(3.0)))
     6.0
     """
+    given = None if plan is None else given_plan(plan)
+    if memory_limit is None and given is not None:
+        memory_limit = given.plan.limit_bytes
     options = Options(
         memory_limit=memory_limit,  # type: ignore[arg-type]  # Options parses sizes and paths
         accuracy=accuracy,
@@ -143,14 +151,21 @@ def optimize(
     }
     shardings = Shardings(mesh, in_shardings, out_shardings)
     if fun is None:
-        return lambda fun: Optimized(fun, options, jit_options, shardings)
-    return Optimized(fun, options, jit_options, shardings)
+        return lambda fun: Optimized(fun, options, jit_options, shardings, given)
+    return Optimized(fun, options, jit_options, shardings, given)
 
 
 class Optimized:
     """A function with plans. Calls, ``lower``, ``trace`` and ``eval_shape`` are those of ``jax.jit``."""
 
-    def __init__(self, fun: Callable[..., Any], options: Options, jit_options: dict[str, Any], shardings: Shardings = ANYWHERE) -> None:
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        options: Options,
+        jit_options: dict[str, Any],
+        shardings: Shardings = ANYWHERE,
+        given: GivenPlan | None = None,
+    ) -> None:
         if not callable(fun):
             raise TypeError(f"optimize expects a function, not {fun!r}; options are keywords, as in optimize(memory_limit=...).")
         functools.update_wrapper(self, fun)
@@ -158,6 +173,7 @@ class Optimized:
         self._options = options
         self._jit_options = jit_options
         self._shardings = shardings
+        self._given = given
         self._static = static_arguments(fun, jit_options)
         self._donates = any(jit_options.get(name) is not None for name in ("donate_argnums", "donate_argnames"))
         self._jitted: dict[tuple[int, str | None, Lying | None, bool], JitByPlan] = {}
@@ -174,7 +190,8 @@ class Optimized:
     def __reduce__(self) -> Any:
         """Pickled and copied without its plans: by its name if that is where Python finds it, else as what it was made of."""
         found = getattr(sys.modules.get(self.__module__), getattr(self, "__qualname__", ""), None)
-        return self.__qualname__ if found is self else (Optimized, (self._fun, self._options, self._jit_options, self._shardings))
+        made_of = self._fun, self._options, self._jit_options, self._shardings, self._given
+        return self.__qualname__ if found is self else (Optimized, made_of)
 
     def __repr__(self) -> str:
         limit = self._options.memory_limit
@@ -226,7 +243,8 @@ class Optimized:
                     self._jitted.clear()
                 options = replace(self._options, memory_limit=limit, device=device)
                 donated = self._jit_options if donates else {}
-                self._jitted[key] = JitByPlan(_binding(self._fun, options, lying, self._shardings.results, donated), self._jit_options)
+                binding = _binding(self._fun, options, lying, self._shardings.results, donated, self._given)
+                self._jitted[key] = JitByPlan(binding, self._jit_options)
             return self._jitted[key]
 
     def _lying(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lying | None:
@@ -240,7 +258,12 @@ class Optimized:
 
 
 def _binding(
-    fun: Callable[..., Any], options: Options, lying: Lying | None, out_shardings: Any, donated_by: dict[str, Any]
+    fun: Callable[..., Any],
+    options: Options,
+    lying: Lying | None,
+    out_shardings: Any,
+    donated_by: dict[str, Any],
+    given: GivenPlan | None,
 ) -> Callable[..., Any]:
     """A function for ``jax.jit`` to trace, once per signature: it traces ``fun`` and binds the primitive with its plan."""
 
@@ -284,7 +307,7 @@ def _binding(
         gone = donated_leaves(fun, donated_by, args, kwargs)
         of_inputs = [is_gone for leaf, is_gone in zip(leaves, gone, strict=True) if isinstance(leaf, Tracer)]
         donated = [len(captured) + k for k, is_gone in enumerate(of_inputs) if is_gone]
-        function = Function(name, jaxpr, options, names, donated=donated, placement=placed)
+        function = Function(name, jaxpr, options, names, donated=donated, placement=placed, given=given)
         out = iter(_bound(function, vary_alike([*captured, *inputs])))
         return jax.tree.unflatten(structure, [next(out) if x is None else np.zeros(x.shape, float0) for x in without_values])
 

@@ -290,6 +290,6 @@ def _plan(function: Function, known: dict[str, Any]) -> Entry:
         reason="it holds less than the limit as written" if plan.unchanged else "" if is_here else f"its plan is for {plan.device}",
         limit_bytes=limit,
         original_peak_bytes=plan.original_peak_bytes,
-        peak_bytes=plan.peak_bytes if plan.compiled_peak_bytes is None else plan.compiled_peak_bytes,
+        peak_bytes=plan.held_bytes,
         planning_s=sum(plan.seconds.values()),
     )

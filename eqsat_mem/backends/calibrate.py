@@ -284,23 +284,28 @@ def timed(compiled: Any, args: Any) -> float:
     return time.perf_counter() - start
 
 
-def compared(built_in: Device, measured: Device) -> str:
-    """Return a table of both profiles, with a line for each field."""
-    lines = [f"{'':24}{'built-in':>14}{'measured':>14}"]
+def compared(built_in: Device, measured: Device | None) -> str:
+    """Return a table of the built-in profile beside the measured one, if there is one, with a line for each field."""
+    used = measured or built_in
+    rows: list[tuple[str, str, str]] = []
+
+    def row(title: str, figure: str, before: float, after: float) -> None:
+        rows.append((title, format(before, figure), format(after, figure)))
+
     units = {"flops": (1e9, "contraction, GFLOP/s"), "narrow_flops": (1e9, "of bfloat16, GFLOP/s"), "elements": (1e9, "elementwise, 1e9/s")}
     for name, (unit, title) in units.items():
-        lines.append(f"{title:24}{getattr(built_in, name) / unit:14.1f}{getattr(measured, name) / unit:14.1f}")
-    for (size, before), (_, after) in zip(built_in.levels, measured.levels):
-        title = "memory, GB/s" if math.isinf(size) else f"within {size / 2**20:.1f} MiB, GB/s"
-        lines.append(f"{title:24}{before / 1e9:14.1f}{after / 1e9:14.1f}")
-    lines.append(f"{'new memory, GB/s':24}{built_in.fresh_rate / 1e9:14.1f}{measured.fresh_rate / 1e9:14.1f}")
+        row(title, ".1f", getattr(built_in, name) / unit, getattr(used, name) / unit)
+    for (size, before), (_, after) in zip(built_in.levels, used.levels):
+        row("memory, GB/s" if math.isinf(size) else f"within {size / 2**20:.1f} MiB, GB/s", ".1f", before / 1e9, after / 1e9)
+    row("new memory, GB/s", ".1f", built_in.fresh_rate / 1e9, used.fresh_rate / 1e9)
     for name, title in (("kernel_s", "a kernel, us"), ("iteration_s", "an iteration, us")):
-        lines.append(f"{title:24}{getattr(built_in, name) * 1e6:14.2f}{getattr(measured, name) * 1e6:14.2f}")
+        row(title, ".2f", getattr(built_in, name) * 1e6, getattr(used, name) * 1e6)
     for name, title in (("reduce_weight", "a sum, additions"), ("short_reduce_weight", "a short sum, additions")):
-        lines.append(f"{title:24}{getattr(built_in, name):14.1f}{getattr(measured, name):14.1f}")
-    if isinstance(built_in, CpuDevice) and isinstance(measured, CpuDevice):
-        lines.append(f"{'functions':24}{built_in.function_factor:14.2f}{measured.function_factor:14.2f}")
-        lines.append(f"{'columns at half rate':24}{built_in.thin_columns:14.1f}{measured.thin_columns:14.1f}")
-        lines.append(f"{'distribution, us':24}{built_in.deal_s * 1e6:14.2f}{measured.deal_s * 1e6:14.2f}")
-        lines.append(f"{'vectors, bits':24}{built_in.vector_bits:14}{measured.vector_bits:14}")
-    return "\n".join(lines)
+        row(title, ".1f", getattr(built_in, name), getattr(used, name))
+    if isinstance(built_in, CpuDevice) and isinstance(used, CpuDevice):
+        row("functions", ".2f", built_in.function_factor, used.function_factor)
+        row("columns at half rate", ".1f", built_in.thin_columns, used.thin_columns)
+        row("distribution, us", ".2f", built_in.deal_s * 1e6, used.deal_s * 1e6)
+        row("vectors, bits", "d", built_in.vector_bits, used.vector_bits)
+    shown = [("", "built-in", "measured"), *rows]
+    return "\n".join(f"{title:24}{before:>14}" + (f"{after:>14}" if measured else "") for title, before, after in shown)

@@ -28,12 +28,15 @@ class Same:
         return id(self.value)
 
 
-def fingerprint(closed: ClosedJaxpr) -> Hashable:
-    """A key that is equal for jaxprs with the same equations in the same order, of the same lines of the user's, and the same constants."""
-    return _jaxpr(closed.jaxpr), tuple(map(_value, closed.consts))
+def fingerprint(closed: ClosedJaxpr, *, lines: bool = True) -> Hashable:
+    """A key that is equal for jaxprs with the same equations in the same order, of the same lines of the user's, and the same constants.
+
+    Without ``lines`` it does not matter where an equation was written.
+    """
+    return _jaxpr(closed.jaxpr, lines), tuple(_value(const, lines) for const in closed.consts)
 
 
-def _jaxpr(jaxpr: Jaxpr) -> Hashable:
+def _jaxpr(jaxpr: Jaxpr, lines: bool) -> Hashable:
     numbers: dict[Any, int] = {}
 
     def made(variable: Any) -> Hashable:
@@ -41,32 +44,38 @@ def _jaxpr(jaxpr: Jaxpr) -> Hashable:
         return str(variable.aval), bool(getattr(variable.aval, "weak_type", False))
 
     def read(atom: Any) -> Hashable:
-        return (str(atom.aval), _value(atom.val)) if isinstance(atom, Literal) else numbers[atom]
+        return (str(atom.aval), _value(atom.val, lines)) if isinstance(atom, Literal) else numbers[atom]
 
     given = tuple(map(made, (*jaxpr.constvars, *jaxpr.invars)))
     equations = tuple(
-        (Same(eqn.primitive), tuple(map(read, eqn.invars)), tuple(map(made, eqn.outvars)), _params(eqn), source_of(eqn))
+        (
+            Same(eqn.primitive),
+            tuple(map(read, eqn.invars)),
+            tuple(map(made, eqn.outvars)),
+            _params(eqn, lines),
+            source_of(eqn) if lines else None,
+        )
         for eqn in jaxpr.eqns
     )
     return given, equations, tuple(map(read, jaxpr.outvars))
 
 
-def _params(eqn: Any) -> Hashable:
+def _params(eqn: Any, lines: bool) -> Hashable:
     called = CALLED.get(eqn.primitive.name)
     if called is not None:  # nothing else of a call is looked at
-        return _value(eqn.params[called])
-    return tuple((name, _value(value)) for name, value in sorted(eqn.params.items()))
+        return _value(eqn.params[called], lines)
+    return tuple((name, _value(value, lines)) for name, value in sorted(eqn.params.items()))
 
 
-def _value(value: Any) -> Hashable:
+def _value(value: Any, lines: bool) -> Hashable:
     if isinstance(value, ClosedJaxpr):
-        return fingerprint(value)
+        return fingerprint(value, lines=lines)
     if isinstance(value, Jaxpr):
-        return _jaxpr(value)
+        return _jaxpr(value, lines)
     if isinstance(value, tuple | list):
-        return type(value), tuple(map(_value, value))
+        return type(value), tuple(_value(item, lines) for item in value)
     if isinstance(value, Mapping):
-        return type(value), tuple((key, _value(item)) for key, item in value.items())
+        return type(value), tuple((key, _value(item, lines)) for key, item in value.items())
     if isinstance(value, np.ndarray | np.generic) and value.nbytes <= SMALL_BYTES and not value.dtype.hasobject:
         return value.shape, value.dtype.str, value.tobytes()
     if isinstance(value, float | complex):

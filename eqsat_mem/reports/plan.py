@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
@@ -62,8 +63,8 @@ class Plan:
     """The plan that :func:`eqsat_mem.optimize` made of a function for arguments of certain shapes and dtypes.
 
     ``print(plan)`` shows it in about a dozen lines, and so does a notebook. All peaks count arguments, outputs and temporaries.
-    A plan can be pickled; what is loaded has everything but ``program``, ``schedule`` and ``record``, and its function is that of
-    its source.
+    A plan can be saved and pickled; what is loaded has everything but ``program``, ``schedule`` and ``record``, and its function is that
+    of its source.
 
     Attributes:
         name: the user's function.
@@ -158,6 +159,11 @@ class Plan:
         return [None if spec is None else NamedSharding(self.mesh, spec) for spec in self.out_specs]
 
     @property
+    def held_bytes(self) -> int:
+        """The bytes that the plan holds at its peak: what XLA reserves for it, or else what it is predicted to hold."""
+        return self.peak_bytes if self.compiled_peak_bytes is None else self.compiled_peak_bytes
+
+    @property
     def received_bytes(self) -> int:
         """Bytes that each device receives from others in one call."""
         return sum(exchange.received for exchange in self.collectives)
@@ -166,6 +172,34 @@ class Plan:
     def stands_alone(self) -> bool:
         """Whether the source defines everything that it names."""
         return not self.namespace
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan to a file, which ``optimize(f, plan=path)`` takes in another process or on another machine.
+
+        Args:
+            path: the file to write. It holds code, which is run by those who load it.
+
+        Raises:
+            NotImplementedError: for a plan of several devices, and where the source calls operations of Python.
+            ValueError: for a plan that was put together by hand.
+        """
+        from eqsat_mem.reports.plan_files import save
+
+        save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Plan:
+        """The plan in a file that :meth:`save` wrote, to be looked at, or to be given to ``optimize``.
+
+        Args:
+            path: the file. It holds code, which is run: load files only of those whom you trust.
+
+        Raises:
+            OptionError: if it cannot be read, or is not such a file.
+        """
+        from eqsat_mem.reports.plan_files import load
+
+        return load(Path(path))
 
     def explain(self, max_seconds: float | None = None) -> Any:
         """Explain this plan: the rules that it needs, the effects of its loops, the runners-up, and the contents of the peaks.
@@ -214,7 +248,8 @@ class Plan:
     @property
     def is_here(self) -> bool:
         """Whether the plan is for the device in use."""
-        return self.record is None or bool(self.record.backend.is_here)
+        backend = None if self.record is None else self.record.backend
+        return backend is None or bool(backend.is_here)
 
     def to_json(self) -> str:
         """The figures, loops, rules and source of the plan as one JSON object."""

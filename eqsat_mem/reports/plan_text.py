@@ -51,11 +51,11 @@ def html_of(plan: Plan) -> str:
 
 def headline(plan: Plan) -> str:
     """The verdict in one line: the bytes and seconds of the plan and of the program as written."""
-    held, limit = format_bytes(_held(plan)), format_bytes(plan.limit_bytes)
+    held, limit = format_bytes(plan.held_bytes), format_bytes(plan.limit_bytes)
     where = "" if plan.mesh is None else f" on each device of {_mesh_text(plan)}"
     if plan.unchanged:
         return f"fits as written: {held} of {limit}{where}" + _seconds(", predicted {}", plan.original_predicted_s)
-    for_speed = "; more, for speed" if _held(plan) > plan.original_peak_bytes else ""
+    for_speed = "; more, for speed" if plan.held_bytes > plan.original_peak_bytes else ""
     written = f" (as written {format_bytes(plan.original_peak_bytes)}{for_speed})"
     times = _seconds(", predicted {}", plan.predicted_s) + _seconds(" (as written {})", plan.original_predicted_s)
     return f"fits: {held} of {limit}{where}{written}{times}"
@@ -81,10 +81,6 @@ def figures(plan: Plan) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _held(plan: Plan) -> int:
-    return plan.peak_bytes if plan.compiled_peak_bytes is None else plan.compiled_peak_bytes
-
-
 def _seconds(text: str, seconds: float | None) -> str:
     return "" if seconds is None else text.format(time_text(seconds))
 
@@ -97,10 +93,10 @@ def _titled(title: str, lines: Sequence[str]) -> Iterator[str]:
 
 def _bars(plan: Plan) -> Iterator[str]:
     """Peaks and the limit as bars of one scale."""
-    rows = [("as written", _held(plan) if plan.unchanged else plan.original_peak_bytes, "")]
+    rows = [("as written", plan.held_bytes if plan.unchanged else plan.original_peak_bytes, "")]
     if not plan.unchanged:
         compiled = "" if plan.compiled_peak_bytes is None else f", compiled (predicted {format_bytes(plan.peak_bytes)})"
-        rows.append(("plan", _held(plan), compiled))
+        rows.append(("plan", plan.held_bytes, compiled))
     rows.append(("limit", plan.limit_bytes, ""))
     highest = max(nbytes for _, nbytes, _ in rows[:-1])
     scale = max(highest, plan.limit_bytes if plan.limit_bytes <= FAR * highest else 0, 1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from eqsat_mem.ir import Program
 from eqsat_mem.options import Options
 from eqsat_mem.reports.plan import Plan
+from eqsat_mem.reports.plan_files import Identity, identity
 from eqsat_mem.reports.plan_text import headline
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.search import Schedule
@@ -39,6 +40,7 @@ class Record:
         options: the options of the plan.
         jaxpr: the function as traced.
         arg_names: the names of its arguments.
+        donated: the positions of the arguments whose memory results may take.
         loaded: the jaxpr as a program, before bodies of its loops were planned.
         names: the terms that variables of the emitted source hold: of the plan's program, or of ``loaded`` where nothing was changed.
         settings: the JAX settings under which the function was traced.
@@ -51,11 +53,17 @@ class Record:
     options: Options
     jaxpr: Any
     arg_names: tuple[str, ...]
+    donated: tuple[int, ...]
     loaded: Program
     names: Mapping[str, int]
     settings: Callable[[], AbstractContextManager[None]] = nullcontext
     _searches: list[Searches] = field(default_factory=list, repr=False)
     _explained: list[Explanation] = field(default_factory=list, repr=False)
+
+    @property
+    def identity(self) -> Identity:
+        """The identity of the planned program, by which another process recognises it."""
+        return identity(self.jaxpr, self.arg_names, self.donated)
 
     def explain(self, plan: Plan, max_seconds: float | None = None, now: Callable[[], float] = time.monotonic) -> Explanation:
         """Explain ``plan``, which was made with this record: see :meth:`Plan.explain`.

@@ -20,10 +20,12 @@ import pytest
 import eqsat_mem
 from eqsat_mem.__main__ import main
 from eqsat_mem.api import kept_plans
-from eqsat_mem.api.kept_plans import MAGIC, Unstable, stable
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.events import Compiled, Loaded, Saturated, Scheduled, listening
+from eqsat_mem.frontend.stable import Unstable, stable
 from eqsat_mem.options import Options
+from eqsat_mem.reports import plan_files
+from eqsat_mem.reports.plan_files import MAGIC
 from eqsat_mem.request import request_of
 
 ARGS = [np.random.default_rng(seed).standard_normal(shape).astype(np.float32) for seed, shape in enumerate([(600, 3), (500, 3), (500,)])]
@@ -242,7 +244,7 @@ def test_several_threads_write_one_entry(home):
         for _ in range(20):
             entry.store(made)
             data = path.read_bytes()
-            header, payload = kept_plans._parts(data)
+            header, payload = plan_files.parts(data)
             if pickle.loads(payload).source != made.source or header["key"] != entry.key:
                 failed.append(header)
 

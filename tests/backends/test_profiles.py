@@ -122,11 +122,14 @@ def test_every_rate_is_measured():
 def test_the_command_shows_and_resets(home, capsys, monkeypatch):
     monkeypatch.setattr(calibrate, "measure", lambda backend, report: replace(CPU.device, name="measured here", flops=1e9))
     assert main(["calibrate", "--show"]) == 0
-    assert "(built-in)" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "of which nothing has been measured" in shown
+    assert shown.splitlines()[1].split() == ["built-in"]
     assert main(["calibrate"]) == 0
     out = capsys.readouterr()
     assert str(home) in out.err
     assert out.out.startswith("measured here\n")
+    assert out.out.splitlines()[1].split() == ["built-in", "measured"]
     assert main(["calibrate", "--show"]) == 0
     assert capsys.readouterr().out == out.out
     assert main(["calibrate", "--reset"]) == 0

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from eqsat_mem import __version__
+from eqsat_mem import Plan, __version__
 from eqsat_mem.__main__ import main
 from eqsat_mem.cli import demo
 
@@ -280,3 +280,29 @@ def test_a_plan_with_its_reasons(kernel, capsys):
     assert main([*command, "--only", "splitting", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["why"]["name"] == record["name"] == "matvec"
+
+
+def test_an_unknown_option_is_answered_with_the_nearest_one(capsys):
+    for line, near in (
+        (["plan", "kernel.py:f", "--limits", "1MB"], "--limit"),
+        (["run", "--max-planing-second", "3", "train.py"], "--max-planning-seconds"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(line)
+        assert ended.value.code == 2
+        assert f"did you mean {near}?" in capsys.readouterr().err
+
+
+def test_both_names_of_the_limit_will_do(kernel, capsys):
+    assert main(["plan", f"{kernel}:matvec", "--args", f"{kernel}:make_args", "--memory-limit", "1MB", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["limit_bytes"] == 10**6
+
+
+def test_a_plan_is_written_to_a_file_that_optimize_takes(kernel, tmp_path, capsys):
+    place = ["plan", f"{kernel}:matvec", "--args", f"{kernel}:make_args", "--limit", "1MB"]
+    assert main([*place, "-o", str(tmp_path / "kernel.plan")]) == 0
+    assert "wrote" in capsys.readouterr().err
+    plan = Plan.load(tmp_path / "kernel.plan")
+    assert (plan.name, plan.limit_bytes) == ("matvec", 10**6)
+    assert main([*place, "-o", str(tmp_path / "kernel.txt")]) == 2
+    assert ".plan" in capsys.readouterr().err
