@@ -13,7 +13,7 @@ from eqsat_mem.codegen.source import Region, Scope, Value, identifier, number, t
 from eqsat_mem.codegen.tiles import TileWriter
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
-from eqsat_mem.ir.ops import MONOIDS, accumulator, block_op, picks
+from eqsat_mem.ir.ops import MONOIDS, MonoidOp, accumulator, block_op, picks
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.schedule.split import least_chunk, selection_of
@@ -117,7 +117,8 @@ class RegionWriter:
         """Return the value of a loop's result from its carry."""
         name = carried[t]
         if (block := self.selection(t, loop)) is not None:
-            return self.expressions.result(block, name, scope)
+            narrow = f".astype({self.reads.dtype(block.dtype)})" if self.accumulator(t) != block.dtype else ""
+            return self.expressions.result(block, name + narrow, scope)
         exponential = t in loop.rescaled and self.reads.ex.rescales[t].exponential
         if exponential and not any(self.reads.ex.rescales[t].shift in holder.shifts for holder in scope.around()):
             level = self.level(t, {u: self.folded(u, carried[u]) for u in loop.folds}, loop, scope)
@@ -229,11 +230,16 @@ class RegionWriter:
             call = group[0][2].call
             more = [self.reads.in_axes(self.reads.read(t, inner), call.out_axes[term.out], inner).text for t, _, term in group]
             picked = [name for _, name, _ in group]
-            monoid = block_op(call.prim.name).monoid
-            if monoid is not None:
-                self.reads.line(inner, f"{picked[0]} = {MONOIDS[monoid].combine_text.format(picked[0], more[0])}")
+            if (monoid := self.combines(call)) is not None:
+                self.reads.line(inner, f"{picked[0]} = {monoid.combine_text.format(picked[0], more[0])}")
                 continue
             self.reads.line(inner, f"{', '.join(picked)}{',' if len(picked) == 1 else ''} = {self.merged(call, picked, more, loop, inner)}")
+
+    @staticmethod
+    def combines(call: Call) -> MonoidOp | None:
+        """Return the monoid by which a call combines the elements that it folds; None if it picks some of them, or has a function for it."""
+        name = block_op(call.prim.name).monoid
+        return None if name is None else MONOIDS[name]
 
     def merged(self, call: Call, before: list[str], more: list[str], loop: Loop, inner: Scope) -> str:
         """Return source that combines the results of a call for the chunks so far with those of one more chunk."""
@@ -253,7 +259,8 @@ class RegionWriter:
     def accumulator(self, t: int) -> Any:
         """Return the dtype in which a fold is accumulated: float32 for sums of narrow floating-point numbers."""
         term = self.reads.program.terms[t]
-        return accumulator(getattr(term, "monoid", "add"), term.dtype)
+        monoid = block_op(term.call.prim.name).monoid if isinstance(term, Block) else getattr(term, "monoid", "add")
+        return term.dtype if monoid is None else accumulator(monoid, term.dtype)
 
     def part(self, t: int, inner: Scope) -> str:
         """Return source of a chunk's contribution to a fold, in the dtype of the accumulator."""
@@ -290,7 +297,12 @@ class RegionWriter:
         if picks(call):
             extents[selection_of(call).axis(call.params, len(call.in_axes[0]))] = "0"
             return f"jnp.zeros({tuple_text(extents)}, {dtype})"
-        written = block_op(call.prim.name).monoid is not None
-        identity = self.reads.program.terms[block.args[0 if written else len(block.args) // 2 + block.out]]
-        assert isinstance(identity, Literal)
-        return f"jnp.full({tuple_text(extents)}, {number(identity.value)}, {dtype})"
+        row, monoid = block_op(call.prim.name), self.combines(call)
+        if monoid is not None and not row.writes_into:
+            value = monoid.identity(block.dtype)
+        else:
+            start = self.reads.program.terms[block.args[0 if monoid is not None else len(block.args) // 2 + block.out]]
+            assert isinstance(start, Literal)
+            value = start.value
+        wide = block.dtype if row.monoid is None else accumulator(row.monoid, block.dtype)
+        return f"jnp.full({tuple_text(extents)}, {number(value)}, {self.reads.dtype(wide)})"

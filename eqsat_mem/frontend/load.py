@@ -230,17 +230,17 @@ class _Builder:
         return axis if len(axis) == 1 and long else ()
 
     def _meeting(self, eqn: Equation, in_axes: Sequence[Axes], out_axes: Sequence[Axes], args: Sequence[int]) -> int:
-        """The indices whose elements an operation combines where it writes them: none if what it writes into would count once per chunk."""
+        """The indices whose elements an operation combines: none if what it writes them into would count once per chunk."""
         row = ops.block_op(eqn.prim.name)
-        into = self.program.terms[args[0]] if args else None
-        if row.monoid is None or not isinstance(into, Literal) or not ops.foldable(row.monoid, into.dtype):
+        if row.monoid is None or not ops.foldable(row.monoid, self.flat.dtypes[eqn.outs[0]]):
             return 0
-        monoid = ops.MONOIDS[row.monoid]
-        if not monoid.idempotent and into.value != monoid.identity(into.dtype):
-            return 0
+        if row.writes_into:
+            into, monoid = self.program.terms[args[0]], ops.MONOIDS[row.monoid]
+            if not isinstance(into, Literal) or not (monoid.idempotent or into.value == monoid.identity(into.dtype)):
+                return 0
         groups = row.shared([self.flat.shapes[v] for v in eqn.ins], [self.flat.shapes[v] for v in eqn.outs], eqn.params)
         met = mask_of(i for group in groups for _, k, a in group for i in in_axes[k][a])
-        return met & ~axes_mask(in_axes[0]) & ~axes_mask(out_axes[0])
+        return met & ~axes_mask(out_axes[0]) & ~(axes_mask(in_axes[0]) if row.writes_into else 0)
 
 
 _BUILDERS = {

@@ -118,9 +118,8 @@ class Localiser:
 
     def output(self, k: int, o: Output) -> tuple[Output, Spec]:
         """A result as it shall lie, or where nobody minds, as it is computed."""
-        wanted = self.placement.results[k]
-        if wanted is None:
-            wanted = tuple(self._names_of(axis, self.natural(o.term)) for axis in o.axes)
+        given = self.placement.results[k]
+        wanted = tuple(self._names_of(axis, self.natural(o.term)) for axis in o.axes) if given is None else given
         fitting = [self.deals(axis, names) for axis, names in zip(o.axes, wanted, strict=True)]
         shares = mask_of(axis[0] for axis, fits, names in zip(o.axes, fitting, wanted, strict=True) if fits and names)
         t, axes = self.value(o.term, shares & self.old.free[o.term]), self.local.axes(o.axes, shares)
@@ -241,11 +240,13 @@ class Localiser:
                 u = local.exchanged(u, local.across[other], local.across[i], self.divided[i], source)
                 have |= 1 << other
                 want |= 1 << i
-        for i in bits(want & ~have):
-            u = local.owned(u, local.across[i], self.divided[i], source)
-        for i in bits(have & ~want):
+        taken = {name for i in bits(want & ~have) for name in self.divided[i]}
+        met = mask_of(i for i in bits(have & ~want) if taken.intersection(self.divided[i]))  # one takes one's share of what is whole
+        for some, move in ((met, local.gathered), (want & ~have, local.owned), (have & ~want & ~met, local.gathered)):
+            for i in bits(some):
+                u = move(u, local.across[i], self.divided[i], source)
+        if have & ~want:
             self.gathered.add((t, want))
-            u = local.gathered(u, local.across[i], self.divided[i], source)
         return u
 
     def position(self, term: Iota, shares: int) -> int:

@@ -19,8 +19,9 @@ def test_plans_of_random_programs_run(block):
         assert (found := failure(seed, devices=True)) is None, found
 
 
-@pytest.mark.parametrize("seed", [1007, 1015, 1268])
+@pytest.mark.parametrize(("seed", "devices"), [(1007, False), (1015, False), (1268, False), (2015, False), (3080, True)])
 @pytest.mark.filterwarnings("ignore")
-def test_programs_that_once_failed(seed):
-    """Shares laid out anew under other names; fewer elements in a share than are picked."""
-    assert (found := failure(seed)) is None, found
+def test_programs_that_once_failed(seed, devices):
+    """Shares laid out anew under other names; fewer elements in a share than are picked; shares along one of two mesh axes that deal out
+    another index together."""
+    assert (found := failure(seed, devices)) is None, found

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -102,6 +103,7 @@ def check_plan(known: Case, made: Schedule, placement: Placement) -> None:
 def simulated(known: Case, code: Emitted, shares: Shares) -> list[Any]:
     """The results of the devices together, each operation by itself: devices are lanes of ``vmap``, whose axes collectives reduce over."""
     local = code.function.__globals__[f"{code.function.__name__}_on_each_device"]
+    local.__globals__["lax"] = _Lanes()
     axes = shares.devices.axes
     ins = [_lanes(a, spec, shares) for a, spec in zip(known.args, shares.arguments, strict=True)]
     lying = [[0 if name in sum(spec, ()) else None for spec in shares.arguments] for name, _ in axes]
@@ -110,6 +112,17 @@ def simulated(known: Case, code: Emitted, shares: Shares) -> list[Any]:
         every = jax.vmap(every, in_axes=tuple(own), axis_name=name, axis_size=size)
     jaxpr = jax.make_jaxpr(lambda *args: list(every(*args)))(*ins)
     return [_joined(np.asarray(x), spec, shares) for x, spec in zip(stepwise.run(jaxpr, ins), shares.results, strict=True)]
+
+
+class _Lanes:
+    """``jax.lax`` for lanes of ``vmap``: JAX cannot batch ``psum_scatter`` along one mesh axis within another."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(lax, name)
+
+    @staticmethod
+    def psum_scatter(x: Any, names: Any) -> Any:
+        return lax.dynamic_index_in_dim(lax.psum(x, names), lax.axis_index(names), 0, keepdims=False)
 
 
 def _lanes(array: Any, spec: Spec, shares: Shares) -> Any:

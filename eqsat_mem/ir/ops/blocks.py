@@ -69,9 +69,9 @@ class BlockOp:
         shared: returns the groups of bound axes that are one index, with the arguments of ``pointwise``.
         written_out: ``written_out(params, elements)`` returns source of the unrolled result of an operation that binds one axis of
             its only operand, from the slices of the operand along that axis.
-        monoid: the monoid by which it combines elements of its first operand with those that it writes there. The ``shared`` axes,
-            whose elements may be written to the same place, are folded if that operand is a number that changes nothing when it is
-            combined once more.
+        monoid: the monoid by which it combines elements along the ``shared`` axes, which it folds.
+        writes_into: whether it combines them with elements of its first operand, too, where it writes them. The shared axes are then folded
+            if that operand is a number that changes nothing when it is combined once more.
     """
 
     name: str
@@ -84,6 +84,7 @@ class BlockOp:
     shared: Pointwise = nothing
     written_out: Callable[[Params, Sequence[str]], str] | None = None
     monoid: str | None = None
+    writes_into: bool = False
 
 
 def all_but(bound: Sequence[int], rank: int, operands: Sequence[int] = (0,), results: Sequence[int] = (0,)) -> list[Group]:

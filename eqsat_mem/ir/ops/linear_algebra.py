@@ -70,6 +70,13 @@ def _conv(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return groups
 
 
+def _conv_features(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """Return the group of the features that every element of the result sums; in the gradient of a kernel they are those of the batch."""
+    lhs, rhs, _ = params["dimension_numbers"]
+    is_whole = params["batch_group_count"] == 1 and params["feature_group_count"] == 1
+    return [(("in", 0, lhs[1]), ("in", 1, rhs[1]))] if is_whole else []
+
+
 def _conv_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
     """Return source with dimension numbers as words.
 
@@ -146,7 +153,7 @@ ALGEBRA = [
         for name in ("lu", "qr", "householder_product", "eig", "schur", "hessenberg", "tridiagonal")
     ),
     BlockOp("tridiagonal_solve", _tridiagonal_solve, text=_linalg("tridiagonal_solve")),
-    BlockOp("conv_general_dilated", _conv, text=_conv_text),
+    BlockOp("conv_general_dilated", _conv, text=_conv_text, shared=_conv_features, monoid="add"),
     BlockOp("fft", _fft, text=_fft_text),
     *(
         BlockOp(name, _window)
