@@ -87,7 +87,7 @@ EXPERIMENT = Experiment(
     grid=grid,
     measure=measure_point,
     tables=tables,
-    draw={"kernel_mvm": lambda rows, figure: memory_and_time("n", "column")([r for r in rows if r["dtype"] == "float64"], figure)},
+    draw={"kernel_mvm": lambda rows, figure: memory_and_time("n", "points")([r for r in rows if r["dtype"] == "float64"], figure)},
 )
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.measuring import RESULTS, measure_jax
+from benchmarks.plots import legend_below
 from eqsat_mem.options import device_capacity
 from paper_repro.experiment import Experiment, Point, Row, main
 from paper_repro.showing import device_line, grid_table, limit_label, lines, seconds, size
@@ -109,7 +110,8 @@ def draw(rows: Sequence[Row], figure: Any) -> None:
     done = [row | {"temporaries": str(max(temporaries(row), 1))} for row in rows if row["status"] == "ok"]
     shown = [("temporaries", "MB of temporaries", 1e-6), ("seconds", "seconds", 1.0), ("plan_seconds", "seconds of planning", 1.0)]
     for axes, (field, label, scale) in zip(figure.subplots(1, 3), shown, strict=True):
-        lines(done, axes, "length", field, "column", label, scale)
+        lines(done, axes, "length", field, label, scale, x_label="matrices")
+    legend_below(figure)
 
 
 EXPERIMENT = Experiment(

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.measuring import RESULTS, Prepared, device_name, measure, no_plan, prepare, warm_up
+from benchmarks.plots import legend_below
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.options import parse_bytes
 from eqsat_mem.units import format_bytes
@@ -239,11 +240,15 @@ def _label(column: str) -> str:
 
 def draw(rows: Sequence[Row], figure: Any) -> None:
     """RMSE, NLPD and memory against the number of inducing points."""
-    for axes, (field, label) in zip(figure.subplots(1, 3), [("rmse", "RMSE"), ("nlpd", "NLPD"), ("resident_bytes", "bytes resident")]):
-        named = [row | {"series": f"{row['data']}, {_label(row['column'])}"} for row in rows]
-        lines(named, axes, "inducing", field, "series", label)
-        if field == "nlpd":
-            axes.set_yscale("linear")
+    shown = [("rmse", "RMSE", 1.0), ("nlpd", "NLPD", 1.0), ("resident_bytes", "MB resident", 1e-6)]
+    for axes, (field, label, scale) in zip(figure.subplots(1, 3), shown, strict=True):
+        lines(rows, axes, "inducing", field, label, scale, x_label="inducing points", name=_line)
+    legend_below(figure)
+
+
+def _line(row: Row) -> str:
+    """The name of a line in the picture."""
+    return f"{row['data']}: {'plain JAX' if row['column'] == 'plain' else 'eqsat_mem, limit ' + row['limit']}"
 
 
 EXPERIMENT = Experiment(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.plots import legend_below, log_axes, style
 from eqsat_mem.units import format_bytes
 from paper_repro.experiment import Row
-
-MARKERS = "os^Dv<>ph*"
 
 
 def grid_table(
@@ -71,25 +70,44 @@ def device_line(rows: Sequence[Row]) -> str:
     return f"Measured on {'; '.join(names) or 'nothing'}."
 
 
-def lines(rows: Sequence[Row], axes: Any, x: str, y: str, series: str, y_label: str, scale: float = 1.0) -> None:
-    """Draw ``y`` against ``x`` on logarithmic axes, a line for each value of ``series``, from the rows that ran."""
-    for marker, name in zip(MARKERS * 10, dict.fromkeys(row[series] for row in rows)):
-        chosen = [row for row in rows if row[series] == name and row["status"] == "ok" and row[y]]
-        chosen.sort(key=lambda row: float(row[x]))
+def picture_label(column: str) -> str:
+    """The name of a line: another program's, or ours with its limit."""
+    name = limit_label(column)
+    return f"eqsat_mem, {name}" if column == "none" or name.startswith("limit ") else name
+
+
+def lines(
+    rows: Sequence[Row],
+    axes: Any,
+    x: str,
+    y: str,
+    y_label: str,
+    scale: float = 1.0,
+    *,
+    x_label: str = "",
+    name: Callable[[Row], str] = lambda row: picture_label(row["column"]),
+) -> None:
+    """Draw ``y`` against ``x``, a line for each ``name`` of a row, from the rows that ran; ``y`` is logarithmic where it is positive."""
+    ran = [row for row in rows if row["status"] == "ok" and row[y]]
+    for position, label in enumerate(dict.fromkeys(map(name, rows))):
+        chosen = sorted((row for row in ran if name(row) == label), key=lambda row: float(row[x]))
         if chosen:
-            axes.loglog([float(r[x]) for r in chosen], [float(r[y]) * scale for r in chosen], f"{marker}-", label=limit_label(name))
-    axes.set_xlabel(x)
+            axes.plot([float(r[x]) for r in chosen], [float(r[y]) * scale for r in chosen], **style(label, position))
+    axes.set_xlabel(x_label or x)
     axes.set_ylabel(y_label)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend()
+    if ran:
+        axes.set_xscale("log")
+        axes.set_yscale("log" if min(float(row[y]) for row in ran) > 0 else "linear")
+        log_axes(axes, [float(row[x]) for row in ran])
 
 
-def memory_and_time(x: str, series: str) -> Callable[[Sequence[Row], Any], None]:
+def memory_and_time(x: str, x_label: str) -> Callable[[Sequence[Row], Any], None]:
     """A picture of two parts: memory and seconds against ``x``."""
 
     def draw(rows: Sequence[Row], figure: Any) -> None:
         left, right = figure.subplots(1, 2)
-        lines(rows, left, x, "resident_bytes", series, "MB resident", 1e-6)
-        lines(rows, right, x, "seconds", series, "seconds")
+        lines(rows, left, x, "resident_bytes", "MB resident", 1e-6, x_label=x_label)
+        lines(rows, right, x, "seconds", "seconds", x_label=x_label)
+        legend_below(figure)
 
     return draw

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.measuring import RESULTS, measure_jax
+from benchmarks.plots import legend_below
 from paper_repro.experiment import Experiment, Point, Row, main
 from paper_repro.showing import device_line, grid_table, limit_label, lines, memory, seconds
 
@@ -198,8 +199,9 @@ def draw(rows: Sequence[Row], figure: Any) -> None:
     for k, (axes, program) in enumerate(zip(figure.subplots(1, 4), ["inference", "inference", "training", "training"])):
         chosen = [row for row in rows if row["program"] == program]
         field, label, scale = ("seconds", "seconds", 1.0) if k % 2 else ("resident_bytes", "MB resident", 1e-6)
-        lines(chosen, axes, "length", field, "column", label, scale)
+        lines(chosen, axes, "length", field, label, scale)
         axes.set_title(program)
+    legend_below(figure)
 
 
 EXPERIMENT = Experiment(
