@@ -64,29 +64,33 @@ def entry(name: str) -> Iterator[str]:
     home = import_module(f"eqsat_mem.{module}")
     item = getattr(home, attribute)
     public = attribute in import_module("eqsat_mem").__all__
-    yield from (f"### `{'eqsat_mem' if public else home.__name__}.{attribute}`", "")
+    yield from (f"### `{attribute}`", "", f"`{'eqsat_mem' if public else home.__name__}.{attribute}`", "")
     if inspect.isfunction(item):
         yield from ("```text", *signature(attribute, item), "```", "")
-    yield from body(item)
+    yield from body(item, inspect.get_annotations(item))
     if inspect.isclass(item):
         for key, value in vars(item).items():
-            if not key.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
-                call = "" if isinstance(value, property) else f"({', '.join(parameters(value)[1:])})"
-                yield from (f"**`.{key}{call}`**", "")
-                yield from body(value)
+            if key.startswith("_"):
+                continue
+            if isinstance(value, property):
+                yield from (f"**`.{key}: {value.fget.__annotations__.get('return', 'Any')}`**", "")
+                yield from body(value, {})
+            elif inspect.isfunction(value):
+                yield from (f"**`.{key}({', '.join(parameters(value)[1:])}){result(value)}`**", "")
+                yield from body(value, {})
 
 
 def signature(name: str, function: Any) -> list[str]:
     """One line, or one per parameter where that would be long."""
-    given = parameters(function)
-    line = f"{name}({', '.join(given)})"
-    return [line] if len(line) <= 100 else [f"{name}(", *(f"    {parameter}," for parameter in given), ")"]
+    given, gives = parameters(function), result(function)
+    line = f"{name}({', '.join(given)}){gives}"
+    return [line] if len(line) <= 100 else [f"{name}(", *(f"    {parameter}," for parameter in given), f"){gives}"]
 
 
 def parameters(function: Any) -> list[str]:
-    """Parameters with their defaults."""
+    """Parameters with their types and defaults."""
     found = inspect.signature(function).parameters.values()
-    texts = [f"{p.name}" + ("" if p.default is p.empty else f"={_default(p.default)}") for p in found]
+    texts = [p.name + _typed(p) for p in found]
     first = next((k for k, p in enumerate(found) if p.kind is p.KEYWORD_ONLY), None)
     starred = [{p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "") + text for p, text in zip(found, texts, strict=True)]
     if first is not None and not any(p.kind is p.VAR_POSITIONAL for p in found):
@@ -94,12 +98,24 @@ def parameters(function: Any) -> list[str]:
     return starred
 
 
+def _typed(parameter: inspect.Parameter) -> str:
+    """The type and the default of a parameter, as source has them."""
+    kind = "" if parameter.annotation is parameter.empty else f": {parameter.annotation}"
+    return kind + ("" if parameter.default is parameter.empty else f"{' = ' if kind else '='}{_default(parameter.default)}")
+
+
+def result(function: Any) -> str:
+    """The type of what a function returns."""
+    given = inspect.signature(function).return_annotation
+    return "" if given is inspect.Signature.empty else f" -> {given}"
+
+
 def _default(value: Any) -> str:
     return f"{value:_}" if type(value) is int else repr(value)
 
 
-def body(item: Any) -> Iterator[str]:
-    """A docstring as Markdown: its text, its sections as lists, its examples as code."""
+def body(item: Any, types: dict[str, Any]) -> Iterator[str]:
+    """A docstring as Markdown: its text, its sections as lists, its examples as code; ``types`` are those of a class's attributes."""
     pieces = SECTION.split(plain(inspect.getdoc(item) or ""))
     yield from text(pieces[0])
     for title, content in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -108,7 +124,7 @@ def body(item: Any) -> Iterator[str]:
         if title == "Returns":
             yield from (" ".join(content.split()), "")
         else:
-            yield from (*items(content), "")
+            yield from (*items(content, types if title == "Attributes" else {}), "")
         yield from text(rest)
 
 
@@ -120,11 +136,12 @@ def dedented(content: str) -> tuple[str, str]:
     return "\n".join(inside).strip(), "\n".join(lines)
 
 
-def items(content: str) -> Iterator[str]:
-    """``name: text`` with continuation lines, as a list."""
+def items(content: str, types: dict[str, Any]) -> Iterator[str]:
+    """``name: text`` with continuation lines, as a list, with types where they are known."""
     for one in re.split(r"\n(?! )", content):
-        name, _, meaning = " ".join(one.split()).partition(": ")
-        yield f"- `{name}`: {meaning}".replace(", ", "`, `", name.count(", "))
+        names, _, meaning = " ".join(one.split()).partition(": ")
+        typed = [f"`{name}: {types[name]}`" if name in types else f"`{name}`" for name in names.split(", ")]
+        yield f"- {', '.join(typed)}: {meaning}"
 
 
 def text(content: str) -> Iterator[str]:
