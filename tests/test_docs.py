@@ -57,11 +57,50 @@ def test_quoted_lines_stand_in_the_code():
         assert line.strip() in code, line
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=title)
+LINKED = [
+    *PAGES,
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *(ROOT / name for name in ("examples/README.md", "paper_repro/README.md", "benchmarks/RESULTS.md")),
+]
+"""The pages of the repository, all of which the site has."""
+
+
+def prose(page):
+    """A page without its code."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`", lambda code: code[0].replace("](", "] ("), text)
+
+
+def anchors(page):
+    """The anchors of a page's headings, as they are made on the site and where repositories are shown."""
+    titles = re.findall(r"^#{1,6} (.*)$", prose(page), re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in titles]
+    return [re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in plain]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=title)
 def test_links_lead_somewhere(page):
-    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", prose):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", prose(page)):
+        there = page.parent / target if target else page
+        assert there.exists(), target
+        if anchor:
+            assert anchor in anchors(there), f"{target}#{anchor}"
+
+
+def test_the_site_has_every_page():
+    listed = (ROOT / "docs" / "website" / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [title(page) for page in LINKED if f"{title(page)}\n" not in listed] == []
+
+
+def test_pages_of_the_site_keep_code_and_lead_to_pages():
+    website = import_module("docs.website.__main__")
+    text, files = website.with_links(ROOT / "docs" / "from-keops.md")
+    assert "](../examples/sinkhorn.md)" in text
+    assert not files
+    text, files = website.with_links(ROOT / "README.md")
+    assert ROOT / "docs" / "pictures" / "training_step.svg" in files
+    design, _ = website.with_links(DESIGN)
+    assert [block for _, block in blocks(DESIGN)] == re.findall(r"^```python\n(.*?)^```", design, re.MULTILINE | re.DOTALL)
 
 
 def reference():

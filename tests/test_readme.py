@@ -1,6 +1,7 @@
 """The README's Python runs."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import jax
@@ -38,3 +39,14 @@ def test_the_emitted_program_of_the_readme_stands_alone():
     points, weights = (jax.ShapeDtypeStruct((122_880, n), jnp.float32) for n in (3, 1))
     (out,) = jax.eval_shape(scope["matvec"], points, points, weights)
     assert (out.shape, out.dtype) == (weights.shape, weights.dtype)
+
+
+def test_what_an_index_shows_of_the_readme_has_no_relative_link():
+    written = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    shown = README.read_text(encoding="utf-8")
+    for change in written["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        shown = re.sub(change["pattern"], change["replacement"], shown)
+    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", shown) == []
+    assert "docs/memory.md" in shown
+    code = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+    assert code.findall(shown) == code.findall(README.read_text(encoding="utf-8"))
