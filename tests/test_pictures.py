@@ -14,11 +14,8 @@ from benchmarks import plots, training_step
 from paper_repro import kernel_mvm, matmul_chains, sgpr, transformer
 
 ROOT = Path(__file__).resolve().parent.parent
-EXPERIMENTS = {
-    name: (draw, f"{name}.csv")
-    for script in (kernel_mvm, matmul_chains, sgpr, transformer)
-    for name, draw in script.EXPERIMENT.draw.items()
-}
+SCRIPTS = (kernel_mvm, matmul_chains, sgpr, transformer)
+EXPERIMENTS = {name: (draw, f"{name}.csv") for script in SCRIPTS for name, draw in script.EXPERIMENT.draw.items()}
 QUESTIONS = {"curves": plots._curves, "planning": plots._planning, "ranks": plots._ranks}
 
 
