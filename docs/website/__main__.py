@@ -71,7 +71,8 @@ def gather(pages: Path) -> None:
         copied = pages / file.relative_to(ROOT)
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, copied)
-    shutil.copy(HERE / "site.css", pages)
+    for name in ("site.css", "iframe-worker.js"):
+        shutil.copy(HERE / name, pages)
 
 
 def with_links(source: Path) -> tuple[str, set[Path]]:
