@@ -98,7 +98,8 @@ def compare(suite: str, plain: dict[str, Outcome], ours: dict[str, Outcome], rep
 def command(python: str, way: str, report: Path) -> list[str]:
     """The command that runs pytest in one of the ways."""
     run = ["-m", "eqsat_mem", "run", "--memory-limit", "1GiB", "--report", str(report)] if way == "run" else []
-    return [python, *run, "-m", "pytest", "-p", "squeezing", "-q", "--no-header", "-p", "no:cacheprovider", "--tb", "no"]
+    pytest = ["-p", "squeezing", "-q", "--no-header", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--tb", "no"]
+    return [python, *run, "-m", "pytest", *pytest]
 
 
 def files_of(suite: Suite, checkout: Path) -> list[str]:
