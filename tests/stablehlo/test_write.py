@@ -147,6 +147,30 @@ def test_arguments_that_are_not_used_stay(tmp_path):
     assert [x.shape for x in from_stablehlo(data).args] == [(3,), (4,)]
 
 
+FOREIGN = """
+func.func @main(%x: tensor<600xf32>) -> tensor<600xf32> {
+  %y = stablehlo.custom_call @my_call(%x) {api_version = VERSION : i32} : (tensor<600xf32>) -> tensor<600xf32>
+  %i = stablehlo.broadcast_in_dim %y, dims = [0] : (tensor<600xf32>) -> tensor<600x600xf32>
+  %j = stablehlo.broadcast_in_dim %y, dims = [1] : (tensor<600xf32>) -> tensor<600x600xf32>
+  %d = stablehlo.subtract %i, %j : tensor<600x600xf32>
+  %e = stablehlo.sine %d : tensor<600x600xf32>
+  %v = stablehlo.dot_general %e, %x, contracting_dims = [1] x [0] : (tensor<600x600xf32>, tensor<600xf32>) -> tensor<600xf32>
+  return %v : tensor<600xf32>
+}"""
+
+
+@pytest.mark.parametrize("version", ["2", "4"])
+def test_functions_that_only_another_process_has_are_planned_around(version, tmp_path, capsys):
+    path, output = tmp_path / "model.mlir", tmp_path / "planned.mlir"
+    path.write_text(FOREIGN.replace("VERSION", version))
+    assert main(["plan", str(path), "--limit", "300kB", "-o", str(output)]) == 0
+    told = capsys.readouterr()
+    assert "kept as it is: stablehlo.custom_call my_call at" in told.err
+    assert "my_call, which the program calls, is not registered with XLA here: the peak is predicted" in told.out
+    assert "@my_call" in output.read_text()
+    assert "600x600" not in output.read_text()
+
+
 def step(state, gradient, unused):
     return {"mean": 0.9 * state["mean"] + gradient, "weights": state["weights"] - 0.1 * gradient}, jnp.sum(gradient)
 
