@@ -196,7 +196,7 @@ def _planned(options: argparse.Namespace) -> tuple[Plan, Callable[[Path], bytes]
         said |= {"max_planning_seconds": parse_seconds(options.max_planning_seconds, "--max-planning-seconds")}
     said |= {"mesh": mesh_of_text(options.mesh)} if options.mesh else {}
     if written_by is function or options.limit or said:
-        function = optimize(written_by, memory_limit=options.limit, **said)
+        function = optimize(written_by, memory_limit=options.limit, **said, **getattr(written_by, "donation", {}))
     plan: Plan = function.plan(*args, **kwargs)  # type: ignore[attr-defined]
 
     def written(path: Path) -> bytes:

@@ -58,6 +58,10 @@ class JitByPlan:
             known = self._chosen[key] = self._tuned if planned else self.plain
         return known
 
+    def of_all_arguments(self) -> Any:
+        """One that is not kept, and that takes the arguments that are not used too: of its trace the module is written to a file."""
+        return jit(self._fun, **self._jit_options, keep_unused=True)
+
     def clear_cache(self) -> None:
         self._chosen.clear()
         for function in self._made():

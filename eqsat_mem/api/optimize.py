@@ -223,6 +223,10 @@ class Optimized:
         """As ``jax.jit(fun).eval_shape``."""
         return self._function_for(args, kwargs).plain.eval_shape(*args, **kwargs)
 
+    def for_a_file(self, *args: Any, **kwargs: Any) -> Any:
+        """The ``jax.jit`` function that is exported with the plan for these arguments: it takes all of them, and donates as a call does."""
+        return self._function_for(args, kwargs).of_all_arguments()
+
     def clear_cache(self) -> None:
         """Forget all plans and compiled programs of this function."""
         with self._lock:

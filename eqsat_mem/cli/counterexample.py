@@ -12,7 +12,8 @@ import numpy as np
 from eqsat_mem import ir
 from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.codegen.emit import emit
-from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.egraph.extract import Extraction, written_out
+from eqsat_mem.egraph.lowering import Allowed
 from eqsat_mem.egraph.soundness.judge import Difference
 from eqsat_mem.ir import Program, bits
 from eqsat_mem.ir.ops.elementwise import dtype_text
@@ -58,7 +59,7 @@ def _function(program: Program, t: int, free: int, name: str, slots: dict[int, i
         return ir.Input(term.dtype, slots[term.slot], term.axes) if isinstance(term, ir.Input) else None
 
     one, _ = side.rewritten(read, into=Program(list(program.indices), given))
-    ex = Extraction(one)
+    ex = Extraction(written_out(one, Allowed(), rounds_operands=False)[0])
     source = emit(unscheduled(ex, backend_in_use()), name).source
     return source[source.index("def ") :].strip() + "\n"
 

@@ -237,7 +237,7 @@ class RegionWriter:
 
     @staticmethod
     def combines(call: Call) -> MonoidOp | None:
-        """Return the monoid by which a call combines the elements that it folds; None if it picks some of them, or has a function for it."""
+        """Return the monoid by which a call combines the elements that it folds; None if it picks some, or has a function for it."""
         name = block_op(call.prim.name).monoid
         return None if name is None else MONOIDS[name]
 

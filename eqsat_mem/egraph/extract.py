@@ -135,11 +135,16 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
         table("accumulates", lambda t: ir.folded(program.terms[t])),
         table("unrolls", lambda t: elements(program.terms[t])),
     )
-    lowerings = monoid_folds(program) | augmented_contractions(program, view.rounds_operands) | takes(program)
-    lowered, allowed, ids = Lowering(program, allowed).run(lowerings)
+    lowered, allowed, ids = written_out(program, allowed, view.rounds_operands)
     rescales = {ids[t]: rescaled.renumbered(ids) for t, rescaled in rescaled_sums(view, program, class_of).items()}
     origin = None if lowered is program else (program, {new: t for t, new in ids.items()})
     return Extraction(lowered, allowed.splits, allowed.accumulates, allowed.unrolls, rescales, origin)
+
+
+def written_out(program: Program, allowed: Allowed, rounds_operands: bool) -> tuple[Program, Allowed, Mapping[int, int]]:
+    """A program whose terms that stand for several plain ones are those, what may be done with it, and the new number of each term."""
+    lowerings = monoid_folds(program) | augmented_contractions(program, rounds_operands) | takes(program)
+    return Lowering(program, allowed).run(lowerings)
 
 
 # --- search -----------------------------------------------------------------------------------------

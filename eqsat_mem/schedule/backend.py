@@ -22,7 +22,7 @@ from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.mesh import Devices, Names
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.precision import rounds
-from eqsat_mem.schedule.checks import Check, Hidden, real_jit
+from eqsat_mem.schedule.checks import Check, Hidden, real_jit, telling_of_missing_calls
 from eqsat_mem.schedule.device import Device, Link
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.ties import Tie
@@ -339,7 +339,8 @@ class Backend:
             shardings: how each argument lies on several devices, None where that is the compiler's to say; the bytes are those of each.
 
         Raises:
-            DeviceCompilerError: if programs cannot be compiled for the target here; the text says what to install.
+            DeviceCompilerError: if programs cannot be compiled for the target here, or this one calls what is not registered with the
+                compiler; the text says what to install.
             NotImplementedError: if the compiler does not analyse memory.
         """
         shapes = [
@@ -347,7 +348,8 @@ class Backend:
             for a, sharding in zip(avals, shardings or [None] * len(avals), strict=True)
         ]
         lowered = real_jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
-        compiled = lowered.compile() if optimise else self._compiled_for_check(lowered)
+        with telling_of_missing_calls():
+            compiled = lowered.compile() if optimise else self._compiled_for_check(lowered)
         return self.checked(compiled)
 
     def _compiled_for_check(self, lowered: Any) -> Any:

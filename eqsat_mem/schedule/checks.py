@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+
+from eqsat_mem.errors import DeviceCompilerError
 
 real_jit = jax.jit
 """``jax.jit`` as it was when this package was imported: scripts, and ``eqsat-mem run``, put their own in its place."""
@@ -37,3 +42,20 @@ class Hidden:
 
     nbytes: int = 0
     doubts: tuple[str, ...] = ()
+
+
+_MISSING = re.compile(r"No (?:FFI handler registered for|registered implementation for (?:untyped )?custom call to) (\S+)")
+
+
+@contextmanager
+def telling_of_missing_calls() -> Iterator[None]:
+    """A context that compiles: raises ``DeviceCompilerError`` where a program calls what another process has registered with its XLA."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        missing = _MISSING.search(str(error))
+        if missing is None:
+            raise
+        raise DeviceCompilerError(
+            f"{missing[1]}, which the program calls, is not registered with XLA here: the peak is predicted."
+        ) from error

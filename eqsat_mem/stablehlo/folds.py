@@ -170,7 +170,8 @@ def _precision(op: Op) -> Any:
     return tuple(lax.Precision[name] for name in words) if any(name != "DEFAULT" for name in words) else None
 
 
-def convolution(op: Op, x: Any, kernel: Any) -> Any:
+def convolution(op: Op, x: Any, kernel: Any, *padding: Any) -> Any:
+    """Of dynamic convolutions, too, whose padding is a constant."""
     numbers = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
     spatial = tuple(numbers.kernel_spatial_dimensions)
     flipped = [axis for axis, turned in zip(spatial, op.integers("window_reversal", (0,) * len(spatial)), strict=True) if turned]
@@ -184,7 +185,7 @@ def convolution(op: Op, x: Any, kernel: Any) -> Any:
         x,
         lax.rev(kernel, flipped) if flipped else kernel,
         op.integers("window_strides", ones),
-        op.pairs("padding", len(spatial)),
+        [(int(low), int(high)) for low, high in op.numbers(2)] if padding else op.pairs("padding", len(spatial)),
         lhs_dilation=op.integers("lhs_dilation", ones),
         rhs_dilation=op.integers("rhs_dilation", ones),
         dimension_numbers=dims,
@@ -235,6 +236,7 @@ FOLDS: dict[str, Row] = {
     "chlo.top_k": top_k,
     "stablehlo.cholesky": cholesky,
     "stablehlo.convolution": convolution,
+    "stablehlo.dynamic_conv": convolution,
     "stablehlo.dot": dot,
     "stablehlo.dot_general": dot_general,
     "stablehlo.fft": fft,

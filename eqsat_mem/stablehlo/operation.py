@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.extend.mlir import ir
 
-from eqsat_mem.stablehlo.values import aval_of, constant, integers, pairs, word
+from eqsat_mem.stablehlo.values import Uncompilable, aval_of, constant, integers, pairs, word
 
 Row = Callable[..., Any]
 """Takes an :class:`Op` and its operands, and returns its result, or a list of them."""
@@ -96,9 +96,21 @@ class Op:
     def known(self, value: Any) -> Any:
         """A constant, inside of a region or outside, as an array; None for any other value."""
         found = self.scope.get(value)
-        if found is None and getattr(getattr(value, "owner", None), "name", "") == "stablehlo.constant":
+        if not isinstance(found, np.ndarray | np.generic) and getattr(getattr(value, "owner", None), "name", "") == "stablehlo.constant":
             found = constant(value.owner.operation, aval_of(value.type, self.reader.dtypes))
         return found if isinstance(found, np.ndarray | np.generic) else None
+
+    def numbers(self, operand: int) -> np.ndarray:
+        """The numbers of an operand that is a constant, for an operation that takes its shape from them.
+
+        Raises:
+            Uncompilable: if it is none.
+        """
+        value = self.operation.operands[operand]
+        found = self.known(value)
+        if found is None:
+            raise Uncompilable(f"its operand {operand} says what shape it has, and is no constant: export the module once for each shape")
+        return np.broadcast_to(found, aval_of(value.type, self.reader.dtypes).shape)
 
     def arguments(self, region: int) -> list[Any]:
         """The arguments of a region, in MLIR."""

@@ -59,6 +59,8 @@ class ModuleFunction:
     Attributes:
         args: the positional arguments that it takes, pytrees of ``jax.ShapeDtypeStruct``.
         kwargs: the keyword arguments that it takes, likewise.
+        donation: ``donate_argnums`` and ``donate_argnames`` for ``optimize`` and ``jax.jit``, where the module says of arguments that
+            results may take their memory; of none it is empty.
         kept: the operations that JAX has no primitive for, with their places.
         platform: JAX's name of the platform that the module was exported for, or None where it does not say.
     """
@@ -80,6 +82,8 @@ class ModuleFunction:
                 [np.asarray(chosen[k], aval.dtype) if k in chosen else next(given) for k, aval in enumerate(every)],
             )
 
+        gone = _donated(main)
+        donated: list[bool | None] = [k in gone for k in range(len(every)) if k not in chosen]
         self.jaxpr: ClosedJaxpr = jax.make_jaxpr(run)(*avals)
         self.kept = tuple(reading.kept)
         self.is_wide = holds_64_bits(self.jaxpr.jaxpr)
@@ -93,8 +97,10 @@ class ModuleFunction:
             leaves = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in exported.in_avals]
             kept = exported.module_kept_var_idx
             names = [names[kept.index(k)] if k in kept else f"arg{k}" for k in range(len(leaves))]
+            donated = [donated[kept.index(k)] if k in kept else None for k in range(len(leaves))]
         self._leaves, self._names = leaves, names
         self.args, self.kwargs = jax.tree.unflatten(self._tree, leaves)
+        self.donation = _donation(jax.tree.unflatten(self._tree, donated))
         self.__signature__ = _signature(self.args, self.kwargs, jax.tree.unflatten(self._tree, names))
 
     def __repr__(self) -> str:
@@ -155,6 +161,25 @@ def _platform_indices(main: Any) -> list[int]:
     attributes = main.operation.attributes.get("arg_attrs", ())
     name = "jax.global_constant"
     return [k for k, one in enumerate(attributes) if name in one and one[name].value == "_platform_index"]
+
+
+def _donated(main: Any) -> set[int]:
+    """The positions of the arguments whose memory results may take, those that name a result and those that leave it to the compiler."""
+    attributes = main.operation.attributes.get("arg_attrs", ())
+    return {k for k, one in enumerate(attributes) if any(name in one for name in ("tf.aliasing_output", "jax.buffer_donor"))}
+
+
+def _donation(donated: Any) -> dict[str, Any]:
+    """The arguments of which all leaves are donated, as ``jax.jit`` takes them: of leaves that the module leaves out nothing is known."""
+
+    def whole(argument: Any) -> bool:
+        leaves = jax.tree.leaves(argument)  # None is no leaf
+        return bool(leaves) and all(leaves)
+
+    args, kwargs = donated
+    positions = tuple(k for k, argument in enumerate(args) if whole(argument))
+    names = tuple(name for name, argument in kwargs.items() if whole(argument))
+    return {"donate_argnums": positions, "donate_argnames": names} if positions or names else {}
 
 
 def _symbol(module: Any, main: Any) -> str:

@@ -17,7 +17,7 @@ from eqsat_mem.ir import Source
 from eqsat_mem.stablehlo.kept import is_constant, keep, read_from_outside
 from eqsat_mem.stablehlo.operation import Op, Row
 from eqsat_mem.stablehlo.table import ROWS
-from eqsat_mem.stablehlo.values import Unreadable, aval_of, dtypes
+from eqsat_mem.stablehlo.values import Uncompilable, Unreadable, aval_of, dtypes
 
 _RETURNS = ("func.return", "stablehlo.return")
 _SYMBOL = re.compile(r"@([\w$.-]+)")
@@ -119,6 +119,8 @@ class Reading:
                     return found
             except (Unreadable, TypeError, ValueError, NotImplementedError):
                 pass  # this form of the operation is not JAX's
+            except Uncompilable as reason:
+                raise self.refused(operation, reason) from None
         return self.keep(op, operands)
 
     def keep(self, op: Op, operands: Sequence[Any]) -> list[Any]:

@@ -39,6 +39,15 @@ def pad(op: Op, x: Any, value: Any) -> Any:
     return lax.pad(x, value, list(zip(*(op.integers(name) for name in names), strict=True)))
 
 
+def dynamic_pad(op: Op, x: Any, value: Any, *_: Any) -> Any:
+    return lax.pad(x, value, [(int(a), int(b), int(c)) for a, b, c in zip(*(op.numbers(k) for k in (2, 3, 4)), strict=True)])
+
+
+def real_dynamic_slice(op: Op, x: Any, *_: Any) -> Any:
+    starts, limits, strides = (tuple(map(int, op.numbers(k))) for k in (1, 2, 3))
+    return lax.slice(x, starts, limits, strides)
+
+
 def sliced(op: Op, x: Any) -> Any:
     return lax.slice(x, op.integers("start_indices"), op.integers("limit_indices"), op.integers("strides"))
 
@@ -54,8 +63,8 @@ def dynamic_update_slice(op: Op, x: Any, update: Any, *starts: Any) -> Any:
 # --- gathers and scatters ----------------------------------------------------------------------------
 
 
-def gather(op: Op, x: Any, indices: Any) -> Any:
-    """Positions outside are clipped, as StableHLO has it."""
+def gather(op: Op, x: Any, indices: Any, *sizes: Any) -> Any:
+    """Positions outside are clipped, as StableHLO has it. Of dynamic gathers, too, whose sizes are a constant."""
     numbers = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
     dims = lax.GatherDimensionNumbers(
         offset_dims=tuple(numbers.offset_dims),
@@ -68,7 +77,7 @@ def gather(op: Op, x: Any, indices: Any) -> Any:
         x,
         _vectors_last(indices, numbers.index_vector_dim),
         dims,
-        op.integers("slice_sizes"),
+        tuple(map(int, op.numbers(2))) if sizes else op.integers("slice_sizes"),
         indices_are_sorted=op.value("indices_are_sorted", False),
         mode=lax.GatherScatterMode.CLIP,
     )
@@ -121,7 +130,9 @@ SHAPES: dict[str, Row] = {
     "stablehlo.concatenate": lambda op, *xs: lax.concatenate(xs, op.value("dimension")),
     "stablehlo.constant": made_of,
     "stablehlo.dynamic_broadcast_in_dim": broadcast_in_dim,
+    "stablehlo.dynamic_gather": gather,
     "stablehlo.dynamic_iota": iota,
+    "stablehlo.dynamic_pad": dynamic_pad,
     "stablehlo.dynamic_reshape": reshaped,
     "stablehlo.dynamic_slice": dynamic_slice,
     "stablehlo.dynamic_update_slice": dynamic_update_slice,
@@ -129,6 +140,7 @@ SHAPES: dict[str, Row] = {
     "stablehlo.get_dimension_size": lambda op, x: np.asarray(x.shape[op.value("dimension")], op.aval.dtype),
     "stablehlo.iota": iota,
     "stablehlo.pad": pad,
+    "stablehlo.real_dynamic_slice": real_dynamic_slice,
     "stablehlo.reshape": reshaped,
     "stablehlo.reverse": lambda op, x: lax.rev(x, op.integers("dimensions")),
     "stablehlo.scatter": scatter,

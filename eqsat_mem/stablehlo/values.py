@@ -22,6 +22,10 @@ class Unreadable(Exception):
     """A part of a module says something that JAX has no words for; the message says what."""
 
 
+class Uncompilable(Exception):
+    """A part of a module says something that no compiler takes as it stands; the message says what."""
+
+
 def dtypes() -> dict[str, np.dtype[Any]]:
     """The dtype of each element type that JAX has, by the type's name in MLIR. There has to be an MLIR context."""
     known = [np.dtype(getattr(jnp, name)) for name in _NAMES.split() if hasattr(jnp, name)]

@@ -21,7 +21,7 @@ def written(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     """The contents of a file of StableHLO with a function; the ending of its name says in which form.
 
     Args:
-        fun: the function.
+        fun: the function; the module of one that ``optimize`` has made donates the arguments that a call does.
         args: its positional arguments, pytrees of arrays or ``jax.ShapeDtypeStruct``.
         kwargs: its keyword arguments, likewise.
         path: the file.
@@ -31,7 +31,7 @@ def written(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
         StableHLOError: if JAX cannot export the function, or the name has another ending.
     """
     check_ending(path)
-    jitted = jax.jit(fun, keep_unused=True)
+    jitted = fun.for_a_file(*args, **kwargs) if hasattr(fun, "for_a_file") else jax.jit(fun, keep_unused=True)
     platforms = None if platform is None else (platform,)
     try:
         traced = jitted.trace(*args, **kwargs)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import eqsat_mem
-from eqsat_mem import from_stablehlo
+from eqsat_mem import StableHLOError, from_stablehlo
 from eqsat_mem.stablehlo.elementwise import BROADCASTS
 from eqsat_mem.stablehlo.kept import kept_p
 from tests.tiers import tiered
@@ -150,3 +150,59 @@ def test_two_kept_operations_that_are_equal_are_both_run():
     read = from_stablehlo(DRAWS)
     assert np.any(jax.jit(read)() != 0)
     assert np.any(eqsat_mem.optimize(read, memory_limit="1MiB")() != 0)
+
+
+def padded(x):
+    out = np.zeros((10, 14), x.dtype)
+    out[1:8:2, 1:12:2] = x
+    return out
+
+
+GATHER = "#stablehlo.gather<offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>"
+SHAPED = {
+    "dynamic_pad": ("%x, %zero, %one, %two, %one", "tensor<4x6xf32>, tensor<f32>, PAIR, PAIR, PAIR", "tensor<10x14xf32>", padded),
+    "real_dynamic_slice": ("%x, %one, %four, %two", "tensor<4x6xf32>, PAIR, PAIR, PAIR", "tensor<2x2xf32>", lambda x: x[1:4:2, 1:4:2]),
+    "dynamic_gather": ("%x, %rows, %size", "tensor<4x6xf32>, tensor<3x1xi32>, PAIR", "tensor<3x6xf32>", lambda x: x[[2, 0, 3]]),
+}
+
+
+def with_shapes(operation, more=""):
+    operands, types, result, _ = SHAPED[operation]
+    size = "%size = stablehlo.constant dense<[1, 6]> : PAIR"
+    return f"""
+func.func @main(%x: tensor<4x6xf32>{more}) -> {result} {{
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %one = stablehlo.constant dense<1> : PAIR
+  {"" if more else "%two = stablehlo.constant dense<2> : PAIR"}
+  %four = stablehlo.constant dense<4> : PAIR
+  %rows = stablehlo.constant dense<[[2], [0], [3]]> : tensor<3x1xi32>
+  {"" if more else size}
+  %r = "stablehlo.{operation}"({operands}) {{dimension_numbers = {GATHER}}} : ({types}) -> {result}
+  return %r : {result}
+}}""".replace("PAIR", "tensor<2xi32>")
+
+
+@pytest.mark.parametrize("operation", SHAPED)
+def test_shapes_that_constants_say_are_read_and_others_are_refused(operation):
+    """XLA compiles neither, so that numpy is the oracle."""
+    read = from_stablehlo(with_shapes(operation))
+    assert read.kept == ()
+    (x,) = values_for(read.args)
+    np.testing.assert_array_equal(read(x), SHAPED[operation][-1](x))
+    with pytest.raises(StableHLOError, match=rf"stablehlo.{operation} at module:\d+ \(main\) cannot be read: its operand \d says what"):
+        from_stablehlo(with_shapes(operation, ", %two: PAIR, %size: PAIR"))
+
+
+def test_a_convolution_whose_padding_is_a_constant():
+    groups = "batch_group_count = 1 : i64, feature_group_count = 1 : i64"
+    numbers = f"{{{groups}, dimension_numbers = #stablehlo.conv<[b, 0, f]x[0, i, o]->[b, 0, f]>}}"
+    read = from_stablehlo(
+        f"""
+func.func @main(%x: tensor<1x8x1xf32>, %k: tensor<3x1x1xf32>) -> tensor<1x9x1xf32> {{
+  %p = stablehlo.constant dense<[[2, 1]]> : tensor<1x2xi32>
+  %r = "stablehlo.dynamic_conv"(%x, %k, %p) {numbers} : (tensor<1x8x1xf32>, tensor<3x1x1xf32>, tensor<1x2xi32>) -> tensor<1x9x1xf32>
+  return %r : tensor<1x9x1xf32>
+}}"""
+    )
+    x, k = values_for(read.args)
+    np.testing.assert_allclose(np.ravel(read(x, k)), np.correlate(np.pad(np.ravel(x), (2, 1)), np.ravel(k)), rtol=1e-6)

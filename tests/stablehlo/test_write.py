@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -144,6 +145,70 @@ def test_a_plan_for_a_card_is_written_for_it(tmp_path):
 def test_arguments_that_are_not_used_stay(tmp_path):
     data = written(jax.jit(lambda x, y: y + 1), (np.zeros(3), np.zeros(4)), {}, tmp_path / "f.mlir")
     assert [x.shape for x in from_stablehlo(data).args] == [(3,), (4,)]
+
+
+FOREIGN = """
+func.func @main(%x: tensor<600xf32>) -> tensor<600xf32> {
+  %y = stablehlo.custom_call @my_call(%x) {api_version = VERSION : i32} : (tensor<600xf32>) -> tensor<600xf32>
+  %i = stablehlo.broadcast_in_dim %y, dims = [0] : (tensor<600xf32>) -> tensor<600x600xf32>
+  %j = stablehlo.broadcast_in_dim %y, dims = [1] : (tensor<600xf32>) -> tensor<600x600xf32>
+  %d = stablehlo.subtract %i, %j : tensor<600x600xf32>
+  %e = stablehlo.sine %d : tensor<600x600xf32>
+  %v = stablehlo.dot_general %e, %x, contracting_dims = [1] x [0] : (tensor<600x600xf32>, tensor<600xf32>) -> tensor<600xf32>
+  return %v : tensor<600xf32>
+}"""
+
+
+@pytest.mark.parametrize("version", ["2", "4"])
+def test_functions_that_only_another_process_has_are_planned_around(version, tmp_path, capsys):
+    path, output = tmp_path / "model.mlir", tmp_path / "planned.mlir"
+    path.write_text(FOREIGN.replace("VERSION", version))
+    assert main(["plan", str(path), "--limit", "300kB", "-o", str(output)]) == 0
+    told = capsys.readouterr()
+    assert "kept as it is: stablehlo.custom_call my_call at" in told.err
+    assert "my_call, which the program calls, is not registered with XLA here: the peak is predicted" in told.out
+    assert "@my_call" in output.read_text()
+    assert "600x600" not in output.read_text()
+
+
+def step(state, gradient, unused):
+    return {"mean": 0.9 * state["mean"] + gradient, "weights": state["weights"] - 0.1 * gradient}, jnp.sum(gradient)
+
+
+ARRAY = jax.ShapeDtypeStruct((500, 40), jnp.float32)
+TAKEN = {"state": {"mean": ARRAY, "weights": ARRAY}, "gradient": ARRAY, "unused": ARRAY}
+
+
+def aliased(text):
+    (line,) = (line for line in text.splitlines() if "@main" in line)
+    return len(re.findall(r"tf\.aliasing_output|jax\.buffer_donor", line))
+
+
+def test_what_a_module_donates_is_counted_once_and_donated_by_what_is_written(tmp_path, capsys):
+    path, output = tmp_path / "model.mlir", tmp_path / "planned.mlir"
+    path.write_text(jax.jit(step, donate_argnums=0, keep_unused=True).lower(*TAKEN.values()).as_text())
+    assert from_stablehlo(path).donation == {"donate_argnums": (0, 1), "donate_argnames": ()}
+    limit = 4.5 * 500 * 40 * 4  # four arrays of arguments; six with results of their own
+    assert main(["plan", str(path), "--limit", str(int(limit)), "-o", str(output)]) == 0
+    assert "312.53 KiB of" in capsys.readouterr().out
+    assert aliased(output.read_text()) == 2
+    assert [x.shape for x in from_stablehlo(output).args] == [(500, 40)] * 4
+
+
+def test_exports_donate_arguments_of_which_all_leaves_are_donated():
+    donated = from_stablehlo(export.export(jax.jit(step, donate_argnums=0))(*TAKEN.values()))
+    assert donated.donation == {"donate_argnums": (0,), "donate_argnames": ()}
+    named = from_stablehlo(export.export(jax.jit(step, donate_argnames="state"))(**TAKEN))
+    assert named.donation == {"donate_argnums": (), "donate_argnames": ("state",)}
+    half = from_stablehlo(export.export(jax.jit(lambda s, g: s["mean"] + g, donate_argnums=0))(TAKEN["state"], ARRAY))
+    assert half.donation == {"donate_argnums": (0,), "donate_argnames": ()}  # of what it leaves out nothing is known
+    assert from_stablehlo(export.export(jax.jit(step))(*TAKEN.values())).donation == {}
+
+
+def test_functions_that_donate_are_written_so(tmp_path):
+    planned = eqsat_mem.optimize(step, memory_limit="1MiB", donate_argnums=0)
+    data = written(planned, tuple(TAKEN.values()), {}, tmp_path / "planned.mlir")
+    assert aliased(data.decode()) == 2
 
 
 @pytest.mark.parametrize(

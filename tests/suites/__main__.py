@@ -15,6 +15,7 @@ import argparse
 import glob
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -27,6 +28,8 @@ from tests.suites.catalogue import SUITES, Suite, excuse
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 WAYS = "plain", "run"
+GRACE = 60.0
+"""Seconds for a process that is interrupted to end."""
 BAD = "failed", "error", "too long", "died"
 
 
@@ -98,13 +101,28 @@ def compare(suite: str, plain: dict[str, Outcome], ours: dict[str, Outcome], rep
 def command(python: str, way: str, report: Path) -> list[str]:
     """The command that runs pytest in one of the ways."""
     run = ["-m", "eqsat_mem", "run", "--memory-limit", "1GiB", "--report", str(report)] if way == "run" else []
-    return [python, *run, "-m", "pytest", "-p", "squeezing", "-q", "--no-header", "-p", "no:cacheprovider", "--tb", "no"]
+    pytest = ["-p", "squeezing", "-q", "--no-header", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--tb", "no"]
+    return [python, *run, "-m", "pytest", *pytest]
 
 
 def files_of(suite: Suite, checkout: Path) -> list[str]:
     """The files of tests, relative to the checkout."""
     found = {path for pattern in suite.files for path in glob.glob(pattern, root_dir=checkout, recursive=True)}
     return sorted(found - {path for pattern in suite.without for path in glob.glob(pattern, root_dir=checkout, recursive=True)})
+
+
+def ended(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The status of a process; None where it took too long and was interrupted, so that its report is written, or else killed."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    return None
 
 
 def run(suite: Suite, way: str, folder: Path, options: argparse.Namespace) -> Iterator[str]:
@@ -129,25 +147,24 @@ def run(suite: Suite, way: str, folder: Path, options: argparse.Namespace) -> It
             "SUITES_SECONDS": str(options.seconds),
         }
         with stem.with_suffix(".log").open("w") as log:
-            try:
-                code = subprocess.run(
+            code = ended(
+                subprocess.Popen(
                     [*command(options.python, way, stem.with_suffix(".json")), *together],
                     cwd=options.checkouts / suite.name,
                     env=environment,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    timeout=options.process_seconds,
-                    check=False,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                code = None
+                ),
+                options.process_seconds,
+            )
+            if code is None:
                 running = [test for test, outcome in outcomes(noted.read_text()).items() if outcome.outcome == "died"]
                 with noted.open("a") as file:
                     file.writelines(json.dumps({"test": test, "outcome": "stopped"}) + "\n" for test in running)
         done.write_text(str(code))
         counted = Counter(outcome.outcome for outcome in outcomes(noted.read_text()).values())
-        ended = "stopped" if code is None else "" if code in (0, 1, 5) else f"status {code}"
-        yield f"{suite.name} {way} {name}: {', '.join(f'{n} {what}' for what, n in sorted(counted.items())) or 'none'} {ended}".rstrip()
+        how = "stopped" if code is None else "" if code in (0, 1, 5) else f"status {code}"
+        yield f"{suite.name} {way} {name}: {', '.join(f'{n} {what}' for what, n in sorted(counted.items())) or 'none'} {how}".rstrip()
 
 
 def results(suite: Suite, folder: Path) -> Compared:

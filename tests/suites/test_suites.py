@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -55,18 +54,48 @@ def test_only_what_passes_plain_can_be_broken(monkeypatch):
     assert "BROKEN lib:a::1" in text
 
 
-def test_what_runs_when_time_is_up_is_not_broken(tmp_path, monkeypatch):
-    def stopped(*_, timeout, env, **__):
-        Path(env["SUITES_OUTCOMES"]).write_text(lines(("a", "began", {}), ("a", "passed", {}), ("b", "began", {})) + "\n")
-        raise subprocess.TimeoutExpired("pytest", timeout)
+SLOW = """\
+    import json, os, signal, sys, time
 
-    monkeypatch.setattr(suites.subprocess, "run", stopped)
+    def note(test, outcome):
+        with open(os.environ["SUITES_OUTCOMES"], "a") as file:
+            print(json.dumps({"test": test, "outcome": outcome}), file=file)
+
+    DEAF
+    note("a", "began")
+    note("a", "passed")
+    note("b", "began")
+    try:
+        while True:
+            time.sleep(0.01)
+    finally:
+        print("the report", flush=True)
+"""
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_what_runs_when_time_is_up_is_not_broken_and_its_report_is_written(hears, tmp_path, monkeypatch):
     (tmp_path / "lib" / "tests").mkdir(parents=True)
     (tmp_path / "lib" / "tests" / "a_test.py").touch()
+    text = textwrap.dedent(SLOW).replace("DEAF", "" if hears else "signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    monkeypatch.setattr(suites, "command", lambda *_: [sys.executable, "-c", text])
+    monkeypatch.setattr(suites, "GRACE", 60.0 if hears else 0.1)
+    waited = subprocess.Popen.wait
+
+    def wait(process, timeout=None):
+        if timeout == 1:  # until the second test runs
+            while "b" not in (tmp_path / "results" / "lib" / "run" / "tests.a_test.jsonl").read_text():
+                pass
+            raise subprocess.TimeoutExpired("pytest", timeout)
+        return waited(process, timeout)
+
+    monkeypatch.setattr(suites.subprocess.Popen, "wait", wait)
     options = argparse.Namespace(checkouts=tmp_path, files=[], together=False, python="", sample=1, seed=0, seconds=1, process_seconds=1)
     lib = Suite("lib", "pytest", "a/b", "{}", ("tests/*_test.py",))
     assert list(suites.run(lib, "run", tmp_path / "results", options)) == ["lib run tests/a_test.py: 1 passed, 1 stopped stopped"]
-    ours = outcomes((tmp_path / "results" / "lib" / "run" / "tests.a_test.jsonl").read_text())
+    noted = tmp_path / "results" / "lib" / "run"
+    assert ("the report" in (noted / "tests.a_test.log").read_text()) == hears
+    ours = outcomes((noted / "tests.a_test.jsonl").read_text())
     assert compare("lib", {"a": Outcome("passed"), "b": Outcome("passed")}, ours, []).broken == {}
 
 

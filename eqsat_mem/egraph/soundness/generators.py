@@ -41,9 +41,8 @@ NARROW = ("bfloat16", "uint8", "int8", "bool", "float32")
 NUMBERS = (0.0, 1.0, 2.0, -1.0, 0.5, -3.0, 3.0, 0.1)
 MOST_ELEMENTS = 70_000
 """Of anything that a left side computes."""
-DEEPEST = 12
-CHOSEN = 2
-"""The operand of a selection that is taken where its condition holds."""
+DEEPEST, CHOSEN = 12, 2
+"""Terms inside each other, and the operand of a selection that is taken where its condition holds."""
 SHAPES = 12
 """Ways of tracing the premises of a rule back to terms."""
 TRIES = 80
@@ -135,6 +134,7 @@ class Draw:
         self.extents: set[int] = set()
         self.roots: list[int] = []
         self.free = {shape.resolve(term): shape.resolve(name) for name, term in shape.free}
+        self.dtypes = {shape.resolve(term): name for term, name in shape.dtypes}
         self.sets: dict[Any, int] = {}
         self.places = False
         self.last = self._pick(universe)
@@ -258,7 +258,8 @@ class Draw:
             other = self._pick((self.dtype, self.dtype, "float32", "int32"))
             return str(self.values.setdefault(key, "float32" if dtype == "bool" == other and app.head == "IsFinite" else other))
         if app.head == "Convert":
-            return str(self.values.setdefault(key, self._pick([d for some in SOME_DTYPES for d in some])))
+            some = self._pick([d for some in SOME_DTYPES for d in some])
+            return str(self.values.setdefault(key, self.dtypes.get(self.shape.resolve(app.args[k]), some)))
         if app.head in ("Real", "Imag"):
             return "complex128" if dtype == "float64" else "complex64"
         if app.head == "Complex":

@@ -54,8 +54,9 @@ GROUPS = {
     "square": Group((4, 4, 1, 2, 3), 4, range(4, 1000)),
     "empty": Group((0, 3, 2, 0, 3), 3, range(1)),
     "long": Group((512, 260, 260, 2, 1), 3, range(257, MOST_ELEMENTS), FEW_KINDS, (NARROW,)),
+    "around": Group((256, 256, 3, 2, 1), 2, range(256, MOST_ELEMENTS), FEW_KINDS, (("uint8", "int8"),)),
 }
-"""Equal extents among them, for diagonals; ones; none; and more elements than narrow dtypes can count."""
+"""Equal extents among them, for diagonals; ones; none; more elements than narrow dtypes can count; as many as bytes count to zero."""
 AGAIN = 8
 """E-graphs of left sides at most, one where that is enough."""
 ROUNDS = 2
@@ -204,11 +205,10 @@ class _Trial:
         whole.outputs = [_output(whole, whole.add(ir.Input(np.dtype(bool), 0, axes)))]
         self.drawn = Drawn(Builder(self.program, Encoder(whole, rules.own)))
         self.everything = self.drawn.builder.leaf((1 << len(whole.indices)) - 1, "bool")  # so that each index has the same bit everywhere
-        generator = Generator(self.rule, rules, self.drawn, seed, corners=self.claim == "bitwise")
-        universe = iter(range(len(whole.indices)))
+        generator, universe = Generator(self.rule, rules, self.drawn, seed, self.claim == "bitwise"), iter(range(len(whole.indices)))
         for name, group in GROUPS.items():
             indices = [next(universe) for _ in group.extents]
-            if (name != "empty" or generator.folds) and (name != "long" or patterns.names_indices(self.rule, rules.own)):
+            if (name != "empty" or generator.folds) and (name not in ("long", "around") or patterns.names_indices(self.rule, rules.own)):
                 generator.fill(name, indices, group.wanted, group.dtypes, group.about)
 
     def _apply(self, rules: RuleSet) -> Classes:

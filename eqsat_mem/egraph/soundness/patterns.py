@@ -41,7 +41,7 @@ class Shape:
     """The values of variables, as far as the premises say.
 
     ``roots`` are the terms that must be there, ``guards`` all premises; ``free`` are variables for index sets, each with a term that
-    depends on these indices.
+    depends on these indices, ``dtypes`` terms of which premises name the dtype.
     """
 
     bound: dict[Variable, Any] = field(default_factory=dict)
@@ -50,6 +50,7 @@ class Shape:
     functions: set[str] = field(default_factory=set)
     guards: list[tuple[Tree, int]] = field(default_factory=list)
     free: list[tuple[Variable, Any]] = field(default_factory=list)
+    dtypes: list[tuple[Variable, str]] = field(default_factory=list)
     _single: set[Any] | None = None
 
     @cached_property
@@ -196,8 +197,9 @@ def _premise(out: Shape, premise: Tree, use: int, rules: RuleSet, rng: random.Ra
         sides = [_term(a, use, rules.own) for a in args]
         known = [s for s in sides if s is not None]
         out.roots += [s for s in known if isinstance(s, App)]
-        of = [_term(a[1], use, rules.own) for a in args if isinstance(a, list) and a[0] == "free"]
-        out.free += [(s, term) for s in known if isinstance(s, tuple) for term in of if isinstance(term, tuple)]
+        free, dtypes = ([_term(a[1], use, rules.own) for a in args if isinstance(a, list) and a[0] == of] for of in ("free", "dtype"))
+        out.free += [(s, term) for s in known if isinstance(s, tuple) for term in free if isinstance(term, tuple)]
+        out.dtypes += [(term, s.strip('"')) for s in known if isinstance(s, str) for term in dtypes if isinstance(term, tuple)]
         facts = [a for a in args if isinstance(a, list) and _is_stated(a[0], rules.own)]
         united = all(out.unify(known[0], other) for other in known[1:])
         return united and all(_state(out, fact, use, rules, rng, depth) for fact in facts)
