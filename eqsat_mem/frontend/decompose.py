@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
@@ -53,9 +54,20 @@ def _definition(flat: Flat, name: str, params: dict[str, Any], ins: Sequence[int
         return _traced(flat, _chosen, ins)
     if name == "custom_linear_solve":
         return _traced(flat, partial(_solve, params), ins)
+    if name.startswith(_SPARSE) and (function := _of_sparse_arrays(name)) is not None:
+        return _traced(flat, partial(function, **params), ins)
     if name in _COMPOUND and params.get("accuracy") is None:
         return _traced(flat, partial(_COMPOUND[name], params), ins)
     return None
+
+
+_SPARSE = ("bcoo_", "bcsr_")
+"""How names of operations on JAX's sparse arrays begin."""
+
+
+def _of_sparse_arrays(name: str) -> Callable[..., Any] | None:
+    """The gathers, products and scatters that JAX lowers an operation on sparse arrays to; None where it is not known."""
+    return getattr(sys.modules.get(f"jax.experimental.sparse.{name[:4]}"), f"_{name}_impl", None)
 
 
 def _traced(flat: Flat, function: Callable[..., Any], ins: Sequence[int]) -> Any:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.take_lowering import as_block
-from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, Take, children, itemsize
+from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, Take, children, folded, itemsize
 from eqsat_mem.ir.ops import Shapes
 from eqsat_mem.ir.ops.collectives import EXCHANGES, received_bytes
 from eqsat_mem.ir.precision import of_rules
@@ -62,6 +63,14 @@ def _exchange_s(program: Program, term: Block, ins: Shapes, outs: Shapes, backen
     assert program.shares is not None, "a program of one device exchanges nothing"
     params = term.call.params
     return backend.exchange_s(received_bytes(term.call.prim.name, params, read, made), params["names"], program.shares.devices)
+
+
+def again_s(ex: Extraction, t: int, extents: Sequence[int], backend: Backend) -> float:
+    """Seconds of computing a term again where it is read; none for an elementwise one, which fuses."""
+    term = ex.program.terms[t]
+    if not isinstance(term, Dot | Block) and not folded(term):
+        return 0.0
+    return arithmetic_s(ex.program, t, extents, backend, backend.unrolled_weight if ex.unrolls.get(t) else None)
 
 
 def dot_s(program: Program, term: Dot, extents: Sequence[int], backend: Backend) -> float:

@@ -1,8 +1,8 @@
 """The fastest loop tree whose whole peak fits the limit.
 
-Starting from the straight program, the regions that hold the peak, or that spend time on values too large for the cache, are split along
-each of their large indices; chunk sizes are chosen for every tree, and the best trees are split further. The search is bounded by the
-steps that it looks at, so that plans are deterministic, unless planning as a whole runs out of time.
+From the straight program on, the regions that hold the peak, or that spend time on values too large for the cache, are split along each of
+their large indices; chunk sizes are chosen, and the best trees are split further. The search is bounded by steps, so that plans are
+deterministic, unless planning runs out of time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
-from eqsat_mem.ir import Block, Dot, Map, argument_bytes, bits, children, folded
+from eqsat_mem.ir import Map, argument_bytes, bits, children, folded
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops, walk_regions, with_region
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder, same_loop, tied
-from eqsat_mem.schedule.cost_model import arithmetic_s
+from eqsat_mem.schedule.cost_model import again_s
 from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
 from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region, split
 from eqsat_mem.schedule.timing import Known, Timing
@@ -98,8 +98,7 @@ def fastest(search: Search, rival: Schedule | None = None) -> Schedule:
         only = rival.splits[turn : turn + 1] if rival is not None and large and rival.fits(search.limit) else None
         every = ((new, s) for s in beam for new in search.expand(s, only))
         found = _distinct(takewhile(lambda _: not search.exhausted, every))
-        if large:
-            found = sorted(found, key=lambda pair: search.rank(pair[0]))[:TILED]
+        found = sorted(found, key=lambda pair: search.promise(*pair))[:TILED] if large else found
         beam = sorted((search.tile(*pair) for pair in found), key=search.rank)[: 1 if large else BEAM]
         if not beam:
             break
@@ -170,16 +169,23 @@ class Search:
         return self.start(region(self.ex))
 
     def rank(self, s: Schedule) -> tuple[bool, float, float, float]:
-        """The rank of a schedule: those that fit come first, the fastest before others; of those that do not, the smallest is first.
-        Knobs of sizes come before time."""
+        """The rank of a schedule: those that fit come first, by time; of others the smallest is first. Knobs of sizes come before time."""
         if s.fits(self.limit):
             room = self.backend.room_toll * (s.peak_bytes / self.limit) ** 2
             return False, self.excess(s), s.seconds * (1 + room) + self.timing.tolls(s.seq, self.full, s.chunks), s.peak_bytes
         return True, s.peak_bytes, self.excess(s), s.seconds
 
+    def promise(self, s: Schedule, parent: Schedule) -> tuple[bool, float]:
+        """The rank of a tree whose chunks are still to be chosen: where it does not fit as it is, it may with the smallest chunks."""
+        if s.fits(self.limit):
+            return False, s.seconds
+        known = {same_loop(loop) for loop in parent.chunks}
+        least = {loop: chunk if same_loop(loop) in known else self.steps([loop])[0] for loop, chunk in s.chunks.items()}
+        smallest = self.memory.total(s.seq, least)
+        return smallest > self.limit, s.seconds if smallest <= self.limit else smallest
+
     def is_behind(self, s: Schedule, other: Schedule | None) -> bool:
-        """Whether a tree is too slow for further splits to make it better than another, perhaps of another program. Knobs come before
-        time."""
+        """Whether a tree is too slow for further splits to make it better than another. Knobs come before time."""
         return other is not None and other.fits(self.limit) and s.seconds > BEHIND * other.seconds and not self.has_knobs
 
     def excess(self, s: Schedule) -> int:
@@ -383,7 +389,7 @@ class Search:
         slowest = self.backend.device.levels[-1][1]
         phases = Phases(self.ex, seq, i, Choices(small=small))
         shared = phases.shared_slices()
-        dear = [t for t in shared if self.recompute_s(t, extents) > 3 * self.memory.size(t, extents) / slowest]
+        dear = [t for t in shared if again_s(self.ex, t, extents, self.backend) > 3 * self.memory.size(t, extents) / slowest]
         changed = phases.split()
         if changed is not None:
             yield changed
@@ -392,9 +398,3 @@ class Search:
             if keeping.stacked != phases.stacked and (kept := keeping.split()) is not None:
                 yield kept
                 break
-
-    def recompute_s(self, t: int, extents: Extents) -> float:
-        term = self.ex.program.terms[t]
-        dear = isinstance(term, (Dot, Block)) or bool(folded(term))
-        spread = self.backend.unrolled_weight if self.ex.unrolls.get(t) else None
-        return arithmetic_s(self.ex.program, t, extents, self.backend, spread) if dear else 0.0

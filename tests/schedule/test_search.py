@@ -142,6 +142,26 @@ def test_slices_that_are_held_are_no_larger_than_the_split_size():
             assert all(memory.size(t, extents) <= 2048 for t in memory.fused(seq).kept if isinstance(t, int))
 
 
+def test_of_large_programs_a_tree_gets_chunk_sizes_that_fits_with_the_smallest_ones():
+    """A deep network and its gradient: with the first chunks a loop over columns is smaller, but what it needs whole is too large."""
+
+    def loss(x, *layers):
+        for k, w in enumerate(layers):
+            x = x + jnp.tanh((jnp.cumsum(x, 1) if k == 3 else x) @ w)
+        return jnp.sum(x**2)
+
+    ex = traced(jax.grad(loss, tuple(range(1, 7))), (256, 1024, 2), *[(2, 2)] * 6)
+    search = Search(ex, straight(ex, CPU).peak_bytes // 10, CPU)
+    found = [s for s in search.expand(search.straight) if not s.fits(search.limit)]
+    rows = next(i for i, index in enumerate(ex.program.indices) if index.extent == 256)
+    along = [s for s in found if {loop.index for loop in s.chunks} == {rows}]
+    assert along
+    assert min(found, key=search.rank) not in along
+    best = min(found, key=lambda s: search.promise(s, search.straight))
+    assert best in along
+    assert search.tile(best, search.straight).fits(search.limit)
+
+
 @pytest.mark.parametrize("extent", [1, 2, 3, 7, 16, 97, 1000, 1009])
 def test_chunk_ladders_ascend_from_one_and_prefer_divisors(extent):
     steps = ladder(extent)

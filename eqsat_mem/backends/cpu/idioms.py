@@ -83,7 +83,28 @@ def _top_k(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
     return f"top_k_by_blocks({args[0]}, {params['k']})"
 
 
+def _convolution(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+    """Return source of a convolution in the only layout that the library takes: features last, in the kernel those of the result.
+
+    XLA:CPU transposes the operands of others itself, but not in loops, where they run some twenty times as long.
+    """
+    numbers, rank = params["dimension_numbers"], len(ins[0])
+    spatial = tuple(range(1, rank - 1))
+    images, kernel = (0, rank - 1, *spatial), (rank - 1, rank - 2, *range(rank - 2))
+    alike = {**params, "dimension_numbers": type(numbers)(images, kernel, images)}
+    (n, c, *places), (o, i, *window), (results_n, results_c, *results_places) = numbers
+    given = [_transposed(args[0], [n, *places, c]), _transposed(args[1], [*window, i, o])]
+    text = BLOCKS["conv_general_dilated"].text(alike, given, ins) if len(spatial) in (1, 2, 3) else None
+    order = [results_n, *results_places, results_c]
+    return None if text is None else _transposed(text, [order.index(axis) for axis in range(rank)])
+
+
+def _transposed(text: str, axes: Sequence[int]) -> str:
+    return text if list(axes) == sorted(axes) else f"jnp.transpose({text}, {tuple(map(int, axes))})"
+
+
 _BLOCKS = {
+    "conv_general_dilated": BlockSource(_convolution),
     "triangular_solve": BlockSource(in_order=_solve_in_order),
     "top_k": BlockSource(_top_k, helpers=(block_length, top_k_by_blocks)),
 }
