@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import attention, chains, curves, kernels, neighbours, planning, ranks, speed
+from benchmarks import applications, attention, chains, curves, kernels, neighbours, planning, ranks, speed
 from benchmarks.plots import draw
 from benchmarks.racing import RESULTS, SCALES, Question, answer, described
 
-QUESTIONS = {q.QUESTION.name: q.QUESTION for q in (kernels, neighbours, attention, chains, speed, curves, planning, ranks)}
+QUESTIONS = {q.QUESTION.name: q.QUESTION for q in (kernels, neighbours, attention, chains, speed, applications, curves, planning, ranks)}
 PAGE = "RESULTS.md"
 PREFACE = """# Results
 

@@ -56,12 +56,14 @@ class Prepared:
         compiled: JAX's compiled program.
         held_bytes: arguments, outputs and temporaries, as XLA reserves them.
         plan_seconds: how long tracing and planning took, without compiling.
+        compile_seconds: how long XLA took after that.
         as_written: whether a plan was asked for, and is the program itself.
     """
 
     compiled: Any
     held_bytes: int
     plan_seconds: float
+    compile_seconds: float
     as_written: bool
 
     @property
@@ -81,7 +83,8 @@ def prepare(function: Callable[..., Any], args: Sequence[Any], limit: int | str 
     lowered = fast.lower(*args)
     planned = time.perf_counter() - start
     compiled = lowered.compile()
-    return Prepared(compiled, held_bytes(compiled), planned, limit is not None and fast.plan(*args).unchanged)
+    compiling = time.perf_counter() - start - planned
+    return Prepared(compiled, held_bytes(compiled), planned, compiling, limit is not None and fast.plan(*args).unchanged)
 
 
 # --- seconds ------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Contest:
     Attributes:
         case: what is computed, for people.
         parameters: sizes and limits, for plots.
-        arguments: arrays that every JAX version takes.
+        arguments: arrays, or pytrees of them, that every JAX version takes.
         limit: what the plan may hold.
         function: the program; it runs as written and planned.
         others: further versions of it in JAX, by name.
@@ -59,7 +59,7 @@ class Contest:
 
 def race(contest: Contest, turns: int) -> Row:
     """Seconds and bytes of each version, and how many times faster than it the plan is (``times_faster_than``)."""
-    args = jax.block_until_ready(tuple(jnp.asarray(a) for a in contest.arguments))
+    args = jax.block_until_ready(jax.tree.map(jnp.asarray, tuple(contest.arguments)))
     row: Row = {"case": contest.case, **contest.parameters, "limit": contest.limit, "held_bytes": {}, "skipped": {}, "errors": {}}
     runs: dict[str, Run] = {}
     for name, function in {"plan": contest.function, "plain": contest.function, **contest.others}.items():
@@ -69,7 +69,7 @@ def race(contest: Contest, turns: int) -> Row:
             row["skipped"][name] = no_plan(error)
             continue
         if name == "plan":
-            row["plan_seconds"] = made.plan_seconds
+            row["plan_seconds"], row["compile_seconds"] = made.plan_seconds, made.compile_seconds
         row["held_bytes"][name] = made.held_bytes
         if made.fits_device:
             runs[name] = lambda made=made: jax.block_until_ready(made.compiled(*args))

@@ -3,12 +3,13 @@
 import json
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks import __main__ as benchmarks
-from benchmarks import measuring, peers
+from benchmarks import applications, measuring, peers
 from benchmarks.racing import Contest, Question, answer, race, table
 from tests.tiers import tiered
 
@@ -58,7 +59,7 @@ def test_answers_are_kept_with_what_they_depend_on(tmp_path):
     assert question.table(kept["rows"]) == shown
 
 
-@pytest.mark.parametrize("name", tiered(["chains", "curves", "kernels", "ranks"], ["curves"]))
+@pytest.mark.parametrize("name", tiered(["applications", "chains", "curves", "kernels", "ranks"], ["curves"]))
 def test_the_page_has_each_answer(name, tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "has", lambda package: False)  # no peer compiles anything here
     benchmarks.main(["--scale", "tiny", "--only", name, "--results", str(tmp_path / "results")])
@@ -68,6 +69,26 @@ def test_the_page_has_each_answer(name, tmp_path, monkeypatch):
     kept = json.loads((tmp_path / "results" / f"{name}.json").read_text())
     assert kept["scale"] == "tiny"
     assert all(row["case"] in page for row in kept["rows"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", applications.APPLICATIONS)
+def test_every_version_of_an_application_is_the_same_function(name):
+    application = applications.APPLICATIONS[name]
+    make, sizes = application.arguments["tiny"]
+    args = jax.tree.map(jnp.asarray, tuple(make(*sizes)))
+    want = jax.jit(application.function)(*args)
+    assert set(application.others) == {"checkpoint", "by hand"}
+    for other in application.others.values():
+        for a, b in zip(jax.tree.leaves(jax.jit(other)(*args)), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_is_a_cell():
+    row = applications.in_process("no such program", "tiny")
+    assert "no such program" in applications.table([row])
+    assert "KeyError" in row["skipped"]["plan"]
 
 
 @pytest.mark.slow
