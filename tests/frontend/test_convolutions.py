@@ -70,6 +70,23 @@ def test_groups_of_features_are_not_summed_in_pieces():
     assert [folded(term) for term in convolutions(grouped)] == [0]
 
 
+def test_gradients_of_kernels_of_each_feature_accumulate_over_the_batch():
+    rng = np.random.default_rng(4)
+    x, w = rng.standard_normal((BATCH, 16, 4), np.float32), rng.standard_normal((3, 1, 8), np.float32)
+
+    def gradient(x, w):
+        def loss(w):
+            return jnp.sum(jnp.tanh(lax.conv_general_dilated(jnp.sin(x), w, (1,), "SAME", None, None, ("NHC", "HIO", "NHC"), 4)) ** 2)
+
+        return jax.grad(loss)(w)
+
+    program = loaded(gradient, x, w)
+    assert [program.extent(folded(term)) for term in convolutions(program) if folded(term)] == [BATCH]
+    made = plan(jax.make_jaxpr(gradient)(x, w), Options(memory_limit=x.nbytes * 3, verify=False), ["x", "w"])
+    assert made.loops
+    np.testing.assert_allclose(made.function(x, w)[0], jax.jit(gradient)(x, w), rtol=2e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("layouts", CASES)
 def test_the_layout_of_the_library_gives_the_same(layouts):
     rng = np.random.default_rng(7)

@@ -73,8 +73,7 @@ def _conv(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
 def _conv_features(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     """Return the group of the features that every element of the result sums; in the gradient of a kernel they are those of the batch."""
     lhs, rhs, _ = params["dimension_numbers"]
-    is_whole = params["batch_group_count"] == 1 and params["feature_group_count"] == 1
-    return [(("in", 0, lhs[1]), ("in", 1, rhs[1]))] if is_whole else []
+    return [(("in", 0, lhs[1]), ("in", 1, rhs[1]))] if params["feature_group_count"] == 1 else []
 
 
 def _conv_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
