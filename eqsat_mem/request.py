@@ -86,6 +86,15 @@ class Request:
         tell(Compiled(check.held_bytes, self.held(predicted), self.held(self.limit)))
         return replace(check, held_bytes=check.held_bytes + self.shared_bytes)
 
+    def executable(self, backend: Backend, code: Emitted, as_written: bool) -> Any:
+        """A plan compiled as it will be run, but to be run again and again on the same arguments, none of which is donated; None if it
+        holds more than the limit then."""
+        options = {} if as_written else backend.compiler_options
+        compiled = backend.lowered(self.runnable(code) if not as_written else code.function, self.jaxpr.in_avals).compile(
+            dict(options) or None
+        )
+        return compiled if backend.checked(compiled).held_bytes <= self.held(self.limit) else None
+
     @property
     def verifies(self) -> bool:
         """Whether programs are compiled and compared with the limit: where there are devices to compile for."""

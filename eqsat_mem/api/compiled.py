@@ -31,10 +31,11 @@ class JitByPlan:
     only ``plain``: what is compiled then is not ours.
     """
 
-    def __init__(self, fun: Callable[..., Any], jit_options: dict[str, Any]) -> None:
+    def __init__(self, fun: Callable[..., Any], jit_options: dict[str, Any], tunes: bool = False) -> None:
         self.plain: Any = jit(fun, **jit_options)
         self._fun = fun
         self._jit_options = jit_options
+        self._tunes = tunes
         self._positions, self._names = static_arguments(fun, jit_options)
         self._tuned: Any = None
         self._chosen: dict[Hashable, Any] = {}
@@ -44,7 +45,7 @@ class JitByPlan:
 
     def chosen(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The one to call with these arguments; plans for them where that is not known."""
-        if not is_outermost() or not self._options():
+        if not is_outermost() or not (self._options() or self._tunes):
             return self.plain
         try:
             key = signature(args, kwargs, self._positions, self._names)
@@ -54,13 +55,18 @@ class JitByPlan:
         if known is None:
             if len(self._chosen) >= MOST_SIGNATURES:
                 self._chosen.clear()
-            planned = any(not plan.unchanged for plan in plans_in(self.plain.trace(*args, **kwargs).jaxpr))
+            planned = any(not plan.unchanged for plan in self.plans(args, kwargs))
             known = self._chosen[key] = self._tuned if planned else self.plain
         return known
 
     def of_all_arguments(self) -> Any:
         """One that is not kept, and that takes the arguments that are not used too: of its trace the module is written to a file."""
         return jit(self._fun, **self._jit_options, keep_unused=True)
+
+    def plans(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
+        """The plans that the function binds for these arguments; they may be run on them to be tuned."""
+        known = _leaves(args, kwargs, self._positions, self._names)[0] if self._tunes else ()
+        return plans_in(self.plain.trace(*args, **kwargs).jaxpr, known)
 
     def clear_cache(self) -> None:
         self._chosen.clear()
@@ -84,12 +90,19 @@ class JitByPlan:
 
 def signature(args: tuple[Any, ...], kwargs: dict[str, Any], positions: Collection[int], names: Collection[str]) -> Hashable:
     """Everything on which compilation depends: settings, shapes and dtypes of the arguments, and the values of static ones."""
+    leaves, tree, static = _leaves(args, kwargs, positions, names)
+    return (tree, trace_context(), *map(_kind, leaves), *((name, type(value), value) for name, value in static))
+
+
+def _leaves(
+    args: tuple[Any, ...], kwargs: dict[str, Any], positions: Collection[int], names: Collection[str]
+) -> tuple[list[Any], Any, list[tuple[Any, Any]]]:
+    """The arrays among arguments, with their structure, and the static arguments with their positions and names."""
     fixed = {k: arg for k, arg in enumerate(args) if k in positions or k - len(args) in positions}
     named = {name: arg for name, arg in kwargs.items() if name in names}
     rest = [None if k in fixed else arg for k, arg in enumerate(args)], {name: arg for name, arg in kwargs.items() if name not in named}
     leaves, tree = jax.tree.flatten(rest)
-    static = [*fixed.items(), *sorted(named.items())]
-    return (tree, trace_context(), *map(_kind, leaves), *((name, type(value), value) for name, value in static))
+    return leaves, tree, [*fixed.items(), *sorted(named.items())]
 
 
 def _kind(leaf: Any) -> Hashable:
@@ -135,6 +148,9 @@ def static_arguments(fun: Callable[..., Any], options: dict[str, Any]) -> tuple[
     return positions, names
 
 
-def plans_in(jaxpr: Any) -> list[Plan]:
-    """The plans that a function bound while it was traced."""
-    return [eqn.params["function"].plan() for eqn in jaxpr.eqns if eqn.primitive is planned_p]
+def plans_in(closed: Any, arguments: Sequence[Any] = ()) -> list[Plan]:
+    """The plans that a function bound while it was traced; they may be run on these arguments of its to be tuned."""
+    jaxpr = closed.jaxpr
+    known = {id(var): value for var, value in zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments])}
+    bound = (eqn for eqn in jaxpr.eqns if eqn.primitive is planned_p)
+    return [eqn.params["function"].plan([known.get(id(var)) for var in eqn.invars]) for eqn in bound]

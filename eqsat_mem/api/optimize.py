@@ -20,7 +20,7 @@ from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh
 
-from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, donated_leaves, is_outermost, plans_in, static_arguments
+from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, donated_leaves, is_outermost, static_arguments
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, placement, spread_prefix
 from eqsat_mem.api.primitive import bind
@@ -33,6 +33,7 @@ from eqsat_mem.frontend.effects import REFERENCES, refuse_collectives, refuse_re
 from eqsat_mem.ir.ops import Monoid, Operation
 from eqsat_mem.options import Accuracy, Options, resolve_device, resolve_limit
 from eqsat_mem.reports.plan import Plan
+from eqsat_mem.tuning import refuse
 
 SMALL_CONSTANT_BYTES = 4096
 """A closed-over array up to this size is a constant of the program, whose value rules may use; a larger one is an argument."""
@@ -56,6 +57,7 @@ def optimize(
     max_iterations: int = 30,
     max_seconds: float = 60.0,
     max_planning_seconds: float | None = None,
+    tune: float | None = None,
     verify: bool = True,
     device: str | None = None,
     tiles: bool = True,
@@ -93,6 +95,9 @@ def optimize(
         max_planning_seconds: seconds after which planning takes the best plan found so far that fits, and the plan says so; a step of the
             e-graph or a compilation that has begun is finished. None is ``EQSAT_MEM_MAX_PLANNING_SECONDS``, or else five
             times what XLA is expected to take to compile the function, at least 60 s.
+        tune: seconds for running the best few plans that fit, and the program as written where it does, of which the fastest is taken and
+            kept: on the arguments of the first call or of ``plan``, or else on made-up ones (random numbers, zeros for integers). Programs
+            with effects or on several devices are planned by prediction all the same. None is that for all.
         verify: compile the plan and compare what it holds with the limit.
         device: the device to plan for: a name that ``eqsat-mem devices`` lists (``"h100"``), or the file of a profile. None is
             ``EQSAT_MEM_DEVICE``, or else the device in use. A plan for a device that is not here can be looked at and exported; it does
@@ -137,11 +142,12 @@ def optimize(
         max_iterations=max_iterations,
         max_seconds=max_seconds,
         max_planning_seconds=max_planning_seconds,
+        tune=tune,
         verify=verify,
         device=device,
         tiles=tiles,
     )
-    backend_for(resolve_device(options))  # tells now if there is none
+    refuse(options, backend_for(resolve_device(options)))  # tells now, also if there is no such device
     own_constructors(options.operations)  # tells now what is wrong with them
     jit_options = {
         "static_argnums": static_argnums,
@@ -205,8 +211,7 @@ class Optimized:
             MemoryLimitError: if no plan fits the limit.
         """
         with jax.disable_jit(False):
-            jaxpr = self.trace(*args, **kwargs).jaxpr
-        return plans_in(jaxpr)[0]
+            return self._function_for(args, kwargs).plans(args, kwargs)[0]
 
     @api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> Any:
@@ -248,7 +253,7 @@ class Optimized:
                 options = replace(self._options, memory_limit=limit, device=device)
                 donated = self._jit_options if donates else {}
                 binding = _binding(self._fun, options, lying, self._shardings.results, donated, self._given)
-                self._jitted[key] = JitByPlan(binding, self._jit_options)
+                self._jitted[key] = JitByPlan(binding, self._jit_options, options.tune is not None)
             return self._jitted[key]
 
     def _lying(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lying | None:
