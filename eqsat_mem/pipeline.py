@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from jax.extend.core import ClosedJaxpr
 
@@ -33,8 +34,10 @@ from eqsat_mem.request import Request, request_of
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.search import Schedule, fastest
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Frontier
-from eqsat_mem.tuning import Tuner, refuse
 from eqsat_mem.verification import Chosen, choose
+
+if TYPE_CHECKING:  # few plans are tuned
+    from eqsat_mem.tuning import Tuner
 
 PATIENCE_S = 3600.0
 """Seconds for saturation when a plan is explained, so many that rows or iterations stop it, which do not depend on the machine."""
@@ -62,8 +65,9 @@ def plan(
         OptionError: if plans for a device that is not here were to be run.
     """
     request = request_of(jaxpr, options, arg_names, name, backend or backend_for(resolve_device(options)), donated, placement, deadline)
-    refuse(options, request.backend)
     if tuner is None and options.tune is not None:
+        from eqsat_mem.tuning import Tuner
+
         tuner = Tuner(options.tune)
     return _told(request, partial(_plan, request, BodyPlans(), tuner=tuner))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.backends.xla import devices_here, donations, named_shardings
@@ -126,8 +127,9 @@ def request_of(
     """The request for a plan; arguments are those of :func:`eqsat_mem.pipeline.plan`.
 
     Raises:
-        OptionError: if the limit is more than the device has.
+        OptionError: if the limit is more than the device has, or plans for a device that is not here were to be run.
     """
+    refuse_tuning_elsewhere(options, backend)
     limit = resolve_limit(options, backend.capacity_bytes)
     _refuse_more_than_there_is(limit, backend)
     taken, shared_bytes = donations(jaxpr, donated, placement)
@@ -137,6 +139,15 @@ def request_of(
     backend = backend if options.tiles and options.accuracy == "all" and placement is None else backend.without_tiles()
     deadline = deadline or deadline_of(options, jaxpr, backend)
     return Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes, placement, deadline)
+
+
+def refuse_tuning_elsewhere(options: Options, backend: Backend) -> None:
+    """Raise ``OptionError`` if plans for a device that is not here were to be run."""
+    if options.tune is not None and not backend.is_here:
+        raise OptionError(
+            f"tune runs plans on the device in use, {jax.local_devices()[0].device_kind}, and this plan is for {backend.device.name}: "
+            "tune it there, or leave out tune= and take what is predicted."
+        )
 
 
 def _refuse_more_than_there_is(limit: int, backend: Backend) -> None:

@@ -17,15 +17,12 @@ import numpy as np
 
 from eqsat_mem.candidates import SearchResult
 from eqsat_mem.deadline import Deadline
-from eqsat_mem.errors import OptionError
 from eqsat_mem.events import Began, Ended, Event, Kept, Scheduled, Searched, Tried
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.loop_tree import Loop, Seq
-from eqsat_mem.options import Options
 from eqsat_mem.reports.measured import MeasuredPlan, Tuning
 from eqsat_mem.reports.outline import outline
 from eqsat_mem.request import Request
-from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import tied
 from eqsat_mem.schedule.search import Schedule, Search
 from eqsat_mem.verification import Chosen, compiled, keep
@@ -47,15 +44,6 @@ NOT_DONATED = "programs that are run again cannot donate their arguments, and do
 
 clock: Callable[[], float] = time.perf_counter
 """The clock of budgets and of runs, in seconds; tests have their own."""
-
-
-def refuse(options: Options, backend: Backend) -> None:
-    """Raise ``OptionError`` if plans for a device that is not here were to be run."""
-    if options.tune is not None and not backend.is_here:
-        raise OptionError(
-            f"tune runs plans on the device in use, {jax.local_devices()[0].device_kind}, and this plan is for {backend.device.name}: "
-            "tune it there, or leave out tune= and take what is predicted."
-        )
 
 
 def timed(run: Callable[..., Any], arguments: Sequence[Any]) -> float:

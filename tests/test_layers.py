@@ -34,7 +34,7 @@ ALLOWED = {
     "candidates": "deadline egraph events frontend ir mesh options reports schedule transforms",
     "request": "backends codegen deadline errors events ir options schedule",
     "verification": "backends candidates codegen egraph errors ir reports request schedule transforms",
-    "tuning": "candidates deadline errors events ir options reports request schedule verification",
+    "tuning": "candidates deadline events ir reports request schedule verification",
     "pipeline": "backends candidates deadline errors events frontend ir options passes reports request schedule transforms tuning "
     "verification",
     "api": "backends egraph errors frontend ir options pipeline reports request schedule tuning units",

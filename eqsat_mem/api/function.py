@@ -34,7 +34,6 @@ from eqsat_mem.reports.measured import Tuning
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.progress import watched
 from eqsat_mem.request import request_of
-from eqsat_mem.tuning import Tuner
 
 Mask = tuple[bool, ...]
 Dims = tuple[int | None, ...]
@@ -114,8 +113,11 @@ class Function:
         """
         with self.settings.active(), jax.core.eval_context():
             given = self.jaxpr, self.options, self.arg_names, self.name
-            tuner = None if self.options.tune is None else Tuner(self.options.tune, arguments, known)
-            make = partial(pipeline.plan, *given, donated=self.donated, placement=self.placement, tuner=tuner)
+            make = partial(pipeline.plan, *given, donated=self.donated, placement=self.placement)
+            if self.options.tune is not None:
+                from eqsat_mem.tuning import Tuner
+
+                make = partial(make, tuner=Tuner(self.options.tune, arguments, known))
             together = job(self.name, self.placement)
             if together is None:
                 made = make()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 import threading
 import types
@@ -14,13 +15,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.core import trace_state_clean  # as in compiled.py
 from jax._src.traceback_util import api_boundary  # errors are told without our frames, as JAX tells them without its own
 from jax.core import ShapedArray, Tracer
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh
 
-from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, donated_leaves, is_outermost, static_arguments
+from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, NotOurs, donated_leaves, is_outermost, static_arguments
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, placement, spread_prefix
 from eqsat_mem.api.primitive import bind
@@ -31,12 +33,15 @@ from eqsat_mem.backends.xla import laid
 from eqsat_mem.egraph.rule_checks import own_constructors
 from eqsat_mem.frontend.effects import REFERENCES, refuse_collectives, refuse_references
 from eqsat_mem.ir.ops import Monoid, Operation
-from eqsat_mem.options import Accuracy, Options, resolve_device, resolve_limit
+from eqsat_mem.options import DEVICE_VARIABLE, LIMIT_VARIABLE, Accuracy, Options, resolve_device, resolve_limit
 from eqsat_mem.reports.plan import Plan
-from eqsat_mem.tuning import refuse
+from eqsat_mem.request import refuse_tuning_elsewhere
 
 SMALL_CONSTANT_BYTES = 4096
 """A closed-over array up to this size is a constant of the program, whose value rules may use; a larger one is an argument."""
+
+ENVIRONMENT: Any = getattr(os.environ, "_data", os.environ)
+"""``os.environ`` as Python holds it, which is read in every call: its own way takes longer than all else that a call needs of ours."""
 
 
 def optimize(
@@ -147,7 +152,7 @@ def optimize(
         device=device,
         tiles=tiles,
     )
-    refuse(options, backend_for(resolve_device(options)))  # tells now, also if there is no such device
+    refuse_tuning_elsewhere(options, backend_for(resolve_device(options)))  # tells now, also if there is no such device
     own_constructors(options.operations)  # tells now what is wrong with them
     jit_options = {
         "static_argnums": static_argnums,
@@ -184,11 +189,21 @@ class Optimized:
         self._donates = any(jit_options.get(name) is not None for name in ("donate_argnums", "donate_argnames"))
         self._jitted: dict[tuple[int, str | None, Lying | None, bool], JitByPlan] = {}
         self._lock = threading.Lock()
+        left = [name for name, given in ((DEVICE_VARIABLE, options.device), (LIMIT_VARIABLE, options.memory_limit)) if given is None]
+        self._left_to_environment = [os.environ.encodekey(name) for name in left] if ENVIRONMENT is not os.environ else left
+        self._last: tuple[Any, list[Any]] | None = None
+        self._alternates = False
         JitByPlan(fun, jit_options)  # so that jax.jit checks its arguments now
 
     @api_boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function_for(args, kwargs)(*args, **kwargs)
+        last = self._last
+        if last is not None and trace_state_clean() and last[1] == self._variables():
+            try:
+                return last[0](*args, **kwargs)
+            except NotOurs:
+                pass
+        return self._called(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -235,9 +250,26 @@ class Optimized:
     def clear_cache(self) -> None:
         """Forget all plans and compiled programs of this function."""
         with self._lock:
-            jitted, self._jitted = self._jitted, {}
+            jitted, self._jitted, self._last = self._jitted, {}, None
         for function in jitted.values():
             function.clear_cache()
+
+    def _variables(self) -> list[Any]:
+        """The values of the environment's variables that options leave to it."""
+        return [ENVIRONMENT.get(name) for name in self._left_to_environment]
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The results of a call, and the function for the next one to try first: that of this one, unless calls alternate between several.
+
+        On several devices it depends on how the arguments lie, too.
+        """
+        variables = self._variables()
+        results, function = self._function_for(args, kwargs).called(args, kwargs)
+        if function is not None and is_outermost() and not self._shardings.given and jax.device_count() == 1:
+            last = self._last
+            self._alternates = self._alternates or (last is not None and last[0] != function and last[1] == variables)
+            self._last = None if self._alternates else (function, variables)
+        return results
 
     def _function_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JitByPlan:
         """The ``jax.jit`` function for the limit that holds now and for how these arguments lie; its caches are those of plans too."""
