@@ -102,6 +102,7 @@ class JitByPlan:
 
     def clear_cache(self) -> None:
         self._chosen.clear()
+        self._direct.clear()
         for function in (self.plain, *self._made.values()):
             function.clear_cache()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import sys
 import threading
@@ -19,9 +18,9 @@ from jax._src.core import trace_state_clean  # as in compiled.py
 from jax._src.traceback_util import api_boundary  # errors are told without our frames, as JAX tells them without its own
 from jax.core import ShapedArray, Tracer
 from jax.dtypes import float0
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh
 
+from eqsat_mem.api.arguments import argument_names, hoist_constants
 from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, NotOurs, donated_leaves, is_outermost, static_arguments
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, placement, spread_prefix
@@ -36,9 +35,6 @@ from eqsat_mem.ir.ops import Monoid, Operation
 from eqsat_mem.options import DEVICE_VARIABLE, LIMIT_VARIABLE, Accuracy, Options, resolve_device, resolve_limit
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.request import refuse_tuning_elsewhere
-
-SMALL_CONSTANT_BYTES = 4096
-"""A closed-over array up to this size is a constant of the program, whose value rules may use; a larger one is an argument."""
 
 ENVIRONMENT: Any = getattr(os.environ, "_data", os.environ)
 """``os.environ`` as Python holds it, which is read in every call: its own way takes longer than all else that a call needs of ours."""
@@ -372,38 +368,3 @@ def _check_types(inputs: Sequence[Any]) -> None:
             raise NotImplementedError(
                 f"an optimised function is planned for shapes of numbers, not {aval.str_short()}: export it once for each shape."
             )
-
-
-def hoist_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
-    """Make leading arguments of closed-over tracers and large arrays: the former are not constant, the latter are held memory."""
-    hoisted = [isinstance(const, Tracer) or getattr(const, "nbytes", 0) > SMALL_CONSTANT_BYTES for const in closed.consts]
-    if not any(hoisted):
-        return closed, []
-    pairs = list(zip(closed.jaxpr.constvars, closed.consts, hoisted, strict=True))
-    moved = [var for var, _, is_hoisted in pairs if is_hoisted]
-    debug = closed.jaxpr.debug_info
-    jaxpr = closed.jaxpr.replace(
-        constvars=[var for var, _, is_hoisted in pairs if not is_hoisted],
-        invars=[*moved, *closed.jaxpr.invars],
-        debug_info=debug._replace(arg_names=None),
-    )
-    kept = [const for _, const, is_hoisted in pairs if not is_hoisted]
-    return ClosedJaxpr(jaxpr, kept), [const for _, const, is_hoisted in pairs if is_hoisted]
-
-
-def argument_names(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Any]) -> list[str]:
-    """A name for each leaf of the arguments that is one of ``inputs``, from the parameter and the path to it: ``x``, ``params['w'][0]``."""
-    leaves, tree = jax.tree.flatten((tuple(args), kwargs))
-    places = [object() for _ in leaves]  # one array may stand in several places
-    placed_args, placed_kwargs = jax.tree.unflatten(tree, places)
-    try:
-        arguments = dict(inspect.signature(fun).bind(*placed_args, **placed_kwargs).arguments)
-    except (TypeError, ValueError):  # built-in functions have no signature
-        arguments = {"args": placed_args, **placed_kwargs}
-    named = {}
-    for parameter, value in arguments.items():
-        for path, place in jax.tree_util.tree_flatten_with_path(value)[0]:
-            named[id(place)] = f"{parameter}{jax.tree_util.keystr(path)}"
-    wanted = {id(leaf) for leaf in inputs}
-    given = [place for place, leaf in zip(places, leaves, strict=True) if id(leaf) in wanted]
-    return [named.get(id(place), f"arg_{k}") for k, place in enumerate(given)]
