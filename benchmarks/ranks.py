@@ -143,7 +143,16 @@ def table(rows: Sequence[Row]) -> str:
     lines.append(["---"] + ["---:"] * 5)
     for row in rows:
         span = f"{min(row['measured_s']) * 1e3:.0f} to {max(row['measured_s']) * 1e3:.0f}"
-        lines.append([row["case"], str(row["plans"]), f"{row['spearman']:.2f}", span, f"{row['lost']:.2f}", f"{row['lost_tuned']:.2f}"])
+        lines.append(
+            [
+                row["case"],
+                str(row["plans"]),
+                f"{row['spearman']:.2f}",
+                span,
+                f"{row['lost']:.2f}",
+                f"{row['lost_tuned']:.2f}" if "lost_tuned" in row else "",
+            ]
+        )
     median = statistics.median(row["spearman"] for row in rows)
     return f"{markdown(lines)}\n\nMedian {median:.2f}, profile: {rows[0]['profile']}."
 

@@ -186,6 +186,17 @@ def test_the_arguments_of_the_first_call_and_of_plan_are_run_with(times):
     assert plan.tuning.arguments == "arguments of which some are made up"
 
 
+def test_later_signatures_are_tuned_on_their_own_arguments(times):
+    made = times(0.1)
+    fast = eqsat_mem.optimize(product, memory_limit=TIGHT, tune=100.0)
+    fast(*ARGS)
+    before, other = len(made.runs), ARGS[0][:390] + 1
+    for _ in range(2):
+        np.testing.assert_allclose(fast(other, *ARGS[1:]), product(other, *ARGS[1:]), rtol=1e-4, atol=1e-6)
+    assert len(made.runs) > before
+    np.testing.assert_array_equal(made.arguments[0], other)
+
+
 def test_static_keyword_and_closed_over_arguments_find_their_places(times):
     made = times(0.1)
     y = jnp.asarray(np.random.default_rng(1).standard_normal((2000, 3)), jnp.float32)  # large enough to be an argument
