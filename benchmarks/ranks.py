@@ -1,7 +1,8 @@
-"""Ranks of plans by predicted and by measured times, compared: ``python -m benchmarks.ranks``
+"""Ranks of plans by predicted and by measured times, compared, and what tuning gains: ``python -m benchmarks.ranks``
 
 For each program, schedules that the search looks at (other splits, other chunks) are run, and Spearman's rank correlation of predicted
-with measured times is reported, under the profile in use (``eqsat-mem calibrate``, or the built-in one).
+with measured times is reported, under the profile in use (``eqsat-mem calibrate``, or the built-in one). The plan that ``optimize``
+chooses by measuring takes turns with them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import jax
 
+import eqsat_mem
 from benchmarks.measuring import prepare, take_turns
 from benchmarks.programs import BENCHMARKS, Benchmark
 from benchmarks.racing import Question, Row, main, markdown
@@ -49,17 +51,23 @@ PROGRAMS = {
 }
 """Not the one whose work is in the body of a loop of its own: only the body has alternatives."""
 PLANS = {"tiny": 4, "small": 10, "full": 16}
+TUNE = {"tiny": 2.0, "small": 30.0, "full": 60.0}
+"""Seconds for tuning."""
+LOOSER = 4
+"""The limit is so many times that of the benchmark: plans with larger chunks are among the alternatives."""
+TURNS = 3
+"""Times that each plan runs."""
 SLOWEST = 20.0
 """A plan is not run if it is predicted to take so many times as long as the fastest."""
 
 
 def alternatives(b: Benchmark, backend: Backend, count: int) -> list[Schedule]:
-    """Different schedules of a program within four times its limit: of each extracted program in turn, over the range of their times."""
+    """Different schedules of a program within a looser limit: of each extracted program in turn, over the range of their times."""
     jaxpr = jax.make_jaxpr(b.function)(*b.specs())
     view = saturate(load(jaxpr, [f"x{k}" for k in range(len(jaxpr.in_avals))]), load_rules())
     seconds = partial(term_seconds, backend=backend)
     programs = {str(ex.program): ex for ex in (as_written(view), *(extract(view, seconds, price) for price in MEMORY_PRICES))}
-    lists = [_spread(_schedules(ex, 4 * b.limit_bytes, backend), count) for ex in programs.values()]
+    lists = [_spread(_schedules(ex, LOOSER * b.limit_bytes, backend), count) for ex in programs.values()]
     mixed = [s for some in zip_longest(*lists) for s in some if s is not None]
     fastest = min(s.seconds for s in mixed)
     return [s for s in mixed if s.seconds <= SLOWEST * fastest][:count]
@@ -99,7 +107,8 @@ def rows(scale: str) -> Iterator[Row]:
     for b in BENCHMARKS:
         if b.name in PROGRAMS[scale]:
             with jax.enable_x64(b.x64):
-                times = list(_measured(b, alternatives(b, backend, PLANS[scale])))
+                tuned = eqsat_mem.optimize(b.function, memory_limit=LOOSER * b.limit_bytes, tune=TUNE[scale])
+                times, tuned_s = _measured(b, alternatives(b, backend, PLANS[scale]), tuned)
             predicted, measured = zip(*times)
             yield {
                 "case": b.name,
@@ -109,11 +118,13 @@ def rows(scale: str) -> Iterator[Row]:
                 "measured_s": measured,
                 "spearman": float(spearmanr(predicted, measured).statistic),
                 "lost": measured[predicted.index(min(predicted))] / min(measured),
+                "tuned_s": tuned_s,
+                "lost_tuned": tuned_s / min(*measured, tuned_s),
             }
 
 
-def _measured(b: Benchmark, schedules: Sequence[Schedule]) -> Iterator[tuple[float, float]]:
-    """Predicted and measured seconds; of runs in turns the fastest, which interruptions of the machine touch least."""
+def _measured(b: Benchmark, schedules: Sequence[Schedule], tuned: Any) -> tuple[list[tuple[float, float]], float]:
+    """Predicted and measured seconds, and those of the tuned function; of runs in turns the fastest, which interruptions touch least."""
     args = b.arguments()
     runs: list[tuple[float, Any]] = []
     for s in schedules:
@@ -121,17 +132,27 @@ def _measured(b: Benchmark, schedules: Sequence[Schedule]) -> Iterator[tuple[flo
         if made.fits_device:
             jax.block_until_ready(made.compiled(*args))
             runs.append((s.seconds, made.compiled))
-    times = take_turns({str(k): partial(run, *args) for k, (_, run) in enumerate(runs)}, 2)
-    yield from ((predicted, min(taken)) for (predicted, _), taken in zip(runs, times.values()))
+    jax.block_until_ready(tuned(*args))
+    *times, last = take_turns({str(k): partial(run, *args) for k, (_, run) in enumerate([*runs, (0.0, tuned)])}, TURNS).values()
+    return [(predicted, min(taken)) for (predicted, _), taken in zip(runs, times)], min(last)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Correlations, and how much longer than the fastest plan measured that takes which was predicted to be."""
-    lines = [["program", "plans", "rank correlation", "measured, ms", "chosen / fastest"]]
-    lines.append(["---"] + ["---:"] * 4)
+    """Correlations, and how much longer than the fastest plan measured those take that prediction and tuning choose."""
+    lines = [["program", "plans", "rank correlation", "measured, ms", "chosen / fastest", "tuned / fastest"]]
+    lines.append(["---"] + ["---:"] * 5)
     for row in rows:
         span = f"{min(row['measured_s']) * 1e3:.0f} to {max(row['measured_s']) * 1e3:.0f}"
-        lines.append([row["case"], str(row["plans"]), f"{row['spearman']:.2f}", span, f"{row['lost']:.2f}"])
+        lines.append(
+            [
+                row["case"],
+                str(row["plans"]),
+                f"{row['spearman']:.2f}",
+                span,
+                f"{row['lost']:.2f}",
+                f"{row['lost_tuned']:.2f}" if "lost_tuned" in row else "",
+            ]
+        )
     median = statistics.median(row["spearman"] for row in rows)
     return f"{markdown(lines)}\n\nMedian {median:.2f}, profile: {rows[0]['profile']}."
 

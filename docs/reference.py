@@ -15,7 +15,7 @@ from eqsat_mem.__main__ import command_line
 PAGE = Path(__file__).with_name("api.md")
 PARTS = {
     "Optimising": ["api.optimize.optimize", "api.optimize.Optimized", "options.Options", "options.parse_bytes"],
-    "Plans": ["reports.plan.Plan", "reports.plan.LoopSummary"],
+    "Plans": ["reports.plan.Plan", "reports.plan.LoopSummary", "reports.measured.Tuning", "reports.measured.MeasuredPlan"],
     "Explanations": [
         "reports.explanation.Explanation",
         "reports.explanation.NeededRule",

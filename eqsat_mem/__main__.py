@@ -1,4 +1,4 @@
-"""The command line: ``eqsat-mem plan`` and ``report`` show a plan, ``run`` plans what a script compiles, ``demo`` does the main job."""
+"""The command line: ``eqsat-mem plan``, ``tune`` and ``report`` show a plan, ``run`` plans a script, ``demo`` does the main job."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 USER_ERROR = 2
 SAVED = ".plan"
 """The ending of files of plans."""
+TUNE_SECONDS = 60.0
+"""The seconds for running plans unless ``tune`` is told."""
 WHY_SECONDS = 60.0
 """The seconds that the reasons of a report may take unless it is told."""
 
@@ -79,16 +81,25 @@ def command_line() -> argparse.ArgumentParser:
         description="Plan a function for the arguments that another function makes. The planned function is traced, not run.",
     )
     _add_function(plan)
-    plan.add_argument("--json", action="store_true", help="print the plan as one JSON object")
-    plan.add_argument("--explain", action="store_true", help="print why this plan: its rules, its loops, the runners-up, its peaks")
-    plan.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="write FILE.plan, which optimize(f, plan=...) takes; or the planned program as StableHLO: FILE.mlir is text, FILE.mlirbc its "
-        "bytecode, FILE.jax a file of jax.export",
-    )
+    _add_output(plan)
     plan.set_defaults(command=_plan)
+
+    tune = commands.add_parser(
+        "tune",
+        help="as plan, with the best few plans run on this device: the fastest is kept",
+        description="Plan a function for the arguments that another function makes, run the best few plans and, where it fits, the program "
+        "as written, and keep the fastest for optimize(..., tune=SECONDS) of the same function. They run on those arguments that are "
+        "arrays; for shapes, numbers are made up.",
+    )
+    _add_function(tune)
+    tune.add_argument(
+        "--seconds",
+        metavar="S",
+        default=str(TUNE_SECONDS),
+        help="for compiling and running, after the search (default: %(default)s); the best so far counts then",
+    )
+    _add_output(tune)
+    tune.set_defaults(command=_plan)
 
     report = commands.add_parser(
         "report",
@@ -153,6 +164,19 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_output(command: argparse.ArgumentParser) -> None:
+    """The arguments that say what to print of a plan, and where to write its program."""
+    command.add_argument("--json", action="store_true", help="print the plan as one JSON object")
+    command.add_argument("--explain", action="store_true", help="print why this plan: its rules, its loops, the runners-up, its peaks")
+    command.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="write FILE.plan, which optimize(f, plan=...) takes; or the planned program as StableHLO: FILE.mlir is text, FILE.mlirbc its "
+        "bytecode, FILE.jax a file of jax.export",
+    )
+
+
 def _add_function(command: argparse.ArgumentParser) -> None:
     """The arguments that name a function, what to call it with, and how to plan it."""
     command.add_argument(
@@ -194,6 +218,7 @@ def _planned(options: argparse.Namespace) -> tuple[Plan, Callable[[Path], bytes]
     said = rules.chosen(options) | ({"device": options.device} if options.device else {}) | ({"tiles": False} if options.no_tiles else {})
     if options.max_planning_seconds is not None:
         said |= {"max_planning_seconds": parse_seconds(options.max_planning_seconds, "--max-planning-seconds")}
+    said |= {"tune": parse_seconds(options.seconds, "--seconds")} if "seconds" in options else {}
     said |= {"mesh": mesh_of_text(options.mesh)} if options.mesh else {}
     if written_by is function or options.limit or said:
         function = optimize(written_by, memory_limit=options.limit, **said, **getattr(written_by, "donation", {}))

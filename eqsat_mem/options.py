@@ -55,6 +55,7 @@ class Options:
         max_seconds: seconds after which saturation stops; its plans then depend on how busy the machine was.
         max_planning_seconds: seconds after which planning as a whole looks no further and takes the best plan found that fits; None is
             ``EQSAT_MEM_MAX_PLANNING_SECONDS``, or :func:`eqsat_mem.pipeline.planning_seconds` of the program.
+        tune: seconds for running the best few plans on the device, of which the fastest is taken; None takes the one predicted to be.
         verify: whether the plan is compiled and its peak compared with the limit.
         device: the device to plan for: a name that ``eqsat-mem devices`` lists, ``"cpu"``, or the file of a profile; None is
             ``EQSAT_MEM_DEVICE``, or the device in use.
@@ -76,6 +77,7 @@ class Options:
     max_iterations: int = 30
     max_seconds: float = 60.0
     max_planning_seconds: float | None = None
+    tune: float | None = None
     verify: bool = True
     device: str | None = None
     tiles: bool = True
@@ -86,7 +88,7 @@ class Options:
                 object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         for name in ("max_rows", "max_iterations"):
             object.__setattr__(self, name, _positive_int(getattr(self, name), name))
-        for name in ("max_seconds", "max_planning_seconds"):
+        for name in ("max_seconds", "max_planning_seconds", "tune"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _positive_seconds(getattr(self, name), name))
         object.__setattr__(self, "rules", _paths(self.rules, "rules"))
@@ -99,10 +101,18 @@ class Options:
         for name in ("verify", "tiles"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be True or False, not {getattr(self, name)!r}.")
+        self._check_tuning()
         if self.device is not None:
             if not isinstance(self.device, (str, os.PathLike)):
                 raise OptionError(f"device must be the name of a device or the file of a profile, not {self.device!r}.")
             object.__setattr__(self, "device", str(os.fspath(self.device)))
+
+    def _check_tuning(self) -> None:
+        """Raise ``OptionError`` for options that leave nothing to measure."""
+        if self.tune is not None and not self.verify:
+            raise OptionError("tune runs only plans that were compiled and fit: leave out verify=False.")
+        if self.tune is not None and (self.tensor_size_threshold is not None or self.tensor_split_size is not None):
+            raise OptionError("tune chooses by time, tensor_size_threshold and tensor_split_size by sizes: leave out one or the other.")
 
 
 def parse_bytes(value: Any, argument: str = "memory_limit") -> int:

@@ -8,17 +8,16 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.backends.choose import backend_for
-from eqsat_mem.backends.xla import constrained, partition_specs, shown_mesh
+from eqsat_mem.backends.xla import partition_specs, shown_mesh
 from eqsat_mem.candidates import Forms, SearchResult, rules_of
-from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.deadline import NEVER, Deadline
-from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import MemoryLimitError
-from eqsat_mem.events import Began, Clock, Ended, Loaded, tell
+from eqsat_mem.events import Began, Clock, Ended, Loaded, listening, tell
 from eqsat_mem.frontend.fingerprint import fingerprint
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.preferences import Preferences
@@ -27,23 +26,21 @@ from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, resolve_device
 from eqsat_mem.passes import Pass
-from eqsat_mem.reports.outline import body_loops, exchanges, loop_summaries, output_bytes, peak_tensors, restrictions, spread_indices
+from eqsat_mem.reports.measured import Tuning
+from eqsat_mem.reports.outline import body_loops, exchanges, loop_summaries, output_bytes, peak_tensors, spread_indices
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.record import Record, Scheduler
 from eqsat_mem.request import Request, request_of
 from eqsat_mem.schedule.backend import Backend
-from eqsat_mem.schedule.checks import Check
-from eqsat_mem.schedule.search import Schedule, fastest, unscheduled
-from eqsat_mem.transforms.plan_bodies import BodyPlan, Frontier, has_plans
+from eqsat_mem.schedule.search import Schedule, fastest
+from eqsat_mem.transforms.plan_bodies import BodyPlan, Frontier
+from eqsat_mem.verification import Chosen, choose
 
-GAIN = 0.7
-"""A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
-CLOSE = 1.25
-"""A plan may fit though up to so many times the limit is predicted."""
+if TYPE_CHECKING:  # few plans are tuned
+    from eqsat_mem.tuning import Tuner
+
 PATIENCE_S = 3600.0
 """Seconds for saturation when a plan is explained, so many that rows or iterations stop it, which do not depend on the machine."""
-ATTEMPTS = 6
-"""The number of searches and compilations for one limit, each for a lower planned limit than the one before."""
 
 
 def plan(
@@ -55,17 +52,24 @@ def plan(
     donated: Sequence[int] = (),
     placement: Placement | None = None,
     deadline: Deadline | None = None,
+    tuner: Tuner | None = None,
 ) -> Plan:
     """The fastest program found that computes ``jaxpr`` within the limit, on the device in use unless another backend is given.
 
     Outputs may take the memory of the ``donated`` arguments of their shape and dtype. With a ``placement`` several devices run the program,
-    and limit and figures are those of each. The ``deadline`` is that of the options unless another is given.
+    and limit and figures are those of each. The ``deadline`` is that of the options unless another is given. Where the options ask to tune,
+    plans are run on arguments that are made up, unless a ``tuner`` has others.
 
     Raises:
         MemoryLimitError: if no plan fits, or none was found in time; it names the tensors of the smallest plan found.
+        OptionError: if plans for a device that is not here were to be run.
     """
     request = request_of(jaxpr, options, arg_names, name, backend or backend_for(resolve_device(options)), donated, placement, deadline)
-    return _told(request, partial(_plan, request, BodyPlans()))
+    if tuner is None and options.tune is not None:
+        from eqsat_mem.tuning import Tuner
+
+        tuner = Tuner(options.tune)
+    return _told(request, partial(_plan, request, BodyPlans(), tuner=tuner))
 
 
 def _told(request: Request, planning: Callable[[], Plan]) -> Plan:
@@ -92,20 +96,28 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None) -> Plan:
-    """The plan of a request; its bodies' plans are kept in ``bodies``. What is ``known`` has been found for other limits."""
+def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None, tuner: Tuner | None = None) -> Plan:
+    """The plan of a request; its bodies' plans are kept in ``bodies``. What is ``known`` has been found for other limits.
+
+    A ``tuner`` runs the best of what the search finds.
+    """
     clock = Clock()
     forms = known or _forms(request, bodies, clock)
     forms.clock, forms.deadline, loaded = clock, request.deadline, forms.loaded
-    found = forms.fastest(request.backend, request.limit)
-    with clock("emit and verify"):
-        chosen = _chosen(request, forms, found)
+    tuning = None
+    with listening(*filter(None, [tuner])):
+        found = forms.fastest(request.backend, request.limit)
+        with clock("emit and verify"):
+            chosen = choose(request, forms, found)
+    if tuner is not None:
+        with clock("tune"):
+            chosen, tuning = tuner.choose(request, found, chosen, loaded)
     programs = _Programs(request.jaxpr, request.arg_names, request.backend.preferences, loaded)
     searched_for = chosen.backend, chosen.planned_limit
     again = partial(_again, request, programs, *searched_for)
     traced, names, donated = request.jaxpr, request.arg_names, request.taken
     record = Record(found.before, *searched_for, again, request.options, traced, names, donated, loaded, chosen.code.names)
-    return _report(request, found, chosen, clock, record)
+    return _report(request, found, chosen, clock, record, tuning)
 
 
 def _forms(request: Request, bodies: BodyPlans, clock: Clock) -> Forms:
@@ -154,7 +166,9 @@ class BodyPlans:
 
     def _request(self, options: Options, backend: Backend, body: ClosedJaxpr, limit: int, deadline: Deadline) -> Request:
         names = [f"x{k}" for k in range(len(body.in_avals))]
-        return request_of(body, replace(options, memory_limit=max(limit, 1), verify=False), names, "body", backend, deadline=deadline)
+        return request_of(
+            body, replace(options, memory_limit=max(limit, 1), verify=False, tune=None), names, "body", backend, deadline=deadline
+        )
 
     def _forms(self, key: Hashable, request: Request) -> Forms:
         if key not in self.forms:
@@ -203,147 +217,10 @@ def _again(
     return forms.fastest(backend, limit, scheduler).best
 
 
-# --- emitting and verifying ---------------------------------------------------------------------------
+# --- the report ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class _Chosen:
-    """A schedule as code and as compiled (None: it was not), and the backend and limit that it was searched for."""
-
-    schedule: Schedule
-    code: Emitted
-    check: Check | None
-    backend: Backend
-    planned_limit: int
-    unchanged: bool = False
-
-    @property
-    def compiled_bytes(self) -> int | None:
-        return None if self.check is None else self.check.held_bytes
-
-
-def _chosen(request: Request, forms: Forms, found: SearchResult) -> _Chosen:
-    """The program as it was where it fits and a plan gains too little; else the plan that fits."""
-    limit, best, before = request.limit, found.best, found.before
-    asked_for_loops = bool(best.chunks) and request.asks_for_loops
-    if best.fits(limit):
-        fits_nearly = before.fits(limit * request.backend.asked_up_to if request.verifies else limit)
-        may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
-    else:  # whatever is predicted of the program as written: XLA is asked before there is an error
-        may_stay = request.verifies or before.fits(limit)
-    kept = _keep(request, forms.loaded, before) if may_stay else None
-    if kept is not None:
-        return kept
-    try:
-        planned = _emit_within(request, forms, best)
-    except MemoryLimitError:  # as predicted, something would have fitted
-        kept = _keep(request, forms.loaded, before) if request.verifies and not may_stay else None
-        if kept is None:
-            raise
-        return kept
-    if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(planned) > GAIN * before.seconds:
-        return _keep(request, forms.loaded, before) or planned
-    return planned
-
-
-def _keep(request: Request, loaded: Program, before: Schedule) -> _Chosen | None:
-    """The program as it was, if it holds no more than the limit once compiled; its source is the same written out."""
-    function, limit = jaxpr_as_fun(request.jaxpr), request.limit
-    placement = request.placement
-    placed = function if placement is None or placement.mesh is None else constrained(function, placement)
-    check = request.compiled(request.backend, placed, before.peak_bytes)
-    if check is None and (has_plans(before.ex.program) or not before.fits(limit)):
-        return None  # nothing but the prediction tells, which counts plans of its loops' bodies
-    if check is not None and check.held_bytes > limit:
-        return None
-    ex = Extraction(loaded)
-    code = emit(unscheduled(ex, request.backend), request.name)
-    source = f"# {request.name} runs as it was written; this is the same, written out.\n{code.source}"
-    run = function if placement is None or placement.around else placed
-    emitted = Emitted(source, lambda *args: tuple(run(*args)), code.namespace, code.names)
-    return _Chosen(before, emitted, check, request.backend, limit, unchanged=True)
-
-
-def _as_held(chosen: _Chosen) -> float:
-    """The predicted seconds of a plan, with those that new memory takes if XLA holds so much more than was predicted that it is new."""
-    s = chosen.schedule
-    fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
-    predicted, held = (chosen.backend.device.fresh_s(total - fixed) for total in (s.peak_bytes, chosen.compiled_bytes or s.peak_bytes))
-    return s.seconds + max(held - predicted, 0.0)
-
-
-def _emit_within(request: Request, forms: Forms, best: Schedule) -> _Chosen:
-    """Emit a program that holds no more than the limit once compiled.
-
-    Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant. Then
-    with the compiler options under which programs hold least.
-    """
-    errors: list[MemoryLimitError] = []
-    cautious = request.backend.cautious() if best.fits(request.limit) else None
-    for backend in (request.backend, cautious, request.backend.narrowed() if request.verifies else None):
-        if backend is not None and not (errors and request.deadline.passed()):
-            try:
-                s = forms.fastest(backend, request.limit).best if errors else best
-                return _verified(request, forms, backend, s)
-            except MemoryLimitError as error:
-                errors.append(error)
-    raise min(errors, key=lambda error: error.smallest_bytes) from None
-
-
-def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule) -> _Chosen:
-    """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
-
-    Where nothing fits the next planned limit, it was too low a guess: the one after is halfway back to the last program that was compiled.
-    Where nothing fits at all as predicted, but nearly, XLA is asked about the plan for what that holds.
-    """
-    limit = request.limit
-    planned_limit, above = limit, 0
-    smallest: tuple[int, Schedule] | None = None
-    for attempt in range(ATTEMPTS):
-        if attempt and request.deadline.passed():
-            break
-        if attempt:
-            best = forms.fastest(backend, planned_limit).best
-        if best.fits(planned_limit):
-            code = emit(best, request.name)
-            shares = best.ex.program.shares
-            run = request.runnable(code, checked=True)
-            check = request.compiled(backend, run, best.peak_bytes, () if shares is None else shares.arguments)
-            if check is None or check.held_bytes <= limit:
-                return _Chosen(best, code, check, backend, planned_limit)
-            held = check.held_bytes
-            if smallest is None or held < smallest[0]:
-                smallest = held, best
-            if planned_limit > limit:
-                break
-            planned_limit, above = _tighter(best, held, limit), best.peak_bytes
-        elif smallest is None and request.verifies and best.fits(int(CLOSE * limit)):
-            planned_limit = best.peak_bytes
-        elif best.peak_bytes < above:
-            planned_limit = (best.peak_bytes + above) // 2
-        else:
-            break
-    closest_bytes, closest = smallest or (best.peak_bytes, best)
-    raise _too_large(request, forms, closest, closest_bytes)
-
-
-def _tighter(s: Schedule, held: int, limit: int) -> int:
-    """The peak to plan for so that temporaries, should they exceed their prediction by as much again, fit."""
-    fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
-    predicted, real = max(s.peak_bytes - fixed, 1), max(held - fixed, 1)
-    return min(s.peak_bytes - 1, fixed + int(0.95 * predicted * max(limit - fixed, 0) / real))
-
-
-def _too_large(request: Request, forms: Forms, s: Schedule, smallest: int) -> MemoryLimitError:
-    fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
-    limit, smallest, fixed = map(request.held, (request.limit, smallest, fixed))
-    known = peak_tensors(s), request.name, fixed, (*restrictions(s, request.options), *request.stopped), request.shared_bytes
-    devices = 1 if request.placement is None else request.placement.devices.total
-    shapes = [aval.shape for aval in (*request.jaxpr.in_avals, *request.jaxpr.out_avals)]
-    return MemoryLimitError(limit, smallest, *known, devices, forms.with_more_devices(request.limit, shapes, request.shared_bytes))
-
-
-def _report(request: Request, found: SearchResult, chosen: _Chosen, clock: Clock, record: Record) -> Plan:
+def _report(request: Request, found: SearchResult, chosen: Chosen, clock: Clock, record: Record, tuning: Tuning | None) -> Plan:
     s, program, placement = chosen.schedule, chosen.schedule.ex.program, request.placement
     lying: tuple[Sequence[Spec | None], Sequence[Spec | None]] = ((), ()) if placement is None else (placement.arguments, placement.results)
     if program.shares is not None and not chosen.unchanged:
@@ -377,5 +254,6 @@ def _report(request: Request, found: SearchResult, chosen: _Chosen, clock: Clock
         collectives=() if chosen.unchanged else exchanges(s),
         compiler_options={} if chosen.unchanged else dict(chosen.backend.compiler_options),
         planning_bound_s=request.deadline.seconds if request.deadline.struck else None,
+        tuning=tuning,
         record=record,
     )

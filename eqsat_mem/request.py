@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.backends.xla import devices_here, donations, named_shardings
@@ -86,6 +87,15 @@ class Request:
         tell(Compiled(check.held_bytes, self.held(predicted), self.held(self.limit)))
         return replace(check, held_bytes=check.held_bytes + self.shared_bytes)
 
+    def executable(self, backend: Backend, code: Emitted, as_written: bool) -> Any:
+        """A plan compiled as it will be run, but to be run again and again on the same arguments, none of which is donated; None if it
+        holds more than the limit then."""
+        options = {} if as_written else backend.compiler_options
+        compiled = backend.lowered(self.runnable(code) if not as_written else code.function, self.jaxpr.in_avals).compile(
+            dict(options) or None
+        )
+        return compiled if backend.checked(compiled).held_bytes <= self.held(self.limit) else None
+
     @property
     def verifies(self) -> bool:
         """Whether programs are compiled and compared with the limit: where there are devices to compile for."""
@@ -117,8 +127,9 @@ def request_of(
     """The request for a plan; arguments are those of :func:`eqsat_mem.pipeline.plan`.
 
     Raises:
-        OptionError: if the limit is more than the device has.
+        OptionError: if the limit is more than the device has, or plans for a device that is not here were to be run.
     """
+    refuse_tuning_elsewhere(options, backend)
     limit = resolve_limit(options, backend.capacity_bytes)
     _refuse_more_than_there_is(limit, backend)
     taken, shared_bytes = donations(jaxpr, donated, placement)
@@ -128,6 +139,15 @@ def request_of(
     backend = backend if options.tiles and options.accuracy == "all" and placement is None else backend.without_tiles()
     deadline = deadline or deadline_of(options, jaxpr, backend)
     return Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes, placement, deadline)
+
+
+def refuse_tuning_elsewhere(options: Options, backend: Backend) -> None:
+    """Raise ``OptionError`` if plans for a device that is not here were to be run."""
+    if options.tune is not None and not backend.is_here:
+        raise OptionError(
+            f"tune runs plans on the device in use, {jax.local_devices()[0].device_kind}, and this plan is for {backend.device.name}: "
+            "tune it there, or leave out tune= and take what is predicted."
+        )
 
 
 def _refuse_more_than_there_is(limit: int, backend: Backend) -> None:

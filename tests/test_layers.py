@@ -33,8 +33,11 @@ ALLOWED = {
     "reports": "deadline egraph errors events frontend ir options passes schedule transforms units",
     "candidates": "deadline egraph events frontend ir mesh options reports schedule transforms",
     "request": "backends codegen deadline errors events ir options schedule",
-    "pipeline": "backends candidates codegen deadline egraph errors events frontend ir options passes reports request schedule transforms",
-    "api": "backends egraph errors frontend ir options pipeline reports request schedule units",
+    "verification": "backends candidates codegen egraph errors ir reports request schedule transforms",
+    "tuning": "candidates deadline events ir reports request schedule verification",
+    "pipeline": "backends candidates deadline errors events frontend ir options passes reports request schedule transforms tuning "
+    "verification",
+    "api": "backends egraph errors frontend ir options pipeline reports request schedule tuning units",
     "cli": "api backends backends.gpu codegen egraph egraph.soundness errors frontend ir options passes reports schedule stablehlo units",
     "testing": "",
     "__main__": "api backends cli errors options reports stablehlo units",

@@ -30,6 +30,7 @@ from eqsat_mem.frontend.effects import refuse_collectives, without_resultless_ef
 from eqsat_mem.ir.jaxprs import holds_64_bits
 from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, resolve_device
+from eqsat_mem.reports.measured import Tuning
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.progress import watched
 from eqsat_mem.request import request_of
@@ -72,8 +73,8 @@ class Function:
     def __repr__(self) -> str:
         return f"<planned {self.name}({', '.join(self.arg_names)})>"
 
-    def plan(self) -> Plan:
-        """The plan; made at the first call.
+    def plan(self, arguments: Sequence[Any] = ()) -> Plan:
+        """The plan; made at the first call. Where plans are run to tune it, they take these arguments, flat; None for one not known.
 
         Raises:
             MemoryLimitError: if no plan fits the limit.
@@ -83,29 +84,40 @@ class Function:
         with self._lock:
             if self._plan is None:
                 with self.settings.active(), jax.core.eval_context(), watched(self.name):
-                    self._plan = self._made()
+                    self._plan = self._made(arguments)
             return self._plan
 
-    def _made(self) -> Plan:
+    def _made(self, arguments: Sequence[Any]) -> Plan:
         """The plan that was given, or one that is kept, or else a new one, which is kept from now on."""
         backend = backend_for(resolve_device(self.options))
         request = request_of(self.jaxpr, self.options, self.arg_names, self.name, backend, self.donated, self.placement)
+
+        def again(plan: Plan) -> Plan:
+            return self._planned(known=plan.tuning)
+
         if self.given is not None:
-            return saved_plans.checked(self.given, request, self._planned)
+            return saved_plans.checked(self.given, request, again)
         entry = kept_plans.entry(request)
-        kept = None if entry is None else entry.load(request, self._planned)
+        kept = None if entry is None else entry.load(request, again)
         if kept is not None:
             return kept
-        made = self._planned()
+        made = self._planned(arguments)
         if entry is not None:
             entry.store(made)
         return made
 
-    def _planned(self) -> Plan:
-        """A new plan; where several processes run it, they plan for one profile, and compare the plans."""
+    def _planned(self, arguments: Sequence[Any] = (), known: Tuning | None = None) -> Plan:
+        """A new plan; where several processes run it, they plan for one profile, and compare the plans.
+
+        It is tuned with these arguments, or to what is ``known`` from tuning it before.
+        """
         with self.settings.active(), jax.core.eval_context():
             given = self.jaxpr, self.options, self.arg_names, self.name
             make = partial(pipeline.plan, *given, donated=self.donated, placement=self.placement)
+            if self.options.tune is not None:
+                from eqsat_mem.tuning import Tuner
+
+                make = partial(make, tuner=Tuner(self.options.tune, arguments, known))
             together = job(self.name, self.placement)
             if together is None:
                 made = make()

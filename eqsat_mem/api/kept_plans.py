@@ -64,8 +64,8 @@ class KeptPlan:
     path: Path
     key: str
 
-    def load(self, request: Request, again: Callable[[], Plan]) -> Plan | None:
-        """The kept plan, if there is one; ``again`` plans once more without this entry.
+    def load(self, request: Request, again: Callable[[Plan], Plan]) -> Plan | None:
+        """The kept plan, if there is one; ``again`` makes it once more without this entry.
 
         A file that is damaged or not ours is left out, with a warning.
         """
@@ -89,10 +89,12 @@ class KeptPlan:
     def store(self, plan: Plan) -> None:
         """Keep a plan, for this process and others.
 
-        A plan that time cut short, or that no compiler has checked for once, is not kept, nor one whose source names more than arrays.
+        A plan that time cut short (before two were measured, where it was tuned), or that no compiler has checked for once, is not kept,
+        nor one whose source names more than arrays.
         """
         unchecked = plan.compiled_peak_bytes is None and bool(plan.doubts)
-        if plan.planning_bound_s is not None or unchecked or not is_storable(plan):
+        untold = plan.tuning is not None and plan.tuning.struck and len(plan.tuning.plans) < 2
+        if plan.planning_bound_s is not None or untold or unchecked or not is_storable(plan):
             return
         try:
             data = packed(plan, key=self.key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
+import os
 import sys
 import threading
 import types
@@ -14,13 +14,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.core import trace_state_clean  # as in compiled.py
 from jax._src.traceback_util import api_boundary  # errors are told without our frames, as JAX tells them without its own
 from jax.core import ShapedArray, Tracer
 from jax.dtypes import float0
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import AbstractMesh, Mesh
 
-from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, donated_leaves, is_outermost, plans_in, static_arguments
+from eqsat_mem.api.arguments import argument_names, hoist_constants
+from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, NotOurs, donated_leaves, is_outermost, static_arguments
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, placement, spread_prefix
 from eqsat_mem.api.primitive import bind
@@ -31,11 +32,12 @@ from eqsat_mem.backends.xla import laid
 from eqsat_mem.egraph.rule_checks import own_constructors
 from eqsat_mem.frontend.effects import REFERENCES, refuse_collectives, refuse_references
 from eqsat_mem.ir.ops import Monoid, Operation
-from eqsat_mem.options import Accuracy, Options, resolve_device, resolve_limit
+from eqsat_mem.options import DEVICE_VARIABLE, LIMIT_VARIABLE, Accuracy, Options, resolve_device, resolve_limit
 from eqsat_mem.reports.plan import Plan
+from eqsat_mem.request import refuse_tuning_elsewhere
 
-SMALL_CONSTANT_BYTES = 4096
-"""A closed-over array up to this size is a constant of the program, whose value rules may use; a larger one is an argument."""
+ENVIRONMENT: Any = getattr(os.environ, "_data", os.environ)
+"""``os.environ`` as Python holds it, which is read in every call: its own way takes longer than all else that a call needs of ours."""
 
 
 def optimize(
@@ -56,6 +58,7 @@ def optimize(
     max_iterations: int = 30,
     max_seconds: float = 60.0,
     max_planning_seconds: float | None = None,
+    tune: float | None = None,
     verify: bool = True,
     device: str | None = None,
     tiles: bool = True,
@@ -93,6 +96,9 @@ def optimize(
         max_planning_seconds: seconds after which planning takes the best plan found so far that fits, and the plan says so; a step of the
             e-graph or a compilation that has begun is finished. None is ``EQSAT_MEM_MAX_PLANNING_SECONDS``, or else five
             times what XLA is expected to take to compile the function, at least 60 s.
+        tune: seconds for running the best few plans that fit, and the program as written where it does, of which the fastest is taken and
+            kept: on the arguments of the first call or of ``plan``, or else on made-up ones (random numbers, zeros for integers). Programs
+            with effects or on several devices are planned by prediction all the same. None is that for all.
         verify: compile the plan and compare what it holds with the limit.
         device: the device to plan for: a name that ``eqsat-mem devices`` lists (``"h100"``), or the file of a profile. None is
             ``EQSAT_MEM_DEVICE``, or else the device in use. A plan for a device that is not here can be looked at and exported; it does
@@ -137,11 +143,12 @@ def optimize(
         max_iterations=max_iterations,
         max_seconds=max_seconds,
         max_planning_seconds=max_planning_seconds,
+        tune=tune,
         verify=verify,
         device=device,
         tiles=tiles,
     )
-    backend_for(resolve_device(options))  # tells now if there is none
+    refuse_tuning_elsewhere(options, backend_for(resolve_device(options)))  # tells now, also if there is no such device
     own_constructors(options.operations)  # tells now what is wrong with them
     jit_options = {
         "static_argnums": static_argnums,
@@ -178,11 +185,21 @@ class Optimized:
         self._donates = any(jit_options.get(name) is not None for name in ("donate_argnums", "donate_argnames"))
         self._jitted: dict[tuple[int, str | None, Lying | None, bool], JitByPlan] = {}
         self._lock = threading.Lock()
+        left = [name for name, given in ((DEVICE_VARIABLE, options.device), (LIMIT_VARIABLE, options.memory_limit)) if given is None]
+        self._left_to_environment = [os.environ.encodekey(name) for name in left] if ENVIRONMENT is not os.environ else left
+        self._last: tuple[Any, list[Any]] | None = None
+        self._alternates = False
         JitByPlan(fun, jit_options)  # so that jax.jit checks its arguments now
 
     @api_boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function_for(args, kwargs)(*args, **kwargs)
+        last = self._last
+        if last is not None and trace_state_clean() and last[1] == self._variables():
+            try:
+                return last[0](*args, **kwargs)
+            except NotOurs:
+                pass
+        return self._called(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -205,8 +222,7 @@ class Optimized:
             MemoryLimitError: if no plan fits the limit.
         """
         with jax.disable_jit(False):
-            jaxpr = self.trace(*args, **kwargs).jaxpr
-        return plans_in(jaxpr)[0]
+            return self._function_for(args, kwargs).plans(args, kwargs)[0]
 
     @api_boundary
     def trace(self, *args: Any, **kwargs: Any) -> Any:
@@ -230,9 +246,26 @@ class Optimized:
     def clear_cache(self) -> None:
         """Forget all plans and compiled programs of this function."""
         with self._lock:
-            jitted, self._jitted = self._jitted, {}
+            jitted, self._jitted, self._last = self._jitted, {}, None
         for function in jitted.values():
             function.clear_cache()
+
+    def _variables(self) -> list[Any]:
+        """The values of the environment's variables that options leave to it."""
+        return [ENVIRONMENT.get(name) for name in self._left_to_environment]
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The results of a call, and the function for the next one to try first: that of this one, unless calls alternate between several.
+
+        On several devices it depends on how the arguments lie, too.
+        """
+        variables = self._variables()
+        results, function = self._function_for(args, kwargs).called(args, kwargs)
+        if function is not None and is_outermost() and not self._shardings.given and jax.device_count() == 1:
+            last = self._last
+            self._alternates = self._alternates or (last is not None and last[0] != function and last[1] == variables)
+            self._last = None if self._alternates else (function, variables)
+        return results
 
     def _function_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JitByPlan:
         """The ``jax.jit`` function for the limit that holds now and for how these arguments lie; its caches are those of plans too."""
@@ -248,7 +281,7 @@ class Optimized:
                 options = replace(self._options, memory_limit=limit, device=device)
                 donated = self._jit_options if donates else {}
                 binding = _binding(self._fun, options, lying, self._shardings.results, donated, self._given)
-                self._jitted[key] = JitByPlan(binding, self._jit_options)
+                self._jitted[key] = JitByPlan(binding, self._jit_options, options.tune is not None)
             return self._jitted[key]
 
     def _lying(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lying | None:
@@ -335,38 +368,3 @@ def _check_types(inputs: Sequence[Any]) -> None:
             raise NotImplementedError(
                 f"an optimised function is planned for shapes of numbers, not {aval.str_short()}: export it once for each shape."
             )
-
-
-def hoist_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
-    """Make leading arguments of closed-over tracers and large arrays: the former are not constant, the latter are held memory."""
-    hoisted = [isinstance(const, Tracer) or getattr(const, "nbytes", 0) > SMALL_CONSTANT_BYTES for const in closed.consts]
-    if not any(hoisted):
-        return closed, []
-    pairs = list(zip(closed.jaxpr.constvars, closed.consts, hoisted, strict=True))
-    moved = [var for var, _, is_hoisted in pairs if is_hoisted]
-    debug = closed.jaxpr.debug_info
-    jaxpr = closed.jaxpr.replace(
-        constvars=[var for var, _, is_hoisted in pairs if not is_hoisted],
-        invars=[*moved, *closed.jaxpr.invars],
-        debug_info=debug._replace(arg_names=None),
-    )
-    kept = [const for _, const, is_hoisted in pairs if not is_hoisted]
-    return ClosedJaxpr(jaxpr, kept), [const for _, const, is_hoisted in pairs if is_hoisted]
-
-
-def argument_names(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Any]) -> list[str]:
-    """A name for each leaf of the arguments that is one of ``inputs``, from the parameter and the path to it: ``x``, ``params['w'][0]``."""
-    leaves, tree = jax.tree.flatten((tuple(args), kwargs))
-    places = [object() for _ in leaves]  # one array may stand in several places
-    placed_args, placed_kwargs = jax.tree.unflatten(tree, places)
-    try:
-        arguments = dict(inspect.signature(fun).bind(*placed_args, **placed_kwargs).arguments)
-    except (TypeError, ValueError):  # built-in functions have no signature
-        arguments = {"args": placed_args, **placed_kwargs}
-    named = {}
-    for parameter, value in arguments.items():
-        for path, place in jax.tree_util.tree_flatten_with_path(value)[0]:
-            named[id(place)] = f"{parameter}{jax.tree_util.keystr(path)}"
-    wanted = {id(leaf) for leaf in inputs}
-    given = [place for place, leaf in zip(places, leaves, strict=True) if id(leaf) in wanted]
-    return [named.get(id(place), f"arg_{k}") for k, place in enumerate(given)]

@@ -19,9 +19,9 @@ from jax._src.core import trace_state_clean  # as in compiled.py
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from eqsat_mem.api.arguments import hoist_constants
 from eqsat_mem.api.compiled import MOST_SIGNATURES, signature, static_arguments
 from eqsat_mem.api.function import Function
-from eqsat_mem.api.optimize import hoist_constants
 from eqsat_mem.api.primitive import bind
 from eqsat_mem.api.run_report import Entry, Ledger, say
 from eqsat_mem.api.subjects import identity, subject

@@ -111,8 +111,12 @@ def _abstract_linear(*avals: Any, linear: Linear, jaxpr: ClosedJaxpr) -> tuple[l
 
 
 def _run(*args: Any, function: Function, jaxpr: ClosedJaxpr) -> list[Any]:
-    compiled = function.derive("compiled", lambda: jit(function.evaluate))
-    return compiled(*args)
+    def make() -> Any:
+        options = dict(function.plan().compiler_options)
+        return jit(function.evaluate, compiler_options=options) if options else jit(function.evaluate)
+
+    results: list[Any] = function.derive("compiled", make)(*args)
+    return results
 
 
 def _run_linear(*args: Any, linear: Linear, jaxpr: ClosedJaxpr) -> list[Any]:

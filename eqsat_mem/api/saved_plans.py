@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 
 from jax.extend.core import jaxpr_as_fun
@@ -46,12 +46,12 @@ class TakenUpRecord:
         return self.again()
 
 
-def taken_up(plan: Plan, request: Request, again: Callable[[], Plan]) -> Plan:
-    """A loaded plan as the answer to a request."""
+def taken_up(plan: Plan, request: Request, again: Callable[[Plan], Plan]) -> Plan:
+    """A loaded plan as the answer to a request; ``again`` makes it once more."""
     if plan.unchanged:  # such a program runs bit for bit as it was traced, and not as its source
         run = jaxpr_as_fun(request.jaxpr)
         plan = replace(plan, function=lambda *args: tuple(run(*args)))
-    return replace(plan, record=TakenUpRecord(request, again))
+    return replace(plan, record=TakenUpRecord(request, partial(again, plan)))
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def given_plan(plan: Plan | str | PathLike[str]) -> GivenPlan:
     return GivenPlan(plan, told, plan.record.versions if isinstance(plan.record, LoadedRecord) else versions())
 
 
-def checked(given: GivenPlan, request: Request, again: Callable[[], Plan]) -> Plan:
+def checked(given: GivenPlan, request: Request, again: Callable[[Plan], Plan]) -> Plan:
     """A plan that the user gave as the answer to a request. Where another JAX made it, what it holds is asked for anew.
 
     Raises:

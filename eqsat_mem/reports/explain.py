@@ -66,6 +66,7 @@ def explained(plan: Plan, record: Record, deadline: Deadline) -> Explanation:
         rules=needed,
         spare_rules=[] if unasked else [name for name in sorted(fired) if name not in names],
         unasked=sorted(unasked),
+        measured="" if plan.tuning is None or not plan.tuning.plans else str(plan.tuning),
         stopped=stopped_text(plan),
         loops=loop_effects(s),
         rivals=[] if searches is None else rivals(searches.seen, s, record.limit_bytes),

@@ -114,6 +114,7 @@ class Explanation:
             together; in the order in which they first matched.
         spare_rules: the other rules that matched; without all of these the plan is reached.
         unasked: the rules that matched and of which nothing can be said, as the time was too short; empty if all were asked.
+        measured: a sentence on the times by which the plan was chosen; empty where it was by prediction, without ``tune``.
         stopped: a sentence where planning was cut short by ``max_planning_seconds``; usually empty.
         loops: the saving and the cost of each loop.
         rivals: the other schedules found, and the reasons for which they lost.
@@ -130,6 +131,7 @@ class Explanation:
     rules: Sequence[NeededRule]
     spare_rules: Sequence[str]
     unasked: Sequence[str] = ()
+    measured: str = ""
     stopped: str = ""
     loops: Sequence[LoopEffect]
     rivals: Sequence[Rival]
@@ -164,10 +166,10 @@ class Explanation:
 
 
 def _rule_lines(why: Explanation) -> Iterator[str]:
-    if why.stopped:
-        yield why.stopped
+    yield from filter(None, (why.measured, why.stopped))
     if why.unchanged:
-        yield "the function runs as it was written: it fits, and nothing found is predicted to be much faster"
+        than = "ran faster" if why.measured else "is predicted to be much faster"
+        yield f"the function runs as it was written: it fits, and nothing found {than}"
         return
     if not why.repeated:
         yield "the search stopped at a limit of time; what follows is what it finds without max_seconds, and with as much time for planning"

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from eqsat_mem.errors import Tensor
 from eqsat_mem.reports.exchanges import Exchange, SpreadIndex
+from eqsat_mem.reports.measured import Tuning
 from eqsat_mem.reports.plan_text import headline, html_of, text_of
 from eqsat_mem.units import count
 
@@ -90,6 +91,7 @@ class Plan:
         doubts: sentences on what the check of the compiled peak could not see; usually none.
         planning_bound_s: the bound on planning in seconds (``max_planning_seconds``) where that cut planning short, so that this is the
             best plan found in time; None where planning came to its end.
+        tuning: the measurements by which the plan was chosen, where ``tune`` asked for them (:class:`Tuning`); else None.
         mesh: the mesh of devices that run the plan together, each of which all figures are for; None for one device.
         in_specs, out_specs: how arguments and results lie on it, None where that is left to XLA.
         spread: the indices of which each device computes a share.
@@ -127,6 +129,7 @@ class Plan:
     compiler_options: Mapping[str, str | bool] = field(default_factory=dict)
     doubts: Sequence[str] = ()
     planning_bound_s: float | None = None
+    tuning: Tuning | None = None
     record: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -275,6 +278,7 @@ def to_json(plan: Plan) -> str:
     }
     record["seconds"] = dict(plan.seconds)
     record["loops"] = [asdict(loop) for loop in plan.loops]
+    record["tuning"] = None if plan.tuning is None else asdict(plan.tuning)
     record["mesh"] = None if plan.mesh is None else dict(plan.mesh.shape)
     for name in ("in_specs", "out_specs"):
         record[name] = [None if spec is None else list(spec) for spec in getattr(plan, name)]

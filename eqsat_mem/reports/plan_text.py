@@ -29,6 +29,7 @@ def text_of(plan: Plan) -> str:
         ("", list(_bars(plan))),
         ("mesh", list(_shares(plan))),
         ("how", list(_loops(plan))),
+        ("tuned", [] if plan.tuning is None else [str(plan.tuning)]),
         ("peak", list(_peak(plan))),
         ("more", [_more(plan)]),
         ("note", [*filter(None, [stopped_text(plan)]), *plan.doubts]),

@@ -107,6 +107,8 @@ def rivals(seen: SearchRecord, plan: Schedule, limit: int) -> list[Rival]:
 def _why(s: Schedule, plan: Schedule, limit: int) -> str:
     if not s.fits(limit):
         return f"{format_bytes(s.peak_bytes - limit)} over the limit"
+    if s.seconds * CLOSE < plan.seconds:
+        return "predicted to be faster: the plan was chosen by what was measured, or by what XLA holds"
     if s.seconds > plan.seconds * CLOSE:
         return times_as_long(s.seconds / plan.seconds)
     if len(s.chunks) > len(plan.chunks):

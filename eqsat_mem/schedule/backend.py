@@ -343,14 +343,20 @@ class Backend:
                 compiler; the text says what to install.
             NotImplementedError: if the compiler does not analyse memory.
         """
+        lowered = self.lowered(function, avals, donate, shardings)
+        with telling_of_missing_calls():
+            compiled = lowered.compile() if optimise else self._compiled_for_check(lowered)
+        return self.checked(compiled)
+
+    def lowered(
+        self, function: Callable[..., Any], avals: Sequence[Any], donate: Sequence[int] = (), shardings: Sequence[Any] | None = None
+    ) -> Any:
+        """A function of flat arguments, to be compiled; arguments are those of :meth:`check`."""
         shapes = [
             jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False), sharding=sharding)
             for a, sharding in zip(avals, shardings or [None] * len(avals), strict=True)
         ]
-        lowered = real_jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
-        with telling_of_missing_calls():
-            compiled = lowered.compile() if optimise else self._compiled_for_check(lowered)
-        return self.checked(compiled)
+        return real_jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
 
     def _compiled_for_check(self, lowered: Any) -> Any:
         try:

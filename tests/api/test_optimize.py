@@ -31,6 +31,7 @@ class PlanAsTraced:
     record: None = None
     unchanged: bool = False
     is_here: bool = True
+    compiler_options: tuple[()] = ()
 
     def function(self, *args):
         return jaxpr_as_fun(self.jaxpr)(*args)

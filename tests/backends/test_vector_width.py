@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import eqsat_mem
 from eqsat_mem import optimize
-from eqsat_mem.api import compiled
+from eqsat_mem.api import compiled, primitive
 from eqsat_mem.api.compiled import JitByPlan
 from eqsat_mem.backends.cpu import profile, vector_width
 from eqsat_mem.backends.cpu.backend import CpuBackend
@@ -28,7 +31,8 @@ def wide(monkeypatch):
     """A machine of wide vectors, whatever this one is; the list of what ``jax.jit`` compiled with options."""
     monkeypatch.setattr(CpuBackend, "compiler_options", WIDE)
     made = []
-    monkeypatch.setattr(compiled, "jit", lambda fun, **options: made.append(options.get("compiler_options")) or jax.jit(fun, **options))
+    for module in (compiled, primitive):
+        monkeypatch.setattr(module, "jit", lambda fun, **options: made.append(options.get("compiler_options")) or jax.jit(fun, **options))
     return made
 
 
@@ -58,8 +62,9 @@ def test_a_plan_is_compiled_with_them_and_a_program_as_written_without(wide):
     assert fast.plan(small).unchanged
     for x in (large, small, large):
         np.testing.assert_allclose(fast(x), energies(x), rtol=1e-4)
-    assert by_plan.chosen((large,), {}) is not by_plan.plain
-    assert by_plan.chosen((small,), {}) is by_plan.plain
+    assert by_plan.chosen((large,), {}) is not by_plan.chosen((small,), {})
+    assert by_plan.chosen((large + 1,), {}) is by_plan.chosen((large,), {})
+    assert wide.count(WIDE) == 1
     assert fast.plan(large).compiler_options == WIDE
     assert fast.plan(small).compiler_options == {}
     assert np.array_equal(fast(small), jax.jit(energies)(small))
@@ -83,9 +88,28 @@ def test_a_call_and_its_plan_trace_the_function_once(wide):
 def test_inside_another_trace_options_are_those_of_the_caller(wide):
     fast = optimize(energies, memory_limit="4MiB")
     np.testing.assert_allclose(jax.jit(lambda x: fast(x) + 1)(POINTS), energies(POINTS) + 1, rtol=1e-4)
-    jax.jit(jax.grad(lambda x: fast(x).sum()))(POINTS)
-    jax.grad(lambda x: fast(x).sum())(POINTS)
+    slope = jax.jit(jax.grad(lambda x: fast(x).sum()))(POINTS)
     assert WIDE not in wide
+    np.testing.assert_allclose(jax.grad(lambda x: fast(x).sum())(POINTS), slope, rtol=1e-3, atol=1e-3)
+
+
+def test_derivatives_and_batches_outside_of_jit_are_compiled_with_them(wide):
+    traced = []
+
+    def counted(x):
+        traced.append(x)
+        return energies(x)
+
+    fast = optimize(counted, memory_limit="4MiB")
+    for _ in range(2):
+        jax.grad(lambda x: fast(x).sum())(POINTS)
+    assert wide.count(WIDE) == 2  # the gradient's two parts, forward and backward
+    once = len(traced)
+    jax.grad(lambda x: fast(x).sum())(POINTS)
+    assert len(traced) == once
+    two = np.stack([POINTS[:600], POINTS[600:1200]])
+    np.testing.assert_allclose(jax.vmap(fast)(two)[1], energies(two[1]), rtol=1e-4)
+    assert wide.count(WIDE) == 3
 
 
 def test_static_values_are_told_apart(wide):
@@ -96,8 +120,8 @@ def test_static_values_are_told_apart(wide):
     by_plan = fast._function_for((POINTS, 0), {})
     np.testing.assert_allclose(fast(POINTS, 0), POINTS[:, 0])
     np.testing.assert_allclose(fast(POINTS, 1), energies(POINTS), rtol=1e-4)
-    assert by_plan.chosen((POINTS, 0), {}) is by_plan.plain
-    assert by_plan.chosen((POINTS, 1), {}) is not by_plan.plain
+    assert by_plan.chosen((POINTS, 0), {}) is not by_plan.chosen((POINTS, 1), {})
+    assert fast._alternates  # between a program as written and a plan: neither is tried first
     with pytest.raises(ValueError, match="hashable"):
         fast(POINTS, [1])
 
@@ -142,3 +166,74 @@ def test_forgotten_signatures_are_planned_again_when_called(wide, monkeypatch):
     for n in (40, 50, 60, 40):
         assert fast(POINTS[:n]).shape == (n,)
     assert len(fast._function_for((POINTS,), {})._chosen) <= 2
+
+
+# --- the way of a call --------------------------------------------------------------------------------
+
+
+def frames(call):
+    """The Python functions that run during a call: the file and the name of each."""
+    seen = []
+
+    def noted(frame, event, arg):
+        if event == "call":
+            seen.append((Path(frame.f_code.co_filename), frame.f_code.co_name))
+
+    sys.setprofile(noted)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+@pytest.mark.parametrize("has_options", [True, False])
+def test_a_call_goes_straight_to_the_function_of_the_last_one(has_options, wide, monkeypatch):
+    if not has_options:
+        monkeypatch.setattr(CpuBackend, "compiler_options", {})
+    fast = optimize(energies, memory_limit="4MiB")
+    x, other = jnp.asarray(POINTS), jnp.asarray(POINTS[:1400])
+    for _ in range(2):
+        fast(x)
+        fast(other)
+    for given in (x, other):  # two signatures of one kind
+        seen = frames(lambda given=given: fast(given))
+        ours = [name for path, name in seen if path.parent.parent.name == "eqsat_mem"]
+        assert ours[:2] == ["__call__", "_variables"]
+        assert set(ours[2:]) <= {"<listcomp>"}
+        assert "cache_miss" not in [name for _, name in seen]  # of JAX: its fast path took the call
+        assert len(seen) < 12
+
+
+def test_the_last_function_is_not_for_other_limits(wide, monkeypatch):
+    fast = optimize(energies)
+    monkeypatch.setenv("EQSAT_MEM_LIMIT", "4MiB")
+    fast(POINTS)
+    last = fast._last
+    fast(POINTS)
+    assert fast._last is last
+    monkeypatch.setenv("EQSAT_MEM_LIMIT", "1GiB")
+    np.testing.assert_allclose(fast(POINTS), energies(POINTS), rtol=1e-4)
+    assert fast._last[0] is not last[0]
+    assert fast.plan(POINTS).limit_bytes == 2**30
+
+
+def test_a_new_signature_that_stays_as_written_is_not_compiled_as_a_plan(wide):
+    fast = optimize(energies, memory_limit="4MiB")
+    fast(POINTS)
+    small = POINTS[:50]
+    assert np.array_equal(fast(small), jax.jit(energies)(small))
+    by_plan = fast._function_for((small,), {})
+    assert by_plan.chosen((small,), {}) is by_plan._made[False]
+    fast.clear_cache()
+    assert fast._last is None
+
+
+def test_errors_of_a_second_signature_are_those_of_the_function(wide):
+    fast = optimize(lambda x: energies(x) if x.shape[0] > 100 else 1 / 0, memory_limit="4MiB")
+    fast(POINTS)
+    with pytest.raises(ZeroDivisionError):
+        fast(POINTS[:50])
+    with pytest.raises(eqsat_mem.MemoryLimitError):
+        fast(np.zeros((3_000_000, 3), np.float32))
+    np.testing.assert_allclose(fast(POINTS), energies(POINTS), rtol=1e-4)

@@ -37,7 +37,7 @@ def traced(options: argparse.Namespace, passes: Collection[Pass] = EVERY) -> Pro
     """The program of the function that the command line names, which ``passes`` may change."""
     import jax
 
-    from eqsat_mem.api.optimize import argument_names
+    from eqsat_mem.api.arguments import argument_names
     from eqsat_mem.cli.user_files import plain, subject
     from eqsat_mem.frontend.load import load
 

@@ -1,0 +1,168 @@
+"""Emitting and verifying: the program as it was, or the first plan that holds no more than the limit once XLA has compiled it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jax.extend.core import jaxpr_as_fun
+
+from eqsat_mem.backends.xla import constrained
+from eqsat_mem.candidates import Forms, SearchResult
+from eqsat_mem.codegen.emit import Emitted, emit
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.errors import MemoryLimitError
+from eqsat_mem.ir import Program, argument_bytes
+from eqsat_mem.reports.outline import output_bytes, peak_tensors, restrictions
+from eqsat_mem.request import Request
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.checks import Check
+from eqsat_mem.schedule.search import Schedule, unscheduled
+from eqsat_mem.transforms.plan_bodies import has_plans
+
+GAIN = 0.7
+"""A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
+CLOSE = 1.25
+"""A plan may fit though up to so many times the limit is predicted."""
+ATTEMPTS = 6
+"""The number of searches and compilations for one limit, each for a lower planned limit than the one before."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """A schedule as code and as compiled (None: it was not), and the backend and limit that it was searched for."""
+
+    schedule: Schedule
+    code: Emitted
+    check: Check | None
+    backend: Backend
+    planned_limit: int
+    unchanged: bool = False
+
+    @property
+    def compiled_bytes(self) -> int | None:
+        return None if self.check is None else self.check.held_bytes
+
+
+def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
+    """The program as it was where it fits and a plan gains too little; else the plan that fits."""
+    limit, best, before = request.limit, found.best, found.before
+    asked_for_loops = bool(best.chunks) and request.asks_for_loops
+    if best.fits(limit):
+        fits_nearly = before.fits(limit * request.backend.asked_up_to if request.verifies else limit)
+        may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
+    else:  # whatever is predicted of the program as written: XLA is asked before there is an error
+        may_stay = request.verifies or before.fits(limit)
+    kept = keep(request, forms.loaded, before) if may_stay else None
+    if kept is not None:
+        return kept
+    try:
+        planned = _emit_within(request, forms, best)
+    except MemoryLimitError:  # as predicted, something would have fitted
+        kept = keep(request, forms.loaded, before) if request.verifies and not may_stay else None
+        if kept is None:
+            raise
+        return kept
+    if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(planned) > GAIN * before.seconds:
+        return keep(request, forms.loaded, before) or planned
+    return planned
+
+
+def keep(request: Request, loaded: Program, before: Schedule) -> Chosen | None:
+    """The program as it was, if it holds no more than the limit once compiled; its source is the same written out."""
+    function, limit = jaxpr_as_fun(request.jaxpr), request.limit
+    placement = request.placement
+    placed = function if placement is None or placement.mesh is None else constrained(function, placement)
+    check = request.compiled(request.backend, placed, before.peak_bytes)
+    if check is None and (has_plans(before.ex.program) or not before.fits(limit)):
+        return None  # nothing but the prediction tells, which counts plans of its loops' bodies
+    if check is not None and check.held_bytes > limit:
+        return None
+    ex = Extraction(loaded)
+    code = emit(unscheduled(ex, request.backend), request.name)
+    source = f"# {request.name} runs as it was written; this is the same, written out.\n{code.source}"
+    run = function if placement is None or placement.around else placed
+    emitted = Emitted(source, lambda *args: tuple(run(*args)), code.namespace, code.names)
+    return Chosen(before, emitted, check, request.backend, limit, unchanged=True)
+
+
+def _as_held(chosen: Chosen) -> float:
+    """The predicted seconds of a plan, with those that new memory takes if XLA holds so much more than was predicted that it is new."""
+    s = chosen.schedule
+    fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
+    predicted, held = (chosen.backend.device.fresh_s(total - fixed) for total in (s.peak_bytes, chosen.compiled_bytes or s.peak_bytes))
+    return s.seconds + max(held - predicted, 0.0)
+
+
+def _emit_within(request: Request, forms: Forms, best: Schedule) -> Chosen:
+    """Emit a program that holds no more than the limit once compiled.
+
+    Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant. Then
+    with the compiler options under which programs hold least.
+    """
+    errors: list[MemoryLimitError] = []
+    cautious = request.backend.cautious() if best.fits(request.limit) else None
+    for backend in (request.backend, cautious, request.backend.narrowed() if request.verifies else None):
+        if backend is not None and not (errors and request.deadline.passed()):
+            try:
+                s = forms.fastest(backend, request.limit).best if errors else best
+                return _verified(request, forms, backend, s)
+            except MemoryLimitError as error:
+                errors.append(error)
+    raise min(errors, key=lambda error: error.smallest_bytes) from None
+
+
+def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule) -> Chosen:
+    """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
+
+    Where nothing fits the next planned limit, it was too low a guess: the one after is halfway back to the last program that was compiled.
+    Where nothing fits at all as predicted, but nearly, XLA is asked about the plan for what that holds.
+    """
+    limit = request.limit
+    planned_limit, above = limit, 0
+    smallest: tuple[int, Schedule] | None = None
+    for attempt in range(ATTEMPTS):
+        if attempt and request.deadline.passed():
+            break
+        if attempt:
+            best = forms.fastest(backend, planned_limit).best
+        if best.fits(planned_limit):
+            found = compiled(request, backend, best, planned_limit)
+            held = found.compiled_bytes
+            if held is None or held <= limit:
+                return found
+            if smallest is None or held < smallest[0]:
+                smallest = held, best
+            if planned_limit > limit:
+                break
+            planned_limit, above = _tighter(best, held, limit), best.peak_bytes
+        elif smallest is None and request.verifies and best.fits(int(CLOSE * limit)):
+            planned_limit = best.peak_bytes
+        elif best.peak_bytes < above:
+            planned_limit = (best.peak_bytes + above) // 2
+        else:
+            break
+    closest_bytes, closest = smallest or (best.peak_bytes, best)
+    raise _too_large(request, forms, closest, closest_bytes)
+
+
+def compiled(request: Request, backend: Backend, s: Schedule, planned_limit: int) -> Chosen:
+    """A schedule as code, compiled to be compared with the limit where programs are."""
+    code, shares = emit(s, request.name), s.ex.program.shares
+    run = request.runnable(code, checked=True)
+    return Chosen(s, code, request.compiled(backend, run, s.peak_bytes, () if shares is None else shares.arguments), backend, planned_limit)
+
+
+def _tighter(s: Schedule, held: int, limit: int) -> int:
+    """The peak to plan for so that temporaries, should they exceed their prediction by as much again, fit."""
+    fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
+    predicted, real = max(s.peak_bytes - fixed, 1), max(held - fixed, 1)
+    return min(s.peak_bytes - 1, fixed + int(0.95 * predicted * max(limit - fixed, 0) / real))
+
+
+def _too_large(request: Request, forms: Forms, s: Schedule, smallest: int) -> MemoryLimitError:
+    fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
+    limit, smallest, fixed = map(request.held, (request.limit, smallest, fixed))
+    known = peak_tensors(s), request.name, fixed, (*restrictions(s, request.options), *request.stopped), request.shared_bytes
+    devices = 1 if request.placement is None else request.placement.devices.total
+    shapes = [aval.shape for aval in (*request.jaxpr.in_avals, *request.jaxpr.out_avals)]
+    return MemoryLimitError(limit, smallest, *known, devices, forms.with_more_devices(request.limit, shapes, request.shared_bytes))
