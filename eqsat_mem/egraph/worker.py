@@ -18,7 +18,7 @@ from eqsat_mem.units import format_bytes
 
 SECONDS, BYTES = 10, 1 << 30
 """The limits of a worker for one e-graph: processor time, and memory. Shipped rules take seconds and 100 MiB for the largest programs."""
-PATIENCE, LEAST_S = 2.5, 20
+PATIENCE, LEAST_S = 6, 60
 """A worker may last so many times as long as its processor time, or so many seconds: the machine may be busy with something else."""
 TOLD = 400
 """The number of last characters that an error quotes of the output of a process that crashed."""
@@ -32,7 +32,8 @@ class Worker:
 
     def __init__(self, seconds: int = SECONDS, size: int = BYTES) -> None:
         self._seconds, self._size, self.spent = seconds, size, 0.0
-        self._end = time.monotonic() + max(PATIENCE * seconds, LEAST_S)
+        self._patience, self._is_late = max(PATIENCE * seconds, LEAST_S), False
+        self._end = time.monotonic() + self._patience
         self._printed: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the process
         command = [sys.executable, "-I", "-S", engine.__file__, str(engine.compiled()), str(seconds), str(size)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._printed)
@@ -87,6 +88,7 @@ class Worker:
         with selectors.DefaultSelector() as selector:
             selector.register(stream, selectors.EVENT_READ)
             if not selector.select(max(self._end - time.monotonic(), 0.0)):
+                self._is_late = True
                 self._process.kill()
 
     def _ended(self) -> str:
@@ -94,6 +96,8 @@ class Worker:
         status = self._process.wait()
         self._printed.seek(0)
         said = self._printed.read().decode(errors="replace").strip()
+        if self._is_late:
+            return f"has no answer after {self._patience} s, for {self._seconds} s of the processor"
         if status in (-signal.SIGXCPU, -signal.SIGKILL):
             return f"takes more than {self._seconds} s"
         if "memory allocation" in said or "MemoryError" in said:

@@ -1,6 +1,7 @@
 """Rule files that ask for too much: an error names the rule, and the process that plans goes on."""
 
 import resource
+import signal
 import sys
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.egraph import saturate as saturation
+from eqsat_mem.egraph import worker
 from eqsat_mem.egraph.engine import LocalSession, Overrun, Panic
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate, session
@@ -125,24 +127,35 @@ def test_a_worker_finds_what_is_found_in_this_process(tmp_path, name):
     assert (here.facts, here.levels, here.matches, here.stopped) == (there.facts, there.levels, there.matches, there.stopped)
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be stopped there")
+def test_a_worker_that_waits_is_told_from_one_that_works(monkeypatch):
+    monkeypatch.setattr(worker, "PATIENCE", 0.1)
+    monkeypatch.setattr(worker, "LEAST_S", 0.0)
+    stopped = Worker(2)
+    stopped._process.send_signal(signal.SIGSTOP)
+    with pytest.raises(Overrun, match=r"^has no answer after 0.2 s, for 2 s of the processor$"):
+        stopped.rows()
+    stopped.close()
+
+
 def test_a_worker_ends_at_its_limits():
     declared = "(ruleset r)", "(relation name (String))", '(name "a")', '(rule ((name s)) ((name (+ s s))) :ruleset r :name "doubled")'
-    worker = Worker(5, 1 << 28)
-    worker.declare([("declared", declared)])
+    process = Worker(5, 1 << 28)
+    process.declare([("declared", declared)])
     with pytest.raises(Overrun, match=r"takes more than 256 MiB of memory"):
-        worker.step("r", 60)
-    worker.close()
-    worker = Worker(5)
+        process.step("r", 60)
+    process.close()
+    process = Worker(5)
     with pytest.raises(Panic):
-        worker.declare([("unknown", ("(run nowhere 1)",))])
-    worker.close()
+        process.declare([("unknown", ("(run nowhere 1)",))])
+    process.close()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    worker = Worker(1)
-    worker.declare([("declared", ("(ruleset r)", "(relation number (i64))", *(f"(number {n})" for n in range(2000))))])
+    process = Worker(1)
+    process.declare([("declared", ("(ruleset r)", "(relation number (i64))", *(f"(number {n})" for n in range(2000))))])
     joined = '(rule ((number a) (number b) (number c) (< a b) (< b c)) ((number (+ a c))) :ruleset r :name "joined")'
-    worker.declare([("joined", (joined,))])
+    process.declare([("joined", (joined,))])
     with pytest.raises(Overrun, match="takes more than 1 s"):
-        worker.step("r", 1)
-    worker.close()
+        process.step("r", 1)
+    process.close()
     if sys.platform == "linux":
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (64 << 10)

@@ -28,7 +28,7 @@ from tests.suites.catalogue import SUITES, Suite, excuse
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 WAYS = "plain", "run"
-GRACE = 60.0
+GRACE = 300.0
 """Seconds for a process that is interrupted to end."""
 BAD = "failed", "error", "too long", "died"
 
