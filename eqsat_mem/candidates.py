@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from jax.extend.core import ClosedJaxpr
@@ -87,9 +88,11 @@ class Forms:
     placement: Placement | None = None
     """The specs of arguments and results where several devices run the program."""
     deadline: Deadline = NEVER
+    rolled: Program | None = None
+    """The program with its chains of equal blocks as loops, if it has any; the program itself is searched where no form of that fits."""
 
     def __post_init__(self) -> None:
-        self.made = [self.loaded]
+        self.made = [self.rolled or self.loaded]
         self.others: Iterator[Program] | None = None
         self.candidates: dict[int, _Candidates] = {}
         self.bodies: dict[int, tuple[ClosedJaxpr, Program]] = {}
@@ -115,7 +118,8 @@ class Forms:
                 if not found or (least < min(f.best.peak_bytes for f in found.values()) and not self.deadline.passed()):
                     found[k] = self._fastest(form, backend, limit, scheduler)
         best = min(found.values(), key=lambda f: order(f.best, limit))
-        return replace(best, before=found[0].before if 0 in found else self.written(backend, limit))
+        is_first = self.rolled is None and 0 in found
+        return replace(best, before=found[0].before if is_first else self.written(backend, limit))
 
     def written(self, backend: Backend, limit: int) -> Schedule:
         """The program run as its author wrote it, bodies of its loops as written too."""
@@ -125,16 +129,18 @@ class Forms:
     def _forms(self) -> Iterator[Program]:
         yield from self.made
         if self.others is None:
-            self.others = self._further()
+            self.others = self._further(self.made[0])
+            if self.rolled is not None:
+                self.others = chain(self.others, [self.loaded], self._further(self.loaded))
         for program in self.others:
             self.made.append(program)
             yield program
 
-    def _further(self) -> Iterator[Program]:
+    def _further(self, program: Program) -> Iterator[Program]:
         from eqsat_mem.transforms.scan_rewrite import forms
 
-        yield from forms(original(self.loaded, self.rules), self.rules)
-        taken = with_takes(self.loaded) if self.rules.names("Take") else None
+        yield from forms(original(program, self.rules), self.rules)
+        taken = with_takes(program) if self.rules.names("Take") else None
         if taken is not None:
             apart = extract(self._candidates(taken).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
             yield taken if self.placement is None else apart.program

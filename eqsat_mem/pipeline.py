@@ -22,6 +22,7 @@ from eqsat_mem.events import Began, Clock, Ended, Loaded, tell
 from eqsat_mem.frontend.fingerprint import fingerprint
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.preferences import Preferences
+from eqsat_mem.frontend.roll import load_rolled
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
@@ -114,7 +115,8 @@ def _forms(request: Request, bodies: BodyPlans, clock: Clock) -> Forms:
         rules = rules_of(request.options, request.backend)
         loaded = load(request.jaxpr, request.arg_names, request.backend.preferences, rules.passes)
         tell(Loaded(loaded))
-    return Forms(loaded, rules, request.options, request.backend, bodies, clock, request.placement, request.deadline)
+        loops = None if request.placement is not None else load_rolled(request.jaxpr, loaded, request.backend.preferences, rules.passes)
+    return Forms(loaded, rules, request.options, request.backend, bodies, clock, request.placement, request.deadline, loops)
 
 
 @dataclass(eq=False)
