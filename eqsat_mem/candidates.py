@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from jax.extend.core import ClosedJaxpr
@@ -42,6 +41,8 @@ ROWS_PRICE = 1e-6
 """A further price for programs with takes: no rows are taken of computed values where rules allow to compute the rows alone."""
 HARDLY = 0.02
 """The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
+LONG = 500
+"""Terms of a program with equal blocks that is searched as it was written only where its loops do not fit: that takes seconds."""
 ROUGHLY = 0.1
 """The share of its time by which a program has to be faster than one that receives less from other devices: seconds of exchanges depend on
 what else goes on between devices, which no figure of a link tells."""
@@ -88,11 +89,11 @@ class Forms:
     placement: Placement | None = None
     """The specs of arguments and results where several devices run the program."""
     deadline: Deadline = NEVER
-    rolled: Program | None = None
-    """The program with its chains of equal blocks as loops, if it has any; the program itself is searched where no form of that fits."""
+    loops: Forms | None = None
+    """The forms of the program with its chains of equal blocks as loops, if it has any."""
 
     def __post_init__(self) -> None:
-        self.made = [self.rolled or self.loaded]
+        self.made = [self.loaded]
         self.others: Iterator[Program] | None = None
         self.candidates: dict[int, _Candidates] = {}
         self.bodies: dict[int, tuple[ClosedJaxpr, Program]] = {}
@@ -101,7 +102,23 @@ class Forms:
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
         """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
 
-        What was written is the first form. Forms that cannot fit are searched last, and only where they may be the smallest.
+        What was written is the first form, and that with equal blocks as loops the first of others: the better of both, but where the
+        program is long, what was written is searched only where no loops fit.
+        """
+        if self.loops is None:
+            return self._fastest_form(backend, limit, scheduler)
+        self.loops.clock, self.loops.deadline = self.clock, self.deadline
+        rolled = self.loops.fastest(backend, limit, scheduler)
+        if self.deadline.passed() or (rolled.best.fits(limit) and len(self.loaded.terms) > LONG):
+            return replace(rolled, before=self.written(backend, limit))
+        found = self._fastest_form(backend, limit, scheduler)
+        is_better = order(rolled.best, limit) < order(found.best, limit)
+        return replace(rolled, before=found.before) if is_better else found
+
+    def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
+        """The fastest schedule of the first form that fits, without loops over equal blocks.
+
+        Forms that cannot fit are searched last, and only where they may be the smallest.
         """
         found: dict[int, SearchResult] = {}
         hopeless: list[tuple[int, int, Program]] = []
@@ -118,29 +135,29 @@ class Forms:
                 if not found or (least < min(f.best.peak_bytes for f in found.values()) and not self.deadline.passed()):
                     found[k] = self._fastest(form, backend, limit, scheduler)
         best = min(found.values(), key=lambda f: order(f.best, limit))
-        is_first = self.rolled is None and 0 in found
-        return replace(best, before=found[0].before if is_first else self.written(backend, limit))
+        return replace(best, before=found[0].before if 0 in found else self.written(backend, limit))
 
     def written(self, backend: Backend, limit: int) -> Schedule:
         """The program run as its author wrote it, bodies of its loops as written too."""
         program, _ = plan_bodies(self.loaded, limit, partial(self.planner.written, self.options, backend))
-        return straight(original(program, self.rules), backend, emitted=False)
+        ex = (
+            original(program, self.rules) if len(program.terms) <= LONG else Extraction(program)
+        )  # which takes long, and rules say little of it
+        return straight(ex, backend, emitted=False)
 
     def _forms(self) -> Iterator[Program]:
         yield from self.made
         if self.others is None:
-            self.others = self._further(self.made[0])
-            if self.rolled is not None:
-                self.others = chain(self.others, [self.loaded], self._further(self.loaded))
+            self.others = self._further()
         for program in self.others:
             self.made.append(program)
             yield program
 
-    def _further(self, program: Program) -> Iterator[Program]:
+    def _further(self) -> Iterator[Program]:
         from eqsat_mem.transforms.scan_rewrite import forms
 
-        yield from forms(original(program, self.rules), self.rules)
-        taken = with_takes(program) if self.rules.names("Take") else None
+        yield from forms(original(self.loaded, self.rules), self.rules)
+        taken = with_takes(self.loaded) if self.rules.names("Take") else None
         if taken is not None:
             apart = extract(self._candidates(taken).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
             yield taken if self.placement is None else apart.program

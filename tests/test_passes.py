@@ -56,11 +56,23 @@ def steps(x, v):
     return lax.scan(lambda c, row: (c + jnp.tanh(row @ v), None), jnp.zeros(300), jnp.exp(x[:, :, None] * x[:, None]))[0]
 
 
+def deep(ws, x):
+    def loss(ws):
+        h = x
+        for w in ws:
+            a = jnp.tanh((h - jnp.mean(h)) / jnp.std(h) @ w)
+            h = h + a / (1.0 + jnp.abs(a)) * jnp.cos(a)
+        return jnp.mean(h**2)
+
+    return jax.value_and_grad(loss)(ws)
+
+
 PROGRAMS = {
     "search-by-folds": (nearest, [f32(900, 8), f32(800, 8)], 120 * KIB),
     "draws-by-position": (dropped, [jax.random.key(0)], 100 * KIB),
     "diagonal-by-mask": (trace, [f32(700, 8)], 400 * KIB),
     "rows-by-mask": (labels, [f32(600, 4), f32(500, 4), np.arange(600, dtype=np.int32) % 500], 400 * KIB),
+    "equal-blocks-as-loops": (deep, [f32(14, 32, 32), f32(500, 32)], 3 * 2**20),
     "order-of-products": (chain, [f32(2, 300), *[f32(300, 301)[:, :300] for _ in range(11)], f32(300, 1)], 2**30),
     "slices-in-scans": (steps, [f32(400, 300), f32(300)], 4 * 2**20),
 }

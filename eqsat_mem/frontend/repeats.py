@@ -8,7 +8,7 @@ share (a mask) come before it: they are moved, which no order of equations forbi
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -28,6 +28,10 @@ MOST_LAG = 3
 """Blocks read values of at most so many blocks before."""
 POSITIONS = {"slice": ("start_indices", "limit_indices")}
 """Parameters that may differ from block to block, by primitive: the equation is then evaluated outside of the blocks."""
+
+
+SPREADING = ("pad",)
+"""Primitives by which the gradient of a slice is added to that of the whole array: they are moved after the blocks."""
 
 
 @dataclass(frozen=True)
@@ -96,17 +100,39 @@ class Chain:
 
 def with_chains(flat: Flat) -> tuple[Flat, list[Chain]]:
     """A flat jaxpr with its equal blocks one after the other, and the chains of them in order; none overlap."""
+    if any(eqn.effects for eqn in flat.equations):  # whose order is part of the program
+        return flat, _Search(flat).chains(LEAST_BLOCKS)
+    found = _with_shared_first(flat)
+    if any(eqn.prim.name in SPREADING for eqn in flat.equations):
+        found = max(found, _with_shared_first(_last(flat, SPREADING)), key=_saved)
+    return found
+
+
+def _with_shared_first(flat: Flat) -> tuple[Flat, list[Chain]]:
     found = _Search(flat).chains(LEAST_BLOCKS - 1)  # the first of which may have what all others share
     moved = _first(flat, {role.values[0] for chain in found for role in chain.given() if role.is_same})
     ways = [(one, _Search(one).chains(LEAST_BLOCKS)) for one in ((moved, flat) if found else ())]
-    return max(ways, key=lambda way: sum(chain.saved for chain in way[1]), default=(flat, []))
+    return max(ways, key=_saved, default=(flat, []))
+
+
+def _saved(found: tuple[Flat, list[Chain]]) -> int:
+    return sum(chain.saved for chain in found[1] if chain.carried())
+
+
+def _last(flat: Flat, names: Collection[str]) -> Flat:
+    """The same with the equations of some primitives, and all that depends on them, after all others."""
+    late: set[int] = set()
+    for eqn in flat.equations:
+        if eqn.prim.name in names or not late.isdisjoint(eqn.ins):
+            late.update(eqn.outs)
+    return replace(flat, equations=sorted(flat.equations, key=lambda eqn: not late.isdisjoint(eqn.outs)))
 
 
 def _first(flat: Flat, values: set[int]) -> Flat:
     """The same with the equations that make some values, and all before them that they need, in front of all others."""
     needed, front = set(values), set()
     for k in range(len(flat.equations) - 1, -1, -1):
-        if not needed.isdisjoint(flat.equations[k].outs) and not flat.equations[k].effects:
+        if not needed.isdisjoint(flat.equations[k].outs):
             needed.update(flat.equations[k].ins)
             front.add(k)
     order = sorted(range(len(flat.equations)), key=lambda k: k not in front)

@@ -167,6 +167,11 @@ def test_slices_of_one_array_are_not_copied():
     assert not [eqn for eqn in loops.eqns if eqn.primitive.name == "concatenate"]
 
 
+def test_gradients_of_slices_are_added_after_the_blocks():
+    loops = rolled(jax.make_jaxpr(jax.grad(stacked))((f32(DEPTH, WIDTH, WIDTH), f32(DEPTH, WIDTH)), f32(ROWS, WIDTH)))
+    assert [eqn.params["reverse"] for eqn in loops.eqns if eqn.primitive.name == "scan"] == [False, True]
+
+
 def test_programs_without_equal_blocks_have_no_chains():
     assert rolled(jax.make_jaxpr(lambda x: jnp.sum(jnp.exp(x) @ x))(f32(WIDTH, WIDTH))) is None
 
