@@ -42,7 +42,9 @@ ROWS_PRICE = 1e-6
 HARDLY = 0.02
 """The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
 LONG = 500
-"""Terms of a program with equal blocks that is searched as it was written only where its loops do not fit: that takes seconds."""
+"""Terms beyond which a program with equal blocks is searched as it was written only where its loops do not fit: that takes seconds."""
+GAIN = 0.7
+"""A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
 ROUGHLY = 0.1
 """The share of its time by which a program has to be faster than one that receives less from other devices: seconds of exchanges depend on
 what else goes on between devices, which no figure of a link tells."""
@@ -102,18 +104,27 @@ class Forms:
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
         """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
 
-        What was written is the first form, and that with equal blocks as loops the first of others: the better of both, but where the
-        program is long, what was written is searched only where no loops fit.
+        What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits; where it is
+        long, loops come first, and the program itself is searched only where they do not fit.
         """
         if self.loops is None:
             return self._fastest_form(backend, limit, scheduler)
         self.loops.clock, self.loops.deadline = self.clock, self.deadline
-        rolled = self.loops.fastest(backend, limit, scheduler)
-        if self.deadline.passed() or (rolled.best.fits(limit) and len(self.loaded.terms) > LONG):
-            return replace(rolled, before=self.written(backend, limit))
-        found = self._fastest_form(backend, limit, scheduler)
-        is_better = order(rolled.best, limit) < order(found.best, limit)
-        return replace(rolled, before=found.before) if is_better else found
+        if len(self.loaded.terms) <= LONG:
+            found = self._fastest_form(backend, limit, scheduler)
+            if found.best.fits(limit) or self.deadline.passed():
+                return found
+            return self._better_of(found, self.loops.fastest(backend, limit, scheduler), limit)
+        rolled, before = self.loops.fastest(backend, limit, scheduler), self.written(backend, limit)
+        if before.fits(limit) and rolled.best.seconds > GAIN * rolled.before.seconds:  # the same loops: their prices compare
+            return SearchResult(straight(before.ex, backend), before, ())
+        if rolled.best.fits(limit) or self.deadline.passed():
+            return replace(rolled, before=before)
+        return self._better_of(self._fastest_form(backend, limit, scheduler), rolled, limit)
+
+    def _better_of(self, found: SearchResult, rolled: SearchResult, limit: int) -> SearchResult:
+        """The better of two results, the first of which is of the program without loops over equal blocks."""
+        return replace(rolled, before=found.before) if order(rolled.best, limit) < order(found.best, limit) else found
 
     def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of the first form that fits, without loops over equal blocks.
@@ -140,10 +151,7 @@ class Forms:
     def written(self, backend: Backend, limit: int) -> Schedule:
         """The program run as its author wrote it, bodies of its loops as written too."""
         program, _ = plan_bodies(self.loaded, limit, partial(self.planner.written, self.options, backend))
-        ex = (
-            original(program, self.rules) if len(program.terms) <= LONG else Extraction(program)
-        )  # which takes long, and rules say little of it
-        return straight(ex, backend, emitted=False)
+        return straight(original(program, self.rules), backend, emitted=False)
 
     def _forms(self) -> Iterator[Program]:
         yield from self.made

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.backends.xla import constrained, partition_specs, shown_mesh
-from eqsat_mem.candidates import Forms, SearchResult, rules_of
+from eqsat_mem.candidates import GAIN, Forms, SearchResult, rules_of
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction
@@ -37,8 +37,6 @@ from eqsat_mem.schedule.checks import Check
 from eqsat_mem.schedule.search import Schedule, fastest, unscheduled
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Frontier, has_plans
 
-GAIN = 0.7
-"""A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
 CLOSE = 1.25
 """A plan may fit though up to so many times the limit is predicted."""
 PATIENCE_S = 3600.0

@@ -23,7 +23,7 @@ from eqsat_mem.frontend.inline import flatten, lines_of
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.frontend.repeats import LEAST_SAVED, Chain, Given, Made, with_chains
-from eqsat_mem.ir import Program
+from eqsat_mem.ir import Program, Source
 from eqsat_mem.passes import ROLLS, Pass
 
 Array = Any
@@ -174,7 +174,7 @@ class _Rolling:
             after, stacks = step({r: carry[n] for r, n in names.items()}, {r: x[n] for r, n in keys.items()})
             return {names[r]: y for r, y in after.items()}, stacks
 
-        with lines_of(body[0].source):
+        with lines_of(_line(body, chain.count)):
             last, (stacks, entering) = lax.scan(
                 named,
                 {names[r]: y for r, y in init.items()},
@@ -318,6 +318,12 @@ def _slices(flat: Flat) -> dict[int, tuple[int, int, int]]:
         elif eqn.prim.name == "squeeze" and v in found:
             found[eqn.outs[0]] = found[v]
     return found
+
+
+def _line(body: Sequence[Equation], count: int) -> Source | None:
+    """The line of the first equation of a block that has one, with the number of blocks."""
+    source = next((eqn.source for eqn in body if eqn.source is not None), None)
+    return source and replace(source, function=f"{source.function}, {count} equal blocks")
 
 
 def _results(eqn: Equation, operands: Sequence[Array]) -> list[Array]:
