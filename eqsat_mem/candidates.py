@@ -104,8 +104,8 @@ class Forms:
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
         """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
 
-        What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits; where it is
-        long, loops come first, and the program itself is searched only where they do not fit.
+        What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits; where it
+        is long, loops come first, and the program itself is searched only where they do not fit.
         """
         if self.loops is None:
             return self._fastest_form(backend, limit, scheduler)
