@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import eqsat_mem
 from eqsat_mem.frontend.inline import flatten
 from eqsat_mem.frontend.repeats import _runs, with_chains
 from eqsat_mem.frontend.roll import rolled
@@ -206,3 +207,12 @@ def test_runs_are_those_found_by_looking_everywhere(seed):
             has_less = any(s <= first and e >= last + period and p < period for s, e, p in found)
             if last - first >= 2 * period and not has_less:
                 assert (first, last + period, period) in found
+
+
+def test_a_long_program_is_planned_as_loops_that_say_how_many_blocks_they_have():
+    ws = [(jax.ShapeDtypeStruct((16, 16), np.float32), jax.ShapeDtypeStruct((16,), np.float32))] * 24
+    limit = 300 * 2**10
+    plan = eqsat_mem.optimize(jax.grad(network), memory_limit=limit, verify=False).plan(ws, jax.ShapeDtypeStruct((200, 16), np.float32))
+    assert "equal-blocks-as-loops" in plan.rules_fired
+    assert plan.peak_bytes <= limit < plan.original_peak_bytes
+    assert "23 equal blocks" in plan.source
