@@ -41,6 +41,10 @@ ROWS_PRICE = 1e-6
 """A further price for programs with takes: no rows are taken of computed values where rules allow to compute the rows alone."""
 HARDLY = 0.02
 """The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
+LONG = 500
+"""Terms beyond which a program with equal blocks is searched as it was written only where its loops do not fit: that takes seconds."""
+GAIN = 0.7
+"""A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
 ROUGHLY = 0.1
 """The share of its time by which a program has to be faster than one that receives less from other devices: seconds of exchanges depend on
 what else goes on between devices, which no figure of a link tells."""
@@ -87,6 +91,8 @@ class Forms:
     placement: Placement | None = None
     """The specs of arguments and results where several devices run the program."""
     deadline: Deadline = NEVER
+    loops: Forms | None = None
+    """The forms of the program with its chains of equal blocks as loops, if it has any."""
 
     def __post_init__(self) -> None:
         self.made = [self.loaded]
@@ -98,7 +104,32 @@ class Forms:
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
         """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
 
-        What was written is the first form. Forms that cannot fit are searched last, and only where they may be the smallest.
+        What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits; where it
+        is long, loops come first, and the program itself is searched only where they do not fit.
+        """
+        if self.loops is None:
+            return self._fastest_form(backend, limit, scheduler)
+        self.loops.clock, self.loops.deadline = self.clock, self.deadline
+        if len(self.loaded.terms) <= LONG:
+            found = self._fastest_form(backend, limit, scheduler)
+            if found.best.fits(limit) or self.deadline.passed():
+                return found
+            return self._better_of(found, self.loops.fastest(backend, limit, scheduler), limit)
+        rolled, before = self.loops.fastest(backend, limit, scheduler), self.written(backend, limit)
+        if before.fits(limit) and rolled.best.seconds > GAIN * rolled.before.seconds:  # the same loops: their prices compare
+            return SearchResult(straight(before.ex, backend), before, ())
+        if rolled.best.fits(limit) or self.deadline.passed():
+            return replace(rolled, before=before)
+        return self._better_of(self._fastest_form(backend, limit, scheduler), rolled, limit)
+
+    def _better_of(self, found: SearchResult, rolled: SearchResult, limit: int) -> SearchResult:
+        """The better of two results, the first of which is of the program without loops over equal blocks."""
+        return replace(rolled, before=found.before) if order(rolled.best, limit) < order(found.best, limit) else found
+
+    def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
+        """The fastest schedule of the first form that fits, without loops over equal blocks.
+
+        Forms that cannot fit are searched last, and only where they may be the smallest.
         """
         found: dict[int, SearchResult] = {}
         hopeless: list[tuple[int, int, Program]] = []

@@ -98,7 +98,16 @@ SCANS = Pass(
     "transforms/scan_rewrite.py",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ORDER, SCANS)
+ROLLS = Pass(
+    "equal-blocks-as-loops",
+    "f(... f(f(x, w1), w2) ..., wn) = a scan of f over w1 ... wn, side by side",
+    "bitwise",
+    "the same operations on the same operands in the same order; what blocks read and make is copied into and out of arrays",
+    "a loop is planned once for all blocks, and its steps are computed again or kept by the same decisions",
+    "frontend/roll.py",
+)
+
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ROLLS, ORDER, SCANS)
 """All passes, in the order in which a program meets them."""
 
 

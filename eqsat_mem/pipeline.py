@@ -21,6 +21,7 @@ from eqsat_mem.events import Began, Clock, Ended, Loaded, listening, tell
 from eqsat_mem.frontend.fingerprint import fingerprint
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.preferences import Preferences
+from eqsat_mem.frontend.roll import load_rolled
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
@@ -112,7 +113,8 @@ def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None, tuner
     if tuner is not None:
         with clock("tune"):
             chosen, tuning = tuner.choose(request, found, chosen, loaded)
-    programs = _Programs(request.jaxpr, request.arg_names, request.backend.preferences, loaded)
+    rolled = None if forms.loops is None else forms.loops.loaded
+    programs = _Programs(request.jaxpr, request.arg_names, request.backend.preferences, loaded, rolled)
     searched_for = chosen.backend, chosen.planned_limit
     again = partial(_again, request, programs, *searched_for)
     traced, names, donated = request.jaxpr, request.arg_names, request.taken
@@ -126,7 +128,11 @@ def _forms(request: Request, bodies: BodyPlans, clock: Clock) -> Forms:
         rules = rules_of(request.options, request.backend)
         loaded = load(request.jaxpr, request.arg_names, request.backend.preferences, rules.passes)
         tell(Loaded(loaded))
-    return Forms(loaded, rules, request.options, request.backend, bodies, clock, request.placement, request.deadline)
+        loops = None if request.placement is not None else load_rolled(request.jaxpr, loaded, request.backend.preferences, rules.passes)
+    forms = Forms(loaded, rules, request.options, request.backend, bodies, clock, request.placement, request.deadline)
+    if loops is not None:
+        forms.loops = replace(forms, loaded=loops)
+    return forms
 
 
 @dataclass(eq=False)
@@ -189,15 +195,17 @@ class _Programs:
     arg_names: tuple[str, ...]
     preferences: Preferences
     loaded: Program
-    others: dict[frozenset[str], Program] = field(default_factory=dict)
+    rolled: Program | None = None
+    others: dict[frozenset[str], tuple[Program, Program | None]] = field(default_factory=dict)
 
-    def by(self, passes: Sequence[Pass]) -> Program:
-        """The program that only these passes may change."""
+    def by(self, passes: Sequence[Pass]) -> tuple[Program, Program | None]:
+        """The program that only these passes may change, and with its equal blocks as loops, where it has any."""
         names = frozenset(known.name for known in passes)
-        if self.loaded.passes <= names:
-            return self.loaded
+        if self.loaded.passes <= names and (self.rolled is None or self.rolled.passes <= names):
+            return self.loaded, self.rolled
         if names not in self.others:
-            self.others[names] = load(self.jaxpr, self.arg_names, self.preferences, passes)
+            loaded = load(self.jaxpr, self.arg_names, self.preferences, passes)
+            self.others[names] = loaded, self.rolled and load_rolled(self.jaxpr, loaded, self.preferences, passes)
         return self.others[names]
 
 
@@ -213,7 +221,10 @@ def _again(
     left_out = (*request.options.without_rules, *sorted(without))
     patient = replace(request.options, max_seconds=PATIENCE_S, without_rules=left_out)
     rules = rules_of(patient, backend)
-    forms = Forms(programs.by(rules.passes), rules, patient, backend, BodyPlans(), Clock(), request.placement, request.deadline.again())
+    loaded, loops = programs.by(rules.passes)
+    forms = Forms(loaded, rules, patient, backend, BodyPlans(), Clock(), request.placement, request.deadline.again())
+    if loops is not None:
+        forms.loops = replace(forms, loaded=loops)
     return forms.fastest(backend, limit, scheduler).best
 
 

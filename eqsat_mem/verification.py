@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jax.extend.core import jaxpr_as_fun
 
 from eqsat_mem.backends.xla import constrained
-from eqsat_mem.candidates import Forms, SearchResult
+from eqsat_mem.candidates import GAIN, Forms, SearchResult
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import MemoryLimitError
@@ -19,8 +19,6 @@ from eqsat_mem.schedule.checks import Check
 from eqsat_mem.schedule.search import Schedule, unscheduled
 from eqsat_mem.transforms.plan_bodies import has_plans
 
-GAIN = 0.7
-"""A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
 CLOSE = 1.25
 """A plan may fit though up to so many times the limit is predicted."""
 ATTEMPTS = 6

@@ -21,13 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.interpreters import partial_eval as pe
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.frontend.inline import lines_of
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.preferences import LOADED
+from eqsat_mem.frontend.roll import traced
 from eqsat_mem.ir import Axes, Fold, Iota, Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir.ops import MONOIDS, accumulator
@@ -60,19 +60,7 @@ def _traced(stages: Stages) -> ClosedJaxpr:
     """The form as a jaxpr; constants are its closed-over arrays, as before."""
     program = stages.program
     avals = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in program.inputs]
-    closed_over = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in program.consts]
-
-    def run(*arrays: Array) -> list[Array]:
-        return _Form(stages, arrays[: len(avals)], arrays[len(avals) :]).outputs()
-
-    closed = jax.make_jaxpr(run)(*avals, *closed_over)
-    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, [True] * len(program.outputs), instantiate=True)
-    jaxpr = jaxpr.replace(
-        invars=jaxpr.invars[: len(avals)],
-        constvars=[*jaxpr.constvars, *jaxpr.invars[len(avals) :]],
-        debug_info=jaxpr.debug_info._replace(arg_names=None),
-    )
-    return ClosedJaxpr(jaxpr, [*closed.consts, *program.consts])
+    return traced(lambda args, consts: _Form(stages, args, consts).outputs(), avals, program.consts)
 
 
 @dataclass

@@ -1,0 +1,336 @@
+"""Chains of equal blocks as loops: each becomes one ``lax.scan`` over the values that its blocks read, side by side.
+
+The values that later blocks need of one before are its carry, and those that anything else reads are its stacked results. A chain that
+reads the blocks of another backwards is a scan in reverse, so that it reads what the other stacks as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters import partial_eval as pe
+
+from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
+from eqsat_mem.frontend.inline import flatten, lines_of
+from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.preferences import PLAIN, Preferences
+from eqsat_mem.frontend.repeats import LEAST_SAVED, Chain, Given, Made, with_chains
+from eqsat_mem.ir import Program, Source
+from eqsat_mem.passes import ROLLS, Pass
+
+Array = Any
+Values = tuple[int, ...]
+Result = tuple[int, int]
+"""A result of a block: the offset of an equation, and which of its results."""
+NOTHING = -1
+"""The value that enters a first block where no block reads it, and only the end is read of what is carried."""
+
+
+def rolled(closed: ClosedJaxpr, preferences: Preferences = PLAIN) -> ClosedJaxpr | None:
+    """The same function with its chains of equal blocks as scans; None if it has none."""
+    flat, chains = with_chains(flatten(closed, preferences, passes=()))
+    chains = [chain for chain in chains if chain.carried()]
+    if not chains:
+        return None
+    avals = [jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in flat.inputs]
+
+    def run(args: Sequence[Array], consts: Sequence[Array]) -> list[Array]:
+        return _Rolling(flat, chains, dict(zip(flat.inputs, args)) | dict(zip(flat.consts, consts))).outputs()
+
+    return traced(run, avals, list(flat.consts.values()))
+
+
+def load_rolled(closed: ClosedJaxpr, loaded: Program, preferences: Preferences, passes: Collection[Pass]) -> Program | None:
+    """A program that is ``loaded`` from a jaxpr, with its chains of equal blocks as loops; None if it has none."""
+    if ROLLS not in passes or len(loaded.terms) < LEAST_SAVED:
+        return None
+    loops = rolled(closed, preferences)
+    if loops is None:
+        return None
+    program = load(loops, [b.name for b in loaded.inputs], preferences, passes)
+    program.passes |= {ROLLS.name}
+    program.outputs = [replace(o, weak_type=w.weak_type) for o, w in zip(program.outputs, loaded.outputs, strict=True)]
+    return program
+
+
+def traced(run: Callable[[Sequence[Array], Sequence[Array]], Sequence[Array]], avals: Sequence[Any], consts: Sequence[Any]) -> ClosedJaxpr:
+    """The jaxpr of a function of arguments and closed-over arrays, which are those of the jaxpr; nothing in it is dead."""
+    closed_over = [jax.ShapeDtypeStruct(np.shape(c), c.dtype) for c in consts]
+    closed = jax.make_jaxpr(lambda *arrays: run(arrays[: len(avals)], arrays[len(avals) :]))(*avals, *closed_over)
+    jaxpr, _ = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    jaxpr = jaxpr.replace(
+        invars=jaxpr.invars[: len(avals)],
+        constvars=[*jaxpr.constvars, *jaxpr.invars[len(avals) :]],
+        debug_info=jaxpr.debug_info._replace(arg_names=None),
+    )
+    return ClosedJaxpr(jaxpr, [*closed.consts, *consts])
+
+
+@dataclass(eq=False)
+class _Scan:
+    """A chain as a scan: what it carries, how long, and what it stacks.
+
+    Attributes:
+        chain: the chain.
+        reverse: whether it runs from the last of what it reads to the first.
+        carried: the carried results, with the values that enter the first blocks.
+        stacked: the stacked results.
+        entering: the carried results of which the values that enter each block are stacked.
+    """
+
+    chain: Chain
+    reverse: bool
+    carried: dict[Result, Values]
+    stacked: list[Result] = field(default_factory=list)
+    entering: list[Result] = field(default_factory=list)
+
+    def ordered(self, values: Sequence[int]) -> Values:
+        """The values of all blocks in the order in which the scan has them side by side."""
+        return tuple(reversed(values)) if self.reverse else tuple(values)
+
+
+class _Rolling:
+    """A flat jaxpr while it is traced with its chains as scans.
+
+    Attributes:
+        values: arrays by number.
+        within: the stacked results of scans that hold a value, and its position there.
+        sides: arrays by the values that lie side by side in them.
+    """
+
+    def __init__(self, flat: Flat, chains: Sequence[Chain], values: dict[int, Array]):
+        self.flat, self.values = flat, values
+        self.within: dict[int, tuple[Array, int]] = {}
+        self.sides: dict[Values, Array] = {}
+        self.slices = _slices(flat)
+        self.scans = self._scans(chains)
+
+    def outputs(self) -> list[Array]:
+        at = {scan.chain.start: scan for scan in self.scans}
+        k = 0
+        while k < len(self.flat.equations):
+            if k in at:
+                self.run(at[k])
+                k = at[k].chain.end
+            else:
+                self.equation(self.flat.equations[k])
+                k += 1
+        return [self.read(v) for v in self.flat.outputs]
+
+    def read(self, v: int) -> Array:
+        """A value as one array."""
+        if v in self.flat.literals:
+            return self.flat.literals[v]
+        if v not in self.values:
+            stack, k = self.within[v]
+            self.values[v] = lax.index_in_dim(stack, k, 0, keepdims=False)
+        return self.values[v]
+
+    def equation(self, eqn: Equation) -> None:
+        with lines_of(eqn.source):
+            self.values.update(zip(eqn.outs, _results(eqn, [self.read(v) for v in eqn.ins])))
+
+    # scans
+
+    def run(self, scan: _Scan) -> None:
+        """Trace a scan, and keep where its results are."""
+        chain, equations = scan.chain, self.flat.equations
+        body = equations[chain.start : chain.start + chain.period]
+        for offset, k in chain.places():
+            if chain.operands[offset] is None:
+                self.equation(equations[k])
+        xs = {role: self.side_by_side(scan.ordered(role.values)) for role in chain.given() if not role.is_same}
+        same = {role: self.read(role.values[0]) for role in chain.given() if role.is_same}
+        init = {result: [_strong(self.start(v, result, scan)) for v in first] for result, first in scan.carried.items()}
+
+        def step(carry: dict[Result, list[Array]], x: dict[Given, Array]) -> Any:
+            made: dict[Result, Array] = {}
+
+            def operand(role: Made | Given) -> Array:
+                if isinstance(role, Made):
+                    result = role.offset, role.out
+                    return carry[result][-role.lag] if role.lag else made[result]
+                return same[role] if role.is_same else x[role]
+
+            for offset, (eqn, roles) in enumerate(zip(body, chain.operands)):
+                if roles is not None:
+                    with lines_of(eqn.source):
+                        made.update(((offset, out), y) for out, y in enumerate(_results(eqn, list(map(operand, roles)))))
+            after = {result: [*before[1:], _strong(made[result])] for result, before in carry.items()}
+            return after, ([made[result] for result in scan.stacked], [carry[result][-1] for result in scan.entering])
+
+        keys = {role: str(k) for k, role in enumerate(xs)}  # what a scan takes is sorted by name
+        names = {result: str(k) for k, result in enumerate(init)}
+
+        def named(carry: dict[str, list[Array]], x: dict[str, Array]) -> Any:
+            after, stacks = step({r: carry[n] for r, n in names.items()}, {r: x[n] for r, n in keys.items()})
+            return {names[r]: y for r, y in after.items()}, stacks
+
+        with lines_of(_line(body, chain.count)):
+            last, (stacks, entering) = lax.scan(
+                named,
+                {names[r]: y for r, y in init.items()},
+                {keys[r]: y for r, y in xs.items()},
+                length=chain.count,
+                reverse=scan.reverse,
+            )
+        for result, stack in zip(scan.entering, entering):
+            self.sides[scan.ordered(self.entering(chain, result))] = stack
+        for result, stack in zip(scan.stacked, stacks):
+            values = scan.ordered(self.made(chain, result))
+            self.sides[values] = stack
+            self.within.update((v, (stack, k)) for k, v in enumerate(values))
+        for result, name in names.items():
+            values = self.made(chain, result)
+            self.values.update(zip(values[-len(last[name]) :], last[name]))
+
+    def start(self, v: int, result: Result, scan: _Scan) -> Array:
+        """A value that enters the first block; anything where no block reads it."""
+        if v != NOTHING:
+            return self.read(v)
+        made = self.made(scan.chain, result)[0]
+        return jnp.zeros(self.flat.shapes[made], self.flat.dtypes[made])
+
+    def made(self, chain: Chain, result: Result) -> Values:
+        """The values of a result of all blocks."""
+        offset, out = result
+        return tuple(self.flat.equations[k].outs[out] for k in range(chain.start + offset, chain.end, chain.period))
+
+    def entering(self, chain: Chain, result: Result) -> Values:
+        """The values of a carried result that enter each block."""
+        return (chain.carried()[result][-1], *self.made(chain, result)[:-1])
+
+    def _scans(self, chains: Sequence[Chain]) -> list[_Scan]:
+        """The chains as scans that have all results that are read outside of them."""
+        given = [role.values for chain in chains for role in chain.given() if not role.is_same]
+        asked = {*given, *(values[::-1] for values in given)}
+        entering = {
+            (chain, result): values for chain in chains for result in chain.carried() if (values := self.entering(chain, result)) in asked
+        }
+        wanted = self._wanted(chains, {*entering.values(), *(values[::-1] for values in entering.values())})
+        scans: list[_Scan] = []
+        known: set[Values] = set()
+        for chain in chains:
+            scan = _Scan(chain, self._backwards(chain, known), chain.carried())
+            scan.entering = [result for of, result in entering if of is chain]
+            body = self.flat.equations[chain.start : chain.start + chain.period]
+            results = [(k, out) for k, eqn in enumerate(body) if chain.operands[k] is not None for out in range(len(eqn.outs))]
+            for result in results:
+                used = {b for b, v in enumerate(self.made(chain, result)) if v in wanted}
+                kept = len(scan.carried.get(result, ()))
+                if used == {chain.count - 1} and not kept:
+                    scan.carried[result] = (NOTHING,)
+                elif used - set(range(chain.count - kept, chain.count)):
+                    scan.stacked.append(result)
+            known.update(scan.ordered(self.made(chain, result)) for result in scan.stacked)
+            known.update(scan.ordered(entering[chain, result]) for result in scan.entering)
+            known.update(scan.ordered(role.values) for role in chain.given())
+            scans.append(scan)
+        return scans
+
+    def _wanted(self, chains: Sequence[Chain], together: Collection[Values]) -> set[int]:
+        """The values that are read one by one, or side by side with others but not ``together`` as they are already."""
+        equations = self.flat.equations
+        inside = {k for chain in chains for offset, k in chain.places() if chain.operands[offset] is not None}
+        wanted = {*self.flat.outputs, *(v for k, eqn in enumerate(equations) if k not in inside for v in eqn.ins)}
+        for chain in chains:
+            wanted.update(v for first in chain.carried().values() for v in first)
+            wanted.update(v for role in chain.given() if role.values not in together for v in role.values)
+        return wanted
+
+    def _backwards(self, chain: Chain, known: Collection[Values]) -> bool:
+        """Whether more elements of what a chain reads lie side by side in the order of its blocks reversed."""
+        lists = [role.values for role in chain.given() if not role.is_same]
+        sizes = [1 + math.prod(self.flat.shapes[values[0]]) for values in lists]
+        return sum(size * ((values[::-1] in known) - (values in known)) for size, values in zip(sizes, lists)) > 0
+
+    # values side by side
+
+    def side_by_side(self, values: Values) -> Array:
+        """Values along a new leading axis: an array that has them so, else one that is put together."""
+        if values not in self.sides:
+            backwards = self.sides.get(values[::-1])
+            self.sides[values] = self._together(values) if backwards is None else lax.rev(backwards, [0])
+        return self.sides[values]
+
+    def _together(self, values: Values) -> Array:
+        if all(v in self.flat.literals for v in values):
+            return jnp.asarray(np.stack([self.flat.literals[v] for v in values]))
+        cut = self._one_array(values)
+        if cut is not None:
+            return cut
+        pieces: list[Array] = []
+        k = 0
+        while k < len(values):
+            n = self._run_within(values[k:])
+            if n > 1:
+                stack, place = self.within[values[k]]
+                pieces.append(lax.slice_in_dim(stack, place, place + n, axis=0))
+            else:
+                pieces.append(jnp.expand_dims(self.read(values[k]), 0))
+            k += max(n, 1)
+        return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, 0)
+
+    def _run_within(self, values: Values) -> int:
+        """The number of values from the first on that lie side by side in one array."""
+        if values[0] not in self.within:
+            return 0
+        stack, place = self.within[values[0]]
+        n = 1
+        while (
+            n < len(values) and values[n] in self.within and self.within[values[n]][0] is stack and self.within[values[n]][1] == place + n
+        ):
+            n += 1
+        return n
+
+    def _one_array(self, values: Values) -> Array | None:
+        """The part of an array of which the values are consecutive slices along one axis."""
+        known = [self.slices.get(v) for v in values]
+        first = known[0]
+        if first is None:
+            return None
+        array, axis, start = first
+        if any(s is None or s[:2] != (array, axis) or s[2] != start + k for k, s in enumerate(known)):
+            return None
+        part = lax.slice_in_dim(self.read(array), start, start + len(values), axis=axis)
+        front = jnp.moveaxis(part, axis, 0)
+        return front.reshape(len(values), *self.flat.shapes[values[0]])
+
+
+def _slices(flat: Flat) -> dict[int, tuple[int, int, int]]:
+    """The values that are one position of an axis of another, by number: the other, the axis, and the position."""
+    found: dict[int, tuple[int, int, int]] = {}
+    for eqn in flat.equations:
+        v = eqn.ins[0] if eqn.ins else -1
+        if eqn.prim.name == "slice" and eqn.params["strides"] is None:
+            shape, out = flat.shapes[v], flat.shapes[eqn.outs[0]]
+            cut = [a for a, (whole, part) in enumerate(zip(shape, out)) if whole != part]
+            if len(cut) == 1 and out[cut[0]] == 1:
+                found[eqn.outs[0]] = v, cut[0], eqn.params["start_indices"][cut[0]]
+        elif eqn.prim.name == "squeeze" and v in found:
+            found[eqn.outs[0]] = found[v]
+    return found
+
+
+def _line(body: Sequence[Equation], count: int) -> Source | None:
+    """The line of the first equation of a block that has one, with the number of blocks."""
+    source = next((eqn.source for eqn in body if eqn.source is not None), None)
+    return source and replace(source, function=f"{source.function}, {count} equal blocks")
+
+
+def _results(eqn: Equation, operands: Sequence[Array]) -> list[Array]:
+    results = eqn.prim.bind(*operands, **eqn.prim.get_bind_params(eqn.params))
+    return list(results) if eqn.prim.multiple_results else [results]
+
+
+def _strong(x: Array) -> Array:
+    """The same without a weak type."""
+    return x if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else lax.convert_element_type(x, x.dtype)

@@ -1,0 +1,218 @@
+"""Equal blocks are found and become loops, and the loops compute what the blocks did, bit for bit."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqsat_mem
+from eqsat_mem.frontend.inline import flatten
+from eqsat_mem.frontend.repeats import _runs, with_chains
+from eqsat_mem.frontend.roll import rolled
+from tests.oracles import stepwise
+from tests.tiers import tiered
+
+DEPTH, WIDTH, ROWS = 7, 6, 5
+
+
+def f32(*shape, seed=0):
+    return np.random.RandomState(seed).standard_normal(shape).astype(np.float32) * np.float32(0.5)
+
+
+def dense(w, b, x):
+    h = jnp.tanh(x @ w + b)
+    mean = jnp.mean(h, -1, keepdims=True)
+    return x + (h - mean) * jax.lax.rsqrt(jnp.mean((h - mean) ** 2, -1, keepdims=True) + 1e-5)
+
+
+def layers(seed=1, depth=DEPTH):
+    return [(f32(WIDTH, WIDTH, seed=seed + k), f32(WIDTH, seed=seed - k - 1 + 2 * depth)) for k in range(depth)]
+
+
+def network(ws, x):
+    for w, b in ws:
+        x = dense(w, b, x)
+    return jnp.mean(x**2)
+
+
+def with_mask(ws, x):
+    """What all layers share is computed in the first."""
+    for w, b in ws:
+        x = jnp.where(jnp.tril(jnp.ones((ROWS, WIDTH), bool)), dense(w, b, x), x)
+    return jnp.sum(x**2)
+
+
+def stacked(ws, x):
+    """Layers are slices of one array, and their numbers take part."""
+    for k in range(DEPTH):
+        x = dense(ws[0][k], ws[1][k], x) * (1.0 + 0.1 * k)
+    return jnp.sum(x**2)
+
+
+def with_dropout(ws, x):
+    key = jax.random.key(3)
+    for k, (w, b) in enumerate(ws):
+        x = jnp.where(jax.random.bernoulli(jax.random.fold_in(key, k), 0.5, x.shape), dense(w, b, x), x)
+    return jnp.sum(x**2)
+
+
+def power(a, x):
+    for _ in range(9):
+        x = jnp.tanh(a @ x) + 0.5 * x
+        x = x / jnp.sqrt(jnp.sum(x * x) + 1.0) * jnp.cos(jnp.max(x))
+    return x
+
+
+def two_before(a, x):
+    """A recurrence of two terms: blocks read values of two blocks before."""
+    before, now = x, a @ x
+    for _ in range(9):
+        before, now = now, jnp.sin(2.0 * (a @ now) - before) * jnp.cos(now) / (1.0 + now * now) + 0.5 * jnp.exp(-now)
+    return before, now
+
+
+def every_layer(ws, x):
+    """Results of all layers are results of the program, one after the other."""
+    out = []
+    for w, b in ws:
+        x = dense(w, b, x)
+        out.append(x)
+    return out, jnp.sum(x)
+
+
+def long_skips(ws, x):
+    """The last layers read what the first ones made, in reverse."""
+    kept = []
+    for w, b in ws:
+        x = dense(w, b, x)
+        kept.append(x)
+    for w, b in ws:
+        x = dense(w, b, x) + kept.pop()
+    return x
+
+
+def odd_ends(ws, x):
+    """The first and the last layer are something else."""
+    x = jnp.sin(dense(*ws[0], x))
+    for w, b in ws[1:-1]:
+        x = dense(w, b, x)
+    return jnp.tanh(x @ ws[-1][0])
+
+
+PROGRAMS = {
+    "network": (network, (layers(), f32(ROWS, WIDTH))),
+    "gradient": (jax.grad(network), (layers(), f32(ROWS, WIDTH))),
+    "gradient of checkpoints": (
+        jax.value_and_grad(lambda ws, x: jnp.sum(_checkpointed(ws, x) ** 2)),
+        (layers(), f32(ROWS, WIDTH)),
+    ),
+    "mask": (jax.value_and_grad(with_mask), (layers(), f32(ROWS, WIDTH))),
+    "slices": (jax.value_and_grad(stacked), ((f32(DEPTH, WIDTH, WIDTH), f32(DEPTH, WIDTH)), f32(ROWS, WIDTH))),
+    "dropout": (jax.value_and_grad(with_dropout), (layers(), f32(ROWS, WIDTH))),
+    "power": (power, (f32(WIDTH, WIDTH), f32(WIDTH))),
+    "gradient of power": (jax.grad(lambda a, x: jnp.sum(power(a, x))), (f32(WIDTH, WIDTH), f32(WIDTH))),
+    "two before": (two_before, (f32(WIDTH, WIDTH), f32(WIDTH))),
+    "gradient of two before": (jax.grad(lambda a, x: jnp.sum(two_before(a, x)[1])), (f32(WIDTH, WIDTH), f32(WIDTH))),
+    "every layer": (every_layer, (layers(), f32(ROWS, WIDTH))),
+    "long skips": (long_skips, (layers(), f32(ROWS, WIDTH))),
+    "gradient of long skips": (jax.grad(lambda ws, x: jnp.sum(long_skips(ws, x) ** 2)), (layers(), f32(ROWS, WIDTH))),
+    "odd ends": (jax.grad(lambda ws, x: jnp.sum(odd_ends(ws, x) ** 2)), (layers(), f32(ROWS, WIDTH))),
+    "batch": (jax.vmap(network, (None, 0)), (layers(), f32(3, ROWS, WIDTH))),
+}
+
+
+def _checkpointed(ws, x):
+    for w, b in ws:
+        x = jax.checkpoint(dense)(w, b, x)
+    return x
+
+
+@pytest.mark.parametrize("name", tiered(list(PROGRAMS), quick=set(PROGRAMS) - {"dropout", "slices"}))
+def test_loops_compute_what_blocks_did(name):
+    f, args = PROGRAMS[name]
+    closed = jax.make_jaxpr(f)(*args)
+    loops = rolled(closed)
+    assert loops is not None
+    assert any(eqn.primitive.name == "scan" for eqn in loops.eqns)
+    assert len(loops.eqns) < len(flatten(closed).equations)
+    flat = jax.tree.leaves(args)
+    for got, want in zip(stepwise.run(loops, flat), stepwise.run(closed, flat), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+
+
+def chains_of(f, *args):
+    return with_chains(flatten(jax.make_jaxpr(f)(*args)))[1]
+
+
+@pytest.mark.parametrize(("f", "count"), [(network, DEPTH), (with_mask, DEPTH), (odd_ends, DEPTH - 2)])
+def test_all_equal_layers_are_in_one_chain_that_carries_one_value(f, count):
+    (chain,) = chains_of(f, layers(), f32(ROWS, WIDTH))
+    assert chain.count == count
+    assert len(chain.carried()) == 1
+
+
+def test_a_gradient_has_a_chain_each_way():
+    loops = rolled(jax.make_jaxpr(jax.grad(network))(layers(), f32(ROWS, WIDTH)))
+    scans = [eqn for eqn in loops.eqns if eqn.primitive.name == "scan"]
+    assert [eqn.params["reverse"] for eqn in scans] == [False, True]
+    assert {eqn.params["length"] for eqn in scans} == {DEPTH - 1}, "the first layer has no gradient for its input, and stands outside"
+    together = [eqn for eqn in loops.eqns if eqn.primitive.name == "concatenate"]
+    assert len(together) == 2, "weights and biases are put together once, for both"
+
+
+def test_slices_of_one_array_are_not_copied():
+    loops = rolled(jax.make_jaxpr(stacked)((f32(DEPTH, WIDTH, WIDTH), f32(DEPTH, WIDTH)), f32(ROWS, WIDTH)))
+    assert not [eqn for eqn in loops.eqns if eqn.primitive.name == "concatenate"]
+
+
+def test_gradients_of_slices_are_added_after_the_blocks():
+    loops = rolled(jax.make_jaxpr(jax.grad(stacked))((f32(DEPTH, WIDTH, WIDTH), f32(DEPTH, WIDTH)), f32(ROWS, WIDTH)))
+    assert [eqn.params["reverse"] for eqn in loops.eqns if eqn.primitive.name == "scan"] == [False, True]
+
+
+def test_programs_without_equal_blocks_have_no_chains():
+    assert rolled(jax.make_jaxpr(lambda x: jnp.sum(jnp.exp(x) @ x))(f32(WIDTH, WIDTH))) is None
+
+    def growing(x):
+        for k in range(2, 9):
+            x = jnp.concatenate([x, jnp.tanh(x[: k // 2]) + 1.0])
+        return x
+
+    assert rolled(jax.make_jaxpr(growing)(f32(4))) is None
+
+
+def test_effects_are_not_repeated():
+    def talking(ws, x):
+        for w, b in ws:
+            x = dense(w, b, x)
+            jax.debug.print("{}", x[0, 0])
+        return x
+
+    assert rolled(jax.make_jaxpr(talking)(layers(), f32(ROWS, WIDTH))) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_runs_are_those_found_by_looking_everywhere(seed):
+    rng = np.random.RandomState(seed)
+    block = rng.randint(0, 3, rng.randint(1, 7))
+    text = np.concatenate([rng.randint(0, 3, 5), np.tile(block, rng.randint(3, 6)), rng.randint(0, 3, 4)]).astype(np.int64)
+    found = set(_runs(text))
+    for period in range(1, len(text) // 3 + 1):
+        equal = np.concatenate([[False], text[period:] == text[:-period], [False]])
+        edges = np.flatnonzero(np.diff(equal.astype(int)))
+        for first, last in zip(edges[::2], edges[1::2]):
+            has_less = any(s <= first and e >= last + period and p < period for s, e, p in found)
+            if last - first >= 2 * period and not has_less:
+                assert (first, last + period, period) in found
+
+
+def test_a_long_program_is_planned_as_loops_that_say_how_many_blocks_they_have():
+    ws = [(jax.ShapeDtypeStruct((16, 16), np.float32), jax.ShapeDtypeStruct((16,), np.float32))] * 24
+    limit = 300 * 2**10
+    plan = eqsat_mem.optimize(jax.grad(network), memory_limit=limit, verify=False).plan(ws, jax.ShapeDtypeStruct((200, 16), np.float32))
+    assert "equal-blocks-as-loops" in plan.rules_fired
+    assert plan.peak_bytes <= limit < plan.original_peak_bytes
+    assert "23 equal blocks" in plan.source
