@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow test-all compiler torch versions repro bench site release-check gpu lint format clean
+.PHONY: demo test test-slow test-all compiler torch versions repro bench builder site release-check gpu lint format clean
 
 demo: $(CORE)
 	$(BIN)/python -m eqsat_mem demo $(ARGS)
@@ -48,9 +48,13 @@ bench: $(READY)
 	@$(BIN)/python -c 'import faiss, matplotlib, opt_einsum, pykeops, scipy, sklearn' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# What builds the site, for it and for its tests, which are skipped where this cannot be installed.
+builder: $(CORE)
+	@$(BIN)/python -c 'import latex2mathml, material, matplotlib, mermaidx' 2>/dev/null \
+	  || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[site]'
+
 # The documentation with the gallery's programs run: build/site/index.html.
-site: $(CORE)
-	@$(BIN)/python -c 'import latex2mathml, material, matplotlib, mermaidx' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[site]'
+site: builder
 	$(BIN)/python -m docs.website $(ARGS)
 
 # The wheel and the sdist, built and tried in environments of their own, away from the repository.

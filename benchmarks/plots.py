@@ -49,7 +49,12 @@ def log_ticks(low: float, high: float) -> list[float]:
         found = [tick for tick in found if low <= tick <= high]
         if len(found) >= FEWEST_TICKS:
             break
-    return found[:: -(-len(found) // MOST_TICKS) or 1]
+    return thinned(found) if found else [float(f"{math.sqrt(low * high):.3g}")]
+
+
+def thinned(ticks: list[float]) -> list[float]:
+    """Some of the ticks at equal steps, so that there are not too many."""
+    return ticks[:: math.ceil(len(ticks) / MOST_TICKS)]
 
 
 def log_axes(axes: Any, horizontal: Sequence[float] | None = None) -> None:
@@ -57,7 +62,7 @@ def log_axes(axes: Any, horizontal: Sequence[float] | None = None) -> None:
     for axis, values in ((axes.xaxis, horizontal), (axes.yaxis, None)):
         if axis.get_scale() == "log":
             ticks = sorted(set(values)) if values is not None else log_ticks(*axis.get_view_interval())
-            axis.set_ticks(ticks[:: math.ceil(len(ticks) / MOST_TICKS)])
+            axis.set_ticks(thinned(ticks))
             axis.set_ticklabels([f"{tick:,.6g}" for tick in axis.get_ticklocs()])
             axis.minorticks_off()
     if sum(len(label.get_text()) for label in axes.get_xticklabels()) > LEVEL_LETTERS:

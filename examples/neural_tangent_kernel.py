@@ -35,6 +35,9 @@ def tangent_kernel(parameters, x):
 
 # %% [markdown]
 # ## The plan
+#
+# Rules find what is known of such kernels: the gradient by a matrix is an outer product, and inner products of outer products are products
+# of inner products. No loop is needed.
 
 # %%
 rng = np.random.default_rng(0)

@@ -3,8 +3,8 @@ r"""# A sparse Gaussian process
 $$\log p(y) \ge \log \mathcal N\left(y \mid 0,\; K_{xz} K_{zz}^{-1} K_{zx} + \sigma^2 I\right)
 - \frac{1}{2 \sigma^2} \operatorname{tr}\left(K_{xx} - K_{xz} K_{zz}^{-1} K_{zx}\right)$$
 
-The evidence bound of [Titsias (2009)](https://proceedings.mlr.press/v5/titsias09a.html) is fitted by its gradients. The kernel matrices
-between inducing points and data are never held whole.
+The evidence bound of [Titsias (2009)](https://proceedings.mlr.press/v5/titsias09a.html) is fitted by its gradients. Of the
+matrices between inducing points and data one is kept; the others, and what their derivatives need, pass in chunks.
 
     python examples/sparse_gaussian_process.py
 """

@@ -76,9 +76,9 @@ def test_examples_of_docstrings_run(module):
     assert doctest.testmod(module).failed == 0
 
 
-@pytest.mark.parametrize(("low", "high"), [(1e-9, 1e9), (0.011, 0.013), (3, 4_000), (1, 10)])
+@pytest.mark.parametrize(("low", "high"), [(1e-9, 1e9), (0.011, 0.013), (3, 4_000), (1, 10), (1.31, 1.34)])
 def test_ticks_of_an_axis_are_few_round_and_inside(low, high):
     ticks = plots.log_ticks(low, high)
-    assert len(ticks) <= plots.MOST_TICKS
+    assert 1 <= len(ticks) <= plots.MOST_TICKS
     assert all(low <= tick <= high for tick in ticks)
     assert ticks == sorted(ticks)
