@@ -1,7 +1,7 @@
 """Delays: values that a compiler computes long before their first use are computed there.
 
-A program has its terms in an order in which little waits, and a compiler may run it in another: XLA:CPU runs whatever waits for arguments
-alone first, all weights that devices gather among it. A delayed value's operand is tied to a value that exists only shortly before its use.
+A program has its terms in an order in which little waits, and a compiler may run it in another: whatever waits for arguments alone first,
+all weights that devices gather among it. A delayed value's operand is tied to a value that exists only shortly before its use.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ such a value die after its uses before the peak and computes it again, with thos
 its next use. Moves are made in order of bytes saved at the peak per second of work added, one after the other, until the schedule
 fits; what was computed again is never moved once more.
 
-A compiler may also compute early what is needed late: XLA:CPU runs whatever waits for arguments alone first. A schedule that would fit in
-the order of the program is made to run in that order: values are delayed to their first use (:mod:`eqsat_mem.schedule.delays`).
+A compiler may also compute early what is needed late. A schedule that would fit in the order of the program is made to run in that order:
+values are delayed to their first use (:mod:`eqsat_mem.schedule.delays`).
 
 A compiler would merge the second computation with the first, or run it as early as it can. The backend's *tie* keeps them apart: it
 makes an operand of the second computation depend on a value that exists only late (:class:`eqsat_mem.schedule.ties.Tie`). Where a
