@@ -333,7 +333,7 @@ class Localiser:
     def dealt_out(self, t: int, met: int, wanted: int) -> tuple[int, int] | None:
         """A folded index and one of the result that the same mesh axes deal out: each device then needs its share of the sum only."""
         term = self.old.terms[t]
-        if not isinstance(term, Dot) and not (isinstance(term, Fold) and term.monoid == "add"):
+        if t in self.ex.exact or not (isinstance(term, Dot) or (isinstance(term, Fold) and term.monoid == "add")):
             return None
         far = frozenset[str]() if self.backend.scatters_far else self.local.devices.far
         pairs = ((i, j) for i in bits(met) for j in bits(wanted) if self.divided[i] == self.divided[j])
