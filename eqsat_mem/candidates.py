@@ -134,7 +134,7 @@ class Forms:
         found: dict[int, SearchResult] = {}
         hopeless: list[tuple[int, int, Program]] = []
         for k, form in enumerate(self._forms()):
-            least = floor_bytes(form) if self.placement is None else 0
+            least = floor_bytes(form) // (1 if self.placement is None else self.placement.devices.total)
             if least > limit:
                 hopeless.append((k, least, form))
                 continue

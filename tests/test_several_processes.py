@@ -41,6 +41,15 @@ def test_one_that_cannot_plan_tells_the_other():
     assert failed["text"] in told["text"]
 
 
+def test_one_that_is_late_is_waited_for():
+    """Sums between processes are not made in shares on CPUs: gloo's ``psum_scatter`` gives up where others wait."""
+    for status, told, errors in start("late"):
+        assert status == 0, errors
+        assert told["worst"] < 1e-5
+        assert told["kinds"]
+        assert "psum_scatter" not in told["kinds"]
+
+
 def test_where_one_dies_the_other_ends_too():
     (status, told, errors), (died, _, _) = start("dying", timeout=120)
     assert died == 3

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from eqsat_mem.codegen.calls import CallWriter
 from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Fixed, Layout, Region, Scope, Value, number, wrap
-from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits
+from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, mask_of
 from eqsat_mem.ir.ops import (
     MONOIDS,
     RESCALING,
@@ -196,7 +196,9 @@ class ExpressionWriter:
         if contracted and own[1] and self.swaps(left.layout, own, contracted, scope):
             left, right, layout = right, left, (*batch, *own[1], *own[0])
         absent = [i for i in bits(term.over) if i not in left.layout and i not in right.layout]
-        spec = '"{},{}->{}"'.format(*self.reads.spell(left.layout, right.layout, layout))
+        heavier = max((left, right), key=lambda side: program.extent(mask_of(side.layout)))  # einsum contracts in the order of the alphabet
+        in_order = tuple(i for i in heavier.layout if i in contracted)  # and XLA copies an operand that has its axes in another
+        spec = '"{},{}->{}"'.format(*self.reads.spell(left.layout, right.layout, layout, ascending=in_order))
         options = (
             "" if term.precision is None else f", precision={param_text(term.precision) or self.reads.bind('precision', term.precision)}"
         )

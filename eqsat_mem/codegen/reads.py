@@ -250,8 +250,8 @@ class Reader:
         parts = [self.extent(i, scope) for i in layout]
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
-    def spell(self, *layouts: Layout) -> list[str]:
-        return spelled(layouts, self.letters)
+    def spell(self, *layouts: Layout, ascending: Layout = ()) -> list[str]:
+        return spelled(layouts, self.letters, ascending)
 
     # text
 

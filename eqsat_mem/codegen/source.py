@@ -167,9 +167,13 @@ def letters(names: list[str]) -> list[str]:
     return [n if len(n) == 1 and n.isalpha() and n.isascii() else (pool.pop(0) if pool else "") for n in names]
 
 
-def spelled(layouts: Sequence[Sequence[int]], letter_of: Sequence[str]) -> list[str]:
-    """Layouts in letters; an index that has none takes one that nothing else in these layouts has."""
+def spelled(layouts: Sequence[Sequence[int]], letter_of: Sequence[str], ascending: Sequence[int] = ()) -> list[str]:
+    """Layouts in letters; an index that has none takes one that nothing else in these layouts has.
+
+    Indices that are to be ``ascending`` have their letters among them in the order of the alphabet.
+    """
     used = dict.fromkeys(i for layout in layouts for i in layout)
     spare = iter(sorted(set(LETTERS) - {letter_of[i] for i in used}))
     own = {i: letter_of[i] or next(spare) for i in used}
+    own |= zip(ascending, sorted(own[i] for i in ascending))
     return ["".join(own[i] for i in layout) for layout in layouts]

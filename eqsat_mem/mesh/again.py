@@ -19,9 +19,10 @@ DEPTH = 8
 def is_made_again(at: Localiser, t: int, shares: int) -> bool:
     """Whether a value that is computed in more shares than these had better be computed once more than gathered.
 
-    What a walk before has gathered stays gathered: others count on it.
+    What a walk before has gathered stays gathered: others count on it. So does what is compared with values selected from it, which would
+    have other bits.
     """
-    if (t, shares) in at.given:
+    if (t, shares) in at.given or t in at.ex.exact:
         return False
     gathering = gathering_s(at, t, shares)
     return again_s(at, t, shares, PATIENCE * gathering, DEPTH) <= PATIENCE * gathering
@@ -63,7 +64,7 @@ def again_s(at: Localiser, t: int, shares: int, most: float, depth: int) -> floa
         known = first is not None and any(s == first for s, _ in at.given)
         return 0.0 if known else gathering_s(at, t, shares)
     left = once_more(at, t, shares)
-    if left & folded(term):
+    if left & folded(term) or t in at.ex.exact:
         return most + 1.0
     extents = [index.extent // (at.local.devices.count(at.divided[i]) if left >> i & 1 else 1) for i, index in enumerate(at.old.indices)]
     seconds = arithmetic_s(at.old, t, extents, at.backend)

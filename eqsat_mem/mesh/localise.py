@@ -225,9 +225,8 @@ class Localiser:
         computed, have = self.computed(t), self.natural(t)
         if have & ~shares and is_made_again(self, t, shares):
             computed = once_more(self, t, shares)
-            return self.converted(self.joint(t, computed), t, computed & self.old.free[t], shares)
-        dealt = self.dealt_out(t, computed & folded(term), shares & ~have)
-        if dealt is not None:
+            have = computed & self.old.free[t]
+        elif (dealt := self.dealt_out(t, computed & folded(term), shares & ~have)) is not None:
             return self.converted(self.sum_dealt_out(t, computed, *dealt), t, have | 1 << dealt[1], shares)
         return self.converted(self.joint(t, computed), t, have, shares)
 
@@ -334,10 +333,11 @@ class Localiser:
     def dealt_out(self, t: int, met: int, wanted: int) -> tuple[int, int] | None:
         """A folded index and one of the result that the same mesh axes deal out: each device then needs its share of the sum only."""
         term = self.old.terms[t]
-        if not isinstance(term, Dot) and not (isinstance(term, Fold) and term.monoid == "add"):
+        if t in self.ex.exact or not (isinstance(term, Dot) or (isinstance(term, Fold) and term.monoid == "add")):
             return None
+        far = frozenset[str]() if self.backend.scatters_far else self.local.devices.far
         pairs = ((i, j) for i in bits(met) for j in bits(wanted) if self.divided[i] == self.divided[j])
-        return next(pairs, None)
+        return next(((i, j) for i, j in pairs if not far.intersection(self.divided[i])), None)
 
     def sum_dealt_out(self, t: int, computed: int, i: int, j: int) -> int:
         """A sum of which each device gets its share along ``j`` from what all have folded along ``i``."""

@@ -154,6 +154,7 @@ def received_bytes(s: Schedule) -> int:
 
 
 def _exchanges(s: Schedule, seq: Seq, extents: Sequence[int], times: int) -> Iterator[Exchange]:
+    seen: set[tuple[int, tuple[int, ...]]] = set()
     for step in seq.steps:
         if isinstance(step, Seq):
             yield from _exchanges(s, step, extents, times)
@@ -163,7 +164,8 @@ def _exchanges(s: Schedule, seq: Seq, extents: Sequence[int], times: int) -> Ite
             yield from _exchanges(s, step.body, inside, times * -(-extent // chunk))
         else:
             term = s.ex.program.terms[step]
-            if isinstance(term, Block) and term.out == 0:
+            if isinstance(term, Block) and (call := (id(term.call), term.args)) not in seen:
+                seen.add(call)  # whichever of its results is the first that is needed
                 if term.call.prim.name in EXCHANGES:
                     yield _exchange(s.ex.program, step, term, extents, times)
                 for body in filter(None, term.call.bodies):  # of a while loop one turn counts

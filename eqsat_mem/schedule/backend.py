@@ -101,6 +101,8 @@ class Backend:
     """Between devices of one machine; by default that of a data-centre GPU (NVIDIA's figures of NVLink with NCCL)."""
     far: ClassVar[Link] = Link(65e-6, 50e9)
     """Between machines: 400 Gbit/s for each device."""
+    scatters_far: ClassVar[bool] = True
+    """Whether sums may be made in shares between machines: else every device gets the whole sum and takes its share."""
     room_toll: ClassVar[float] = 0.02
     """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
     repeats: ClassVar[int] = 1

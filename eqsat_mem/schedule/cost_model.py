@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.take_lowering import as_block
 from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, Take, children, folded, itemsize
-from eqsat_mem.ir.ops import Shapes
 from eqsat_mem.ir.ops.collectives import EXCHANGES, received_bytes
 from eqsat_mem.ir.precision import of_rules
 from eqsat_mem.schedule.backend import Backend, extent_of
@@ -50,19 +49,22 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
             ins = [_shape(extents, axes) for axes in call.in_axes]
             outs = [_shape(extents, axes) for axes in call.out_axes]
             if isinstance(term, Block) and call.prim.name in EXCHANGES:
-                return _exchange_s(program, term, ins, outs, backend)
+                return exchange_s(program, t, extents, backend)
             weight = backend.weights.of_block(call, ins, outs)
             return weight * width * (1.0 if spread is None else spread) / device.elements
     return 0.0
 
 
-def _exchange_s(program: Program, term: Block, ins: Shapes, outs: Shapes, backend: Backend) -> float:
-    """Seconds in which devices exchange values."""
-    read = sum(math.prod(shape) * itemsize(program.terms[a].dtype) for shape, a in zip(ins, term.args, strict=True))
-    made = sum(math.prod(shape) * itemsize(dtype) for shape, dtype in zip(outs, term.call.out_dtypes, strict=True))
+def exchange_s(program: Program, t: int, extents: Sequence[int], backend: Backend) -> float:
+    """Seconds in which devices exchange values for a term; none unless it is a collective."""
+    term = program.terms[t]
+    if not isinstance(term, Block) or term.call.prim.name not in EXCHANGES:
+        return 0.0
+    call = term.call
+    read = sum(math.prod(_shape(extents, axes)) * itemsize(program.terms[a].dtype) for axes, a in zip(call.in_axes, term.args, strict=True))
+    made = sum(math.prod(_shape(extents, axes)) * itemsize(dtype) for axes, dtype in zip(call.out_axes, call.out_dtypes, strict=True))
     assert program.shares is not None, "a program of one device exchanges nothing"
-    params = term.call.params
-    return backend.exchange_s(received_bytes(term.call.prim.name, params, read, made), params["names"], program.shares.devices)
+    return backend.exchange_s(received_bytes(call.prim.name, call.params, read, made), call.params["names"], program.shares.devices)
 
 
 def again_s(ex: Extraction, t: int, extents: Sequence[int], backend: Backend) -> float:

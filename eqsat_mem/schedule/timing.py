@@ -12,7 +12,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Map, Program, Term, argument_bytes, output_sizes
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Trees, made
 from eqsat_mem.schedule.backend import Backend, Kernel, moves
-from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
+from eqsat_mem.schedule.cost_model import arithmetic_s, exchange_s, spread_weight
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
@@ -21,6 +21,10 @@ LOOP_TOLL = 0.03
 """The share of its time that a loop must save: among schedules predicted to be as fast, the plan is the one with fewer loops."""
 FOLD_TOLL = 0.02
 """The share that accumulating one more fold must save: slices keep every bit, sums of chunks round differently."""
+
+EXCHANGE_TOLL = 0.2
+"""The share of its time that a plan must save whose devices exchange values for twice as long as without loops: how long that is depends on
+what else goes on between devices, which no figure of a link tells."""
 
 
 @dataclass(eq=False)
@@ -70,20 +74,31 @@ class Timing:
         return sum(map(self.device.fresh_s, output_sizes(self.memory.ex.program)))
 
     def tolls(self, seq: Seq, extents: Extents, chunks: Chunks) -> float:
-        """Seconds that the loops of a region must save: shares of their own time, whatever else the program does."""
+        """Seconds that the loops and the exchanges of a region must save: shares of their own time, whatever else the program does."""
         key = self.memory.key(seq, extents, chunks)
         known = self._tolls.get(key)
         if known is None:
             known = 0.0
             for step in seq.steps:
-                if isinstance(step, Seq):
+                if isinstance(step, int):
+                    known += self._exchange_price * exchange_s(self.memory.ex.program, step, extents, self.backend)
+                elif isinstance(step, Seq):
                     known += self.tolls(step, extents, chunks)
-                elif isinstance(step, Loop):
+                else:
                     turns = extents[step.index] / min(chunks[step], extents[step.index])
                     own = (LOOP_TOLL + FOLD_TOLL * len(step.folds)) * self._loop(step, extents, chunks)
                     known += own + turns * self.tolls(step.body, extents_inside(extents, step, chunks), chunks)
             self._tolls[key] = known
         return known
+
+    @cached_property
+    def _exchange_price(self) -> float:
+        """The toll of an exchange for each second that it takes."""
+        program, extents = self.memory.ex.program, self.memory.full_extents()
+        exchanging = sum(exchange_s(program, t, extents, self.backend) for t in program.reachable()) if program.shares is not None else 0.0
+        if not exchanging:
+            return 0.0
+        return EXCHANGE_TOLL * sum(arithmetic_s(program, t, extents, self.backend) for t in program.reachable()) / exchanging
 
     def seconds(self, seq: Seq, extents: Extents, chunks: Chunks) -> float:
         key = self.memory.key(seq, extents, chunks)

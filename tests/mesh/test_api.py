@@ -277,3 +277,18 @@ def test_arguments_on_another_mesh(mesh, grid, args):
 def test_nothing_fits(mesh):
     with pytest.raises(MemoryLimitError, match=r"on each of 8 devices(.|\n)*with x=16 .*which fits"):
         optimize(kernel_product, memory_limit="10KiB", mesh=mesh, in_shardings=S, out_shardings=S).plan(*shapes())
+
+
+def test_the_gradient_of_a_kernel_is_summed_over_devices(mesh):
+    def gradient(w, x):
+        def loss(w):
+            return jnp.sum(jax.nn.relu(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))) ** 2)
+
+        return jax.grad(loss)(w)
+
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal((3, 3, 4, 8)).astype(np.float32), rng.standard_normal((64, 8, 8, 4)).astype(np.float32)
+    f = optimize(gradient, memory_limit="48KiB", mesh=mesh, in_shardings=(R, S), out_shardings=R)
+    assert {sent.kind for sent in f.plan(w, x).collectives} == {"psum"}
+    assert f.plan(w, x).received_bytes <= 2 * w.nbytes
+    np.testing.assert_allclose(f(w, x), jax.jit(gradient)(w, x), rtol=1e-4, atol=1e-2)

@@ -18,6 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROCESSES, DEVICES = 2, 4
+LATE_S = 5.0
+"""How long the late process waits, in seconds."""
 
 
 def free_port() -> int:
@@ -178,6 +180,34 @@ def failing() -> dict[str, Any]:
 
         pipeline.plan = fail
     return _refusal(matvec, memory_limit="512KiB")
+
+
+def late() -> dict[str, Any]:
+    """One process is late, to plan and to run: the other waits. The gradient's sums are wanted in shares."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from eqsat_mem import optimize
+
+    mesh = _mesh()
+    here, there = _inputs(mesh)
+    f = optimize(jax.grad(lambda x, y, v: jnp.sum(matvec(x, y, v) ** 2), (1, 2)), memory_limit="512KiB", mesh=mesh)
+    _wait()
+    plan = f.plan(*there)
+    _wait()
+    want = jax.grad(lambda x, y, v: jnp.sum(matvec(x, y, v) ** 2), (1, 2))(*here)
+    worst = 0.0
+    for got, exact in zip(f(*there), map(np.asarray, want), strict=True):
+        differ = max(float(np.abs(np.asarray(s.data) - exact[s.index]).max()) for s in got.addressable_shards)
+        worst = max(worst, differ / float(np.abs(exact).max()))
+    return {"worst": worst, "kinds": sorted({sent.kind for sent in plan.collectives})}
+
+
+def _wait() -> None:
+    import jax
+
+    time.sleep(LATE_S * jax.process_index())
 
 
 def dying() -> dict[str, Any]:

@@ -199,19 +199,19 @@ def test_in_a_loop_views_of_all_rows_are_not_tied():
     seq = split(ex, region(ex), rows)
     memory, chunks = Memory(ex, CPU), dict.fromkeys(loops(seq), 16)
     looped = Schedule(ex, CPU, seq, chunks, memory.total(seq, chunks), Timing(memory).total(seq, chunks))
-    written = remat._written(looped)
+    written = remat.written(looped)
     moves = remat._moves(looped, written, frozenset())
     assert len({move.chain for move in moves}) == 2
     for move in moves:
-        made, _ = remat._apply(looped, written, move, frozenset())
+        made, _ = remat.apply(looped, written, move, frozenset())
         same(stepwise.run(jax.make_jaxpr(emit(made).function)(*args), args), stepwise.run(jaxpr, args))
 
 
 def test_moves_are_made_once_whatever_limits_are_asked_for(monkeypatch):
     _, _, written = case(normalised)
     applied = []
-    apply = remat._apply
-    monkeypatch.setattr(remat, "_apply", lambda *args: applied.append(args) or apply(*args))
+    apply = remat.apply
+    monkeypatch.setattr(remat, "apply", lambda *args: applied.append(args) or apply(*args))
     moved = remat.Moved(written)
     smallest = moved.fitting(1)
     needed = len(applied)
@@ -225,8 +225,8 @@ def test_moves_are_made_once_whatever_limits_are_asked_for(monkeypatch):
 def test_moves_of_large_programs_write_so_many_terms_and_no_more(monkeypatch):
     _, _, written = case(normalised)
     applied = []
-    apply = remat._apply
-    monkeypatch.setattr(remat, "_apply", lambda *args: applied.append(args) or apply(*args))
+    apply = remat.apply
+    monkeypatch.setattr(remat, "apply", lambda *args: applied.append(args) or apply(*args))
     monkeypatch.setattr(remat, "MOST_REBUILT", 3 * len(written.ex.program.terms))
     remat.Moved(written).fitting(1)
     assert 0 < len(applied) <= 3 * remat.TRIED
@@ -269,6 +269,6 @@ def test_no_move_ties_what_a_rescaled_sum_exponentiates():
     path, body = next((path, seq) for path, seq in walk_regions(s.seq) if path and any(t in s.ex.rescales for t in seq.outs))
     kept = memory.fused(body).kept
     moves = [remat.Move(path, (q,), use, kept[0], 1, 1.0) for use in range(1, len(kept)) for q in range(use)]
-    results = [remat._apply(s, memory, move, frozenset()) for move in moves]
+    results = [remat.apply(s, memory, move, frozenset()) for move in moves]
     assert None in results
     assert all(set(loop.rescaled) <= new.ex.rescales.keys() for new, _ in filter(None, results) for loop in loops(new.seq))
