@@ -166,21 +166,24 @@ class GpuBackend(Backend):
         seconds = sum(arithmetic_s(ex.program, t, extents, self) for t in members)
         return tile if tile.seconds < self._usual_s(ex, step, members, extents, seconds) else None
 
+    def _held_inside(self, ex: Extraction, step: int, members: Sequence[int], size: Callable[[int], int]) -> int:
+        """Bytes of what tile kernels would compute inside a fold, and XLA writes out."""
+        return 0 if self.tiles is None else sum(map(size, scratch.left_to_tiles(ex.program, step, members)))
+
     def _usual_s(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], seconds: float) -> float:
         """Seconds of XLA's kernel, given those of its arithmetic at the full rate; operands that it does not compute inside come from
         memory."""
-        held = (
-            0 if self.tiles is None else sum(scratch.size(ex.program, m, extents) for m in scratch.left_to_tiles(ex.program, step, members))
-        )
-        return seconds / self._busy(ex, step, extents) + 2 * held / self.device.bandwidth(held)
+        held = self._held_inside(ex, step, members, lambda t: scratch.size(ex.program, t, extents))
+        busy = 1.0 if isinstance(ex.program.terms[step], Block) else self._busy(ex, step, extents)
+        return seconds / busy + 2 * held / self.device.bandwidth(held)
 
     # fusion
 
     def takes_in(self, program: Program, t: int) -> bool:
-        """Also a product with a vector that is a fold whatever the extents."""
+        """Also a product with a vector that is a fold whatever the extents, and what may be a tile kernel."""
         term = program.terms[t]
         if not isinstance(term, Dot):
-            return super().takes_in(program, t)
+            return super().takes_in(program, t) or (self.tiles is not None and self.tiles.suits(program, t))
         left, right = program.free[term.lhs], program.free[term.rhs]
         return habits.vector_is_fold(habits.VECTOR_ELEMENTS, 0, itemsize(term.dtype)) and (left | right) in (left, right)
 
@@ -232,14 +235,14 @@ class GpuBackend(Backend):
         program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
             return scratch.product_bytes(program, term, extents, self.target, size, by_library=not self.only_triton)
-        if isinstance(term, Block):
-            return scratch.copied_operand_bytes(program, term, self.weights, size)
-        if not isinstance(term, Fold) or ex.unrolls.get(t):
+        if not isinstance(term, Fold | Block) or ex.unrolls.get(t):
             return 0
         tile = self.tile(ex, t, members, extents)
         if tile is not None:
             return sum(size(read.term) for read in tile.pairs.reads if read.copied)
-        inner = 0 if self.tiles is None else sum(map(size, scratch.left_to_tiles(program, t, members)))
+        inner = self._held_inside(ex, t, members, size)
+        if isinstance(term, Block):
+            return inner + scratch.copied_operand_bytes(program, term, self.weights, size)
         return inner + scratch.fold_bytes(program, t, members, extents, self.weights, size)
 
     # time
@@ -263,7 +266,7 @@ class GpuBackend(Backend):
 
     def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
         """Less than the full rate where a kernel has few thread blocks."""
-        if isinstance(kernel.term, Dot | Block):
+        if isinstance(kernel.term, Dot):
             return seconds
         tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
         return tile.seconds if tile else self._usual_s(kernel.ex, kernel.step, kernel.members, kernel.extents, seconds)
@@ -291,10 +294,10 @@ class GpuBackend(Backend):
         if isinstance(term, Dot):
             m, n, k, batch = sides(program, term, kernel.extents)
             return 1 if habits.product_parts(batch, m, n, k, itemsize(term.dtype), self.target) == 1 else 2
+        tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
+        if tile is not None:
+            return 1 + sum(read.copied for read in tile.pairs.reads)
         if isinstance(term, Fold) and not kernel.ex.unrolls.get(kernel.step):
-            tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
-            if tile is not None:
-                return 1 + sum(read.copied for read in tile.pairs.reads)
             return 1 if habits.fold_parts(*scratch.folded(program, kernel.step, kernel.extents)) == 1 else 2
         return LAUNCHES.get(term.call.prim.name, 1) if isinstance(term, Block) else 1
 
