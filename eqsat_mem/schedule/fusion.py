@@ -162,7 +162,7 @@ def _is_virtual(
             is_repeated = len(folds) < len(ends) or backend.computes_again(ex, t, len(ends))
             return is_repeated and backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
-            return alone or backend.is_cheap(program, t)
+            return alone or backend.is_cheap(program, t) or backend.are_one(program, (t, *ends))
         case Fold() | Dot() if not ex.unrolls.get(t) and backend.computes_in_tiles(ex, program.extent(term.over), ends):
             return True
         case Fold():

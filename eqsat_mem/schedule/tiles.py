@@ -27,7 +27,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Folding:
-    """How a term folds.
+    """The way in which a term folds.
 
     Attributes:
         elements: the values that it combines; each element of a fold is one number of each.
@@ -41,7 +41,7 @@ class Folding:
 
 
 def folding(program: Program, t: int) -> Folding | None:
-    """How a fold, a reduction by a function of its own, or a selection folds along one axis; None for any other term."""
+    """The way in which a fold, or a reduction or selection along one axis, folds; None for any other term."""
     term = program.terms[t]
     if isinstance(term, Fold):
         over = program.free[term.arg] & term.over

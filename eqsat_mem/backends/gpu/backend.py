@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 
-from eqsat_mem.backends.gpu import habits, scratch, workspaces
+from eqsat_mem.backends.gpu import habits, scratch, siblings, workspaces
 from eqsat_mem.backends.gpu.operations import LAUNCHES, weights_of
 from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
 from eqsat_mem.backends.gpu.tiles import Tiles
@@ -26,6 +26,7 @@ from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
 from eqsat_mem.schedule.checks import Check, Hidden
 from eqsat_mem.schedule.cost_model import arithmetic_s, sides
 from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.tiles import MOST_WRITTEN_OUT, Tile
@@ -197,6 +198,9 @@ class GpuBackend(Backend):
         broadcast = max((program.extent(program.free[u] & ~program.free[t]) for u in program.readers(t)), default=1)
         return self.is_cheap(program, t) or scratch.is_computed_again(kernels * broadcast, scratch.work(program, t, self.weights))
 
+    def are_one(self, program: Program, kernels: Collection[int]) -> bool:
+        return siblings.are_joined(program, kernels)
+
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """A short fold is computed inside the folds and searches that read it, and what a kernel of its own makes of it alone in that.
 
@@ -215,6 +219,9 @@ class GpuBackend(Backend):
         """Those that can be written out. Where it turns out that no tile kernel is faster, they are held: see :meth:`scratch_bytes`."""
         return self.tiles is not None and extent <= MOST_WRITTEN_OUT and all(self.tiles.suits(ex.program, t) for t in ends)
 
+    def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
+        return siblings.joined(ex.program, fused)
+
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         return name in FUSED_BLOCKS
 
@@ -222,11 +229,13 @@ class GpuBackend(Backend):
 
     def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
         """Readers of a product by a library, or of a matrix in columns, do not work in place, nor do values that are written longer for a
-        product that reads them."""
+        product that reads them, or that are folded in the kernel that writes them."""
         program, made = ex.program, ex.program.terms[t]
         if isinstance(made, Dot) or (isinstance(made, Block) and made.call.prim.name in BY_COLUMNS):
             return False
         readers = program.readers(step)
+        if any(isinstance(fold := program.terms[r], Fold) and not habits.is_looped(program.extent(fold.over)) for r in readers):
+            return False
         reader = program.terms[readers[0]] if len(readers) == 1 else None
         return not (isinstance(reader, Dot) and scratch.padding(program, reader, extents, self.target) > 1)
 

@@ -47,11 +47,11 @@ kernels that were compiled; what they cost is guessed."""
 TURN = 8
 """Instructions of a turn over a block of columns besides those of its pairs: guessed."""
 TAKEN_APART = 6
-"""Instructions that bring a number of a column to all threads of its row: from kernels of one to six numbers."""
+"""Instructions that bring a number of a column to all threads of its row: read from compiled programs of one to six numbers."""
 MOST_PICKED = 4
-"""Elements of a selection that a kernel keeps for each element of a tile."""
+"""Elements of a selection of which a thread keeps two numbers each; more were not compiled: guessed."""
 PICKED = 7.0
-"""Instructions for each element that a selection keeps: counted in kernels of one to four."""
+"""Instructions for each element that a selection keeps: read from compiled programs that keep one to three."""
 FOLDS = frozenset({"add", "mul", "max", "min"})
 """The monoids whose combinations Mosaic compiles for all its numbers."""
 APPROXIMATED: Mapping[str, tuple[float, float]] = MappingProxyType(
