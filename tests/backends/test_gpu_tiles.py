@@ -144,6 +144,37 @@ def test_a_kernel_product_has_at_most_twelve_instructions_per_pair():
     assert tile.seconds == pytest.approx(LARGE**2 * counted / own.device.elements, rel=1e-3)
 
 
+def nearest(k):
+    """The ``k`` nearest of many points: a search, if one is asked for."""
+    points = f32((LARGE, 3), (LARGE, 3))
+    return (pairs.nearest if k == 1 else lambda x, y: lax.top_k(-pairs.distances(x, y), k)), points
+
+
+@pytest.mark.parametrize(("k", "instructions", "columns"), [(1, 14.5, 64), (2, 21.9, 32), (3, 29.0, 16), (4, 34.5, 16)])
+def test_counted_instructions_of_searches_are_those_of_machine_code(k, instructions, columns):
+    """Of a kernel that keeps an extreme and its place, or so many elements and places: more numbers leave room for fewer columns."""
+    own = backend()
+    program, (tile,) = tiles_of(*nearest(k), own)
+    extents = [index.extent for index in program.indices]
+    assert tile.block == (64, columns)
+    counted = own.tiles.instructions(program, tile.pairs, tile.block, extents, tile.approximate)
+    assert counted == pytest.approx(instructions, rel=0.07)
+
+
+def test_few_columns_leave_much_to_the_end():
+    """What a block does once, after all columns, counts for each of its pairs the more the fewer columns there are."""
+    ours = [tiles_of(pairs.three_nearest, f32((LARGE, 3), (m, 3)), backend())[1][0].seconds / m for m in (LARGE, 1000)]
+    assert ours[1] > 1.05 * ours[0]
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_nearest_neighbours_hold_neither_distances_nor_loops(k):
+    made = planned(*nearest(k), backend(), memory_limit="100MB")
+    assert "folded_pairs(" in made.source
+    assert made.loops == []
+    assert made.peak_bytes < 100e6
+
+
 def test_blocks_are_as_small_as_keeps_the_card_busy():
     sizes = [tiles_of(*kernel_product(n, 3), backend())[1][0].block for n in (LARGE, 16_384)]
     assert sizes == [(128, 64), (64, 64)]
@@ -389,14 +420,22 @@ def test_operations_are_compiled_and_computed(name, tmp_path, monkeypatch):
 
 @kernels
 @compiler
-def test_machine_code_of_a_kernel_product_has_at_most_twelve_instructions_per_pair(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("function", "avals", "most"),
+    [
+        (*kernel_product(2**16, 3), 12),
+        (pairs.nearest, f32((2**16, 3), (2**16, 3)), 16),
+        (pairs.three_nearest, f32((2**16, 3), (2**16, 3)), 32),
+    ],
+    ids=["product", "nearest", "three nearest"],
+)
+def test_machine_code_has_no_more_instructions_per_pair(function, avals, most, tmp_path, monkeypatch):
     from benchmarks.calibration.instructions import JUMP, instructions, tool
 
     try:
         assembler, reader = tool("ptxas"), tool("nvdisasm")
     except SystemExit as missing:
         pytest.skip(str(missing))
-    function, avals = kernel_product(16_384 * 4, 3)
     own = backend()
     (tile,) = tiles_of(function, avals, own)[1]
     compiled(emit(straight(written(function, avals, own), own)).function, avals, tmp_path, monkeypatch)
@@ -407,4 +446,4 @@ def test_machine_code_of_a_kernel_product_has_at_most_twelve_instructions_per_pa
     code, labels = instructions(subprocess.run([reader, "-c", binary], check=True, capture_output=True, text=True).stdout)
     turns = [k - labels[jump[1]] + 1 for k, (_, text) in enumerate(code) if (jump := JUMP.match(text)) and labels[jump[1]] < k]
     per_pair = max(turns) / (tile.block[0] * tile.block[1] / tiles.THREADS)
-    assert 8 < per_pair <= 12
+    assert 0.7 * most < per_pair <= most

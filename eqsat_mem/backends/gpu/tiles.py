@@ -49,9 +49,9 @@ TURN = 8
 TAKEN_APART = 6
 """Instructions that bring a number of a column to all threads of its row: read from compiled programs of one to six numbers."""
 MOST_PICKED = 4
-"""Elements of a selection of which a thread keeps two numbers each; more were not compiled: guessed."""
+"""Elements of a selection: more would leave registers for too few columns. Guessed."""
 PICKED = 7.0
-"""Instructions for each element that a selection keeps: read from compiled programs that keep one to three."""
+"""Instructions for each element that a selection keeps: read from compiled programs that keep one to four."""
 FOLDS = frozenset({"add", "mul", "max", "min"})
 """The monoids whose combinations Mosaic compiles for all its numbers."""
 APPROXIMATED: Mapping[str, tuple[float, float]] = MappingProxyType(
