@@ -384,7 +384,7 @@ OPERATIONS = {
     "lt": lambda d: jnp.where(d < 0, 1.0, d), "max": lambda d: jnp.maximum(d, 0.5), "min": lambda d: jnp.minimum(d, 0.5),
     "mul": lambda d: 3 * d, "ne": lambda d: jnp.where(d != 0, 1.0, d), "neg": lambda d: -d, "round": jnp.round,
     "select_n": lambda d: jnp.where(d > 1, d, 0.0), "sign": jnp.sign, "square": lax.square, "sub": lambda d: 1.5 - d,
-    "and": lambda d: jnp.where((d > 0) & (d < 1), 1.0, d), "not": lambda d: jnp.where(~(d > 0), 1.0, d),
+    "and": lambda d: jnp.where((d > 0) & (d < 1), 1.0, d),
     "or": lambda d: jnp.where((d < 0) | (d > 1), 1.0, d), "xor": lambda d: jnp.where((d > 0) ^ (d > 1), 1.0, d),
     "log": lambda d: jnp.log(jnp.abs(d) + 1), "tanh": jnp.tanh,
     "exp": jnp.exp, "exp2": jnp.exp2, "sqrt": lambda d: jnp.sqrt(jnp.abs(d)), "rsqrt": lambda d: lax.rsqrt(jnp.abs(d) + 1),

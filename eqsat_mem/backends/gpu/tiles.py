@@ -66,7 +66,7 @@ OTHERS = frozenset({"abs", "clamp", "div", "integer_pow", "logistic", "round", "
 """Further operations on float32 that Mosaic compiles."""
 SIMPLE = frozenset({"add", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne", "neg", "select_n", "sub"})
 """Those on int32 as well."""
-LOGICAL = frozenset({"and", "not", "or", "xor"})
+LOGICAL = frozenset({"and", "or", "xor"})
 """Those on truth values: they are part of the comparisons that they join."""
 NUMBERS = ("float32", "int32")
 """The dtypes of what kernels read and return; truth values there are between."""
