@@ -60,7 +60,9 @@ class RegionWriter:
         place = {step: k for k, step in enumerate(seq.steps)}
         for step, members in sorted(zip(fused.kept, fused.members), key=lambda kernel: place[kernel[0]]):
             if isinstance(step, int):
-                tile = self.schedule.backend.tile(self.reads.ex, step, members, self.reads.extents(scope))
+                term = self.reads.program.terms[step]
+                known = isinstance(term, Block) and (id(term.call), term.args) in scope.calls
+                tile = None if known else self.schedule.backend.tile(self.reads.ex, step, members, self.reads.extents(scope))
                 if tile is not None:
                     self.tiles.tile(tile, scope, region)
                 elif len(members) > DEEP and not fused.unrolled.intersection(members):

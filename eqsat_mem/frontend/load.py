@@ -174,7 +174,10 @@ class _Builder:
             term: Map | Dot = Map(dtype, "mul", (lhs, rhs))
         else:
             term = Dot(dtype, over, lhs, rhs, eqn.params["precision"])
-        self.term[eqn.outs[0]] = self.program.add(term, eqn.source)
+        self.term[eqn.outs[0]] = t = self.program.add(term, eqn.source)
+        repeated = axes_mask(self.axes_of(eqn.outs[0])) & ~self.program.free[t]
+        if repeated:
+            self.program.repeated[t] = self.program.repeated.get(t, 0) | repeated
 
     def iota(self, eqn: Equation, how: Translation) -> None:
         """An iota over a product of indices is the sum of theirs, each times its stride."""

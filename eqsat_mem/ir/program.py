@@ -65,7 +65,8 @@ class Program:
     """Terms in topological order with inputs, constants, outputs and effects (roots that must run, in order).
 
     A program with ``shares`` is what each device of a mesh runs; its inputs and indices are those of one device.
-    ``passes`` are the names of the passes that have changed it (:mod:`eqsat_mem.passes`).
+    ``passes`` are the names of the passes that have changed it (:mod:`eqsat_mem.passes`). ``repeated`` are the indices along which
+    products repeat themselves in the function that was traced: they have these axes there and do not depend on them.
     """
 
     indices: list[Index] = field(default_factory=list)
@@ -78,6 +79,7 @@ class Program:
     source: dict[int, Source] = field(default_factory=dict)
     shares: Shares | None = None
     passes: frozenset[str] = frozenset()
+    repeated: dict[int, int] = field(default_factory=dict)
     _ids: dict[Term, int] = field(default_factory=dict, repr=False)
     _operands: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
     _readers: list[list[int]] = field(default_factory=list, repr=False, compare=False)

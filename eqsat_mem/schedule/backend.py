@@ -179,6 +179,10 @@ class Backend:
         """Whether as many folds, its only readers, would each compute an elementwise value, if they compute it at all."""
         return True
 
+    def are_one(self, program: Program, kernels: Collection[int]) -> bool:
+        """Whether these elementwise kernels, which read the same value, are one kernel, so that it computes the value once."""
+        return False
+
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """Whether a fold over so many elements, not unrolled, is computed inside the fold or kernel ``reader``.
 

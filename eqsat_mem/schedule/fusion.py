@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Fold, Map, Rename, Term, children
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, children
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.split import has_effects
@@ -119,15 +119,24 @@ def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], back
     ends: dict[int, frozenset[int]] = {}
     folded: dict[int, frozenset[int]] = {}
     again = {t for t in terms if any(_rereads(ex.program.terms[u], backend) for u in users[t])}
+    kernels = _kernels(ex.program, users)
     for t in reversed(terms):
-        into = frozenset().union(*(ends.get(u, frozenset([u])) for u in users[t]))
-        first = frozenset().union(*(folded.get(u, frozenset([u])) for u in users[t]))
-        if _is_virtual(ex, t, users[t], into, first, again, backend):
+        read_by = [*dict.fromkeys(kernels[u] for u in users[t])]
+        into = frozenset().union(*(ends.get(u, frozenset([u])) for u in read_by))
+        first = frozenset().union(*(folded.get(u, frozenset([u])) for u in read_by))
+        if _is_virtual(ex, t, read_by, into, first, again, backend):
             virtual.add(t)
             ends[t] = into
             if not isinstance(ex.program.terms[t], Fold) or ex.unrolls.get(t):
                 folded[t] = first
     return virtual
+
+
+def _kernels(program: Program, terms: Iterable[int]) -> dict[int, int]:
+    """The first result of the kernel of each term: a call with several results is one."""
+    of_call: dict[tuple[int, tuple[int, ...]], int] = {}
+    calls = ((t, program.terms[t]) for t in terms)
+    return {t: of_call.setdefault((id(term.call), term.args), t) if isinstance(term, Block) else t for t, term in calls}
 
 
 def _is_virtual(
@@ -153,7 +162,7 @@ def _is_virtual(
             is_repeated = len(folds) < len(ends) or backend.computes_again(ex, t, len(ends))
             return is_repeated and backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
-            return alone or backend.is_cheap(program, t)
+            return alone or backend.is_cheap(program, t) or backend.are_one(program, (t, *ends))
         case Fold() | Dot() if not ex.unrolls.get(t) and backend.computes_in_tiles(ex, program.extent(term.over), ends):
             return True
         case Fold():

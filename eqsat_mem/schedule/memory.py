@@ -106,6 +106,8 @@ class Memory:
     backend: Backend
     streams: bool = False
     """Whether values that a library passes on row by row count as not held. It does so for large ones only: others must count."""
+    as_written: bool = False
+    """Whether products are as large as in the function that was traced, which may repeat them along an axis."""
     as_run: bool = True
     """Whether kernels run in the backend's order rather than that of their region."""
     _fused: dict[Seq, Fused] = field(default_factory=dict)
@@ -121,7 +123,8 @@ class Memory:
     def __post_init__(self) -> None:
         program = self.ex.program
         self._full = Extents(i.extent for i in program.indices)
-        self._layouts = [tuple(bits(free)) for free in program.free]
+        repeated = program.repeated if self.as_written else {}
+        self._layouts = [tuple(bits(free | repeated.get(t, 0))) for t, free in enumerate(program.free)]
         contracted = {c for term in program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
         self._widths = [self.backend.width(self.ex, t, t in contracted) for t in range(len(program.terms))]
         self._columns = Columns(self.ex, self.fused)

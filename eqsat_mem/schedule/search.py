@@ -203,7 +203,7 @@ class Search:
     def unmodified(self) -> Schedule:
         """The program run as it is written, not as emitted source."""
         plain, s = self.backend.without_tiles(), self.straight
-        memory = self.memory if plain == self.backend and not self.ex.unrolls else Memory(plain.as_written(self.ex), plain)
+        memory = Memory(plain.as_written(self.ex), plain, as_written=True)
         return replace(s, backend=plain, peak_bytes=memory.total(s.seq, {}), seconds=Timing(memory, emitted=False).total(s.seq, {}))
 
     # chunk sizes

@@ -7,8 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-N, M = 185, 250
+N, M, LONG = 185, 250, 1034
 
 
 def distances(x, y):
@@ -61,13 +63,52 @@ def logsumexp(x, y):
     return jax.scipy.special.logsumexp(-distances(x, y), axis=1)
 
 
+def nearest(x, y):
+    return jnp.argmin(distances(x, y), 1)
+
+
+def farthest(x, y):
+    return jnp.argmax(distances(x, y), 0)
+
+
+def least_of_two(x, y):
+    """Ties at places that are not the first, and rows in which nothing is a number."""
+    d = jnp.round(distances(x, y)) + jnp.where(x[:, None, 0] > 2.0, jnp.nan, 0.0)
+    return jnp.argmin(d, 1)
+
+
+def three_nearest(x, y):
+    return lax.top_k(-distances(x, y), 3)
+
+
+def three_allowed(x, y):
+    """Selected in columns; elements that are masked, those that are no numbers, and ties."""
+    d = jnp.round(distances(x, y)) - jnp.where(x[:, None, 0] > 1.5, jnp.inf, 0.0)
+    return lax.top_k(jnp.where(distances(x, y) > 20.0, jnp.nan, d).T, 3)
+
+
+def running_logsumexp(x, y):
+    def combine(one, other):
+        (m, s), (n, t) = one, other
+        top = jnp.maximum(m, n)
+        return top, s * jnp.exp(m - top) + t * jnp.exp(n - top)
+
+    d = -distances(x, y)
+    top, total = lax.reduce((d, jnp.exp(0.0 * d)), (np.asarray(-1e30, d.dtype), np.asarray(0, d.dtype)), combine, (1,))
+    return top + jnp.log(total)
+
+
+def products(x, y):
+    return jnp.prod(1 - 0.001 * jnp.exp(-distances(x, y)), 1)
+
+
 def of_products(x, y):
     products = x @ y.T
     return jnp.sum(jnp.exp(-products) * jnp.sqrt(1 + products**2), 1)
 
 
 def integers(a, b):
-    return jnp.max(a[:, None] * b[None] - b[None], 1)
+    return jnp.max(jnp.where(a[:, None] > b[None], a[:, None] * b[None] - b[None], a[:, None] - b[None] * b[None]), 1)
 
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -85,7 +126,14 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Shapes]] = {
     "logsumexp": (logsumexp, ((N, 3), (M, 3))),
     "of_products": (of_products, ((N, 5), (M, 5))),
     "ten_dimensions": (product, ((N, 10), (M, 10), (M,))),
-    "integers": (integers, ((N,), (M,))),
+    "integers": (integers, ((N,), (LONG,))),
+    "products": (products, ((N, 3), (M, 3))),
+    "nearest": (nearest, ((N, 3), (LONG, 3))),
+    "farthest": (farthest, ((LONG, 3), (N, 3))),
+    "least_of_two": (least_of_two, ((N, 3), (LONG, 3))),
+    "three_nearest": (three_nearest, ((N, 3), (LONG, 3))),
+    "three_allowed": (three_allowed, ((LONG, 3), (N, 3))),
+    "running_logsumexp": (running_logsumexp, ((N, 3), (LONG, 3))),
 }
 
 
@@ -112,6 +160,18 @@ def folded_pairs(spec, over, pair, fold, block, approximate, *arrays):
             tuple(slice(None) if i in read else None for i in axes)
         ]
 
-    value = pair(*(tiles(array, read) for array, read in zip(arrays, reads)))
-    _, _, reduce, dtype = fold
-    return reduce(jnp.broadcast_to(value, [sizes[i] for i in axes]), axis=-1).astype(dtype)
+    nothing, dtypes, combine = fold[:3]
+    takes_in, finish = fold[3:] or (combine, lambda state: state)
+    shape, place = [sizes[i] for i in axes], jnp.arange(sizes[over], dtype=jnp.int32)
+    none = jax.tree.map(lambda number, dtype: jnp.full(shape, number, dtype), nothing, dtypes)
+    state = takes_in(none, pair(place, *(tiles(array, read) for array, read in zip(arrays, reads))))
+    while (width := jax.tree.leaves(state)[0].shape[-1]) > 1:
+        left, right = (
+            jax.tree.map(lambda a, own=own: a[..., own], state) for own in (slice(width // 2), slice(width // 2, width // 2 * 2))
+        )
+        rest = jax.tree.map(lambda a: a[..., width // 2 * 2 :], state)
+        state = jax.tree.map(lambda *parts: jnp.concatenate(parts, -1), combine(left, right), rest)
+    results = finish(jax.tree.map(lambda a: a[..., 0], state))
+    if not isinstance(results, tuple):
+        return results
+    return tuple(jnp.stack(numbers, -1) if isinstance(numbers, tuple) else numbers for numbers in results)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 
-from eqsat_mem.backends.gpu import habits, scratch, workspaces
+from eqsat_mem.backends.gpu import habits, scratch, siblings, workspaces
 from eqsat_mem.backends.gpu.operations import LAUNCHES, weights_of
 from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
 from eqsat_mem.backends.gpu.tiles import Tiles
@@ -26,6 +26,7 @@ from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
 from eqsat_mem.schedule.checks import Check, Hidden
 from eqsat_mem.schedule.cost_model import arithmetic_s, sides
 from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.tiles import MOST_WRITTEN_OUT, Tile
@@ -166,21 +167,24 @@ class GpuBackend(Backend):
         seconds = sum(arithmetic_s(ex.program, t, extents, self) for t in members)
         return tile if tile.seconds < self._usual_s(ex, step, members, extents, seconds) else None
 
+    def _held_inside(self, ex: Extraction, step: int, members: Sequence[int], size: Callable[[int], int]) -> int:
+        """Bytes of what tile kernels would compute inside a fold, and XLA writes out."""
+        return 0 if self.tiles is None else sum(map(size, scratch.left_to_tiles(ex.program, step, members)))
+
     def _usual_s(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], seconds: float) -> float:
         """Seconds of XLA's kernel, given those of its arithmetic at the full rate; operands that it does not compute inside come from
         memory."""
-        held = (
-            0 if self.tiles is None else sum(scratch.size(ex.program, m, extents) for m in scratch.left_to_tiles(ex.program, step, members))
-        )
-        return seconds / self._busy(ex, step, extents) + 2 * held / self.device.bandwidth(held)
+        held = self._held_inside(ex, step, members, lambda t: scratch.size(ex.program, t, extents))
+        busy = 1.0 if isinstance(ex.program.terms[step], Block) else self._busy(ex, step, extents)
+        return seconds / busy + 2 * held / self.device.bandwidth(held)
 
     # fusion
 
     def takes_in(self, program: Program, t: int) -> bool:
-        """Also a product with a vector that is a fold whatever the extents."""
+        """Also a product with a vector that is a fold whatever the extents, and what may be a tile kernel."""
         term = program.terms[t]
         if not isinstance(term, Dot):
-            return super().takes_in(program, t)
+            return super().takes_in(program, t) or (self.tiles is not None and self.tiles.suits(program, t))
         left, right = program.free[term.lhs], program.free[term.rhs]
         return habits.vector_is_fold(habits.VECTOR_ELEMENTS, 0, itemsize(term.dtype)) and (left | right) in (left, right)
 
@@ -193,6 +197,9 @@ class GpuBackend(Backend):
         program = ex.program
         broadcast = max((program.extent(program.free[u] & ~program.free[t]) for u in program.readers(t)), default=1)
         return self.is_cheap(program, t) or scratch.is_computed_again(kernels * broadcast, scratch.work(program, t, self.weights))
+
+    def are_one(self, program: Program, kernels: Collection[int]) -> bool:
+        return siblings.are_joined(program, kernels)
 
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """A short fold is computed inside the folds and searches that read it, and what a kernel of its own makes of it alone in that.
@@ -212,6 +219,9 @@ class GpuBackend(Backend):
         """Those that can be written out. Where it turns out that no tile kernel is faster, they are held: see :meth:`scratch_bytes`."""
         return self.tiles is not None and extent <= MOST_WRITTEN_OUT and all(self.tiles.suits(ex.program, t) for t in ends)
 
+    def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
+        return siblings.joined(ex.program, fused)
+
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         return name in FUSED_BLOCKS
 
@@ -219,11 +229,13 @@ class GpuBackend(Backend):
 
     def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
         """Readers of a product by a library, or of a matrix in columns, do not work in place, nor do values that are written longer for a
-        product that reads them."""
+        product that reads them, or that are folded in the kernel that writes them."""
         program, made = ex.program, ex.program.terms[t]
         if isinstance(made, Dot) or (isinstance(made, Block) and made.call.prim.name in BY_COLUMNS):
             return False
         readers = program.readers(step)
+        if any(isinstance(fold := program.terms[r], Fold) and not habits.is_looped(program.extent(fold.over)) for r in readers):
+            return False
         reader = program.terms[readers[0]] if len(readers) == 1 else None
         return not (isinstance(reader, Dot) and scratch.padding(program, reader, extents, self.target) > 1)
 
@@ -232,14 +244,14 @@ class GpuBackend(Backend):
         program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
             return scratch.product_bytes(program, term, extents, self.target, size, by_library=not self.only_triton)
-        if isinstance(term, Block):
-            return scratch.copied_operand_bytes(program, term, self.weights, size)
-        if not isinstance(term, Fold) or ex.unrolls.get(t):
+        if not isinstance(term, Fold | Block) or ex.unrolls.get(t):
             return 0
         tile = self.tile(ex, t, members, extents)
         if tile is not None:
             return sum(size(read.term) for read in tile.pairs.reads if read.copied)
-        inner = 0 if self.tiles is None else sum(map(size, scratch.left_to_tiles(program, t, members)))
+        inner = self._held_inside(ex, t, members, size)
+        if isinstance(term, Block):
+            return inner + scratch.copied_operand_bytes(program, term, self.weights, size)
         return inner + scratch.fold_bytes(program, t, members, extents, self.weights, size)
 
     # time
@@ -263,7 +275,7 @@ class GpuBackend(Backend):
 
     def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
         """Less than the full rate where a kernel has few thread blocks."""
-        if isinstance(kernel.term, Dot | Block):
+        if isinstance(kernel.term, Dot):
             return seconds
         tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
         return tile.seconds if tile else self._usual_s(kernel.ex, kernel.step, kernel.members, kernel.extents, seconds)
@@ -291,10 +303,10 @@ class GpuBackend(Backend):
         if isinstance(term, Dot):
             m, n, k, batch = sides(program, term, kernel.extents)
             return 1 if habits.product_parts(batch, m, n, k, itemsize(term.dtype), self.target) == 1 else 2
+        tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
+        if tile is not None:
+            return 1 + sum(read.copied for read in tile.pairs.reads)
         if isinstance(term, Fold) and not kernel.ex.unrolls.get(kernel.step):
-            tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
-            if tile is not None:
-                return 1 + sum(read.copied for read in tile.pairs.reads)
             return 1 if habits.fold_parts(*scratch.folded(program, kernel.step, kernel.extents)) == 1 else 2
         return LAUNCHES.get(term.call.prim.name, 1) if isinstance(term, Block) else 1
 

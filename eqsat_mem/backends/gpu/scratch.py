@@ -12,7 +12,7 @@ import jax
 from eqsat_mem.backends.gpu import habits, workspaces
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Literal, Map, Program, Rename, bits, is_leaf, itemsize
-from eqsat_mem.ir.ops import Shapes
+from eqsat_mem.ir.ops import Shapes, picks
 from eqsat_mem.schedule.backend import extent_of
 from eqsat_mem.schedule.cost_model import sides
 from eqsat_mem.schedule.weights import Weights
@@ -269,12 +269,16 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def left_to_tiles(program: Program, step: int, members: Sequence[int]) -> list[int]:
     """The values that only tile kernels compute inside the fold ``step``, and XLA writes out."""
-    if not isinstance(program.terms[step], Fold):
+    fold = program.terms[step]
+    if not isinstance(fold, Fold | Block):
         return []
+    if isinstance(fold, Block) and picks(fold.call):
+        return [t for t in members if isinstance(program.terms[t], Dot) or t in fold.args]
+    longest = habits.INNER_FOLD // 2 if isinstance(fold, Fold) else habits.SEARCHED_FOLD
 
     def is_held(t: int) -> bool:
         term = program.terms[t]
-        return isinstance(term, Dot) or (isinstance(term, Fold) and program.extent(term.over) >= habits.INNER_FOLD // 2)
+        return isinstance(term, Dot) or (isinstance(term, Fold) and program.extent(term.over) >= longest)
 
     return [t for t in members if t != step and is_held(t)]
 

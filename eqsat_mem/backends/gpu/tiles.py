@@ -8,29 +8,33 @@ sm_90a (JAX 0.11.2, ptxas 13.0); docs/xla-gpu.md has the counts.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.backends.gpu import scratch
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.backends.gpu.weights import COUNTS, SPECIAL_LANES
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Dot, Fold, Map, Program, Term, bits
+from eqsat_mem.frontend.load import load
+from eqsat_mem.ir import Block, Call, Dot, Fold, Input, Literal, Map, Program, Term, bits
+from eqsat_mem.ir.ops import picks
 from eqsat_mem.schedule.backend import extent_of
 from eqsat_mem.schedule.device import Device
-from eqsat_mem.schedule.tiles import Pairs, Tile, pairs_of
+from eqsat_mem.schedule.tiles import Pairs, Tile, folding, is_place, pairs_of
 
 OLDEST_JAX = (0, 11)
 """The first version whose kernels run in an interpreter, and so were checked: JAX's documentation
 of releases."""
 CAPABILITY = (9, 0)
 """The compute capability of these kernels in JAX's documentation."""
-BLOCKS = ((128, 64), (64, 64), (64, 32), (64, 8))
+BLOCKS = ((128, 64), (64, 64), (64, 32), (64, 16), (64, 8))
 """Rows and columns of a block of 128 threads, by ascending instructions per pair. Rows come in groups of 64, columns of 8: JAX's
 documentation of Mosaic GPU."""
 THREADS = 128
@@ -42,10 +46,14 @@ REGISTERS = 96
 kernels that were compiled; what they cost is guessed."""
 TURN = 8
 """Instructions of a turn over a block of columns besides those of its pairs: guessed."""
-FOLDS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {"add": ("jnp.add", "jnp.sum"), "max": ("jnp.maximum", "jnp.max"), "min": ("jnp.minimum", "jnp.min")}
-)
-"""The monoids that Mosaic reduces by: how two partial results are combined, and those of an axis."""
+TAKEN_APART = 6
+"""Instructions that bring a number of a column to all threads of its row: read from compiled programs of one to six numbers."""
+MOST_PICKED = 4
+"""Elements of a selection: more would leave registers for too few columns. Guessed."""
+PICKED = 7.0
+"""Instructions for each element that a selection keeps: read from compiled programs that keep one to four."""
+FOLDS = frozenset({"add", "mul", "max", "min"})
+"""The monoids whose combinations Mosaic compiles for all its numbers."""
 APPROXIMATED: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"exp": (2.0, 1.0), "exp2": (1.0, 1.0), "sqrt": (2.0, 1.0), "rsqrt": (1.0, 1.0)}
 )
@@ -58,6 +66,8 @@ OTHERS = frozenset({"abs", "clamp", "div", "integer_pow", "logistic", "round", "
 """Further operations on float32 that Mosaic compiles."""
 SIMPLE = frozenset({"add", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne", "neg", "select_n", "sub"})
 """Those on int32 as well."""
+LOGICAL = frozenset({"and", "or", "xor"})
+"""Those on truth values: they are part of the comparisons that they join."""
 NUMBERS = ("float32", "int32")
 """The dtypes of what kernels read and return; truth values there are between."""
 CONVERTED = {("bool", "float32"), ("bool", "int32"), ("int32", "float32")}
@@ -86,29 +96,31 @@ class Tiles:
 
     def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int], device: Device) -> Tile | None:
         """The fastest tile kernel of a fold; None if it cannot be one."""
-        program, term = ex.program, ex.program.terms[step]
+        program = ex.program
         pairs = pairs_of(ex, step, members, extents, scratch.order)
-        if pairs is None or not isinstance(term, Fold) or not _compiles(program, pairs):
+        if pairs is None or not _compiles(program, pairs):
             return None
-        approximate = not any(isinstance(m := program.terms[t], Map) and m.op in INEXACT for t in pairs.members)
+        approximate = INEXACT.isdisjoint(_operations(program, pairs))
         loads = _loads(program, pairs, extents)
         seconds = {
             block: self._seconds(program, pairs, block, extents, device, approximate)
             for block in BLOCKS
-            if block[0] <= extents[pairs.rows] and block[1] <= extents[pairs.columns] and _registers(block, loads[0]) <= REGISTERS
+            if block[0] <= extents[pairs.rows]
+            and block[1] <= extents[pairs.columns]
+            and _registers(block, _numbers(program, step), loads[0]) <= REGISTERS
         }
         if not seconds:
             return None
         best = min(seconds, key=lambda block: seconds[block])
-        return Tile(pairs, best, seconds[best], FOLDS[term.monoid], approximate, folded_pairs, self.platform)
+        return Tile(pairs, best, seconds[best], approximate, (folded_pairs, folded_columns), self.platform)
 
     def suits(self, program: Program, t: int) -> bool:
         """Whether a term is a fold that, for all that is known of itself, may be a tile kernel: it is then a kernel of its own."""
-        fold, least = program.terms[t], BLOCKS[-1][0]
-        if not isinstance(fold, Fold):
+        how = folding(program, t)
+        if how is None or not _is_known(program, program.terms[t]):
             return False
-        rows, columns = (max((program.indices[i].extent for i in bits(mask)), default=0) for mask in (program.free[t], fold.over))
-        return fold.monoid in FOLDS and str(fold.dtype) in ("float32", "int32") and min(rows, columns) >= least
+        rows, columns = (max((program.indices[i].extent for i in bits(mask)), default=0) for mask in (how.rest, how.over))
+        return min(rows, columns) >= BLOCKS[-1][0]
 
     def _seconds(
         self, program: Program, pairs: Pairs, block: tuple[int, int], extents: Sequence[int], device: Device, approximate: bool
@@ -118,7 +130,8 @@ class Tiles:
         blocks = batch * -(-rows // block[0])
         computed = blocks * block[0] * -(-columns // block[1]) * block[1]
         busy = min(1.0, blocks / (BLOCKS_PER_CORE * self.target.multiprocessors))
-        return computed * self.instructions(program, pairs, block, extents, approximate) / (device.elements * busy)
+        issued = computed * self.instructions(program, pairs, block, extents, approximate)
+        return (issued + blocks * THREADS * _last_instructions(program, pairs.step, block)) / (device.elements * busy)
 
     def instructions(self, program: Program, pairs: Pairs, block: tuple[int, int], extents: Sequence[int], approximate: bool) -> float:
         """Instructions of a thread for each pair. Special functions count as those that could begin meanwhile.
@@ -127,6 +140,7 @@ class Tiles:
         instruction of its own.
         """
         issued, special = TURN * THREADS / (block[0] * block[1]), 0.0
+        issued += sum(is_place(program, c, pairs.columns) for c in pairs.folded)
         for t in pairs.members:
             times = 1 if t == pairs.step else extent_of(extents, program.free[t] & pairs.elements)
             counted = _instructions(program, t, extents, approximate, pairs.elements)
@@ -140,9 +154,34 @@ def _rows(block: tuple[int, int]) -> int:
     return block[0] // 32
 
 
-def _registers(block: tuple[int, int], of_rows: int) -> int:
-    """Registers of a thread for partial results and for what it keeps of its rows."""
-    return block[0] * block[1] // THREADS + of_rows * _rows(block)
+def _registers(block: tuple[int, int], numbers: int, of_rows: int) -> int:
+    """Registers of a thread for partial results of so many numbers and for what it keeps of its rows."""
+    return block[0] * block[1] // THREADS * numbers + of_rows * _rows(block)
+
+
+def _last_instructions(program: Program, step: int, block: tuple[int, int]) -> float:
+    """Instructions of a thread by which it combines its partial results at the end, and takes tiles apart for that."""
+    term, own = program.terms[step], block[0] * (block[1] - 8) // THREADS + 7 * _rows(block)
+    if isinstance(term, Block) and picks(term.call):
+        each = PICKED * _picked(term) ** 2
+    else:
+        each = _instructions(program, step, (), True, 0)[0] if isinstance(term, Block) else 1.0
+    return own * each + 8 * TAKEN_APART * _rows(block) * _numbers(program, step)
+
+
+def _numbers(program: Program, step: int) -> int:
+    """The numbers of a partial result."""
+    term = program.terms[step]
+    if isinstance(term, Block) and picks(term.call):
+        return 2 * _picked(term)
+    how = folding(program, step)
+    assert how is not None, "a fold"
+    return len(how.elements)
+
+
+def _picked(term: Block) -> int:
+    """The number of elements that a selection returns."""
+    return int(term.call.params["k"])
 
 
 def _loads(program: Program, pairs: Pairs, extents: Sequence[int]) -> tuple[int, int]:
@@ -158,10 +197,36 @@ def _compiles(program: Program, pairs: Pairs) -> bool:
     return reads and all(_is_known(program, program.terms[t]) for t in pairs.members)
 
 
+def _operations(program: Program, pairs: Pairs) -> Iterator[str]:
+    """The elementwise operations of a kernel."""
+    step = program.terms[pairs.step]
+    combined = _combination(step.call).terms if isinstance(step, Block) and not picks(step.call) else ()
+    return (term.op for term in (*(program.terms[t] for t in pairs.members), *combined) if isinstance(term, Map))
+
+
+@lru_cache(maxsize=64)
+def _combination(call: Call) -> Program:
+    """The function by which a reduction combines two elements, as a program of numbers."""
+    jaxpr = call.params["jaxpr"]
+    closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, call.params.get("consts", ()))
+    return load(closed, [f"x{k}" for k in range(len(closed.in_avals))], passes=())
+
+
+def _combines(term: Block) -> bool:
+    """Whether Mosaic compiles the function by which a reduction combines elements, whose numbers it has."""
+    program = _combination(term.call)
+    computed = [step for step in program.terms if not isinstance(step, Input | Literal)]
+    are_numbers = all(str(dtype) in NUMBERS for dtype in term.call.out_dtypes)
+    return are_numbers and all(isinstance(step, Map) and _is_known(program, step) for step in computed)
+
+
 def _is_known(program: Program, term: Term) -> bool:
     """Whether an operation is one that Mosaic compiles for operands of these dtypes."""
     if isinstance(term, Fold):
         return term.monoid in FOLDS and str(term.dtype) in NUMBERS
+    if isinstance(term, Block):
+        of_numbers = str(program.terms[term.args[0]].dtype) == "float32"
+        return of_numbers and _picked(term) <= MOST_PICKED if picks(term.call) else _combines(term)
     if isinstance(term, Dot):
         return all(str(program.terms[t].dtype) == str(term.dtype) == "float32" for t in (term.lhs, term.rhs))
     if not isinstance(term, Map):
@@ -172,7 +237,7 @@ def _is_known(program: Program, term: Term) -> bool:
     kinds = {*of[term.op == "select_n" :], *({str(term.dtype)} - {"bool"})}
     if kinds == {"float32"}:
         return term.op in SIMPLE | OTHERS | INEXACT | APPROXIMATED.keys()
-    return kinds == {"int32"} and term.op in SIMPLE
+    return term.op in LOGICAL if kinds == {"bool"} else kinds == {"int32"} and term.op in SIMPLE
 
 
 def _instructions(program: Program, t: int, extents: Sequence[int], approximate: bool, written_out: int) -> tuple[float, float]:
@@ -183,7 +248,15 @@ def _instructions(program: Program, t: int, extents: Sequence[int], approximate:
     if isinstance(term, Fold):
         count = extent_of(extents, term.over & written_out)
         return (0.0 if term.monoid == "add" and _is_product(program, term.arg) else 1.0) * count, 0.0
+    if isinstance(term, Block):
+        if picks(term.call):
+            return PICKED * _picked(term), 0.0
+        own = _combination(term.call)
+        each = [_instructions(own, u, (), approximate, 0) for u, step in enumerate(own.terms) if isinstance(step, Map)]
+        return sum(issued for issued, _ in each), sum(special for _, special in each)
     assert isinstance(term, Map), "members are elementwise, or folds"
+    if term.op in LOGICAL and str(term.dtype) == "bool":
+        return 0.0, 0.0
     if term.op in ("add", "sub") and any(_is_product(program, a) for a in term.args):
         return 0.0, 0.0
     if approximate and term.op in APPROXIMATED:
@@ -200,20 +273,42 @@ def _is_product(program: Program, t: int) -> bool:
     return isinstance(term, Map) and (term.op in ("mul", "square") or (term.op == "integer_pow" and dict(term.params)["y"] == 2))
 
 
+def folded_columns(state: Any, columns: int, combine: Callable[[Any, Any], Any]) -> Any:
+    """Tiles of rows x columns, folded over columns: halves of them down to the eight that threads share, and these one by one."""
+    from jax import lax
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    def column(part: Any, place: int) -> Any:
+        """One column of a tile, bit by bit."""
+        here = plgpu.broadcasted_iota(jnp.int32, part.shape, 1, layout=plgpu.Layout.WGMMA) == place
+        bits = jnp.sum(jnp.where(here, lax.bitcast_convert_type(part, jnp.int32), 0), axis=1)
+        return lax.bitcast_convert_type(bits, part.dtype)
+
+    while columns > 8:
+        columns //= 2
+        state = combine(*(jax.tree.map(lambda part, own=own: part[:, own], state) for own in (slice(columns), slice(columns, None))))
+    parts = [jax.tree.map(lambda part, place=place: column(part, place), state) for place in range(columns)]
+    while len(parts) > 1:
+        parts = [combine(*parts[k : k + 2]) for k in range(0, len(parts), 2)]
+    return parts[0]
+
+
 def folded_pairs(
     spec: str,
     over: str,
     pair: Callable[..., Any],
-    fold: tuple[Any, Callable[..., Any], Callable[..., Any], Any],
+    fold: Sequence[Any],
     block: tuple[int, int],
     approximate: bool,
     *arrays: Any,
 ) -> Any:
     """``pair`` of arrays, folded over an index, as one Mosaic GPU kernel.
 
-    ``spec`` names the indices of each array and of the result as einsum does: the result's last one is cut into blocks of rows, ``over``
-    into blocks of columns. ``pair`` takes tiles of rows x columns, for each index that is neither a tuple of them. ``fold`` is its
-    identity, how two partial results are combined and those of an axis, and the dtype.
+    ``spec`` names the indices of each array and of results as einsum does: the results' last one is cut into blocks of rows, ``over``
+    into blocks of columns. ``pair`` takes the numbers of columns, and tiles of rows x columns: for each index that is neither a tuple of
+    them. ``fold`` is the state of no pairs, its dtype and the function that combines two states; where what ``pair`` returns is no
+    state, also the function that takes it into one, and that which makes results of a state. A state is a number or a tuple of them; a
+    tuple of numbers among the results is an array with one more axis.
     """
     from jax import lax
     from jax.experimental import pallas as pl
@@ -221,7 +316,8 @@ def folded_pairs(
 
     *reads, result = spec.replace("->", ",").split(",")
     sizes = {index: size for read, array in zip(reads, arrays) for index, size in zip(read, array.shape)}
-    row, (identity, combine, reduce, dtype) = result[-1], fold
+    row, (nothing, dtypes, combine) = result[-1], fold[:3]
+    takes_in, finish = fold[3:] or (combine, lambda state: state)
     tile, lengths = plgpu.Layout.WGMMA, {row: block[0], over: block[1]}
     layouts = {row: tile.reduce(1), over: tile.reduce(0)}
 
@@ -241,23 +337,36 @@ def folded_pairs(
         at = {index: lax.axis_index(index) for index in result}
         at[row] = jnp.minimum(at[row] * block[0], sizes[row] - block[0])  # the last block may begin inside the one before
 
-        def turn(start: Any, total: Any, first: Any = None) -> Any:
-            new = pair(*(load(ref, read, {**at, over: start}) for ref, read in zip(refs, reads)))
-            if first is not None:  # columns before it have passed
-                place = start + plgpu.broadcasted_iota(jnp.int32, block, 1, layout=tile)
-                new = jnp.where(place >= first, new, identity)
-            return combine(total, new)
+        def turn(start: Any, state: Any, first: Any = None) -> Any:
+            columns = start + plgpu.broadcasted_iota(jnp.int32, block, 1, layout=tile)
+            new = takes_in(state, pair(columns, *(load(ref, read, {**at, over: start}) for ref, read in zip(refs, reads))))
+            if first is None:
+                return new
+            return jax.tree.map(lambda old, new: jnp.where(columns >= first, new, old), state, new)  # columns before it have passed
 
         count, rest = divmod(sizes[over], block[1])
-        total = plgpu.layout_cast(jnp.full(block, identity, dtype), tile)
-        total = lax.fori_loop(0, count, lambda t, total: turn(t * block[1], total), total)
+        state = jax.tree.map(lambda number, dtype: plgpu.layout_cast(jnp.full(block, number, dtype), tile), nothing, dtypes)
+        state = lax.fori_loop(0, count, lambda t, state: turn(t * block[1], state), state)
         if rest:
-            total = turn(sizes[over] - block[1], total, count * block[1])
-        refs[-1][(*(at[index] for index in result[:-1]), pl.ds(at[row], block[0]))] = reduce(total, axis=1)
+            state = turn(sizes[over] - block[1], state, count * block[1])
+        place = *(at[index] for index in result[:-1]), pl.ds(at[row], block[0])
+        results = finish(folded_columns(state, block[1], combine))
+        for ref, numbers in zip(refs[len(arrays) :], results if isinstance(results, tuple) else (results,)):
+            if isinstance(numbers, tuple):
+                for k, number in enumerate(numbers):
+                    ref[(*place, k)] = number
+            else:
+                ref[place] = numbers
 
+    def array(of: Any) -> Any:
+        """The shape and dtype of a result, of which a block has one number, or a tuple of them, for each row."""
+        axes = tuple(sizes[index] for index in result)
+        return jax.ShapeDtypeStruct((*axes, len(of)), of[0].dtype) if isinstance(of, tuple) else jax.ShapeDtypeStruct(axes, of.dtype)
+
+    ends = jax.eval_shape(finish, jax.tree.map(lambda dtype: jax.ShapeDtypeStruct((), dtype), dtypes))
     run = plgpu.kernel(
         kernel,
-        out_type=jax.ShapeDtypeStruct(tuple(sizes[index] for index in result), dtype),
+        out_type=tuple(map(array, ends)) if isinstance(ends, tuple) else array(ends),
         grid=tuple(-(-sizes[index] // lengths.get(index, 1)) for index in result),
         grid_names=tuple(result),
         compiler_params=plgpu.CompilerParams(approx_math=approximate),

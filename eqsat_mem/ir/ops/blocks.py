@@ -46,11 +46,14 @@ class Selection:
             ``picked`` for the earlier chunks and ``more`` for the chunk whose first element is at position ``start``. The results
             for no chunk have extent zero along the axes that the operation binds. If None, the operation's own computation combines
             results, and its last operands are the results for no chunk.
+        running: ``running(params)`` returns source of the same as a fold that takes in elements one by one, as
+            :func:`eqsat_mem.ir.ops.top_k.running_top_k` does. None where the operation's own computation does that.
     """
 
     axis: Callable[[Params, int], int]
     least: Callable[[Params], int]
     text: Callable[[Params, int, Sequence[str], Sequence[str], str], str] | None
+    running: Callable[[Params], str] | None = None
 
 
 @dataclass(frozen=True)

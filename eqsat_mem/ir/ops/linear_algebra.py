@@ -139,6 +139,11 @@ def _reduce(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     ]  # fmt: skip
 
 
+def _reduced(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+    """Return a group for each axis that is reduced: all operands have it."""
+    return [tuple(("in", k, int(a)) for k in range(len(ins) // 2)) for a in params["dimensions"]]
+
+
 _COMBINATION = Selection(lambda params, rank: params["dimensions"][0], lambda params: 1, None)
 
 
@@ -159,5 +164,5 @@ ALGEBRA = [
         for name in ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min", "select_and_gather_add",
                      "select_and_scatter_add")
     ),
-    BlockOp("reduce", _reduce, selection=_COMBINATION),
+    BlockOp("reduce", _reduce, selection=_COMBINATION, shared=_reduced),
 ]  # fmt: skip

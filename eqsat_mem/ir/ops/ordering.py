@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Selection, Shapes, Text, all_but
 from eqsat_mem.ir.ops.elementwise import dtype_text
-from eqsat_mem.ir.ops.top_k import first_place, merge_top_k
+from eqsat_mem.ir.ops.top_k import first_place, merge_top_k, running_top_k
 
 
 def _along(name: str) -> Text:
@@ -57,7 +57,9 @@ def _merged_top_k(params: Params, rank: int, picked: Sequence[str], more: Sequen
     return f"merge_top_k({', '.join([*picked, *more])}, {start}, {axis})"
 
 
-_TOP_K = Selection(lambda params, rank: params["axis"] % rank, lambda params: params["k"], _merged_top_k)
+_TOP_K = Selection(
+    lambda params, rank: params["axis"] % rank, lambda params: params["k"], _merged_top_k, lambda params: f"running_top_k({params['k']})"
+)
 
 
 def _approx_top_k(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
@@ -85,6 +87,6 @@ ORDERING = [
     *(BlockOp(name, _running, text=_along(name)) for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")),
     *map(_search_row, ("argmax", "argmin"), ("ge", "le")),
     BlockOp("sort", _sort, text=_sort_text),
-    BlockOp("top_k", _top_k, text=_top_k_text, helpers=(merge_top_k,), selection=_TOP_K),
+    BlockOp("top_k", _top_k, text=_top_k_text, helpers=(merge_top_k, running_top_k), selection=_TOP_K),
     BlockOp("approx_top_k", _approx_top_k, text=_approx_top_k_text),
 ]

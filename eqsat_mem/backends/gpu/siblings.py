@@ -1,0 +1,135 @@
+"""Elementwise kernels that XLA:GPU makes one of: all their results are there at once, and what any of them reads.
+
+A pass of XLA (``multi_output_fusion``) joins those that read the same array and do not need one another, and one with another that
+reads its result, unless that is folded in the kernel that writes it. The kernel runs where the last of them could.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from eqsat_mem.ir import Fold, Map, Program, children
+from eqsat_mem.ir.loop_tree import made
+from eqsat_mem.schedule.fusion import Fused
+
+
+def joined(program: Program, kernels: Fused) -> Fused:
+    """The kernels of a region in an order in which those that are one stand side by side."""
+    maker = {t: k for k, step in enumerate(kernels.kept) for t in made(step)}
+    waits = [{maker[t] for t in operands if t in maker} for operands in kernels.operands]
+    groups = _Groups(waits)
+    for one, other in _alike(program, kernels):
+        groups.join(one, other)
+    for one, other in _in_turn(program, kernels, maker):
+        groups.join(one, other, in_turn=True)
+    if not groups.are_joined:
+        return kernels
+    order, read = groups.order(), list(kernels.operands)
+    for together in groups.several():
+        inside = {kernels.kept[k] for k in together}
+        everything = frozenset().union(*(read[k] for k in together)).difference(inside)
+        for k in together:
+            read[k] = everything if k == together[-1] else frozenset()
+    return replace(
+        kernels,
+        kept=tuple(kernels.kept[k] for k in order),
+        operands=tuple(read[k] for k in order),
+        members=tuple(kernels.members[k] for k in order),
+    )
+
+
+def _alike(program: Program, kernels: Fused) -> Iterator[tuple[int, int]]:
+    """Pairs of elementwise kernels of one size that read the same value of that size."""
+    readers: dict[int, list[int]] = {}
+    for k, (step, operands) in enumerate(zip(kernels.kept, kernels.operands, strict=True)):
+        if isinstance(step, int) and isinstance(program.terms[step], Map):
+            for t in operands:
+                if program.free[t] == program.free[step] != 0:
+                    readers.setdefault(t, []).append(k)
+    for together in readers.values():
+        yield from ((together[0], other) for other in together[1:])
+
+
+def _in_turn(program: Program, kernels: Fused, maker: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+    """Pairs of elementwise kernels of one size of which the second reads the result of the first, and no fold reads that of the second."""
+    kept = set(kernels.kept)
+    for k, (step, operands) in enumerate(zip(kernels.kept, kernels.operands, strict=True)):
+        if not isinstance(step, int) or not isinstance(program.terms[step], Map):
+            continue
+        if any(isinstance(program.terms[r], Fold) and r in kept for r in program.readers(step)):
+            continue
+        for t in sorted(operands & kept):
+            if isinstance(program.terms[t], Map) and program.free[t] == program.free[step] != 0:
+                yield maker[t], k
+
+
+def are_joined(program: Program, kernels: Collection[int]) -> bool:
+    """Whether a value and elementwise kernels that read it are of one size, and no kernel needs another: the first one is the value."""
+    value, *readers = kernels
+    if not all(isinstance(program.terms[t], Map) and program.free[t] == program.free[value] for t in readers):
+        return False
+    return not any(_depends(program, later, earlier) for earlier, later in combinations(sorted(readers), 2))
+
+
+def _depends(program: Program, later: int, earlier: int) -> bool:
+    """Whether one term is computed from another."""
+    waiting, seen = [later], {later}
+    while waiting:
+        new = {c for c in children(program.terms[waiting.pop()]) if c >= earlier} - seen
+        if earlier in new:
+            return True
+        seen |= new
+        waiting += new
+    return False
+
+
+class _Groups:
+    """Kernels of which some are one, and what each of them waits for."""
+
+    def __init__(self, waits: Sequence[set[int]]):
+        self.waits = waits
+        self.group = list(range(len(waits)))
+        self.are_joined = False
+
+    def join(self, one: int, other: int, in_turn: bool = False) -> None:
+        """Make one kernel of two, unless one of them needs the other: but for the result of the first, where they run ``in_turn``."""
+        a, b = self.group[one], self.group[other]
+        if a == b or self._needs(a, b) or self._needs(b, a, in_turn):
+            return
+        self.group = [a if g == b else g for g in self.group]
+        self.are_joined = True
+
+    def several(self) -> Iterator[list[int]]:
+        """The kernels of each group of more than one."""
+        groups = ([k for k, own in enumerate(self.group) if own == g] for g in set(self.group))
+        return (together for together in groups if len(together) > 1)
+
+    def _needs(self, group: int, before: int, by_others: bool = False) -> bool:
+        """Whether a group cannot begin before another has run: ``by_others``, if it needs another that needs it."""
+        if by_others:
+            first = {self.group[w] for k, own in enumerate(self.group) if own == group for w in self.waits[k]}
+            return any(self._needs(g, before) for g in first - {group, before})
+        waiting, seen = [group], {group}
+        while waiting:
+            found = waiting.pop()
+            for g in {self.group[w] for k, own in enumerate(self.group) if own == found for w in self.waits[k]} - seen:
+                if g == before:
+                    return True
+                seen.add(g)
+                waiting.append(g)
+        return False
+
+    def order(self) -> list[int]:
+        """All kernels, those of a group one after the other, else as they stand."""
+        done: list[int] = []
+        left = list(range(len(self.waits)))
+        while left:
+            for k in left:
+                own = [m for m in left if self.group[m] == self.group[k]]
+                if all(w in done or w in own for m in own for w in self.waits[m]):
+                    done += own
+                    left = [m for m in left if m not in own]
+                    break
+        return done

@@ -1,0 +1,118 @@
+"""Elementwise kernels that XLA:GPU makes one of, and products of what repeats itself along an axis: as predicted and as compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eqsat_mem.backends.gpu.backend import GpuBackend
+from eqsat_mem.backends.gpu.targets import named
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.frontend.load import load
+from eqsat_mem.ir import Map
+from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.search import straight
+
+missing = pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs pip install 'eqsat-mem[gpu]'")
+H100 = named("h100")
+N = 4096
+MATRIX = 4 * N * N
+
+
+def f32(*shapes):
+    return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+
+def loaded(function, avals):
+    own = GpuBackend.of(H100).without_tiles()
+    program = load(jax.make_jaxpr(function)(*avals), [f"x{k}" for k in range(len(avals))], own.preferences)
+    return own, Extraction(program)
+
+
+def predicted(function, avals):
+    own, ex = loaded(function, avals)
+    return straight(ex, own, emitted=False).peak_bytes
+
+
+def two_of_one(x, c, a, b):
+    z = x @ c
+    t = jnp.tanh(z)
+    return (z * (t + 1)) @ a, (z - t * 2) @ b
+
+
+def one_after_the_other(x, c, a, b):
+    z = x @ c
+    first = jnp.sin(z) @ a
+    return first, jnp.cos(z + jnp.sum(first)) @ b
+
+
+def network(first, second, x, loss):
+    return jax.grad(lambda *layers: loss(jax.nn.gelu(x @ layers[0]) @ layers[1]), (0, 1))(first, second)
+
+
+def per_example(first, second, x):
+    return jax.vmap(jax.grad(lambda f, s, x: jnp.sum(jnp.tanh(x @ f) @ s), (0, 1)), (None, None, 0))(first, second, x)
+
+
+def deep(first, second, third, x):
+    def loss(*layers):
+        return jnp.mean(jnp.tanh(jnp.tanh(x @ layers[0]) @ layers[1]) @ layers[2])
+
+    return jax.grad(loss, (0, 1, 2))(first, second, third)
+
+
+OPERANDS = f32((N, 64), (64, N), (N, 32), (N, 32))
+LAYERS = f32((64, 2048), (2048, 16), (8192, 64))
+PROGRAMS = {
+    "two_of_one": (two_of_one, OPERANDS),
+    "one_after_the_other": (one_after_the_other, OPERANDS),
+    "sum": (lambda *a: network(*a, jnp.sum), LAYERS),
+    "mean": (lambda *a: network(*a, jnp.mean), LAYERS),
+    "per_example": (per_example, f32((32, 512), (512, 4), (512, 32))),
+    "deep": (deep, f32((32, 512), (512, 512), (512, 4), (20_480, 32))),
+}
+
+
+def test_results_of_one_kernel_are_there_at_once():
+    """Both maps of the product, and the product; what both compute inside is in memory for neither."""
+    assert 3 * MATRIX < predicted(two_of_one, OPERANDS) < 3.1 * MATRIX
+
+
+def test_kernels_of_which_one_needs_the_other_are_two():
+    assert 2 * MATRIX < predicted(one_after_the_other, OPERANDS) < 2.5 * MATRIX
+
+
+def test_kernels_that_are_one_stand_side_by_side():
+    own, ex = loaded(*PROGRAMS["two_of_one"])
+    fused = Memory(ex, own).fused(straight(ex, own).seq)
+    places = [k for k, step in enumerate(fused.kept) if isinstance(ex.program.terms[step], Map)]
+    assert len(places) == 2
+    assert places[1] == places[0] + 1
+    made = set()
+    for step, operands in zip(fused.kept, fused.operands):
+        computed = {t for t in operands if t in fused.kept}
+        assert computed <= made, "every kernel runs after those that it needs"
+        made.add(step)
+
+
+def test_a_product_of_what_repeats_itself_is_as_large_as_written():
+    """The derivative of a mean is one number, repeated; its product with the second layer has a row for each example."""
+    own, ex = loaded(*PROGRAMS["mean"])
+    sizes = [Memory(ex, own, as_written=written) for written in (False, True)]
+    (product,) = (t for t, free in ex.program.repeated.items() if ex.program.indices[free.bit_length() - 1].extent == 8192)
+    small, large = (memory.size(product, memory.full_extents()) for memory in sizes)
+    assert (small, large) == (4 * 2048, 4 * 2048 * 8192)
+
+
+@missing
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_peaks_of_programs_as_written_are_those_of_the_compiler(name):
+    from eqsat_mem.backends.gpu import deviceless
+
+    function, avals = PROGRAMS[name]
+    held = deviceless.compile_for(function, avals, H100).held_bytes
+    assert 0.95 * held < predicted(function, avals) < 1.15 * held
