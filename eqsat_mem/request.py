@@ -19,7 +19,7 @@ from eqsat_mem.ir.jaxprs import nested_jaxprs
 from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, format_bytes, resolve_limit, resolve_planning_seconds
 from eqsat_mem.schedule.backend import Backend
-from eqsat_mem.schedule.checks import Check
+from eqsat_mem.schedule.checks import Check, lowered
 
 LEAST_S = 60.0
 """The least bound on planning that is set by default, in seconds."""
@@ -91,9 +91,8 @@ class Request:
         """A plan compiled as it will be run, but to be run again and again on the same arguments, none of which is donated; None if it
         holds more than the limit then."""
         options = {} if as_written else backend.compiler_options
-        compiled = backend.lowered(self.runnable(code) if not as_written else code.function, self.jaxpr.in_avals).compile(
-            dict(options) or None
-        )
+        program = lowered(code.function if as_written else self.runnable(code), self.jaxpr.in_avals)
+        compiled = program.compile(dict(options) or None)
         return compiled if backend.checked(compiled).held_bytes <= self.held(self.limit) else None
 
     @property

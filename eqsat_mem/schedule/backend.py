@@ -22,7 +22,7 @@ from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.mesh import Devices, Names
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.precision import rounds
-from eqsat_mem.schedule.checks import Check, Hidden, real_jit, telling_of_missing_calls
+from eqsat_mem.schedule.checks import Check, Hidden, lowered, telling_of_missing_calls
 from eqsat_mem.schedule.device import Device, Link
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.ties import Tie
@@ -349,26 +349,16 @@ class Backend:
                 compiler; the text says what to install.
             NotImplementedError: if the compiler does not analyse memory.
         """
-        lowered = self.lowered(function, avals, donate, shardings)
+        program = lowered(function, avals, donate, shardings)
         with telling_of_missing_calls():
-            compiled = lowered.compile() if optimise else self._compiled_for_check(lowered)
+            compiled = program.compile() if optimise else self._compiled_for_check(program)
         return self.checked(compiled)
 
-    def lowered(
-        self, function: Callable[..., Any], avals: Sequence[Any], donate: Sequence[int] = (), shardings: Sequence[Any] | None = None
-    ) -> Any:
-        """A function of flat arguments, to be compiled; arguments are those of :meth:`check`."""
-        shapes = [
-            jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False), sharding=sharding)
-            for a, sharding in zip(avals, shardings or [None] * len(avals), strict=True)
-        ]
-        return real_jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
-
-    def _compiled_for_check(self, lowered: Any) -> Any:
+    def _compiled_for_check(self, program: Any) -> Any:
         try:
-            return lowered.compile(dict(self.check_options) or None)
+            return program.compile(dict(self.check_options) or None)
         except jax.errors.JaxRuntimeError:  # a jaxlib of other options
-            return lowered.compile()
+            return program.compile()
 
     def checked(self, compiled: Any) -> Check:
         """The bytes that a compiled program takes at its peak: arguments (used or not), outputs and temporaries, without outputs in the

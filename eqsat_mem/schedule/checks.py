@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +45,15 @@ class Hidden:
 
 
 _MISSING = re.compile(r"No (?:FFI handler registered for|registered implementation for (?:untyped )?custom call to) (\S+)")
+
+
+def lowered(function: Callable[..., Any], avals: Sequence[Any], donate: Sequence[int] = (), shardings: Sequence[Any] | None = None) -> Any:
+    """A function of flat arguments, to be compiled; arguments are those of :meth:`Backend.check`."""
+    shapes = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False), sharding=sharding)
+        for a, sharding in zip(avals, shardings or [None] * len(avals), strict=True)
+    ]
+    return real_jit(function, donate_argnums=tuple(donate), keep_unused=True).lower(*shapes)
 
 
 @contextmanager

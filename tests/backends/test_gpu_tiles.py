@@ -28,6 +28,7 @@ from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import straight
 from tests.oracles import pairs
 from tests.oracles.pairs import PROGRAMS
+from tests.tiers import tiered
 
 H100 = named("h100")
 SMALL = replace(H100, multiprocessors=1, memory_rate=H100.memory_rate / H100.multiprocessors)
@@ -288,7 +289,7 @@ def source_of(name):
     return function, avals, emit(straight(written(function, avals, own), own))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", tiered(PROGRAMS, ["product", "by_columns", "of_one_array"]))
 def test_the_function_of_a_pair_is_that_of_the_program(name, monkeypatch):
     function, avals, code = source_of(name)
     code.function.__globals__["folded_pairs"] = instead(monkeypatch, pairs.folded_pairs)

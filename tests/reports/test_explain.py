@@ -147,6 +147,7 @@ def test_the_figures_are_those_of_the_plan(name):
     assert any(rival.program == "as written" for rival in why.rivals)
 
 
+@pytest.mark.slow
 def test_a_loop_saves_what_a_single_turn_would_hold():
     plan = planned("bound")
     (effect,) = explained("bound").loops

@@ -207,6 +207,7 @@ def test_in_a_loop_views_of_all_rows_are_not_tied():
         same(stepwise.run(jax.make_jaxpr(emit(made).function)(*args), args), stepwise.run(jaxpr, args))
 
 
+@pytest.mark.slow
 def test_moves_are_made_once_whatever_limits_are_asked_for(monkeypatch):
     _, _, written = case(normalised)
     applied = []

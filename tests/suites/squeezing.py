@@ -20,6 +20,7 @@ from dataclasses import replace
 import pytest
 
 SHARES = 0.25, 0.60
+signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background inherit that interrupts are ignored
 
 
 class TooLong(BaseException):  # it is no error, so that no test takes it for one
