@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from eqsat_mem.reports.plan import Plan
     from eqsat_mem.stablehlo.read import from_stablehlo
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "EqsatMemError",
