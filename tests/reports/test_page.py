@@ -204,6 +204,23 @@ def counting(plan):
     return dataclasses.replace(plan, record=record), counted
 
 
+def test_loops_in_bodies_of_the_users_loops_are_listed():
+    def spread(points, steps):
+        def body(at, step):
+            pull = jnp.exp(-jnp.sum((at[:, None] - points[None]) ** 2, -1))
+            return at + step * (pull @ points), pull.max()
+
+        return jax.lax.scan(body, points, steps)
+
+    shapes = jax.ShapeDtypeStruct((400, 3), jnp.float32), jax.ShapeDtypeStruct((5,), jnp.float32)
+    plan = eqsat_mem.optimize(spread, memory_limit="200kB", verify=False).plan(*shapes)
+    listed = re.search(r'<section id="loops">(.*?)</section>', page(plan), re.DOTALL)[1]
+    inner = [loop for loop in plan.loops if loop.inside]
+    assert inner
+    assert listed.count("<li") == len(plan.loops)
+    assert all(escape(str(loop).strip()) in listed for loop in inner)
+
+
 def test_a_page_without_reasons_searches_for_nothing():
     plan, counted = counting(planned("bound"))
     text = page(plan)
