@@ -160,6 +160,25 @@ def listening(*listeners: Listener) -> Iterator[None]:
         _LISTENERS.reset(token)
 
 
+@dataclass
+class Nesting:
+    """Tells a listener the events of the planning that it listens to from those of the bodies planned inside it."""
+
+    depth: int = 0
+
+    def is_inside(self, event: Event) -> bool:
+        """Whether an event, one of all in turn, belongs to the planning of a body.
+
+        >>> nesting = Nesting()
+        >>> [nesting.is_inside(event) for event in (Began("body", 1), Settled("simplify", 3), Ended("body", None), Settled("simplify", 3))]
+        [True, True, True, False]
+        """
+        was_inside = self.depth > 0
+        self.depth += isinstance(event, Began)
+        self.depth -= isinstance(event, Ended)
+        return was_inside or self.depth > 0
+
+
 def anyone_listens() -> bool:
     """Whether planning is being watched already, as inside a plan that is."""
     return bool(_LISTENERS.get())

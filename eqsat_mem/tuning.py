@@ -17,7 +17,7 @@ import numpy as np
 
 from eqsat_mem.candidates import SearchResult
 from eqsat_mem.deadline import Deadline
-from eqsat_mem.events import Began, Ended, Event, Kept, Scheduled, Searched, Tried
+from eqsat_mem.events import Event, Kept, Nesting, Scheduled, Searched, Tried
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.reports.measured import MeasuredPlan, Tuning
@@ -67,18 +67,16 @@ class Tuner:
     given: Sequence[Any] = ()
     known: Tuning | None = None
     seen: list[Schedule] = field(default_factory=list)
-    _depth: int = 0
+    _nesting: Nesting = field(default_factory=Nesting)
 
     def __call__(self, event: Event) -> None:
         """Listen to a search; those of bodies inside are left out."""
+        if self._nesting.is_inside(event):
+            return
         match event:
-            case Began():
-                self._depth += 1
-            case Ended():
-                self._depth -= 1
-            case Tried() | Scheduled() | Searched() if not self._depth:
+            case Tried() | Scheduled() | Searched():
                 self.seen.append(event.schedule)
-            case Kept() if not self._depth:
+            case Kept():
                 self.seen += event.schedules
 
     def choose(self, request: Request, found: SearchResult, plan: Chosen, program: Program) -> tuple[Chosen, Tuning]:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from eqsat_mem.egraph.saturate import rule_of
-from eqsat_mem.events import Began, Ended, Event, Extracted, Kept, Scheduled, Searched, Stepped
+from eqsat_mem.events import Event, Extracted, Kept, Nesting, Scheduled, Searched, Stepped
 from eqsat_mem.reports.outline import outline
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.units import format_bytes, times_as_long
@@ -46,23 +46,21 @@ class SearchRecord:
         self.best: list[Schedule] = []
         self.first_step: dict[str, int] = {}
         self.matches: Counter[str] = Counter()
-        self._depth = self._step = 0
+        self._nesting, self._step = Nesting(), 0
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, Stepped):
+            self._match(event)
+        if self._nesting.is_inside(event):
+            return
         match event:
-            case Began():
-                self._depth += 1
-            case Ended():
-                self._depth -= 1
-            case Stepped():
-                self._match(event)
-            case Searched() if not self._depth:
+            case Searched():
                 self.searched.append(event)
-            case Extracted() if not self._depth:
+            case Extracted():
                 self.extracted.setdefault(str(event.extraction.program), []).append(event.price)
-            case Kept() if not self._depth:
+            case Kept():
                 self.kept += event.schedules
-            case Scheduled() if not self._depth:
+            case Scheduled():
                 self.best.append(event.schedule)
 
     def _match(self, event: Stepped) -> None:
