@@ -10,12 +10,14 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from eqsat_mem import __version__
 from eqsat_mem.cli.commands import cache, check_rules, devices, rules, show
-from eqsat_mem.errors import EqsatMemError, UserFileError
+from eqsat_mem.errors import EqsatMemError, OptionError, UserFileError
 from eqsat_mem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -148,6 +150,7 @@ def command_line() -> argparse.ArgumentParser:
     instead = calibrate.add_mutually_exclusive_group()
     instead.add_argument("--show", action="store_true", help="show the profile that plans are made with; measure nothing")
     instead.add_argument("--reset", action="store_true", help="remove the profile kept for this device")
+    instead.add_argument("--mesh", action="store_true", help="measure how fast this machine's devices exchange values, and nothing else")
     calibrate.set_defaults(command=_calibrate)
 
     demo = commands.add_parser(
@@ -304,16 +307,25 @@ def _run(options: argparse.Namespace) -> Callable[[], int]:
 def _calibrate(options: argparse.Namespace) -> int:
     import jax
 
-    from eqsat_mem.backends import calibrate, profiles
+    from eqsat_mem.backends import calibrate, links, profiles
     from eqsat_mem.backends.choose import backend_in_use, built_in
+
+    def report(what: str) -> None:
+        print(f"measuring {what}", file=sys.stderr)
 
     usual = built_in(jax.default_backend())
     if options.reset:
         gone = profiles.forget()
         print("there is no profile for this device" if gone is None else f"removed {gone}")
         return 0
-    if not options.show:
-        measured = calibrate.measure(usual, lambda field: print(f"measuring {field}", file=sys.stderr))
+    if options.mesh:
+        measured = replace(backend_in_use().device, near=links.measure(jax.local_devices(), report))
+        print(f"kept in {profiles.keep(measured)}", file=sys.stderr)
+    elif not options.show:
+        known = usual.device
+        with suppress(OptionError):  # a damaged profile is replaced
+            known = backend_in_use().device
+        measured = replace(calibrate.measure(usual, report), near=known.near, far=known.far)
         print(f"kept in {profiles.keep(measured)}", file=sys.stderr)
     used = backend_in_use()
     is_measured = used != usual

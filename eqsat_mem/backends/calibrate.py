@@ -50,7 +50,7 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
         shortest_s: the least duration of a measurement, in seconds.
 
     Returns:
-        The built-in profile with the measured fields replaced.
+        The backend's profile with the measured fields replaced; links to other devices are measured in :mod:`eqsat_mem.backends.links`.
     """
     device, on_cpu = backend.device, isinstance(backend.device, CpuDevice)
     first = 256 if on_cpu else 4096
@@ -285,12 +285,13 @@ def timed(compiled: Any, args: Any) -> float:
 
 
 def compared(built_in: Device, measured: Device | None) -> str:
-    """Return a table of the built-in profile beside the measured one, if there is one, with a line for each field."""
+    """Return a table of the built-in profile beside the measured one, if there is one, with a line for each field; what was not measured
+    has a dash."""
     used = measured or built_in
     rows: list[tuple[str, str, str]] = []
 
     def row(title: str, figure: str, before: float, after: float) -> None:
-        rows.append((title, format(before, figure), format(after, figure)))
+        rows.append((title, format(before, figure), format(after, figure) if after != before else "-"))
 
     units = {"flops": (1e9, "contraction, GFLOP/s"), "narrow_flops": (1e9, "of bfloat16, GFLOP/s"), "elements": (1e9, "elementwise, 1e9/s")}
     for name, (unit, title) in units.items():
@@ -307,5 +308,9 @@ def compared(built_in: Device, measured: Device | None) -> str:
         row("columns at half rate", ".1f", built_in.thin_columns, used.thin_columns)
         row("distribution, us", ".2f", built_in.deal_s * 1e6, used.deal_s * 1e6)
         row("vectors, bits", "d", built_in.vector_bits, used.vector_bits)
+    for name, title in (("near", "between devices"), ("far", "between machines")):
+        before, after = getattr(built_in, name), getattr(used, name)
+        row(f"{title}, us", ".1f", before.latency_s * 1e6, after.latency_s * 1e6)
+        row(f"{title}, GB/s", ".1f", before.rate / 1e9, after.rate / 1e9)
     shown = [("", "built-in", "measured"), *rows]
     return "\n".join(f"{title:24}{before:>14}" + (f"{after:>14}" if measured else "") for title, before, after in shown)

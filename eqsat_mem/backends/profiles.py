@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,9 +19,11 @@ from typing import Any, TypeVar
 import jax
 
 from eqsat_mem.errors import OptionError
-from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.device import Device, Link
 
 D = TypeVar("D", bound=Device)
+LINKS = "near", "far"
+"""The fields of a profile that are links to other devices."""
 VARIABLE = "EQSAT_MEM_PROFILES"
 """The environment variable with a folder of profiles to use instead of the user's cache folder; ``none`` disables stored profiles."""
 
@@ -75,7 +78,12 @@ def as_json(device: Device) -> dict[str, Any]:
 def from_json(values: dict[str, Any], kind: type[D]) -> D:
     """The inverse of :func:`as_json`."""
     levels = tuple((math.inf if size is None else float(size), float(rate)) for size, rate in values["levels"])
-    return kind(**values | {"levels": levels})
+    return kind(**values | {"levels": levels} | {name: _link(values[name]) for name in LINKS})
+
+
+def _link(values: dict[str, Any]) -> Link:
+    points = tuple((str(name), int(count), tuple((float(n), float(s)) for n, s in pairs)) for name, count, pairs in values["points"])
+    return Link(float(values["latency_s"]), float(values["rate"]), points)
 
 
 def kept(path: Path, kind: type[D]) -> D | None:
@@ -98,16 +106,22 @@ def kept(path: Path, kind: type[D]) -> D | None:
         if set(values) != {f.name for f in fields(kind)}:
             return None
         device = from_json(values, kind)
-        rates = [n for name, n in values.items() if name not in ("name", "levels", "tile_level")]
+        rates = [n for name, n in values.items() if name not in ("name", "levels", "tile_level", *LINKS)]
+        rates += [n for link in (device.near, device.far) for n in (link.latency_s, link.rate, *_numbers(link))]
         if not device.levels or not all(n > 0 for n in (*rates, *(rate for _, rate in device.levels))):
             raise ValueError("a rate is not above zero")
         if values["tile_level"] not in range(len(device.levels)):
             raise ValueError("tile_level is no level")
         return device
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise OptionError(
             f"the device profile {path} cannot be read ({error}): run eqsat-mem calibrate, or eqsat-mem calibrate --reset."
         ) from error
+
+
+def _numbers(link: Link) -> Iterator[float]:
+    for _, count, points in link.points:
+        yield from (count, len(points), *(number for point in points for number in point))
 
 
 def forget() -> Path | None:

@@ -47,7 +47,7 @@ def gathering_s(at: Localiser, t: int, shares: int) -> float:
         total /= at.local.devices.count(at.divided[i])
     for i in bits(missing):
         count = at.local.devices.count(at.divided[i])
-        seconds += at.backend.exchange_s(total * (count - 1) / count, at.divided[i], at.local.devices)
+        seconds += at.backend.exchange_s("gather_shares", total * (count - 1) / count, at.divided[i], at.local.devices)
     return seconds
 
 

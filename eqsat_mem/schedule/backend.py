@@ -23,7 +23,7 @@ from eqsat_mem.ir.mesh import Devices, Names
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.precision import rounds
 from eqsat_mem.schedule.checks import Check, Hidden, lowered, telling_of_missing_calls
-from eqsat_mem.schedule.device import Device, Link
+from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.ties import Tie
 from eqsat_mem.schedule.weights import BASE, Weights
@@ -97,10 +97,6 @@ class Backend:
     """Whether gaps between the values of a loop's body count: see :mod:`eqsat_mem.schedule.packing`."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
     """Block operations inside which XLA computes elementwise operands."""
-    near: ClassVar[Link] = Link(2e-5, 370e9)
-    """Between devices of one machine; by default that of a data-centre GPU (NVIDIA's figures of NVLink with NCCL)."""
-    far: ClassVar[Link] = Link(65e-6, 50e9)
-    """Between machines: 400 Gbit/s for each device."""
     scatters_far: ClassVar[bool] = True
     """Whether sums may be made in shares between machines: else every device gets the whole sum and takes its share."""
     room_toll: ClassVar[float] = 0.02
@@ -283,10 +279,10 @@ class Backend:
         """Seconds that a kernel takes besides its arithmetic and its traffic."""
         return self.device.kernel_s
 
-    def exchange_s(self, received: float, names: Names, devices: Devices) -> float:
+    def exchange_s(self, kind: str, received: float, names: Names, devices: Devices) -> float:
         """Seconds of a collective along some mesh axes, by which each device receives so many bytes."""
-        link = self.far if devices.far.intersection(names) else self.near
-        return link.latency_s + received / link.rate
+        link = self.device.far if devices.far.intersection(names) else self.device.near
+        return link.seconds(kind, received, devices.count(names))
 
     def turn_s(self, ex: Extraction, loop: Loop) -> float:
         """Seconds that a turn of a loop takes besides its kernels and the traffic of its results."""

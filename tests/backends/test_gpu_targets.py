@@ -26,7 +26,18 @@ def test_figures_agree_with_one_another(target):
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
 def test_every_figure_names_its_source(target):
-    figures = {"multiprocessors", "clock", "memory_bytes", "memory_rate", "l2_bytes", "narrow_flops", "tf32_flops", "double_flops", "flops"}
+    figures = {
+        "multiprocessors",
+        "clock",
+        "memory_bytes",
+        "memory_rate",
+        "l2_bytes",
+        "narrow_flops",
+        "tf32_flops",
+        "double_flops",
+        "flops",
+        "link_rate",
+    }
     assert figures <= set(target.sources)
     assert all(source == "guessed" or re.search(r"\d{4}|guessed|multiprocessors", source) for source in target.sources.values())
 
@@ -53,6 +64,8 @@ def test_figures_make_a_profile():
     assert device.name == "h100"
     assert device.levels[-1][1] < own.memory_rate
     assert device.bandwidth(2**20) > device.bandwidth(2**30)
+    assert device.near.rate == pytest.approx(370e9)
+    assert GpuBackend.of(named("l4")).device.near.rate < device.near.rate / 10
 
 
 def test_names_are_found_as_users_write_them():

@@ -10,8 +10,10 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.__main__ import main
-from eqsat_mem.backends import calibrate, profiles
+from eqsat_mem.backends import calibrate, links, profiles
 from eqsat_mem.backends.choose import backend_in_use
+from eqsat_mem.ir.mesh import Devices
+from eqsat_mem.schedule.device import Link
 from tests.oracles.targets import CPU
 
 
@@ -52,6 +54,41 @@ def test_what_is_measured_is_read_back_as_it_was_kept(home):
     measured = calibrate.measure(CPU, shortest_s=1e-5)
     profiles.keep(measured)
     assert backend_in_use() == replace(CPU, device=measured)
+
+
+def test_links_are_read_back_with_their_points(home):
+    points = ("all_reduce", 8, ((1e3, 2e-5), (1e6, 1e-3))), ("gather_shares", 2, ((1e3, 1e-5),))
+    mine = replace(CPU.device, near=Link(1e-5, 1e9, points))
+    path = profiles.keep(mine)
+    assert backend_in_use().device == mine
+    for damage in (("1000000.0", "0.0"), ('"points"', '"dots"'), ("1000.0", "null")):
+        text = path.read_text()
+        assert damage[0] in text
+        path.write_text(text.replace(*damage, 1))
+        with pytest.raises(eqsat_mem.OptionError, match="run eqsat-mem calibrate"):
+            backend_in_use()
+        path.write_text(text)
+
+
+def test_measured_exchanges_count_by_kind_devices_and_bytes():
+    points = ("all_reduce", 2, ((1e4, 1e-5), (1e6, 1e-4))), ("all_reduce", 8, ((1e4, 1e-3), (1e6, 1e-2)))
+    link = Link(1e-6, 1e9, points)
+    assert link.seconds("gather_shares", 1e6, 2) == 1e-6 + 1e-3
+    assert [link.seconds("all_reduce", received, 2) for received in (1, 1e4, 1e6)] == [1e-5, 1e-5, 1e-4]
+    assert link.seconds("all_reduce", 1e5, 2) == pytest.approx(10**-4.5)
+    assert link.seconds("all_reduce", 1e7, 2) == pytest.approx(1e-3)
+    for devices, first in ((2, 1e-5), (3, 1e-3), (4, 1e-3), (8, 1e-3), (64, 1e-3)):
+        assert link.seconds("all_reduce", 0, devices) == first, devices
+    ascending = [link.seconds("all_reduce", 10.0**k, 8) for k in range(9)]
+    assert ascending == sorted(ascending)
+
+
+def test_plans_are_made_with_what_was_measured_of_the_link():
+    slow = replace(CPU, device=replace(CPU.device, near=Link(1e-6, 1e9, (("gather_shares", 8, ((1e3, 1.0),)),))))
+    devices = Devices((("x", 8),))
+    assert slow.exchange_s("gather_shares", 1e3, ("x",), devices) == 1.0
+    assert slow.exchange_s("all_reduce", 1e3, ("x",), devices) == pytest.approx(2e-6)
+    assert slow.exchange_s("gather_shares", 1e3, ("x",), replace(devices, far=frozenset("x"))) < 1.0
 
 
 def test_functions_distribution_and_thin_sides_cost_as_in_the_profile(home):
@@ -112,7 +149,7 @@ def test_every_rate_is_measured():
     told = []
     device = calibrate.measure(CPU, told.append, shortest_s=1e-5)
     named = {name.strip() for text in told for name in text.split(",")}
-    assert named == {f.name for f in fields(device)} - {"name", "matrix_cores", "reused_bytes", "tile_level"}
+    assert named == {f.name for f in fields(device)} - {"name", "matrix_cores", "reused_bytes", "tile_level", "near", "far"}
     assert [size for size, _ in device.levels] == [size for size, _ in CPU.device.levels]
     rates = [rate for _, rate in device.levels]
     assert rates == sorted(rates, reverse=True)
@@ -132,7 +169,24 @@ def test_the_command_shows_and_resets(home, capsys, monkeypatch):
     assert out.out.splitlines()[1].split() == ["built-in", "measured"]
     assert main(["calibrate", "--show"]) == 0
     assert capsys.readouterr().out == out.out
+    monkeypatch.setattr(links, "measure", lambda devices, report: Link(1e-5, 7e9))
+    assert main(["calibrate", "--mesh"]) == 0
+    both = capsys.readouterr().out.splitlines()
+    assert both[0] == "measured here"
+    assert next(line.split() for line in both if line.startswith("between devices, GB/s"))[-2:] == ["2.0", "7.0"]
+    assert next(line.split() for line in both if line.startswith("between machines, GB/s"))[-1] == "-"
+    assert main(["calibrate"]) == 0
+    assert capsys.readouterr().out.splitlines() == both
+    path = profiles.profile_path()
+    path.write_text("{")
+    assert main(["calibrate"]) == 0
+    assert capsys.readouterr().out == out.out
     assert main(["calibrate", "--reset"]) == 0
     assert capsys.readouterr().out.startswith("removed ")
     assert main(["calibrate", "--reset"]) == 0
     assert capsys.readouterr().out == "there is no profile for this device\n"
+
+
+def test_one_device_has_nobody_to_send_to(capsys):
+    assert main(["calibrate", "--mesh"]) == 2
+    assert "there is one here. A CPU counts as eight of them with XLA_FLAGS=" in capsys.readouterr().err

@@ -18,7 +18,6 @@ from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
 from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
 from eqsat_mem.schedule.checks import Hidden
-from eqsat_mem.schedule.device import Link
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.ties import BitTie, Tie
@@ -112,8 +111,6 @@ class CpuBackend(Backend):
     platform: ClassVar[str] = "cpu"
     tie: ClassVar[Tie] = BitTie()
     runs_remainder_beside: ClassVar[bool] = True
-    near: ClassVar[Link] = Link(1.5e-4, 2e9)
-    far: ClassVar[Link] = Link(3e-3, 1e9)
     scatters_far: ClassVar[bool] = False  # gloo's reduce-scatter gives up after 30 s, where others wait for a late process
     room_toll: ClassVar[float] = 0.1  # libraries take memory that is not predicted
     needless_rules: ClassVar[tuple[str, ...]] = ("dot-with-vector", "dot-of-few-results")  # the library contracts faster than it folds

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eqsat_mem.backends.cpu.vector_width import machine_bits
-from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.device import Device, Link
 
 THIN_COLUMNS = 12.0
 """The columns of a contraction's result at which it reaches half of its full rate: benchmarks/calibration/small_contractions.py."""
 DEAL_S = 2e-5
 """The seconds that the kernel library takes to distribute a contraction to all cores: benchmarks/calibration/small_contractions.py."""
+NEAR, FAR = Link(1.5e-4, 2e9), Link(3e-3, 1e9)
+"""Between devices of one process, and of processes that exchange by gloo: both measured on a 2-core server that counts as 8 devices."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CpuDevice(Device):
     """The profile of a CPU.
 
@@ -26,12 +28,16 @@ class CpuDevice(Device):
         deal_s: seconds that the kernel library takes to distribute a large contraction to all cores.
         function_factor: the cost of an exponential or similar function on this CPU, as a multiple of its weight in
             :data:`eqsat_mem.backends.cpu.weights.MEASURED`.
+        near: the link to other devices of the process.
+        far: the link to devices of other processes.
     """
 
     vector_bits: int
     thin_columns: float
     deal_s: float
     function_factor: float
+    near: Link = NEAR
+    far: Link = FAR
 
 
 def built_in() -> CpuDevice:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from eqsat_mem.errors import OptionError
+from eqsat_mem.schedule.device import Link
 
 MiB = 2**20
 KiB = 2**10
@@ -34,6 +35,9 @@ moved 3.0e12 of 3.35e12 B/s, bfloat16 products ran at 798e12 of 989e12 operation
 L2_BYTES_PER_CYCLE, L2_SHARE = 20, 0.8
 """Guessed: the bytes per clock cycle that a multiprocessor reads from the L2 cache, and the fraction of that cache that one
 program's data can occupy."""
+LINK_SHARE, LINK_S = 370 / 450, 2e-5
+"""The fraction of a link's rate that collectives of gigabytes attain on 8 H100 (How to Scale Your Model, jax-ml/scaling-book, chapter on
+GPUs, 2025), and the seconds for the first byte, which are guessed."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ class Target:
         narrow_flops: multiplications and additions of dense bfloat16 products; of float32 products if it has no bfloat16 units.
         tf32_flops: those of float32 products whose operands are rounded to 10 bits; zero if it does not round.
         double_flops: those of float64 products, by matrix units if it has any for float64.
+        link_rate: bytes per second that it receives from other cards of its machine, by NVLink if it has one to all of them.
         sources: the source of each figure, by the figure's name.
     """
 
@@ -101,6 +106,7 @@ class Target:
     narrow_flops: float
     tf32_flops: float
     double_flops: float
+    link_rate: float
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -158,6 +164,7 @@ class Target:
             "matrix_cores": self.multiprocessors,
             "reused_bytes": self.memory_bytes,
             "fresh_rate": memory,
+            "near": Link(LINK_S, LINK_SHARE * self.link_rate),
         }
 
     def description(self) -> str:
@@ -203,20 +210,22 @@ def _row(
     memory: tuple[int, str],
     rates: tuple[float, float, float, float],
     l2_mib: float,
+    link: float,
     sheet: str,
 ) -> Target:
     """Return a row of the table.
 
     ``memory`` is the memory in bytes and its source; ``rates`` are the data sheet's GB/s of memory and TFLOP/s of bfloat16, rounded
-    float32 and float64 products; ``sheet`` is the source of all other figures.
+    float32 and float64 products; ``link`` GB/s in one direction; ``sheet`` is the source of all other figures.
     """
-    said = dict.fromkeys(("multiprocessors", "clock", "memory_rate", "l2_bytes", "narrow_flops", "tf32_flops", "double_flops"), sheet)
+    own = "multiprocessors", "clock", "memory_rate", "l2_bytes", "narrow_flops", "tf32_flops", "double_flops", "link_rate"
+    said = dict.fromkeys(own, sheet)
     counted = f"multiprocessors x lanes x clock; lanes: {GUIDE}"
     said |= {"memory_bytes": memory[1], "flops": counted, "elements": counted, "double_elements": counted, "l2_rate": GUESSED}
     rate, narrow, tf32, double = rates
     return Target(
         name, label, capability, multiprocessors, ghz * 1e9, memory[0], rate * 1e9, int(l2_mib * MiB),
-        narrow * 1e12, tf32 * 1e12, double * 1e12, MappingProxyType(said),
+        narrow * 1e12, tf32 * 1e12, double * 1e12, link * 1e9, MappingProxyType(said),
     )  # fmt: skip
 
 
@@ -226,33 +235,34 @@ def _shown(mib: int) -> tuple[int, str]:
 
 
 _ROWS = [
-    _row("h100", "NVIDIA H100 80GB HBM3", (9, 0), 132, 1.98, (84_942_979_072, XLA), (3352, 989.4, 494.7, 67), 50,
+    _row("h100", "NVIDIA H100 80GB HBM3", (9, 0), 132, 1.98, (84_942_979_072, XLA), (3352, 989.4, 494.7, 67), 50, 450,
          f"NVIDIA H100 Tensor Core GPU data sheet, SXM, 2023; clock, multiprocessors, cache: {XLA}"),
-    _row("h100-pcie", "NVIDIA H100 PCIe", (9, 0), 114, 1.755, (84_942_979_072, XLA), (2039, 756, 378, 51), 50,
+    _row("h100-pcie", "NVIDIA H100 PCIe", (9, 0), 114, 1.755, (84_942_979_072, XLA), (2039, 756, 378, 51), 50, 64,
          f"NVIDIA H100 Tensor Core GPU data sheet, PCIe, 2022; clock, multiprocessors, cache: {XLA}"),
-    _row("h200", "NVIDIA H200 141GB HBM3e", (9, 0), 132, 1.98, (151_397_597_184, XLA), (4800, 989.4, 494.7, 67), 50,
+    _row("h200", "NVIDIA H200 141GB HBM3e", (9, 0), 132, 1.98, (151_397_597_184, XLA), (4800, 989.4, 494.7, 67), 50, 450,
          f"NVIDIA H200 Tensor Core GPU data sheet, SXM, 2023; clock, multiprocessors, cache: {XLA}"),
-    _row("b200", "NVIDIA B200", (10, 0), 148, 1.965, (191_514_411_008, XLA), (7672, 2250, 1125, 37), 126.5,
+    _row("b200", "NVIDIA B200", (10, 0), 148, 1.965, (191_514_411_008, XLA), (7672, 2250, 1125, 37), 126.5, 900,
          f"NVIDIA DGX B200 data sheet, an eighth, 2024; clock, multiprocessors, cache: {XLA}"),
-    _row("a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0), 108, 1.41, (42_331_013_120, XLA), (1555, 312, 156, 19.5), 40,
+    _row("a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0), 108, 1.41, (42_331_013_120, XLA), (1555, 312, 156, 19.5), 40, 300,
          f"NVIDIA A100 Tensor Core GPU data sheet, 2020; clock, cache: {XLA}"),
-    _row("a100-80gb", "NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41, (85_100_068_864, XLA), (2039, 312, 156, 19.5), 40,
+    _row("a100-80gb", "NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41, (85_100_068_864, XLA), (2039, 312, 156, 19.5), 40, 300,
          f"NVIDIA A100 Tensor Core GPU data sheet, SXM, 2021; clock, cache: {XLA}"),
-    _row("l4", "NVIDIA L4", (8, 9), 58, 2.04, _shown(23034), (300, 121, 60, 0.47), 48, "NVIDIA L4 Tensor Core GPU data sheet, 2023"),
-    _row("l40s", "NVIDIA L40S", (8, 9), 142, 2.52, _shown(46068), (864, 362, 183, 1.43), 96, "NVIDIA L40S data sheet, 2023"),
-    _row("a10", "NVIDIA A10", (8, 6), 72, 1.695, _shown(23028), (600, 125, 62.5, 0.49), 6, "NVIDIA A10 Tensor Core GPU data sheet, 2021"),
-    _row("a6000", "NVIDIA RTX A6000", (8, 6), 84, 1.8, (51_041_271_808, XLA), (768, 154.8, 77.4, 0.6), 6,
+    _row("l4", "NVIDIA L4", (8, 9), 58, 2.04, _shown(23034), (300, 121, 60, 0.47), 48, 32, "NVIDIA L4 Tensor Core GPU data sheet, 2023"),
+    _row("l40s", "NVIDIA L40S", (8, 9), 142, 2.52, _shown(46068), (864, 362, 183, 1.43), 96, 32, "NVIDIA L40S data sheet, 2023"),
+    _row("a10", "NVIDIA A10", (8, 6), 72, 1.695, _shown(23028), (600, 125, 62.5, 0.49), 6, 32,
+         "NVIDIA A10 Tensor Core GPU data sheet, 2021"),
+    _row("a6000", "NVIDIA RTX A6000", (8, 6), 84, 1.8, (51_041_271_808, XLA), (768, 154.8, 77.4, 0.6), 6, 32,
          f"NVIDIA RTX A6000 data sheet, 2021; clock, cache: {XLA}"),
-    _row("rtx6000-pro", "NVIDIA RTX PRO 6000 Blackwell", (12, 0), 188, 2.6, _shown(97887), (1792, 503.8, 251.9, 1.95), 128,
+    _row("rtx6000-pro", "NVIDIA RTX PRO 6000 Blackwell", (12, 0), 188, 2.6, _shown(97887), (1792, 503.8, 251.9, 1.95), 128, 64,
          f"NVIDIA RTX Blackwell GPU architecture white paper, 2025; clock, multiprocessors, cache: {XLA}"),
-    _row("rtx5090", "NVIDIA GeForce RTX 5090", (12, 0), 170, 2.407, _shown(32607), (1792, 209.5, 104.8, 1.64), 96,
+    _row("rtx5090", "NVIDIA GeForce RTX 5090", (12, 0), 170, 2.407, _shown(32607), (1792, 209.5, 104.8, 1.64), 96, 64,
          "NVIDIA RTX Blackwell GPU architecture white paper, 2025"),
-    _row("rtx4090", "NVIDIA GeForce RTX 4090", (8, 9), 128, 2.52, _shown(24564), (1008, 165.2, 82.6, 1.29), 72,
+    _row("rtx4090", "NVIDIA GeForce RTX 4090", (8, 9), 128, 2.52, _shown(24564), (1008, 165.2, 82.6, 1.29), 72, 32,
          "NVIDIA Ada GPU architecture white paper, 2022"),
-    _row("rtx3090", "NVIDIA GeForce RTX 3090", (8, 6), 82, 1.695, _shown(24576), (936, 71, 35.6, 0.56), 6,
+    _row("rtx3090", "NVIDIA GeForce RTX 3090", (8, 6), 82, 1.695, _shown(24576), (936, 71, 35.6, 0.56), 6, 32,
          "NVIDIA Ampere GA102 GPU architecture white paper, 2020"),
-    _row("t4", "Tesla T4", (7, 5), 40, 1.59, _shown(15360), (320, 8.1, 0, 0.25), 4, "NVIDIA T4 Tensor Core GPU data sheet, 2018"),
-    _row("v100", "Tesla V100-SXM2-16GB", (7, 0), 80, 1.53, (16_935_682_048, XLA), (898, 15.7, 0, 7.8), 6,
+    _row("t4", "Tesla T4", (7, 5), 40, 1.59, _shown(15360), (320, 8.1, 0, 0.25), 4, 16, "NVIDIA T4 Tensor Core GPU data sheet, 2018"),
+    _row("v100", "Tesla V100-SXM2-16GB", (7, 0), 80, 1.53, (16_935_682_048, XLA), (898, 15.7, 0, 7.8), 6, 150,
          f"NVIDIA V100 Tensor Core GPU data sheet, SXM2, 2017; clock, cache: {XLA}"),
 ]  # fmt: skip
 

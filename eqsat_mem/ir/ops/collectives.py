@@ -108,6 +108,8 @@ COLLECTIVES = [
 
 EXCHANGES = frozenset({"all_reduce", "gather_shares", "sum_to_shares", "exchange_shares", "merge_top_k"})
 """The rows that send something from device to device."""
+SENT_BY = {"merge_top_k": "gather_shares"}
+"""Those that send it by another row's collective."""
 
 
 def received_bytes(name: str, params: Params, in_bytes: float, out_bytes: float) -> float:
