@@ -18,6 +18,7 @@ import numpy as np
 from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters import partial_eval as pe
+from jax.sharding import AbstractMesh
 
 from eqsat_mem import pipeline
 from eqsat_mem.api import kept_plans, saved_plans
@@ -83,7 +84,7 @@ class Function:
         refuse_collectives(self.jaxpr)
         with self._lock:
             if self._plan is None:
-                with self.settings.active(), jax.core.eval_context(), watched(self.name):
+                with self.settings.active(), _nowhere(), watched(self.name):
                     self._plan = self._made(arguments)
             return self._plan
 
@@ -111,7 +112,7 @@ class Function:
 
         It is tuned with these arguments, or to what is ``known`` from tuning it before.
         """
-        with self.settings.active(), jax.core.eval_context():
+        with self.settings.active(), _nowhere():
             given = self.jaxpr, self.options, self.arg_names, self.name
             make = partial(pipeline.plan, *given, donated=self.donated, placement=self.placement)
             if self.options.tune is not None:
@@ -162,6 +163,13 @@ class Function:
         placed = None if own is None else own.of(*(say(own.arguments, own.results) for say in (arguments, results)))
         jaxpr = jax.make_jaxpr(fun)(*map(plain_aval, avals))
         return Function(f"{self.name}_{suffix}", jaxpr, self.options, arg_names, self.settings, placement=placed)
+
+
+@contextmanager
+def _nowhere() -> Iterator[None]:
+    """A context in no trace, and on no mesh: a plan is compiled on its own to be measured."""
+    with jax.core.eval_context(), jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        yield
 
 
 def refuse_elsewhere(plan: Plan) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -64,10 +65,8 @@ class Shardings:
             if self.given:
                 raise NotImplementedError(INSIDE)
             return None
-        if _in_types(leaves):
-            if self.given:
-                raise NotImplementedError(EXPLICIT)
-            return None
+        if self.given and explicit_mesh(leaves) is not None:
+            raise NotImplementedError(EXPLICIT)
         if mesh is None or mesh.size == 1:
             if self.arguments is not None or self.results is not None:
                 _must_have(mesh)
@@ -77,6 +76,21 @@ class Shardings:
         return Lying(mesh, tuple(specs))
 
 
+def given_to_jit(options: dict[str, Any]) -> Shardings:
+    """The shardings among the options of ``jax.jit``.
+
+    Raises:
+        OptionError: if they are of a kind that :func:`eqsat_mem.optimize` does not take.
+    """
+
+    def given(name: str) -> Any:
+        return jax.tree.map(
+            lambda leaf: None if type(leaf).__name__ == "UnspecifiedValue" else leaf, options.get(name), is_leaf=_is_sharding
+        )
+
+    return Shardings(None, given("in_shardings"), given("out_shardings"))
+
+
 INSIDE = (
     "an optimised function inside shard_map is planned for one shard, and cannot have a mesh of its own: drop mesh=, in_shardings= and "
     "out_shardings=, or the outer shard_map."
@@ -84,16 +98,50 @@ INSIDE = (
 
 
 EXPLICIT = (
-    "an optimised function is planned for a mesh whose axes are of type Auto, and this one has shardings in types: make it with "
-    "jax.make_mesh(..., axis_types=(AxisType.Auto,) * n), or leave out mesh=, in_shardings= and out_shardings=."
+    "on a mesh whose axes are of type Explicit, types say how the arguments and results of an optimised function lie: leave out mesh=, "
+    "in_shardings= and out_shardings=, or make the mesh with jax.make_mesh(..., axis_types=(AxisType.Auto,) * n)."
+)
+IN_TYPES = (
+    "an optimised function is planned without shardings in types, and this one needs them: leave jax.sharding.reshard and out_sharding= to "
+    "functions around it, or make the mesh with jax.make_mesh(..., axis_types=(AxisType.Auto,) * n)."
 )
 
 
-def _in_types(leaves: Sequence[Any]) -> bool:
-    """Whether JAX traces with shardings as part of types: in the context of such a mesh, or of arrays that have them."""
+def explicit_mesh(leaves: Sequence[Any]) -> AbstractMesh | None:
+    """The mesh with axes of type Explicit by which JAX traces with shardings as part of types: that of the context, or of arrays."""
     around = jax.sharding.get_abstract_mesh()
     meshes = [around, *(jax.typeof(leaf).sharding.mesh for leaf in leaves if isinstance(leaf, Tracer))]
-    return any(AxisType.Explicit in (mesh.axis_types or ()) for mesh in meshes)
+    return next((mesh for mesh in meshes if _is_explicit(mesh)), None)
+
+
+def _is_explicit(mesh: AnyMesh) -> bool:
+    return AxisType.Explicit in (mesh.axis_types or ())
+
+
+def without_types(fun: Callable[..., Any], bound: Callable[[Any], Callable[..., Any]], inputs: Sequence[Any], mesh: AbstractMesh) -> Any:
+    """Return the results of a function of values of which shardings are part of their types, computed where they are not.
+
+    Args:
+        fun: the function, as the user wrote it.
+        bound: for the shardings of its results, a pytree, returns a function of the same inputs that computes the same.
+        inputs: the values.
+        mesh: the mesh that their types name.
+
+    Raises:
+        NotImplementedError: if the function cannot be traced without shardings in types.
+    """
+    typed, results = jax.make_jaxpr(fun, return_shape=True)(*inputs)
+    outs = jax.tree.unflatten(jax.tree.structure(results), [NamedSharding(mesh, aval.sharding.spec) for aval in typed.out_avals])
+    axes = tuple(name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind is AxisType.Explicit)
+    without = partial(jax.sharding.auto_axes, axes=axes, out_sharding=outs)
+    try:
+        return without(bound(outs))(*inputs)
+    except Exception as error:
+        try:
+            jax.eval_shape(without(fun), *inputs)
+        except Exception:
+            raise NotImplementedError(IN_TYPES) from error
+        raise
 
 
 def _must_have(mesh: AnyMesh | None) -> None:
@@ -123,9 +171,11 @@ def _is_sharding(x: Any) -> bool:
 
 
 def sharding_of(leaf: Any) -> NamedSharding | None:
-    """The sharding of an array; None for one that lies on one device or nowhere, as it seems to while JAX traces."""
-    sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1 else None
+    """The sharding of an array; None for one that lies on one device or nowhere, as it seems to while JAX traces, unless types say."""
+    sharding = getattr(jax.typeof(leaf) if isinstance(leaf, Tracer) else leaf, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1 or (isinstance(leaf, Tracer) and not _is_explicit(sharding.mesh)):
+        return None
+    return sharding
 
 
 def _mesh_of(shardings: Sequence[Any]) -> AnyMesh | None:

@@ -23,12 +23,11 @@ from jax.sharding import AbstractMesh, Mesh
 from eqsat_mem.api.arguments import argument_names, hoist_constants
 from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, NotOurs, donated_leaves, is_outermost, static_arguments
 from eqsat_mem.api.function import Function
-from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, placement, spread_prefix
-from eqsat_mem.api.primitive import bind
+from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, explicit_mesh, placement, spread_prefix, without_types
+from eqsat_mem.api.primitive import bind_placed
 from eqsat_mem.api.saved_plans import GivenPlan, given_plan
 from eqsat_mem.api.varying import plain_aval, vary_alike, without_varying_types
 from eqsat_mem.backends.choose import backend_for
-from eqsat_mem.backends.xla import laid
 from eqsat_mem.egraph.rule_checks import own_constructors
 from eqsat_mem.frontend.effects import REFERENCES, refuse_collectives, refuse_references
 from eqsat_mem.ir.ops import Monoid, Operation
@@ -314,14 +313,27 @@ def _binding(
             return fun(*args, **kwargs)  # jax_debug_nans runs it again, without jax.jit, to find the operation that makes a NaN
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tracer)]  # jax.jit has made a tracer of all that is not static
         _check_types(inputs)
+        mesh = explicit_mesh(inputs)
+        if mesh is not None:
+
+            def over_inputs(run: Callable[..., Any]) -> Callable[..., Any]:
+                def with_inputs(*values: Any) -> Any:
+                    args, kwargs = jax.tree.unflatten(tree, _among(leaves, values))
+                    return run(*args, **kwargs)
+
+                return with_inputs
+
+            def bound(outs: Any) -> Callable[..., Any]:
+                return over_inputs(_binding(fun, options, lying, outs, donated_by, given))
+
+            return without_types(over_inputs(fun), bound, inputs, mesh)
         without_static = [plain_aval(jax.typeof(leaf)) if isinstance(leaf, Tracer) else None for leaf in leaves]
 
         made: list[tuple[Any, list[Any]]] = []  # the structure of the results, and those without values: derivatives by integers
 
         @functools.wraps(fun)  # JAX's errors then name the user's function, its line and its parameters
         def flat(*values: Any, **named: Any) -> list[Any]:
-            given = iter(jax.tree.leaves((values, named)))
-            args, kwargs = jax.tree.unflatten(tree, [next(given) if isinstance(leaf, Tracer) else leaf for leaf in leaves])
+            args, kwargs = jax.tree.unflatten(tree, _among(leaves, jax.tree.leaves((values, named))))
             results, structure = jax.tree.flatten(fun(*args, **kwargs))
             made.append((structure, [x if getattr(x, "dtype", None) == float0 else None for x in results]))
             return [x for x in results if getattr(x, "dtype", None) != float0]
@@ -345,18 +357,16 @@ def _binding(
         of_inputs = [is_gone for leaf, is_gone in zip(leaves, gone, strict=True) if isinstance(leaf, Tracer)]
         donated = [len(captured) + k for k, is_gone in enumerate(of_inputs) if is_gone]
         function = Function(name, jaxpr, options, names, donated=donated, placement=placed, given=given)
-        out = iter(_bound(function, vary_alike([*captured, *inputs])))
+        out = iter(bind_placed(function, vary_alike([*captured, *inputs])))
         return jax.tree.unflatten(structure, [next(out) if x is None else np.zeros(x.shape, float0) for x in without_values])
 
     return call
 
 
-def _bound(function: Function, arguments: Sequence[Any]) -> list[Any]:
-    """The results of a planned function; on a mesh that is here, JAX is told where they and the arguments lie."""
-    placed = function.placement
-    if placed is None or placed.mesh is None or placed.around:
-        return bind(function, *arguments)
-    return laid(bind(function, *laid(arguments, placed, placed.arguments)), placed, placed.results)
+def _among(leaves: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """Arguments with values in the place of those that JAX traces; the others are static."""
+    given = iter(values)
+    return [next(given) if isinstance(leaf, Tracer) else leaf for leaf in leaves]
 
 
 def _check_types(inputs: Sequence[Any]) -> None:

@@ -18,11 +18,13 @@ from jax import jit as real_jit
 from jax._src.core import trace_state_clean  # as in compiled.py
 from jax.core import ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import NamedSharding, PartitionSpec
 
 from eqsat_mem.api.arguments import hoist_constants
 from eqsat_mem.api.compiled import MOST_SIGNATURES, signature, static_arguments
 from eqsat_mem.api.function import Function
-from eqsat_mem.api.primitive import bind
+from eqsat_mem.api.meshes import AnyMesh, Lying, given_to_jit, placement, sharding_of
+from eqsat_mem.api.primitive import bind_placed
 from eqsat_mem.api.run_report import Entry, Ledger, say
 from eqsat_mem.api.subjects import identity, subject
 from eqsat_mem.backends.choose import backend_for, backend_in_use
@@ -94,32 +96,47 @@ class Planning:
         self._static = static_arguments(reference(), options)
         self._inner = {name: value for name, value in options.items() if name != "compiler_options"}  # which JAX refuses within others
         self._known: dict[Hashable, bool] = {}
-        self._functions: WeakKeyDictionary[Jaxpr, _Bound | None] = WeakKeyDictionary()
+        self._functions: WeakKeyDictionary[Jaxpr, dict[Lying | None, _Bound | None]] = WeakKeyDictionary()
+        self._jitted: dict[Lying | None, Any] = {}
 
-    def planned(self, original: Any, args: Any, kwargs: Any) -> bool:
-        """Whether a call with these arguments has a plan; makes it where that is not known."""
+    def function_for(self, original: Any, args: Any, kwargs: Any) -> Any:
+        """The ``jax.jit`` function of the plans, for arguments that lie as these do, if this call has a plan, which is made where that is
+        not known; else None."""
         try:
             key = signature(args, kwargs, *self._static)
-            known = self._known.get(key)
+            lying = self._lying(args, kwargs)
+            known = self._known.get((key, lying))
         except Exception:  # arguments that JAX does not take, such as static ones that cannot be hashed or compared: it tells
-            return False
+            return None
         if known is None:
             with self._script_run.tracing(), self._noting_errors():
                 traced = original.trace(*args, **kwargs)
             if len(self._known) >= MOST_SIGNATURES:
                 self._known.clear()
-            bound = self._function(traced)
-            known = self._known[key] = bound is not None and self._lowers(bound, traced, args, kwargs)
-        return known
+            bound = self._function(traced, lying)
+            known = self._known[key, lying] = bound is not None and self._lowers(bound, traced, lying, args, kwargs)
+        return self._function_of_plans(lying) if known else None
 
-    def _lowers(self, bound: _Bound, traced: Any, args: Any, kwargs: Any) -> bool:
+    def _lying(self, args: Any, kwargs: Any) -> Lying | None:
+        """The mesh and the shardings of the arguments of a call; None for one device."""
+        given = given_to_jit(self._options)
+        if jax.device_count() == 1:
+            return None
+        positions, names = self._static
+        traced = tuple(arg for k, arg in enumerate(args) if k not in positions and k - len(args) not in positions)
+        named = {name: arg for name, arg in kwargs.items() if name not in names}
+        if not given.given and not any(map(sharding_of, jax.tree.leaves((traced, named)))):
+            return None
+        return given.lying(traced, named)
+
+    def _lowers(self, bound: _Bound, traced: Any, lying: Lying | None, args: Any, kwargs: Any) -> bool:
         """Whether JAX can lower the function of the plans for these arguments, which it then keeps; the outcome is noted."""
         start = time.perf_counter()
         try:
             with jax.explain_cache_misses(False):
-                self.jitted.lower(*args, **kwargs)
+                self._function_of_plans(lying).lower(*args, **kwargs)
         except Exception as error:
-            self._functions[traced.jaxpr.jaxpr] = None
+            self._functions[traced.jaxpr.jaxpr][lying] = None
             known = {name: getattr(bound.entry, name) for name in ("function", "place", "arguments")}
             self._failed(error, {**known, "planning_s": time.perf_counter() - start})
             return False
@@ -130,14 +147,14 @@ class Planning:
         """Forget all plans and their compiled programs."""
         self._known.clear()
         self._functions.clear()
-        if "jitted" in vars(self):
-            self.jitted.clear_cache()
+        for function in self._jitted.values():
+            function.clear_cache()
 
     def cache_size(self) -> int:
         """The number of compiled plans that are kept."""
-        return int(self.jitted._cache_size()) if "jitted" in vars(self) else 0
+        return sum(int(function._cache_size()) for function in self._jitted.values())
 
-    def _traced_by_jax(self) -> Callable[..., Any]:
+    def _traced_by_jax(self, lying: Lying | None) -> Callable[..., Any]:
         """The function whose ``jax.jit`` function is that of the plans."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -147,11 +164,11 @@ class Planning:
             original = real_jit(fun, **self._inner)  # with the caches of any other made from this function
             with self._script_run.tracing():
                 traced = original.trace(*args, **kwargs)
-            bound = self._function(traced)
+            bound = self._function(traced, lying)
             if bound is None:
                 return original(*args, **kwargs)
             inputs = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, Tracer)]  # all that is not static
-            return jax.tree.unflatten(traced.out_tree, bind(bound.function, *bound.captured, *inputs))
+            return jax.tree.unflatten(traced.out_tree, bind_placed(bound.function, [*bound.captured, *inputs]))
 
         functools.update_wrapper(call, self.reference(), updated=())
         with suppress(ValueError, TypeError):  # built-in functions have none
@@ -159,20 +176,22 @@ class Planning:
         vars(call).pop("__wrapped__")
         return call
 
-    @functools.cached_property
-    def jitted(self) -> Any:
+    def _function_of_plans(self, lying: Lying | None) -> Any:
         """The ``jax.jit`` function of the plans, compiled as plans are, unless the user says how."""
-        options = {} if self._options.get("compiler_options") else dict(backend_in_use().compiler_options)
-        return real_jit(self._traced_by_jax(), **({**self._options, "compiler_options": options} if options else self._options))
+        if lying not in self._jitted:
+            options = {} if self._options.get("compiler_options") else dict(backend_in_use().compiler_options)
+            given = {**self._options, "compiler_options": options} if options else self._options
+            self._jitted[lying] = real_jit(self._traced_by_jax(lying), **given)
+        return self._jitted[lying]
 
-    def _function(self, traced: Any) -> _Bound | None:
+    def _function(self, traced: Any, lying: Lying | None) -> _Bound | None:
         """The function whose plan is that of what was traced; None where it runs as written, of which a note is made once."""
-        jaxpr = traced.jaxpr.jaxpr
-        if jaxpr not in self._functions:
-            self._functions[jaxpr] = self._decide(traced)
-        return self._functions[jaxpr]
+        known = self._functions.setdefault(traced.jaxpr.jaxpr, {})
+        if lying not in known:
+            known[lying] = self._decide(traced, lying)
+        return known[lying]
 
-    def _decide(self, traced: Any) -> _Bound | None:
+    def _decide(self, traced: Any, lying: Lying | None) -> _Bound | None:
         known: dict[str, Any] = {
             **subject(self.reference(), traced.jaxpr.jaxpr),
             "arguments": ", ".join(aval.str_short() for aval in traced.jaxpr.in_avals),
@@ -184,7 +203,7 @@ class Planning:
         start = time.perf_counter()
         try:
             with jax.explain_cache_misses(False):
-                function, captured = _hoisted(self.reference(), traced)
+                function, captured = _hoisted(self.reference(), traced, lying)
                 entry = _plan(function, known)
         except Exception as error:
             known["planning_s"] = time.perf_counter() - start
@@ -230,7 +249,7 @@ class _Bound:
     entry: Entry
 
 
-def _hoisted(fun: Any, traced: Any) -> tuple[Function, list[Any]]:
+def _hoisted(fun: Any, traced: Any, lying: Lying | None) -> tuple[Function, list[Any]]:
     """The function with a plan to which ``fun`` was traced, and the arrays that it takes before its arguments."""
     jaxpr, captured = hoist_constants(traced.jaxpr)
     count = len(traced.jaxpr.in_avals)
@@ -241,13 +260,24 @@ def _hoisted(fun: Any, traced: Any) -> tuple[Function, list[Any]]:
     ]
     donated = [len(captured) + k for k in traced.donate_argnums]
     name = getattr(fun, "__name__", "")
-    return Function(name if name.isidentifier() else "program", jaxpr, options_for(jaxpr), names, donated=donated), captured
+    options = options_for(jaxpr, None if lying is None else lying.mesh)
+    placed = None if lying is None else placement(lying, jaxpr, names, captured, _left_by_jit(traced, lying, len(jaxpr.out_avals)))
+    return Function(name if name.isidentifier() else "program", jaxpr, options, names, donated=donated, placement=placed), captured
 
 
-def options_for(jaxpr: ClosedJaxpr) -> Options:
+def _left_by_jit(traced: Any, lying: Lying, count: int) -> list[PartitionSpec | None]:
+    """The specs in which ``jax.jit`` leaves so many results, as compiled: a script may read them, and passes them to its next call."""
+    left = jax.tree.leaves(traced.lower().compile().output_shardings)
+    if len(left) != count:
+        return [None] * count
+    shape = tuple(lying.mesh.shape.items())
+    return [s.spec if isinstance(s, NamedSharding) and tuple(s.mesh.shape.items()) == shape else None for s in left]
+
+
+def options_for(jaxpr: ClosedJaxpr, mesh: AnyMesh | None = None) -> Options:
     """The options under which a function of the script is planned: for all of them, those of the environment."""
     device = resolve_device(Options())
-    return Options(memory_limit=resolve_limit(Options(), backend_for(device).capacity_bytes), device=device)
+    return Options(memory_limit=resolve_limit(Options(), backend_for(device).capacity_bytes, mesh), device=device)
 
 
 def _why_not(traced: Any) -> str:

@@ -16,10 +16,13 @@ import jax
 from jax import jit as real_jit
 from jax._src.core import trace_state_clean  # as in compiled.py
 from jax._src.traceback_util import api_boundary
+from jax.sharding import AxisType, NamedSharding
 
+from eqsat_mem.api.meshes import explicit_mesh, given_to_jit
 from eqsat_mem.api.planning import ScriptRun
 from eqsat_mem.api.run_report import Entry, Ledger
 from eqsat_mem.api.subjects import identity
+from eqsat_mem.errors import OptionError
 
 
 def install(ledger: Ledger, strict: bool) -> None:
@@ -54,7 +57,7 @@ class Jitted:
         self._planning = run.planning(fun, options)
         self._kept = None if self._planning is None else self._planning.reference()
         self._script_run = run
-        self._placed = _placement(options)
+        self._placed = _placed_elsewhere(options)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # so that isinstance says what it says of the real one
@@ -105,8 +108,9 @@ class Jitted:
         config: Any = jax.config
         planning = None if config.jax_disable_jit else self._planning
         reason = "" if planning is None else self._why_alone(args, kwargs)
-        if planning is not None and reason is None and planning.planned(self._original, args, kwargs):
-            return getattr(planning.jitted, method)(*args, **kwargs)
+        function = planning.function_for(self._original, args, kwargs) if planning is not None and reason is None else None
+        if function is not None:
+            return getattr(function, method)(*args, **kwargs)
         if reason:
             self._script_run.ledger.add(Entry(**identity(self.__wrapped__), outcome="left alone", reason=reason))
         with self._script_run.tracing():
@@ -118,28 +122,35 @@ class Jitted:
             if self._script_run.is_tracing():
                 return ""
             return "part of a grad, vmap, scan, eval_shape or the like outside of jax.jit: to plan that, put jax.jit around it"
-        if self._placed:
-            return f"made with {self._placed}: plans are for one device"
-        return "its arguments are spread over several devices" if _spread(args, kwargs) else None
+        return self._placed or _lying_elsewhere(args, kwargs) or None
 
 
-def _placement(options: dict[str, Any]) -> str:
-    """The first option that places a function on devices."""
+def _placed_elsewhere(options: dict[str, Any]) -> str:
+    """The reason for which a function made with these options is not planned; empty if there is none."""
     for name in ("device", "backend"):
         if options.get(name) is not None:
-            return name
-    for name in ("in_shardings", "out_shardings"):
-        leaves = jax.tree.leaves(options.get(name))
-        if any(type(leaf).__name__ != "UnspecifiedValue" for leaf in leaves):
-            return name
+            return f"made with {name}: plans are for the default device"
+    try:
+        given_to_jit(options)
+    except OptionError as error:
+        return f"made with shardings that plans do not know: {error}"
     return ""
 
 
-def _spread(args: Any, kwargs: Any) -> bool:
-    """Whether an array among the arguments lies on more than one device."""
+def _lying_elsewhere(args: Any, kwargs: Any) -> str:
+    """The reason for which a function is not planned for arrays that lie as these do; empty if there is none."""
+    explicit = "its arguments lie on a mesh whose axes are of type Explicit: plans under run are for those of type Auto"
+    if explicit_mesh(()) is not None:
+        return explicit
     if not _several_devices():
-        return False
-    return any(isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1 for leaf in jax.tree.leaves((args, kwargs)))
+        return ""
+    for leaf in jax.tree.leaves((args, kwargs)):
+        if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
+            if not isinstance(leaf.sharding, NamedSharding):
+                return f"its arguments lie on several devices as {type(leaf.sharding).__name__} says, not NamedSharding"
+            if AxisType.Explicit in leaf.sharding.mesh.axis_types:
+                return explicit
+    return ""
 
 
 @functools.cache

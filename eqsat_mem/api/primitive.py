@@ -24,6 +24,7 @@ from jax.interpreters import partial_eval as pe
 
 from eqsat_mem.api.function import Dims, Function, Mask, batched, cotangent, differentiable, pick, pruned, spread, tangent, transposed
 from eqsat_mem.api.varying import plain_aval, varying_as
+from eqsat_mem.backends.xla import laid
 from eqsat_mem.frontend.effects import is_axis_name
 
 Batched = tuple[list[Any], list[int | None]]
@@ -43,6 +44,14 @@ def bind(function: Function, *args: Any) -> list[Any]:
     """
     out: list[Any] = planned_p.bind(*args, function=function, jaxpr=function.jaxpr)
     return out
+
+
+def bind_placed(function: Function, arguments: Sequence[Any]) -> list[Any]:
+    """Bind the primitive of a planned function; on a mesh that is here, JAX is told where its arguments and results lie."""
+    placed = function.placement
+    if placed is None or placed.mesh is None or placed.around:
+        return bind(function, *arguments)
+    return laid(bind(function, *laid(arguments, placed, placed.arguments)), placed, placed.results)
 
 
 def bind_linear(linear: Linear, *args: Any) -> list[Any]:

@@ -275,12 +275,19 @@ def test_programs_that_fit_run_as_written(jit, ledger, monkeypatch, x):
 
 
 @pytest.mark.parametrize("name", ["in_shardings", "out_shardings"])
-def test_functions_with_shardings_are_left_alone(name, jit, ledger, x):
+def test_a_mesh_of_one_device_is_that_device(name, jit, ledger, x):
     sharding = jax.sharding.NamedSharding(jax.make_mesh((1,), ("rows",)), jax.sharding.PartitionSpec("rows"))
-    out = jit(lambda x: nearest(x, x), **{name: sharding})(x)
-    assert out.shape == (ROWS, 3)
+    np.testing.assert_allclose(jit(lambda x: nearest(x, x), **{name: sharding})(x), nearest(x, x), rtol=1e-5)
     (entry,) = ledger.entries
-    assert (entry.outcome, entry.reason) == ("left alone", f"made with {name}: plans are for one device")
+    assert entry.outcome == "planned"
+
+
+def test_functions_with_other_shardings_are_left_alone(jit, ledger, x):
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    jit(lambda x: nearest(x, x), in_shardings=sharding)(x)
+    (entry,) = ledger.entries
+    assert entry.outcome == "left alone"
+    assert entry.reason.startswith("made with shardings that plans do not know: in_shardings must hold jax.sharding.PartitionSpec or Named")
 
 
 def test_symbolic_shapes_are_left_alone(jit, ledger, x):

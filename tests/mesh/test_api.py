@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -158,17 +159,74 @@ def test_inside_a_jit(mesh, args, want):
     np.testing.assert_allclose(jax.jit(lambda *a: 2 * f(*a))(*args), 2 * want, rtol=1e-4, atol=1e-4)
 
 
-def test_shardings_in_types(args, want):
-    explicit = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
-    placed = [jax.device_put(a, NamedSharding(explicit, S)) for a in args]
-    f = optimize(kernel_product, memory_limit="2MiB")
-    np.testing.assert_allclose(f(*placed), want, rtol=1e-4, atol=1e-4)
-    assert f.plan(*placed).spread
+@pytest.fixture(scope="module")
+def explicit():
+    return jax.make_mesh((8,), ("x",), axis_types=(AxisType.Explicit,))
+
+
+@pytest.fixture(params=["in its context", "without"])
+def around(request, explicit):
+    with jax.set_mesh(explicit) if request.param == "in its context" else nullcontext():
+        yield
+
+
+def on(mesh, args, *specs):
+    return [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(args, specs, strict=True)]
+
+
+def test_shardings_in_types(explicit, around, args, want):
+    x, y, v = on(explicit, args, S, R, R)
+    f = optimize(kernel_product, memory_limit="192KiB")
+    plain = jax.jit(kernel_product)(x, y, v)
+    assert f.plan(x, y, v).spread
+    assert (f(x, y, v).sharding, jax.typeof(f(x, y, v))) == (plain.sharding, jax.typeof(plain))
+    np.testing.assert_allclose(f(x, y, v), want, rtol=1e-4, atol=1e-4)
+    inside = jax.jit(lambda *a: 2 * f(*a) + a[0][:, :1])
+    np.testing.assert_allclose(inside(x, y, v), 2 * want + args[0][:, :1], rtol=1e-4, atol=1e-4)
+    assert inside(x, y, v).sharding == plain.sharding
+
+
+def test_gradients_where_shardings_are_in_types(explicit, args):
+    few = on(explicit, [a[:512] for a in args], S, R, R)
+    f = optimize(kernel_product, memory_limit="128KiB")
     with jax.set_mesh(explicit):
-        np.testing.assert_allclose(f(*placed), want, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(jax.jit(lambda *a: 2 * f(*a))(*placed), 2 * want, rtol=1e-4, atol=1e-4)
-        with pytest.raises(NotImplementedError, match="axes are of type Auto"):
-            optimize(kernel_product, memory_limit="2MiB", in_shardings=S)(*args)
+        for got, like in zip(*(jax.grad(lambda *a, g=g: g(*a).sum(), (0, 2))(*few) for g in (f, kernel_product)), strict=True):
+            np.testing.assert_allclose(got, like, rtol=1e-3, atol=1e-3)
+            assert got.sharding == like.sharding
+
+
+def test_axes_of_both_types(args, want):
+    mixed = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit, AxisType.Auto))
+    placed = on(mixed, args, P("data"), R, P("model"))
+    f = optimize(kernel_product, memory_limit="192KiB")
+    np.testing.assert_allclose(f(*placed), want, rtol=1e-4, atol=1e-4)
+    assert f(*placed).sharding.spec[0] == "data"
+
+
+def test_what_needs_shardings_in_types_is_told(explicit, args):
+    def products(x):
+        return jnp.einsum("ni,mi->nm", x, x, out_sharding=S)
+
+    (x,) = on(explicit, args[:1], S)
+    with jax.set_mesh(explicit):
+        with pytest.raises(NotImplementedError, match=r"leave jax.sharding.reshard and out_sharding= to functions around it"):
+            optimize(products, memory_limit="1MiB")(x)
+        with pytest.raises(Exception, match="illegally sharded"):
+            optimize(lambda x: x @ x.T, memory_limit="1MiB")(x)
+        for given in ({"in_shardings": S}, {"mesh": explicit}):
+            with pytest.raises(NotImplementedError, match="types say how the arguments and results of an optimised function lie"):
+                optimize(kernel_product, memory_limit="2MiB", **given)(*args)
+        with pytest.raises(MemoryLimitError):
+            optimize(kernel_product, memory_limit="9KiB")(*on(explicit, args, S, R, R))
+
+
+def test_a_mesh_of_one_device_with_shardings_in_types(args):
+    one = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(one):
+        few = on(one, [a[:512] for a in args], S, R, R)
+        f = optimize(kernel_product, memory_limit="256KiB")
+        got, like = (jax.grad(lambda x, g=g: g(x, *few[1:]).sum())(few[0]) for g in (f, kernel_product))
+        np.testing.assert_allclose(got, like, rtol=1e-3, atol=1e-3)
 
 
 def test_inside_shard_map_there_is_no_mesh(mesh, args):

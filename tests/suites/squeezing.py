@@ -53,12 +53,12 @@ def squeeze():
 
     plain = planning.options_for
 
-    def options_for(jaxpr):
+    def options_for(jaxpr, mesh=None):
         kept = aval_bytes(jaxpr.in_avals) + aval_bytes(jaxpr.out_avals)
         made = total_bytes(jaxpr) - aval_bytes(jaxpr.in_avals)
         low, high = SHARES
         share = low + (high - low) * drawn(f"{len(jaxpr.jaxpr.eqns)} {jaxpr.in_avals}")
-        return replace(plain(jaxpr), memory_limit=max(int(kept + share * made), 1))
+        return replace(plain(jaxpr, mesh), memory_limit=max(int(kept + share * made), 1))
 
     planning.options_for = options_for
     planning.SMALL_BYTES = 0
