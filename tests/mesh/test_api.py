@@ -209,8 +209,9 @@ def test_what_needs_shardings_in_types_is_told(explicit, args):
 
     (x,) = on(explicit, args[:1], S)
     with jax.set_mesh(explicit):
-        with pytest.raises(NotImplementedError, match=r"leave jax.sharding.reshard and out_sharding= to functions around it"):
-            optimize(products, memory_limit="1MiB")(x)
+        for needy in (products, lambda y: jnp.exp(x - y[:1])):
+            with pytest.raises(NotImplementedError, match=r"pass the arrays that it closes over as arguments, and leave out_sharding="):
+                optimize(needy, memory_limit="1MiB")(x)
         with pytest.raises(Exception, match="illegally sharded"):
             optimize(lambda x: x @ x.T, memory_limit="1MiB")(x)
         for given in ({"in_shardings": S}, {"mesh": explicit}):
