@@ -102,8 +102,8 @@ EXPLICIT = (
     "in_shardings= and out_shardings=, or make the mesh with jax.make_mesh(..., axis_types=(AxisType.Auto,) * n)."
 )
 IN_TYPES = (
-    "an optimised function is planned without shardings in types, and this one needs them: pass the arrays that it closes over as arguments, "
-    "and leave out_sharding= to functions around it, or make the mesh with jax.make_mesh(..., axis_types=(AxisType.Auto,) * n)."
+    "an optimised function is planned without shardings in types, and this one needs them: pass the arrays that it closes over as "
+    "arguments, and leave out_sharding= to functions around it, or make the mesh with jax.make_mesh(..., axis_types=(AxisType.Auto,) * n)."
 )
 
 
