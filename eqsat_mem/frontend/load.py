@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, primitives
 
 from eqsat_mem.frontend.axis_inference import Inference, Translation
 from eqsat_mem.frontend.axis_unification import Variables, index_names, index_order
+from eqsat_mem.frontend.diagonal_masks import with_own_masks
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.frontend.inline import flatten
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
@@ -63,6 +64,7 @@ def load_with_variables(
 ) -> tuple[Program, dict[Any, int]]:
     """:func:`load`, and the term of each variable of the jaxpr whose value the program has."""
     flat = flatten(closed, preferences, passes)
+    with_own_masks(flat)
     builder = _Builder(flat, Inference(flat).run(), arg_names)
     program = builder.build()
     terms = {variable: builder.term[v] for variable, v in flat.variables.items() if v >= 0}

@@ -1,0 +1,67 @@
+"""Masks of diagonals, one for each operation that reads them.
+
+``jnp.eye``, ``jnp.trace`` and ``jnp.diag`` compare positions along two axes, which gives one value for all matrices of a size, since equal
+equations are merged. Its two axes then have the same names in all places that read it, and matrices that have nothing to do with each other
+meet under them: a product that sums over one of the names can no longer be read along its diagonal. Such a mask, and what is computed of it
+and of numbers alone, costs nothing; so each place has its own, whose axes are named as that place has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
+from eqsat_mem.ir import ops
+
+
+def with_own_masks(flat: Flat) -> None:
+    """Give each operation a copy of its own of the mask of a diagonal, or of what is computed of one and of numbers alone."""
+    made: dict[int, Equation] = {}
+    masks: set[int] = set()
+    read: set[int] = set()
+    equations: list[Equation] = []
+    for eqn in flat.equations:
+        if _is_free(eqn) and all(v in made or v in flat.literals for v in eqn.ins):
+            made.update(dict.fromkeys(eqn.outs, eqn))
+            if _is_mask(flat, eqn) or not masks.isdisjoint(eqn.ins):
+                masks.update(eqn.outs)
+        else:
+            found = masks.intersection(eqn.ins)
+            own = _copies(flat, found & read, made, equations)
+            read.update(_needed(found, made))
+            eqn = replace(eqn, ins=tuple(own.get(v, v) for v in eqn.ins))
+        equations.append(eqn)
+    flat.equations = equations
+
+
+def _is_free(eqn: Equation) -> bool:
+    """Whether an operation makes positions, or is elementwise or a change of axes."""
+    return not eqn.effects and (eqn.prim.name in ("iota", "broadcast_in_dim", "transpose") or eqn.prim.name in ops.MAPS)
+
+
+def _is_mask(flat: Flat, eqn: Equation) -> bool:
+    """Whether positions along two axes of one extent are compared."""
+    shape = flat.shapes[eqn.outs[0]]
+    return eqn.prim.name == "eq" and len(shape) == 2 and shape[0] == shape[1]
+
+
+def _needed(values: Iterable[int], made: Mapping[int, Equation]) -> list[int]:
+    """Values and what they are computed of besides numbers, operands first."""
+    found: set[int] = set()
+    stack = list(values)
+    while stack:
+        v = stack.pop()
+        if v in made and v not in found:
+            found.add(v)
+            stack.extend(made[v].ins)
+    return sorted(found)
+
+
+def _copies(flat: Flat, values: Iterable[int], made: Mapping[int, Equation], equations: list[Equation]) -> dict[int, int]:
+    """Values computed once more, by new equations at the end of ``equations``, and those that they are computed of."""
+    copies: dict[int, int] = {}
+    for v in _needed(values, made):
+        copies[v] = flat.new(flat.shapes[v], flat.dtypes[v])
+        equations.append(replace(made[v], ins=tuple(copies.get(a, a) for a in made[v].ins), outs=(copies[v],)))
+    return copies

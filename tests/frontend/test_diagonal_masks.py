@@ -1,0 +1,83 @@
+"""Masks of diagonals, each place with its own: traces of products of centred matrices are read along their diagonals."""
+
+from __future__ import annotations
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqsat_mem
+from eqsat_mem.frontend.load import load
+from eqsat_mem.ir import Rename
+from eqsat_mem.testing import same_values
+from tests.oracles.evaluation import values
+
+N = 9
+
+
+def made(*shape, seed=0):
+    return np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
+
+
+def gram(x):
+    return jnp.exp(-0.5 * jnp.sum((x[:, None] - x[None]) ** 2, -1))
+
+
+def dependence(x, y):
+    """The Hilbert-Schmidt independence criterion."""
+    h = jnp.eye(x.shape[0]) - 1 / x.shape[0]
+    return jnp.trace(gram(x) @ h @ gram(y) @ h)
+
+
+def drawn(seed):
+    """A function of a product of matrices, some of them centring or diagonal, and of its diagonal."""
+    rng = random.Random(seed)
+    factors = [rng.choice(["k", "l", "h", "h", "e"]) for _ in range(rng.randint(2, 5))]
+    end = rng.choice([jnp.trace, jnp.diag, lambda m: jnp.sum(jnp.diag(m) ** 2) + jnp.sum(m)])
+
+    def function(x, y):
+        n = x.shape[0]
+        known = {"k": gram(x), "l": gram(y), "h": jnp.eye(n) - 1 / n, "e": 2.0 * jnp.eye(n) + 0.1 * gram(x)}
+        out = known[factors[0]]
+        for name in factors[1:]:
+            out = out @ (known[name].T if rng.random() < 0.3 else known[name])
+        return end(out)
+
+    return function
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("seed", range(12))
+def test_products_with_own_masks_mean_what_they_meant(seed):
+    args = [made(N, 3), made(N, 2, seed=1)]
+    function = drawn(seed)
+    program = load(jax.make_jaxpr(function)(*args), ["x", "y"])
+    expected = function(*args)
+    np.testing.assert_allclose(values(args, program)[0][0], expected, rtol=1e-4, atol=1e-4 * float(np.max(np.abs(expected))))
+
+
+def test_the_mask_of_a_trace_has_the_names_of_its_matrix():
+    program = load(jax.make_jaxpr(dependence)(made(N, 3), made(N, 2)), ["x", "y"])
+    assert not any(isinstance(program.terms[t], Rename) for t in program.reachable())
+
+
+def test_a_mask_that_is_returned_and_read_twice_is_one_result():
+    def function(x):
+        e = jnp.eye(N)
+        return e, x @ e, e @ x, e * x
+
+    x = made(N, N)
+    program = load(jax.make_jaxpr(function)(x), ["x"])
+    for mine, theirs in zip(values([x], program)[0], function(x), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.slow
+def test_a_trace_of_centred_matrices_holds_none_of_them():
+    args = [made(400, 3), made(400, 2, seed=1)]
+    fast = eqsat_mem.optimize(dependence, memory_limit=200 * 1024)  # a matrix has 625 KiB
+    assert fast.plan(*args).peak_bytes <= 200 * 1024
+    assert same_values(dependence, fast, args).same
