@@ -17,6 +17,7 @@ from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, attributed, saturate
 from eqsat_mem.events import Clock, Extracted, Searched, Stepped, tell
+from eqsat_mem.frontend.concatenations import with_parts
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Program, Take, itemsize
@@ -164,6 +165,10 @@ class Forms:
     def _further(self) -> Iterator[Program]:
         from eqsat_mem.transforms.scan_rewrite import forms
 
+        parted = with_parts(self.loaded, self.rules.passes) if self.placement is None else None
+        if parted is not None:
+            yield parted
+            yield from forms(original(parted, self.rules), self.rules)
         yield from forms(original(self.loaded, self.rules), self.rules)
         taken = with_takes(self.loaded) if self.rules.names("Take") else None
         if taken is not None:

@@ -107,7 +107,16 @@ ROLLS = Pass(
     "frontend/roll.py",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ROLLS, ORDER, SCANS)
+PARTS = Pass(
+    "sums-of-parts",
+    "sum_k f([a, b][k]) g[k] = sum_p f(a[p]) g[p] + sum_q f(b[q]) g[n + q]",
+    "reassociate",
+    "a sum over the parts of an axis, one after the other; elementwise operations do not mix positions",
+    "parts of a concatenation are never side by side; each is computed in chunks, or taken apart where it is a product",
+    "frontend/concatenations.py",
+)
+
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ROLLS, PARTS, ORDER, SCANS)
 """All passes, in the order in which a program meets them."""
 
 

@@ -68,12 +68,20 @@ def deep(ws, x):
     return jax.value_and_grad(loss)(ws)
 
 
+def tangents(x, w, v):
+    """A tangent kernel: the rows of a Jacobian are gradients with respect to both layers, side by side."""
+    h = jnp.tanh(x @ w)
+    rows = jnp.concatenate([(x[:, :, None] * ((1 - h**2) * v)[:, None]).reshape(x.shape[0], -1), h], 1)
+    return rows @ rows.T
+
+
 PROGRAMS = {
     "search-by-folds": (nearest, [f32(900, 8), f32(800, 8)], 120 * KIB),
     "draws-by-position": (dropped, [jax.random.key(0)], 100 * KIB),
     "diagonal-by-mask": (trace, [f32(700, 8)], 400 * KIB),
     "rows-by-mask": (labels, [f32(600, 4), f32(500, 4), np.arange(600, dtype=np.int32) % 500], 400 * KIB),
     "equal-blocks-as-loops": (deep, [f32(14, 32, 32), f32(500, 32)], 3 * 2**20),
+    "sums-of-parts": (tangents, [f32(100, 30), f32(30, 40), f32(40)], 300 * KIB),
     "order-of-products": (chain, [f32(2, 300), *[f32(300, 301)[:, :300] for _ in range(11)], f32(300, 1)], 2**30),
     "slices-in-scans": (steps, [f32(400, 300), f32(300)], 4 * 2**20),
 }

@@ -1,0 +1,98 @@
+"""Sums over concatenated axes, part by part: the same values, in programs of this kind drawn at random."""
+
+from __future__ import annotations
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqsat_mem
+from eqsat_mem.frontend.concatenations import MOST_PARTS, with_parts
+from eqsat_mem.frontend.load import load
+from eqsat_mem.ir import check
+from eqsat_mem.testing import same_values
+from tests.oracles.evaluation import values
+
+N = 5
+
+
+def made(*shape, seed=0):
+    return np.random.RandomState(seed).uniform(-1, 1, shape).astype(np.float32)
+
+
+def loaded(fun, *args):
+    return load(jax.make_jaxpr(fun)(*args), [f"x{k}" for k in range(len(args))])
+
+
+def drawn(seed):
+    """A function of matrices with N rows that sums over their columns, side by side, and its arguments."""
+    rng = random.Random(seed)
+    widths = [rng.choice([(1,), (2,), (3,), (2, 3)]) for _ in range(rng.randint(2, 4))]
+    parts = [made(N, *w, seed=k) for k, w in enumerate(widths)]
+    total = sum(int(np.prod(w)) for w in widths)
+    beside = made(N, total, seed=7), made(total, N, seed=8), made(total, seed=9)
+
+    def whole(parts, scale=1.0):
+        return jnp.concatenate([jnp.sin(scale * p).reshape(N, -1) for p in parts], 1)
+
+    def changed(a, beside, how):
+        return {0: a, 1: jnp.tanh(a), 2: a * beside[0], 3: a - beside[2], 4: jnp.maximum(a, beside[1].T), 5: a * whole(parts, 0.5)}[how]
+
+    ends = [
+        lambda a, beside: a @ a.T,
+        lambda a, beside: a @ beside[1],
+        lambda a, beside: jnp.einsum("ik,jk,k->ij", a, beside[0], beside[2]),
+        lambda a, beside: jnp.sum(a, 1),
+        lambda a, beside: jnp.max(a, 1),
+        lambda a, beside: jnp.sum(jnp.exp(a[:, None] - beside[0][None]), (1, 2)),
+        lambda a, beside: jnp.sum((a[:, None] - a[None]) ** 2, -1),
+        lambda a, beside: (jnp.sum(a, 0) @ beside[2], jnp.sum(a * a)),
+    ]
+    first, second, end = rng.randrange(6), rng.randrange(6), rng.choice(ends)
+    return lambda parts, beside: end(changed(changed(whole(parts), beside, first), beside, second), beside), (parts, beside)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("seed", range(16))
+def test_sums_of_parts_are_the_sums(seed):
+    fun, args = drawn(seed)
+    flat, tree = jax.tree.flatten(args)
+    program = loaded(lambda *flat: fun(*jax.tree.unflatten(tree, flat)), *flat)
+    parted = with_parts(program)
+    assert parted is not None
+    check(parted)
+    for mine, theirs in zip(values(flat, parted)[0], jax.tree.leaves(jax.jit(fun)(*args)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5 * float(np.max(np.abs(theirs))))
+
+
+def test_nothing_is_summed_by_parts_where_nothing_is_concatenated_or_summed():
+    x = made(N, 3)
+    assert with_parts(loaded(lambda x: jnp.sum(x, 1), x)) is None
+    assert with_parts(loaded(lambda x: jnp.concatenate([x, jnp.sin(x)], 1), x)) is None
+    assert with_parts(loaded(lambda x: jnp.sum(jnp.concatenate([x, jnp.sin(x)], 1), 0), x)) is None
+    many = [x * k for k in range(1, MOST_PARTS + 2)]
+    assert with_parts(loaded(lambda *xs: jnp.sum(jnp.concatenate(xs, 1), 1), *many)) is None
+
+
+@pytest.mark.slow
+def test_a_tangent_kernel_holds_no_jacobian():
+    """A network's Jacobian for each example, its parameters side by side: what is asked is its product with its transpose."""
+
+    def network(w, x):
+        return (jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]) @ w[2])[0]
+
+    def kernel(w, x):
+        rows = jax.vmap(jax.grad(network), (None, 0))(w, x)
+        rows = jnp.concatenate([a.reshape(a.shape[0], -1) for a in jax.tree.leaves(rows)], 1)
+        return rows @ rows.T
+
+    w, x = (made(8, 40), made(40, 40, seed=1), made(40, 1, seed=2)), made(100, 8)
+    limit = 400 * 1024  # the Jacobian has 760 KiB, the kernel 39 KiB
+    fast = eqsat_mem.optimize(kernel, memory_limit=limit)
+    plan = fast.plan(w, x)
+    assert plan.peak_bytes <= limit
+    assert "sums-of-parts" in plan.rules_fired
+    assert same_values(kernel, fast, [w, x]).same
