@@ -173,6 +173,30 @@ def test_squared_distances_lose_the_joint_tensor(name):
     assert any(isinstance(best.terms[t], Dot) for t in best.reachable())
 
 
+@pytest.mark.parametrize("order", ["ab", "ba"])
+@pytest.mark.parametrize("widths", ["x", "y"])
+def test_gaussians_with_widths_of_their_own_lose_the_joint_tensor(widths, order):
+    """The logarithm of a mixture's components: drawn points, and centres each of which has its own widths."""
+    rng = np.random.default_rng(0)
+    x, y = (
+        rng.standard_normal((40, 3)).astype(np.float32) + np.float32(1e3),
+        rng.standard_normal((50, 3)).astype(np.float32) + np.float32(1e3),
+    )
+    w = rng.uniform(0.5, 2.0, (x if widths == "x" else y).shape).astype(np.float32)
+
+    def logarithm(x, y, w):
+        w = w[:, None] if widths == "x" else w[None]
+        s = (x[:, None] - y[None]) if order == "ab" else (y[None] - x[:, None])
+        return -0.5 * jnp.sum(s**2 / w + jnp.log(w), -1)
+
+    program = program_of(logarithm, x, y, w)
+    best = extract(saturate(program, RULES, SMALL), elements, 0.0).program
+    assert largest(best) < largest(program), best
+    with jax.enable_x64(True):
+        exact = np.asarray(logarithm(*(a.astype(np.float64) for a in (x, y, w))))
+    np.testing.assert_allclose(values([x, y, w], best)[0][0], exact, atol=1e-5 * np.abs(exact).max())
+
+
 def expanded(x, y):
     """The program of the squared distance that the rule builds, evaluated."""
     program = program_of(sq, x, y)
