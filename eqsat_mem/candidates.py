@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,13 +23,14 @@ from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Program, Take, itemsize
 from eqsat_mem.ir.mesh import Devices, Placement, share_of
 from eqsat_mem.options import Options, format_bytes
+from eqsat_mem.ranking import better, order
 from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.search import Schedule, Search, fastest, straight
 from eqsat_mem.schedule.timing import Known
 from eqsat_mem.transforms.contraction_order import reordered
-from eqsat_mem.transforms.plan_bodies import BodyPlan, calls, floor_bytes, plan_bodies
+from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier, calls, floor_bytes, plan_bodies
 
 if TYPE_CHECKING:  # what few programs need is imported where they do: a first plan would take a tenth longer
     from eqsat_mem.mesh.bodies import Bodies, Specs
@@ -40,15 +41,10 @@ MEMORY_PRICES = (0.0, 1e-10, 1e-8)
 """Seconds per byte of contractions, blocks and renamed values, for each of which a program is extracted: from fastest to smallest."""
 ROWS_PRICE = 1e-6
 """A further price for programs with takes: no rows are taken of computed values where rules allow to compute the rows alone."""
-HARDLY = 0.02
-"""The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
 LONG = 500
 """Terms beyond which a program with equal blocks is searched as it was written only where its loops do not fit: that takes seconds."""
 GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
-ROUGHLY = 0.1
-"""The share of its time by which a program has to be faster than one that receives less from other devices: seconds of exchanges depend on
-what else goes on between devices, which no figure of a link tells."""
 
 
 class Planner(Protocol):
@@ -99,7 +95,9 @@ class Forms:
         self.made = [self.loaded]
         self.others: Iterator[Program] | None = None
         self.candidates: dict[int, _Candidates] = {}
-        self.bodies: dict[int, tuple[ClosedJaxpr, Program]] = {}
+        self.bodies: dict[Hashable, Forms] = {}
+        self.fingerprints = Fingerprints()
+        self.frontiers: defaultdict[Hashable, Frontier] = defaultdict(Frontier)
         self.planned: dict[Hashable, Program] = {}
 
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
@@ -150,7 +148,12 @@ class Forms:
         return replace(best, before=found[0].before if 0 in found else self.written(backend, limit))
 
     def written(self, backend: Backend, limit: int) -> Schedule:
-        """The program run as its author wrote it, bodies of its loops as written too."""
+        """The program run as its author wrote it, bodies of its loops as written too; on a mesh along what lies in shares."""
+        if self.placement is not None:
+            from eqsat_mem.mesh.choose import as_it_lies
+
+            loops = self._loops(self.placement, backend, limit, search=False)
+            return straight(as_it_lies(original(self.loaded, self.rules), self.placement, backend, loops), backend, emitted=False)
         program, _ = plan_bodies(self.loaded, limit, partial(self.planner.written, self.options, backend))
         return straight(original(program, self.rules), backend, emitted=False)
 
@@ -203,14 +206,11 @@ class Forms:
 
     def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of what one of several devices runs, in the first group of ways to spread the program that has one."""
-        from eqsat_mem.mesh.bodies import Bodies
-
-        known = self._candidates(form)
+        known, loops = self._candidates(form), self._loops(placement, backend, limit)
         knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
-        loops = Bodies(limit, partial(self._body, placement, backend), self._loaded_body, partial(_left, placement, backend))
         before, best = None, None
         with self.clock("schedule"):
-            for group in known.spread_on(placement, backend, loops):
+            for group in known.spread_on(placement, backend, loops, self.deadline):
                 searches = [Search(s.local, limit, backend, *knobs, known.of(s.local, backend), self.deadline) for s in group]
                 if before is None:
                     before = next(search for search, s in zip(searches, group, strict=True) if s.of is known.written).unmodified()
@@ -237,21 +237,38 @@ class Forms:
         end = ", which fits" if found and found[-1][1].fits(limit) else ""
         return f"On more devices the smallest peak is predicted to be: {', '.join(texts)}{end}." if texts else ""
 
-    def _body(self, placement: Placement, backend: Backend, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int) -> tuple[Schedule, int]:
+    def _loops(self, placement: Placement, backend: Backend, limit: int, search: bool = True) -> Bodies:
+        """The bodies of loops and branches on a mesh, searched for under a limit or as they are written."""
+        from eqsat_mem.mesh.bodies import Bodies
+
+        left = partial(_left, placement, backend)
+        return Bodies(limit, partial(self._body, placement, backend, search), lambda body: self._inside(body).loaded, left)
+
+    def _body(
+        self, placement: Placement, backend: Backend, search: bool, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int
+    ) -> tuple[Schedule, int]:
         """The body of a loop or branch as each device runs it, and what it holds besides its arguments."""
-        known = placement.of(ins, outs)
-        forms = Forms(self._loaded_body(body), self.rules, self.options, self.backend, self.planner, Clock(), known, self.deadline)
+        forms, placed = self._inside(body), placement.of(ins, outs)
         shapes = (share_of(aval.shape, spec, placement.devices) for aval, spec in zip(body.in_avals, ins, strict=True))
         given = sum(math.prod(shape) * itemsize(aval.dtype) for shape, aval in zip(shapes, body.in_avals, strict=True))
-        best = forms.fastest(backend, room + given).best
-        return best, max(best.peak_bytes - given, 0)
 
-    def _loaded_body(self, body: ClosedJaxpr) -> Program:
-        """A body as a program; the table keeps the body itself, so that no other takes its place in memory."""
-        if id(body) not in self.bodies:
+        def planner(limit: int) -> BodyPlan:
+            forms.placement, forms.deadline = placed, self.deadline.part(1 / 2)
+            best = forms.fastest(backend, limit).best if search else forms.written(backend, limit)
+            held = max(best.peak_bytes - given, 0)
+            return BodyPlan(best, held, held, best.peak_bytes, best.seconds, best.fits(limit))
+
+        plan = self.frontiers[id(forms), placed, backend, search].within(room + given, planner)
+        return plan.schedule, plan.held
+
+    def _inside(self, body: ClosedJaxpr) -> Forms:
+        """The forms of a body of a loop or branch, which equal bodies share, however their arguments lie."""
+        key = self.fingerprints.of(body)
+        if key not in self.bodies:
             names = [f"x{k}" for k in range(len(body.in_avals))]
-            self.bodies[id(body)] = body, load(body, names, self.backend.preferences, self.rules.passes)
-        return self.bodies[id(body)][1]
+            loaded = load(body, names, self.backend.preferences, self.rules.passes)
+            self.bodies[key] = replace(self, loaded=loaded, clock=Clock(), loops=None)
+        return self.bodies[key]
 
     def _candidates(self, program: Program) -> _Candidates:
         """The programs equal to one under the rules: kept for forms, and for those with plans of their bodies."""
@@ -283,17 +300,17 @@ class _Candidates:
     every: Sequence[Extraction]
     moved: dict[tuple[int, Backend], Moved] = field(default_factory=dict)
     known: dict[tuple[int, Backend], Known] = field(default_factory=dict)
-    groups: dict[tuple[Backend, int | None], tuple[list[list[Spread]], Iterator[list[Spread]]]] = field(default_factory=dict)
+    groups: dict[tuple[Placement, Backend, int | None], tuple[list[list[Spread]], Iterator[list[Spread]]]] = field(default_factory=dict)
 
-    def spread_on(self, placement: Placement, backend: Backend, loops: Bodies) -> Iterator[list[Spread]]:
+    def spread_on(self, placement: Placement, backend: Backend, loops: Bodies, deadline: Deadline) -> Iterator[list[Spread]]:
         """The programs of one device in groups, each made when it is asked for; kept for other limits where there are no bodies to plan."""
         program = self.written.program
-        key = backend, loops.limit if any(loops.are_large(call, program) for call in calls(program)) else None
+        key = placement, backend, loops.limit if any(loops.are_large(call, program) for call in calls(program)) else None
         if key not in self.groups:
             from eqsat_mem.mesh.choose import spread
 
             every = [self.written, *(ex for ex in self.every if ex is not self.written)]
-            self.groups[key] = [], spread(every, placement, backend, loops)
+            self.groups[key] = [], spread(every, placement, backend, loops, deadline)
         made, further = self.groups[key]
         yield from made
         for group in further:
@@ -364,29 +381,6 @@ def _best(searches: Sequence[Search], scheduler: Scheduler) -> tuple[Schedule, S
         if deadline.passed():
             break
         found = scheduler(search, best)
-        better = _better(best, found, search.limit)
-        best, of = better, (of if better is best else search)
+        found = better(best, found, search.limit)
+        best, of = found, (of if found is best else search)
     return best, of
-
-
-def _better(one: Schedule, other: Schedule, limit: int) -> Schedule:
-    """The first of two in their order, but where it takes hardly longer the one that receives less from other devices, or that is smaller.
-
-    A tighter limit lets searches go on: what comes of that, and is no faster to speak of, must not hold more than what a looser one gave.
-    """
-    first, second = sorted((one, other), key=partial(order, limit=limit))
-    if not second.fits(limit):
-        return first
-    if first.ex.program.shares is not None and second.seconds <= first.seconds * (1 + ROUGHLY):
-        from eqsat_mem.reports.outline import received_bytes
-
-        received, instead = received_bytes(first), received_bytes(second)
-        if received != instead:
-            return first if received < instead else second
-    is_close = second.seconds <= first.seconds * (1 + HARDLY)
-    return second if is_close and second.peak_bytes < first.peak_bytes * (1 - HARDLY) else first
-
-
-def order(s: Schedule, limit: int) -> tuple[bool, float]:
-    """The order of schedules: those that fit come first, the fastest before others; of those that do not, the smallest is first."""
-    return not s.fits(limit), s.seconds if s.fits(limit) else s.peak_bytes

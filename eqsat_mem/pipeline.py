@@ -18,7 +18,6 @@ from eqsat_mem.candidates import Forms, SearchResult, rules_of
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Ended, Loaded, listening, tell
-from eqsat_mem.frontend.fingerprint import fingerprint
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.frontend.roll import load_rolled
@@ -34,7 +33,7 @@ from eqsat_mem.reports.record import Record, Scheduler
 from eqsat_mem.request import Request, request_of
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.search import Schedule, fastest
-from eqsat_mem.transforms.plan_bodies import BodyPlan, Frontier
+from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier
 from eqsat_mem.verification import Chosen, choose
 
 if TYPE_CHECKING:  # few plans are tuned
@@ -128,7 +127,7 @@ def _forms(request: Request, bodies: BodyPlans, clock: Clock) -> Forms:
         rules = rules_of(request.options, request.backend)
         loaded = load(request.jaxpr, request.arg_names, request.backend.preferences, rules.passes)
         tell(Loaded(loaded))
-        loops = None if request.placement is not None else load_rolled(request.jaxpr, loaded, request.backend.preferences, rules.passes)
+        loops = load_rolled(request.jaxpr, loaded, request.backend.preferences, rules.passes)
     forms = Forms(loaded, rules, request.options, request.backend, bodies, clock, request.placement, request.deadline)
     if loops is not None:
         forms.loops = replace(forms, loaded=loops)
@@ -144,7 +143,7 @@ class BodyPlans:
 
     forms: dict[Hashable, Forms] = field(default_factory=dict)
     frontiers: defaultdict[Hashable, Frontier] = field(default_factory=partial(defaultdict, Frontier))
-    keys: dict[int, tuple[ClosedJaxpr, Hashable]] = field(default_factory=dict)
+    fingerprints: Fingerprints = field(default_factory=Fingerprints)
 
     def plan(self, options: Options, backend: Backend, deadline: Deadline, body: ClosedJaxpr, limit: int) -> BodyPlan:
         """The plan of a body for a backend, made until a deadline, under a limit in bytes."""
@@ -182,9 +181,7 @@ class BodyPlans:
         return self.forms[key]
 
     def _key(self, options: Options, backend: Backend, body: ClosedJaxpr) -> Hashable:
-        if id(body) not in self.keys:
-            self.keys[id(body)] = body, fingerprint(body)
-        return self.keys[id(body)][1], replace(options, memory_limit=None), backend
+        return self.fingerprints.of(body), replace(options, memory_limit=None), backend
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.encode import pointwise
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Input, Program, folded
@@ -32,7 +33,9 @@ class Spread:
     seconds: float
 
 
-def spread(every: Sequence[Extraction], placement: Placement, backend: Backend, loops: Bodies | None = None) -> Iterator[list[Spread]]:
+def spread(
+    every: Sequence[Extraction], placement: Placement, backend: Backend, loops: Bodies | None = None, deadline: Deadline = NEVER
+) -> Iterator[list[Spread]]:
     """Programs of one device in groups, the fastest first: those along what lies in shares, then along further mesh axes too.
 
     The first of ``every`` is the program as written; of its programs the fastest is in the first group.
@@ -42,7 +45,7 @@ def spread(every: Sequence[Extraction], placement: Placement, backend: Backend, 
     seen: set[str] = set()
     for idle in (False, True) if given else (True,):
         found = []
-        for s in _ways(every, placement, backend, loops, idle):
+        for s in _ways(every, placement, backend, loops, idle, deadline):
             text = str(s.local.program)
             if text not in seen:
                 seen.add(text)
@@ -51,10 +54,15 @@ def spread(every: Sequence[Extraction], placement: Placement, backend: Backend, 
         groups = [found[k : k + SEARCHED] for k in range(0, len(found), SEARCHED)]
         if groups and not any(s.of is every[0] for s in groups[0]) and len(seen) == len(found):
             groups[0].append(next(s for s in found if s.of is every[0]))
-        yield from groups
+        for group in groups:
+            for s in group:
+                check(s.local.program)
+            yield group
 
 
-def _ways(every: Sequence[Extraction], placement: Placement, backend: Backend, loops: Bodies | None, idle: bool) -> Iterator[Spread]:
+def _ways(
+    every: Sequence[Extraction], placement: Placement, backend: Backend, loops: Bodies | None, idle: bool, deadline: Deadline
+) -> Iterator[Spread]:
     large = len(every[0].program.terms) > LARGE
     kept: list[Spreading] = []
     for ex in every:
@@ -62,12 +70,19 @@ def _ways(every: Sequence[Extraction], placement: Placement, backend: Backend, l
         for way, divided in spreadings(ex, placement, idle, loops):
             if large and kept and way not in kept:
                 continue
+            if (tried or kept) and deadline.passed():
+                break
             local = localise(ex, placement, divided, way, backend, loops)
-            check(local.program)
             tried.append(Spread(local, ex, way, straight(local, backend).seconds))
         if not kept:
             kept = [s.spreading for s in sorted(tried, key=lambda s: s.seconds)[:2]]
         yield from tried
+
+
+def as_it_lies(ex: Extraction, placement: Placement, backend: Backend, loops: Bodies | None = None) -> Extraction:
+    """The program of one device that computes along what lies in shares."""
+    way, divided = next(spreadings(ex, placement, idle=False, loops=loops))
+    return localise(ex, placement, divided, way, backend, loops)
 
 
 def left_as(program: Program, placement: Placement, backend: Backend) -> tuple[tuple[Spec, ...], frozenset[int]]:
@@ -81,8 +96,7 @@ def left_as(program: Program, placement: Placement, backend: Backend) -> tuple[t
     splits = {t: pointwise(program, t) for t in range(len(terms))}
     accumulates = {t: folded(term) for t, term in enumerate(terms) if isinstance(term, Dot | Fold)}
     ex = Extraction(program, splits, accumulates)
-    way, divided = next(spreadings(ex, placement, idle=False))
-    local = localise(ex, placement, divided, way, backend).program
+    local = as_it_lies(ex, placement, backend).program
     assert local.shares is not None
     gathers = (term for term in local.terms if isinstance(term, Block) and term.call.prim.name == "gather_shares")
     read = (local.terms[term.args[0]] for term in gathers)

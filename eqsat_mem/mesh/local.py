@@ -153,6 +153,13 @@ class Local:
                 return tuple(to.get(i, i) for i in self.layout(term.arg))
         return tuple(bits(program.free[t]))
 
+    def renamed(self, t: int, term: Rename, free: int, shares: int, source: Source | None = None) -> int:
+        """A value with the indices ``free``, of which it has shares, under the names of a term that reads it."""
+        to = dict(term.pairs)
+        after = mask_of(to.get(i, i) for i in bits(free & shares))
+        forms = ((self.form(i, shares), self.form(to.get(i, i), after)) for i in bits(free))
+        return self.program.add(Rename(term.dtype, tuple(pair for both in forms for pair in zip(*both, strict=True)), t), source)
+
     def reshaped(self, t: int, have: Axes, wanted: Axes, source: Source | None = None) -> int:
         """An array under other indices, whose extents multiply to the same along each axis."""
         key = "reshape", t, have, wanted

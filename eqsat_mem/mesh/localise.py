@@ -37,7 +37,7 @@ from eqsat_mem.ir.ops import picks, searched
 from eqsat_mem.mesh.again import is_made_again, once_more
 from eqsat_mem.mesh.bodies import Bodies, Flow, flow_of
 from eqsat_mem.mesh.local import PLACES, Local
-from eqsat_mem.mesh.parts import Part, combined, folded_whole, part_of, widened
+from eqsat_mem.mesh.parts import Part, combined, folded_whole, met, part_of, widened
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.split import selection_of
 
@@ -56,8 +56,9 @@ def localise(
         loops: the planner of bodies of loops and branches; without it they run whole on every device.
     """
     first = Localiser(ex, placement, divided, spreading, backend, loops=loops)
-    first.run()
-    placed = replace(placement, arguments=first.placed())
+    found, placed = first.run(), replace(placement, arguments=first.placed())
+    if not first.gathered and placed.arguments == first.local.specs:
+        return found
     return Localiser(ex, placed, divided, spreading, backend, frozenset(first.gathered), loops).run()
 
 
@@ -89,6 +90,7 @@ class Localiser:
         self.joint_calls: dict[object, Call] = {}
         self.arrays: dict[int, int] = {}
         self._wishes: dict[int, set[Spec]] = {}
+        self.met: dict[tuple[int, int], int] = {}
         self.bodies, self.flows = loops, dict[tuple[int, tuple[int, ...]], Flow | None]()
 
     def placed(self) -> tuple[Spec, ...]:
@@ -184,9 +186,7 @@ class Localiser:
     def able(self, t: int) -> int:
         """The indices along which a term may be sliced, and those that it may fold piece by piece."""
         term, free = self.old.terms[t], self.old.free
-        read = 0
-        for c in children(term):
-            read |= free[c]
+        read = mask_of(i for c in children(term) for i in bits(free[c]))
         able = (self.ex.splits.get(t, 0) & free[t]) | (self.ex.accumulates.get(t, 0) & folded(term) & read & ~free[t])
         if isinstance(term, Block):
             for axes in term.call.out_axes:
@@ -271,8 +271,7 @@ class Localiser:
             have, wanted = (tuple(local.form(i, form) for i in some) for some, form in ((names, before), (names.values(), after)))
             u = local.reshaped(u, have, wanted, self.old.source.get(t))
         else:
-            pairs = [pair for i, j in names.items() for pair in zip(local.form(i, before), local.form(j, after), strict=True)]
-            u = local.program.add(Rename(term.dtype, tuple(pairs), u), self.old.source.get(t))
+            u = local.renamed(u, term, self.old.free[term.arg], before, self.old.source.get(t))
         return self.converted(u, t, after, shares)
 
     # arguments
@@ -318,7 +317,7 @@ class Localiser:
 
     def joint(self, t: int, computed: int) -> int:
         """A term computed in shares of some indices, the parts of what it folds combined."""
-        if not computed & folded(self.old.terms[t]):
+        if not met(self, t, computed):
             return self.built(t, computed)
         part = self.part(t, computed)
         return part.finished(self, combined(self, t, part), computed & self.old.free[t])

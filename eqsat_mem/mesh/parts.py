@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from eqsat_mem.egraph.online_folds import Rescaled
-from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, bits, children, folded, mask_of
+from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Rename, Term, bits, children, folded, mask_of
 from eqsat_mem.ir.mesh import Names
 from eqsat_mem.ir.ops import MONOIDS, block_op, picks
 from eqsat_mem.mesh.local import Local
@@ -50,14 +50,59 @@ class Part:
         return local.map("select_n", empty, total, local.number(np.nan, dtype), dtype=dtype)
 
 
+LINEAR = frozenset({"add", "sub", "neg"})
+"""Elementwise operations of which the parts of a result are those of their operands' parts."""
+
+
+def met(at: Localiser, t: int, computed: int) -> int:
+    """The indices that a term folds in shares; of a sum of such folds that nobody else reads those that they fold: it is one exchange."""
+    key, term = (t, computed), at.old.terms[t]
+    if key not in at.met:
+        at.met[key] = computed & folded(term)
+        if isinstance(term, Map) and term.op in LINEAR and t not in at.ex.exact:
+            found = [_waiting(at, c, computed) for c in term.args]
+            if all(found) and len({frozenset(name for i in bits(own) for name in at.divided[i]) for own in found}) == 1:
+                at.met[key] = found[0]
+    return at.met[key]
+
+
+def _waiting(at: Localiser, c: int, computed: int) -> int:
+    """The indices that an operand of a sum folds in shares, if its parts may be added to others before they are combined."""
+    old, t, to = at.old, at.old.source_of(c), _names(at.old.terms[c])
+    term, own = old.terms[t], at.computed(t)
+    adds = isinstance(term, Dot | Map) or (isinstance(term, Fold) and term.monoid == "add")
+    if not adds or t in at.ex.rescales or t in at.ex.exact or not {t, c}.isdisjoint(old.roots()):
+        return 0
+    if sum(not isinstance(old.terms[u], Rename) for u in old.readers(t)) > 1:
+        return 0
+    lying = mask_of(to.get(i, i) for i in bits(own & old.free[t]))
+    alike = all(at.divided.get(i) == at.divided.get(j) for i, j in to.items())
+    return met(at, t, own) if alike and lying == computed & old.free[c] else 0
+
+
+def _names(term: Term) -> dict[int, int]:
+    """The names under which a term reads the indices of its operand, where it does nothing else."""
+    return dict(term.pairs) if isinstance(term, Rename) else {}
+
+
+def _summand(at: Localiser, c: int) -> int:
+    """The part that a device adds of an operand of a sum."""
+    t, term = at.old.source_of(c), at.old.terms[c]
+    part = at.part(t, at.computed(t)).summand
+    return at.local.renamed(part, term, at.old.free[t], at.computed(t)) if isinstance(term, Rename) else part
+
+
 def part_of(at: Localiser, t: int, computed: int) -> Part:
-    """The part of a fold computed in shares that a device adds."""
-    met = computed & folded(at.old.terms[t])
-    streamed = _streamed(at, t, computed, met)
+    """The part that a device adds of a fold computed in shares, or of a sum of such folds."""
+    met_here, term = met(at, t, computed), at.old.terms[t]
+    if isinstance(term, Map):
+        own = at.built(t, computed, [_summand(at, c) for c in term.args])
+        return Part(own, own, met_here)
+    streamed = _streamed(at, t, computed, met_here)
     if streamed is not None:
         return streamed
     own = at.built(t, computed)
-    return Part(own, own, met)
+    return Part(own, own, met_here)
 
 
 def combined(at: Localiser, t: int, part: Part) -> int:

@@ -7,13 +7,14 @@ what was found, and answers most questions with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 
+from eqsat_mem.frontend.fingerprint import fingerprint
 from eqsat_mem.ir import Block, Call, Program, argument_bytes, is_leaf
 from eqsat_mem.ir.jaxprs import aval_bytes, largest_value
 from eqsat_mem.transforms.control_flow import Scan, repeats
@@ -49,6 +50,21 @@ HARDLY = 0.05
 """The share of its time by which a plan with more room has to be faster for it to be looked for."""
 SMALL_BYTES = 2**20
 """Bodies are not planned if all of their values are smaller than this and than a sixteenth of the limit."""
+
+
+@dataclass(eq=False)
+class Fingerprints:
+    """The fingerprints of bodies, each found once; equal bodies have equal ones.
+
+    The table keeps the bodies, so that no other takes the place of one in memory.
+    """
+
+    known: dict[int, tuple[ClosedJaxpr, Hashable]] = field(default_factory=dict)
+
+    def of(self, body: ClosedJaxpr) -> Hashable:
+        if id(body) not in self.known:
+            self.known[id(body)] = body, fingerprint(body)
+        return self.known[id(body)][1]
 
 
 @dataclass(eq=False)
