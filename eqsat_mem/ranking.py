@@ -1,4 +1,4 @@
-"""Which of two schedules is the better one."""
+"""The order of schedules: which of two is the better one."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal,
 from eqsat_mem.ir.ops.collectives import EXCHANGES, SENT_BY, received_bytes
 from eqsat_mem.ir.precision import of_rules
 from eqsat_mem.schedule.backend import Backend, extent_of
+from eqsat_mem.schedule.weights import trips
 
 
 def spread_weight(program: Program, members: Iterable[int], backend: Backend) -> float:
@@ -50,6 +51,8 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
             outs = [_shape(extents, axes) for axes in call.out_axes]
             if isinstance(term, Block) and call.prim.name in EXCHANGES:
                 return exchange_s(program, t, extents, backend)
+            if program.shares is not None and call.bodies and all(body is not None for body in call.bodies):
+                return trips(call) * sum(body.seconds for body in call.bodies)  # the traced body is that of all devices
             weight = backend.weights.of_block(call, ins, outs)
             return weight * width * (1.0 if spread is None else spread) / device.elements
     return 0.0

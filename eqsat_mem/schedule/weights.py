@@ -75,8 +75,7 @@ class Weights:
         weight = self.blocks.get(call.prim.name)
         if weight is not None:
             return weight(ins, outs, call.params)
-        trips = call.params.get("length", UNKNOWN_TRIPS if call.prim.name == "while" else 1)
-        return elements(ins, outs, call.params) + trips * sum(map(jaxpr_weight, inner_jaxprs(call.params)))
+        return elements(ins, outs, call.params) + trips(call) * sum(map(jaxpr_weight, inner_jaxprs(call.params)))
 
     def workspace(self, call: Call, ins: Shapes, outs: Shapes) -> float:
         """Elements of the first operand that a call holds besides operands and results.
@@ -140,6 +139,11 @@ class Weights:
 def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
     """An addition for every element read or written."""
     return float(sum(map(math.prod, ins)) + sum(map(math.prod, outs)))
+
+
+def trips(call: Call) -> int:
+    """How often a loop is expected to run its body; once where there is no loop."""
+    return int(call.params.get("length", UNKNOWN_TRIPS if call.prim.name == "while" else 1))
 
 
 def jaxpr_weight(jaxpr: Any) -> float:
