@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from eqsat_mem.ir import Input, Rename, bits, children, folded, mask_of
+from eqsat_mem.mesh.rows import read
 from eqsat_mem.schedule.cost_model import arithmetic_s
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def again_s(at: Localiser, t: int, shares: int, most: float, depth: int) -> floa
         known = first is not None and any(s == first for s, _ in at.given)
         return 0.0 if known else gathering_s(at, t, shares)
     left = once_more(at, t, shares)
-    if left & folded(term) or t in at.ex.exact:
+    if left & (folded(term) | read(term)) or t in at.ex.exact:
         return most + 1.0
     extents = [index.extent // (at.local.devices.count(at.divided[i]) if left >> i & 1 else 1) for i, index in enumerate(at.old.indices)]
     seconds = arithmetic_s(at.old, t, extents, at.backend)

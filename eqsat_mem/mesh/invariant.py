@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from eqsat_mem.ir import Axes, Block, Input, Iota, Map, Program, Rename, axes_mask, children, folded
 from eqsat_mem.ir.mesh import Shares, Spec
+from eqsat_mem.mesh.rows import row_axis
 
 JOINING = frozenset({"all_reduce", "gather_shares", "sum_to_shares", "merge_top_k"})
 """Collectives after which nobody's part is missing along their mesh axes."""
@@ -58,7 +59,7 @@ def _check_operands(program: Program, shares: Shares, t: int, where: str) -> Non
         mixed = shares.dealt_out(program.free[c]) & ~shares.dealt_out(every)
         assert not mixed, f"a share meets the whole at {where}"
     if isinstance(term, Block):
-        bound = axes_mask(sum(term.call.in_axes, ())) & ~(term.call.pointwise | term.call.folds)
+        bound = axes_mask(sum(term.call.in_axes, ())) & ~(term.call.pointwise | term.call.folds | _own_rows(program, term))
         assert not shares.dealt_out(axes_mask(sum(term.call.in_axes, ()))) & bound, f"an operation binds an index in shares at {where}"
 
 
@@ -66,12 +67,22 @@ def _missing(program: Program, shares: Shares, t: int, parts: list[frozenset[str
     """The mesh axes along which a value is a part, which others have to be combined with."""
     term = program.terms[t]
     found = frozenset[str]().union(*(parts[c] for c in children(term)))
+    if isinstance(term, Block) and term.call.prim.name == "gather":
+        return found.union(shares.names(shares.dealt_out(program.free[term.args[0]]) & _own_rows(program, term)))
     if isinstance(term, Block) and term.call.prim.name in JOINING:
         return found.difference(term.call.params["names"])
     read = 0
     for c in children(term):
         read |= program.free[c]
     return found.union(shares.names(read & folded(term))) if shares.dealt_out(read) & folded(term) else found
+
+
+def _own_rows(program: Program, term: Block) -> int:
+    """The rows that a gather or scatter reads and writes at positions that the device counts from where its share begins."""
+    a = row_axis(term.call)
+    if a is None or not _counts_devices(program, term.args[1]):
+        return 0
+    return axes_mask((term.call.in_axes[0][a], term.call.out_axes[0][a] if term.call.prim.name != "gather" else ()))
 
 
 def _check_lying(axes: Axes, spec: Spec, shares: Shares, where: str) -> None:

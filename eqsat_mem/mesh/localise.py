@@ -38,6 +38,7 @@ from eqsat_mem.mesh.again import is_made_again, once_more
 from eqsat_mem.mesh.bodies import Bodies, Flow, flow_of
 from eqsat_mem.mesh.local import PLACES, Local
 from eqsat_mem.mesh.parts import Part, combined, folded_whole, met, part_of, widened
+from eqsat_mem.mesh.rows import local_args, local_call, with_rows, written
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.split import selection_of
 
@@ -180,7 +181,7 @@ class Localiser:
                 if able >> i & 1 and not taken.intersection(names):
                     taken.update(names)
                     shares |= 1 << i
-            self._ops[key] = shares
+            self._ops[key] = with_rows(self, t, shares)
         return self._ops[key]
 
     def able(self, t: int) -> int:
@@ -189,8 +190,8 @@ class Localiser:
         read = mask_of(i for c in children(term) for i in bits(free[c]))
         able = (self.ex.splits.get(t, 0) & free[t]) | (self.ex.accumulates.get(t, 0) & folded(term) & read & ~free[t])
         if isinstance(term, Block):
-            for axes in term.call.out_axes:
-                able &= axes_mask(axes) | folded(term)
+            able &= mask_of(i for i in bits(able) if all((axes_mask(axes) | folded(term)) >> i & 1 for axes in term.call.out_axes))
+            able |= written(self, term)
             if picks(term.call):
                 least = selection_of(term.call).least(term.call.params)
                 able &= ~mask_of(i for i in bits(able & folded(term)) if self.local.share_extent(i) < least)
@@ -369,12 +370,10 @@ class Localiser:
         """An operation on local operands, of which the indices ``computed`` are in shares."""
         local = self.local
         match term:
-            case Fold():
-                return replace(term, over=local.mask(term.over, computed), arg=args[0])
-            case Dot():
-                return replace(term, over=local.mask(term.over, computed), lhs=args[0], rhs=args[1])
+            case Fold() | Dot():
+                return with_children(replace(term, over=local.mask(term.over, computed)), args)
             case Block():
-                return replace(term, call=self.local_call(term.call, computed), args=args)
+                return replace(term, call=self.local_call(term.call, computed), args=local_args(self, term, computed, args))
         return with_children(term, args)
 
     def local_call(self, call: Call, computed: int) -> Call:
@@ -383,7 +382,8 @@ class Localiser:
             local = self.local
             ins, outs = (tuple(local.axes(axes, computed) for axes in side) for side in (call.in_axes, call.out_axes))
             folds = 0 if folded_whole(call, computed, self.divided) else local.mask(call.folds, computed)
-            self._calls[key] = replace(call, in_axes=ins, out_axes=outs, pointwise=local.mask(call.pointwise, computed), folds=folds)
+            new = replace(call, in_axes=ins, out_axes=outs, pointwise=local.mask(call.pointwise, computed), folds=folds)
+            self._calls[key] = local_call(call, computed, new)
         return self._calls[key]
 
     def rescaled(self, t: int, u: int, computed: int) -> Rescaled | None:

@@ -18,6 +18,7 @@ from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Rename, Term, bit
 from eqsat_mem.ir.mesh import Names
 from eqsat_mem.ir.ops import MONOIDS, block_op, picks
 from eqsat_mem.mesh.local import Local
+from eqsat_mem.mesh.rows import all_rows, own_rows, read
 
 if TYPE_CHECKING:
     from eqsat_mem.mesh.localise import Localiser
@@ -58,7 +59,7 @@ def met(at: Localiser, t: int, computed: int) -> int:
     """The indices that a term folds in shares; of a sum of such folds that nobody else reads those that they fold: it is one exchange."""
     key, term = (t, computed), at.old.terms[t]
     if key not in at.met:
-        at.met[key] = computed & folded(term)
+        at.met[key] = computed & (folded(term) | read(term))
         if isinstance(term, Map) and term.op in LINEAR and t not in at.ex.exact:
             found = [_waiting(at, c, computed) for c in term.args]
             if all(found) and len({frozenset(name for i in bits(own) for name in at.divided[i]) for own in found}) == 1:
@@ -98,6 +99,9 @@ def part_of(at: Localiser, t: int, computed: int) -> Part:
     if isinstance(term, Map):
         own = at.built(t, computed, [_summand(at, c) for c in term.args])
         return Part(own, own, met_here)
+    if met_here & read(term):
+        own = own_rows(at, t, computed, at.built(t, computed))
+        return Part(own, own, met_here)
     streamed = _streamed(at, t, computed, met_here)
     if streamed is not None:
         return streamed
@@ -111,6 +115,8 @@ def combined(at: Localiser, t: int, part: Part) -> int:
     names = local.devices.ordered([name for i in bits(part.met) for name in at.divided[i]])
     if isinstance(term, Block) and picks(term.call):
         return _picked(at, term, part, names)
+    if read(term):
+        return all_rows(local, part.summand, term.dtype, names, source)
     if isinstance(term, Block) and block_op(term.call.prim.name).monoid is None:
         return _reduced(at, term, part)
     if isinstance(term, Block):
