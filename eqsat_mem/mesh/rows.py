@@ -106,7 +106,7 @@ def local_args(at: Localiser, term: Block, computed: int, args: tuple[int, ...])
 
 
 def own_rows(at: Localiser, t: int, computed: int, found: int) -> int:
-    """What a device adds to the rows that all read, of those that it has ``found`` in its share, as integers.
+    """The rows that a device adds to those that all read: what it has ``found`` in its share, as integers.
 
     What stands for rows beyond the last comes from the first device.
     """

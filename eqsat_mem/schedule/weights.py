@@ -142,7 +142,7 @@ def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
 
 
 def trips(call: Call) -> int:
-    """How often a loop is expected to run its body; once where there is no loop."""
+    """The number of times that a loop is expected to run its body; one where there is no loop."""
     return int(call.params.get("length", UNKNOWN_TRIPS if call.prim.name == "while" else 1))
 
 
