@@ -94,7 +94,10 @@ class Device:
 
     def level(self, working_set: float) -> int:
         """Return the number of the first level of memory that holds a working set, given its bytes; the last level if none does."""
-        return next((k for k, (capacity, _) in enumerate(self.levels) if working_set <= capacity), len(self.levels) - 1)
+        for k, (capacity, _) in enumerate(self.levels):
+            if working_set <= capacity:
+                return k
+        return len(self.levels) - 1
 
     def bandwidth(self, working_set: float) -> float:
         """Return the bytes per second at which a working set is read, given its bytes."""

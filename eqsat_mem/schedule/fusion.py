@@ -71,6 +71,7 @@ def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True) -> Fus
     kept: list[int | Loop | Seq] = []
     read: list[frozenset[int]] = []
     members: list[tuple[int, ...]] = []
+    place: dict[int, int] = {}
     for s in seq.steps:
         if isinstance(s, int):
             if s in virtual:
@@ -80,10 +81,11 @@ def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True) -> Fus
             if _rereads(program.terms[s], backend):  # virtual values that make its operands are computed in its kernels once more
                 own = own.union(*(r for k, r in zip(kept, read, strict=True) if k in own and isinstance(k, int)))
             elif as_run:
-                again = [k for k, t in enumerate(kept) if t in own and members[k] and backend.recomputes(program, s, members[k])]
+                again = [place[t] for t in own if t in place and backend.recomputes(program, s, members[place[t]])]
                 own = own.difference(kept[k] for k in again).union(*(read[k] for k in again))
             read.append(own)
             members.append(tuple(group))
+            place[s] = len(kept)
         else:
             read.append(_reads(s))
             members.append(())

@@ -29,23 +29,28 @@ class Extents(tuple[int, ...]):
     Figures of regions are looked up by it, far more often than there are different ones.
     """
 
-    _hash: int
     _changed: dict[tuple[int, int], Extents]
+    _every: dict[tuple[int, ...], Extents]
+    """All that were made of one, by their numbers."""
 
     def __new__(cls, extents: Iterable[int]) -> Self:
         new = super().__new__(cls, extents)
-        new._hash = tuple.__hash__(new)
-        new._changed = {}
+        new._changed, new._every = {}, {tuple(new): new}
         return new
 
-    def __hash__(self) -> int:
-        return self._hash
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
 
     def with_extent(self, index: int, extent: int) -> Extents:
         """These extents but for one."""
         known = self._changed.get((index, extent))
         if known is None:
-            known = self._changed[index, extent] = Extents((*self[:index], extent, *self[index + 1 :]))
+            new = (*self[:index], extent, *self[index + 1 :])
+            if new not in self._every:
+                self._every[new] = made = Extents(new)
+                made._every = self._every
+            known = self._changed[index, extent] = self._every[new]
         return known
 
 
@@ -122,7 +127,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         program = self.ex.program
-        self._full = Extents(i.extent for i in program.indices)
+        self._full = Extents(i.extent for i in program.indices) if self._held is None else self._held.full_extents()
         repeated = program.repeated if self.as_written else {}
         self._layouts = [tuple(bits(free | repeated.get(t, 0))) for t, free in enumerate(program.free)]
         contracted = {c for term in program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
@@ -183,7 +188,7 @@ class Memory:
         inner = self._inner.get(seq)
         if inner is None:
             inner = self._inner[seq] = tuple(loops(seq))
-        return seq, extents, tuple(chunks[loop] for loop in inner)
+        return seq, extents, tuple([chunks[loop] for loop in inner])
 
     def total(self, seq: Seq, chunks: Chunks) -> int:
         """Arguments, outputs and temporaries of the whole program."""

@@ -202,9 +202,9 @@ class Search:
 
     def unmodified(self) -> Schedule:
         """The program run as it is written, not as emitted source."""
-        plain, s = self.backend.without_tiles(), self.straight
+        plain, seq = self.backend.without_tiles(), region(self.ex)
         memory = Memory(plain.as_written(self.ex), plain, as_written=True)
-        return replace(s, backend=plain, peak_bytes=memory.total(s.seq, {}), seconds=Timing(memory, emitted=False).total(s.seq, {}))
+        return Schedule(self.ex, plain, seq, {}, memory.total(seq, {}), Timing(memory, emitted=False).total(seq, {}))
 
     # chunk sizes
 
@@ -245,8 +245,8 @@ class Search:
                 a, b = outer_steps.index(s.chunks[outer]) + step, inner_steps.index(s.chunks[inner]) - step
                 if not (0 <= a < len(outer_steps) and 0 <= b < len(inner_steps)):
                     break
-                new = self.rechunked(s, {outer: outer_steps[a], inner: inner_steps[b]})
-                if not self.rank(new) < self.rank(s):
+                new = self.improved(s, {outer: outer_steps[a], inner: inner_steps[b]})
+                if new is None:
                     break
                 s = new
         return s
@@ -259,11 +259,24 @@ class Search:
         for path in (range(here - 1, -1, -1), range(here + 1, len(steps))):
             worse = 0
             for position in path:
-                new = self.rechunked(best, dict.fromkeys(together, steps[position]))
-                best, worse = (new, 0) if self.rank(new) < self.rank(best) else (best, worse + 1)
+                new = self.improved(best, dict.fromkeys(together, steps[position]))
+                best, worse = (best, worse + 1) if new is None else (new, 0)
                 if worse > 1:
                     break
         return best
+
+    def improved(self, s: Schedule, chunks: Chunks) -> Schedule | None:
+        """The same tree with other chunks of some loops, if that is better. Of time and memory, what decides is asked first."""
+        changed = {**s.chunks, **chunks}
+        if not s.fits(self.limit):
+            if self.memory.total(s.seq, changed) > max(s.peak_bytes, self.limit):
+                return None
+        elif not self.has_knobs:
+            least = self.timing.seconds(s.seq, self.full, changed) + self.timing.tolls(s.seq, self.full, changed)
+            if least > self.rank(s)[2]:  # whatever it holds
+                return None
+        new = self.rechunked(s, chunks)
+        return new if self.rank(new) < self.rank(s) else None
 
     def rechunked(self, s: Schedule, chunks: Chunks) -> Schedule:
         """The same tree with other chunks of some loops."""

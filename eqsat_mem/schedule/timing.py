@@ -46,13 +46,9 @@ class Timing:
     _passing: dict[Seq, frozenset[int]] = field(default_factory=dict)
     _stacked: dict[Seq, tuple[int, ...]] = field(default_factory=dict)
 
-    @property
-    def backend(self) -> Backend:
-        return self.memory.backend
-
-    @property
-    def device(self) -> Device:
-        return self.memory.backend.device
+    def __post_init__(self) -> None:
+        self.backend: Backend = self.memory.backend
+        self.device: Device = self.backend.device
 
     def total(self, seq: Seq, chunks: Chunks) -> float:
         """Seconds of the whole program."""
