@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.deadline import NEVER, Deadline
-from eqsat_mem.egraph.extract import Extraction, as_written, extract, extractions, original
+from eqsat_mem.egraph.extract import Extraction, as_written, extract, extractions, original, run_as_is
 from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, attributed, saturate
@@ -155,7 +155,7 @@ class Forms:
             loops = self._loops(self.placement, backend, limit, search=False)
             return straight(as_it_lies(original(self.loaded, self.rules), self.placement, backend, loops), backend, emitted=False)
         program, _ = plan_bodies(self.loaded, limit, partial(self.planner.written, self.options, backend))
-        return straight(original(program, self.rules), backend, emitted=False)
+        return straight(run_as_is(program, self.rules), backend, emitted=False)
 
     def _forms(self) -> Iterator[Program]:
         yield from self.made

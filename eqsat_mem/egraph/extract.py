@@ -29,6 +29,7 @@ from eqsat_mem.egraph.take_lowering import takes
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.bitwise import compared
+from eqsat_mem.ir.ops import searched
 
 Choice = dict[int, Node]
 
@@ -89,6 +90,18 @@ def as_written(view: View) -> Extraction:
 def original(program: Program, rules: RuleSet | None = None) -> Extraction:
     """A program as it is, with what the rules of ``rules/splitting.egg`` (or of ``rules``) allow for its terms."""
     return as_written(saturate(program, rules or load_rules(only=("splitting",)), Limits(max_iterations=0)))
+
+
+def run_as_is(program: Program, rules: RuleSet) -> Extraction:
+    """A program to be run as it is, never split: with what ``rules`` allow to write out, for which few programs need an e-graph."""
+    limits = Limits()
+    shortest = min((program.extent(over) for t in program.reachable() if (over := _combined(program.terms[t]))), default=math.inf)
+    return original(program, rules) if shortest <= limits.unrolled_elements else Extraction(program)
+
+
+def _combined(term: ir.Term) -> int:
+    """The indices whose elements a term combines, or among which it searches."""
+    return ir.folded(term) | (searched(term.call) if isinstance(term, ir.Block) else 0)
 
 
 def build(view: View, choice: Choice) -> Extraction:

@@ -190,7 +190,7 @@ class _Saturation:
         updated, counts = self.graph.step(ruleset)
         matches = Counter({rule_of(name): n for name, n in counts.items() if n and rule_of(name) in self.most_rows})
         self.matches.update(matches)
-        self.size = after = self.graph.rows()
+        self.size = after = self.graph.rows() if updated else before
         shares = {name: n * self.most_rows[name] for name, n in matches.items()}
         for name, share in shares.items():
             self.added[name] = self.added.get(name, 0.0) + (after - before) * share / max(sum(shares.values()), 1)

@@ -49,6 +49,11 @@ class Fused:
         """For every value that some step reads: the position of the last such step."""
         return {t: p for p, operands in enumerate(self.operands) for t in operands}
 
+    @cached_property
+    def read_last(self) -> tuple[tuple[int, ...], ...]:
+        """For every step, the values that no later one reads."""
+        return tuple(tuple(t for t in operands if self.last_use[t] == p) for p, operands in enumerate(self.operands))
+
 
 def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True) -> Fused:
     """Group the terms of one region into kernels, as a backend's compiler does.

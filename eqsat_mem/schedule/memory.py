@@ -123,6 +123,7 @@ class Memory:
     _sliced_along: dict[Seq, int] = field(default_factory=dict)
     _returned: dict[Seq, frozenset[int]] = field(default_factory=dict)
     """Of a stretch, what the region around it returns and does not read."""
+    _copied: dict[tuple[int, tuple[int, ...]], frozenset[int]] = field(default_factory=dict)
     _held: Memory | None = None
 
     def __post_init__(self) -> None:
@@ -266,17 +267,19 @@ class Memory:
         live: dict[int, int] = {}
         around: list[int] = []
         lives: list[tuple[int, int, int, float]] = []
+        packs = self.backend.packs and seq in self._sliced_along and all(isinstance(step, int) for step in fused.kept)
         beside, joined = list[Placed](), dict[int, int]()
+        size_here = partial(self.size, extents=extents)
         total = 0
         for position, (step, written) in enumerate(zip(fused.kept, self.written_out(seq, extents), strict=True)):
-            dying = [t for t in fused.operands[position] if fused.last_use[t] == position and t in live and t not in seq.outs]
+            dying = [t for t in fused.read_last[position] if t in live and t not in seq.outs]
             scratch, own, new = written, 0, dict[int, int]()
             if isinstance(step, int):
                 if isinstance(term := program.terms[step], Block) and not self.ex.unrolls.get(step):
                     own = block_scratch(term.call, term.args, program, extents, self.backend)
                 new[step], more = self.result(step, seq, extents)
                 scratch += more + self._slices(seq, self._copied_reads(step, fused.members[position]), extents, live)
-                own += self.backend.scratch_bytes(self.ex, step, fused.members[position], extents, partial(self.size, extents=extents))
+                own += self.backend.scratch_bytes(self.ex, step, fused.members[position], extents, size_here)
             elif isinstance(step, Loop):
                 new = {t: self.size(t, extents) for t in step.folds} | {t: self.stored(t, extents) for t in step.stacks}
                 self._sliced_along[step.body] = step.index
@@ -289,8 +292,9 @@ class Memory:
                 scratch += self._outputs_ahead(seq, live.keys() | made(step))
             taken_over = self._taken_over(step, new, dying, live, extents)
             around.append(total + sum(new.values()) - taken_over + scratch + own)
-            beside += (Placed(max(scratch, 0), position, position), Placed(max(own, 0), position, position))
-            if taken_over and isinstance(step, int):
+            if packs:
+                beside += (Placed(max(scratch, 0), position, position), Placed(max(own, 0), position, position))
+            if packs and taken_over and isinstance(step, int):
                 joined[step] = next(t for t in dying if live[t] == taken_over)
             if isinstance(step, Seq):
                 new = {t: nbytes for t, nbytes, _, _ in self.footprint(step, extents).lives if t in step.outs}
@@ -301,7 +305,7 @@ class Memory:
                 lives.append((t, nbytes, position + isinstance(step, Seq), read))
             for t in [*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)]:
                 total -= live.pop(t)
-        if self.backend.packs and seq in self._sliced_along and all(isinstance(step, int) for step in fused.kept):
+        if packs:
             highest = max(range(len(around)), key=around.__getitem__, default=0)
             around[highest : highest + 1] = [max(nbytes, _packed(lives, joined, beside)) for nbytes in around[highest : highest + 1]]
         return Footprint(fused.kept, tuple(around), tuple(lives))
@@ -357,12 +361,14 @@ class Memory:
             return 0
         return new[step] if any(live[t] == new[step] and self.backend.can_take_over(self.ex, t, step, extents) for t in dying) else 0
 
-    def _copied_reads(self, step: int, members: tuple[int, ...]) -> Iterable[int]:
+    def _copied_reads(self, step: int, members: tuple[int, ...]) -> Collection[int]:
         """The operands that a kernel reads from a copy if they are slices of a loop; widened ones are counted as such already."""
-        if not self.backend.copies_slices(self.ex, step):
-            return ()
-        terms, term = self.ex.program.terms, self.ex.program.terms[step]
-        return {c for t in members for c in children(terms[t]) if c not in members and not self.backend.widens(self.ex, c, term)}
+        known = self._copied.get((step, members))
+        if known is None:
+            terms, term, own = self.ex.program.terms, self.ex.program.terms[step], frozenset(members)
+            read = {c for t in members for c in children(terms[t]) if c not in own} if self.backend.copies_slices(self.ex, step) else ()
+            known = self._copied[step, members] = frozenset(c for c in read if not self.backend.widens(self.ex, c, term))
+        return known
 
     def _slices(self, seq: Seq, read: Iterable[int], extents: Extents, live: dict[int, int]) -> int:
         """Copies of slices of outer values: by the loop around ``seq``, since what further loops have sliced is there as it is read."""
