@@ -12,23 +12,26 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.planning import elementwise, training_step, transformer
+from benchmarks.planning import elementwise, kernels, training_step, transformer
 from eqsat_mem.candidates import Forms
 from eqsat_mem.codegen.source import identifier
-from eqsat_mem.egraph.extract import as_written, extract
+from eqsat_mem.egraph.extract import as_written, extract, original, run_as_is
 from eqsat_mem.egraph.node_costs import node_costs, priced
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import saturate
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Clock
+from eqsat_mem.frontend import repeats
+from eqsat_mem.frontend.inline import flatten
 from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.repeats import with_chains
 from eqsat_mem.ir.loop_tree import walk_regions
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import BodyPlans, plan
 from eqsat_mem.schedule.chunk_sizes import FEW_LOOPS, tied
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import LARGE_PROGRAM, MOST_STEPS, Search, fastest
+from eqsat_mem.schedule.search import LARGE_PROGRAM, MOST_STEPS, Search, fastest, straight
 from eqsat_mem.schedule.split import MOST_AGAIN, Phases, region, split
 from tests.oracles.targets import CPU
 
@@ -162,6 +165,64 @@ def test_what_is_held_around_loops_is_worked_out_once_for_all_their_chunks():
         walks.append(memory.walks)
     assert len(tree.chunks) > 1
     assert walks[1] - walks[0] == walks[2] - walks[1] < walks[0] / 2
+
+
+class Asking(Search):
+    """Counts how often other chunks are asked for, and how often time and memory have both to be known for the answer, which it checks."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.asked = self.known_whole = 0
+
+    def improved(self, s, chunks):
+        before, self.asked = self.known_whole, self.asked + 1
+        new = super().improved(s, chunks)
+        after, whole = self.known_whole, self.rechunked(s, chunks)
+        self.known_whole = after
+        assert (new is not None) == (self.rank(whole) < self.rank(s))
+        assert new is None or (after == before + 1 and self.rank(new) == self.rank(whole))
+        return new
+
+    def rechunked(self, s, chunks):
+        self.known_whole += 1
+        return super().rechunked(s, chunks)
+
+
+@pytest.mark.parametrize("limit", [2**40, 1])
+def test_of_time_and_memory_what_decides_on_chunks_is_asked_first(limit):
+    search = Asking(as_written(saturate(loaded(kernels(1)), load_rules())), limit, CPU)
+    fastest(search)
+    assert 0 < search.known_whole < 0.7 * search.asked
+
+
+def test_extents_are_the_same_object_wherever_the_same_chunks_are_around():
+    full = Memory(as_written(saturate(loaded(transformer(1)), load_rules())), CPU).full_extents()
+    other = full.with_extent(0, 3).with_extent(1, 2)
+    assert other is full.with_extent(1, 2).with_extent(0, 3)
+    assert tuple(other) == (3, 2, *full[2:])
+    assert other != full
+    assert other.with_extent(0, full[0]).with_extent(1, full[1]) is full
+
+
+def test_a_program_that_is_only_run_as_written_needs_no_e_graph_where_nothing_is_written_out(monkeypatch):
+    rules = load_rules()
+    programs = [loaded(training_step(1)), loaded(kernels(1))]
+    expected = [straight(original(program, rules), CPU, emitted=False) for program in programs]
+    made = []
+    monkeypatch.setattr("eqsat_mem.egraph.extract.saturate", lambda *args: made.append(args) or saturate(*args))
+    found = [straight(run_as_is(program, rules), CPU, emitted=False) for program in programs]
+    assert [(s.peak_bytes, s.seconds) for s in found] == [(s.peak_bytes, s.seconds) for s in expected]
+    assert [program for program, *_ in made] == programs[1:]  # which folds over three elements
+
+
+def test_equations_are_compared_once_however_often_chains_are_looked_for(monkeypatch):
+    labelled, searched = [], []
+    monkeypatch.setattr(repeats, "_labels", lambda flat, made=repeats._labels: labelled.append(flat) or made(flat))
+    monkeypatch.setattr(repeats, "_Search", lambda *args, made=repeats._Search: searched.append(args) or made(*args))
+    function, args = training_step(8)
+    assert with_chains(flatten(jax.make_jaxpr(function)(*args)))[1]
+    assert len(searched) > 1
+    assert len(labelled) == 1
 
 
 def test_regions_that_pass_nothing_on_are_gone_through_once_whether_or_not_streamed_values_count():

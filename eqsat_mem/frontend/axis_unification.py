@@ -37,8 +37,13 @@ class AxisTable:
             for leaf in self.leaves(axis):
                 self._owners[leaf].add(owner)
 
-    def leaves(self, axis: Iterable[int]) -> tuple[int, ...]:
+    def leaves(self, axis: Sequence[int]) -> tuple[int, ...]:
         """Return the indices whose product is an axis, outermost first."""
+        for v in axis:
+            if self._parent[v] != v or v in self._parts:
+                break
+        else:
+            return tuple(axis)
         out: list[int] = []
         stack = list(axis)[::-1]
         while stack:

@@ -81,6 +81,7 @@ class _Builder:
         self.program.inputs = [Buffer(name, flat.shapes[v], flat.dtypes[v]) for name, v in zip(arg_names, flat.inputs, strict=True)]
         self.program.consts = list(flat.consts.values())
         self.number = self.number_indices()
+        self.known_axes: dict[int, Axes] = {}
 
     def number_indices(self) -> dict[int, int]:
         """The final number of each index; the program's list of indices is made on the way."""
@@ -112,14 +113,17 @@ class _Builder:
 
     # axes and reads
 
-    def axis(self, variables: Iterable[int]) -> Axis:
+    def axis(self, variables: Sequence[int]) -> Axis:
         return tuple(self.number[leaf] for leaf in self.table.leaves(variables))
 
     def axes(self, axes: Iterable[Variables]) -> Axes:
         return tuple(self.axis(axis) for axis in axes)
 
     def axes_of(self, v: int) -> Axes:
-        return self.axes(self.inference.of(v))
+        known = self.known_axes.get(v)
+        if known is None:
+            known = self.known_axes[v] = self.axes(self.inference.of(v))
+        return known
 
     def read(self, v: int, wanted: Axes, source: Source | None) -> int:
         """The term of value ``v`` with its axes called ``wanted``: itself, renamed, or reshaped where factors do not fit."""

@@ -8,7 +8,7 @@ share (a mask) come before it: they are moved, which no order of equations forbi
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -28,10 +28,11 @@ MOST_LAG = 3
 """Blocks read values of at most so many blocks before."""
 POSITIONS = {"slice": ("start_indices", "limit_indices")}
 """Parameters that may differ from block to block, by primitive: the equation is then evaluated outside of the blocks."""
-
-
 SPREADING = ("pad",)
 """Primitives by which the gradient of a slice is added to that of the whole array: they are moved after the blocks."""
+
+Labels = Mapping[Equation, tuple[int, int]]
+"""Numbers of equations by which they are compared."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +101,19 @@ class Chain:
 
 def with_chains(flat: Flat) -> tuple[Flat, list[Chain]]:
     """A flat jaxpr with its equal blocks one after the other, and the chains of them in order; none overlap."""
+    labels = _labels(flat)  # those of the same equations in another order too
     if any(eqn.effects for eqn in flat.equations):  # whose order is part of the program
-        return flat, _Search(flat).chains(LEAST_BLOCKS)
-    found = _with_shared_first(flat)
+        return flat, _Search(flat, labels).chains(LEAST_BLOCKS)
+    found = _with_shared_first(flat, labels)
     if any(eqn.prim.name in SPREADING for eqn in flat.equations):
-        found = max(found, _with_shared_first(_last(flat, SPREADING)), key=_saved)
+        found = max(found, _with_shared_first(_last(flat, SPREADING), labels), key=_saved)
     return found
 
 
-def _with_shared_first(flat: Flat) -> tuple[Flat, list[Chain]]:
-    found = _Search(flat).chains(LEAST_BLOCKS - 1)  # the first of which may have what all others share
+def _with_shared_first(flat: Flat, labels: Labels) -> tuple[Flat, list[Chain]]:
+    found = _Search(flat, labels).chains(LEAST_BLOCKS - 1)  # the first of which may have what all others share
     moved = _first(flat, {role.values[0] for chain in found for role in chain.given() if role.is_same})
-    ways = [(one, _Search(one).chains(LEAST_BLOCKS)) for one in ((moved, flat) if found else ())]
+    ways = [(one, _Search(one, labels).chains(LEAST_BLOCKS)) for one in ((moved, flat) if found else ())]
     return max(ways, key=_saved, default=(flat, []))
 
 
@@ -142,14 +144,14 @@ def _first(flat: Flat, values: set[int]) -> Flat:
 class _Search:
     """The search for chains in one flat jaxpr."""
 
-    def __init__(self, flat: Flat):
+    def __init__(self, flat: Flat, labels: Labels):
         self.flat = flat
         size = len(flat.shapes)
         self.producer, self.place = np.full(size, -1), np.zeros(size, int)
         for k, eqn in enumerate(flat.equations):
             for out, v in enumerate(eqn.outs):
                 self.producer[v], self.place[v] = k, out
-        self.alike, self.exact = _labels(flat)
+        self.alike, self.exact = np.array([labels[eqn] for eqn in flat.equations], np.int64).reshape(-1, 2).T
 
     def chains(self, least: int) -> list[Chain]:
         """Those of at least so many blocks, found from the one with the most equations saved on; in order."""
@@ -346,8 +348,8 @@ def _runs(labels: np.ndarray) -> list[tuple[int, int, int]]:
     return found
 
 
-def _labels(flat: Flat) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of equations: equal for those alike but for their positions, and for those that are quite alike."""
+def _labels(flat: Flat) -> Labels:
+    """Two numbers for each equation: equal for those alike but for their positions, and for those that are quite alike."""
     avals: list[Hashable] = [(shape, str(dtype)) for shape, dtype in zip(flat.shapes, flat.dtypes)]
     numbers: dict[Hashable, int] = {}
     known: dict[int, Hashable] = {}
@@ -363,8 +365,7 @@ def _labels(flat: Flat) -> tuple[np.ndarray, np.ndarray]:
         params = tuple((name, _value(value, known)) for name, value in sorted(eqn.params.items()) if name not in apart)
         return number((key, params)), number((key, params, tuple(map(eqn.params.get, apart))))
 
-    both = np.array([labels(k, eqn) for k, eqn in enumerate(flat.equations)], np.int64).reshape(-1, 2)
-    return both[:, 0], both[:, 1]
+    return {eqn: labels(k, eqn) for k, eqn in enumerate(flat.equations)}
 
 
 def _value(value: Any, known: dict[int, Hashable]) -> Hashable:

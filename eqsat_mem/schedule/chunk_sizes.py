@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from eqsat_mem.ir.loop_tree import Chunks, Loop
+
+T = TypeVar("T")
 
 FEW_LOOPS = 32
 """The most loops of a tree, or groups of similar loops, whose chunk sizes are chosen individually."""
@@ -58,3 +60,23 @@ def ladder(extent: int) -> list[int]:
 def first_chunk(steps: Sequence[int]) -> int:
     """Return the size at which the search for a chunk size starts: the closest to 128."""
     return min(steps, key=lambda c: (abs(c - 128), c))
+
+
+def climbed(best: T, steps: Sequence[int], size: int, improved: Callable[[T, int], T | None]) -> T:
+    """Return the best that smaller and then larger sizes give, each for as long as that helps, past one step that does not.
+
+    Args:
+        best: what the size at hand gives.
+        steps: the sizes to try, ascending.
+        size: the size at hand.
+        improved: returns what a size gives in place of the best, or None if that is no better.
+    """
+    here = min(range(len(steps)), key=lambda k: abs(steps[k] - size))
+    for path in (range(here - 1, -1, -1), range(here + 1, len(steps))):
+        worse = 0
+        for position in path:
+            new = improved(best, steps[position])
+            best, worse = (best, worse + 1) if new is None else (new, 0)
+            if worse > 1:
+                break
+    return best

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple, Self
@@ -19,7 +19,7 @@ from eqsat_mem.ir import Block, Call, Const, Dot, Input, Map, Program, argument_
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made, walk_regions
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
-from eqsat_mem.schedule.packing import Placed, packed_bytes
+from eqsat_mem.schedule.packing import Placed, packed
 from eqsat_mem.schedule.strided_reads import Columns
 
 
@@ -285,9 +285,7 @@ class Memory:
                 self._sliced_along[step.body] = step.index
                 scratch += self._slices(seq, fused.operands[position], extents, live) + self._ahead(step, seq, extents)
             else:
-                self._returned[step] = self._returned.get(seq, seq.outs).difference(fused.last_use) & step.outs
-                if seq in self._sliced_along:
-                    self._sliced_along[step] = self._sliced_along[seq]
+                self._enter(step, seq)
             if not isinstance(step, int):
                 scratch += self._outputs_ahead(seq, live.keys() | made(step))
             taken_over = self._taken_over(step, new, dying, live, extents)
@@ -307,8 +305,14 @@ class Memory:
                 total -= live.pop(t)
         if packs:
             highest = max(range(len(around)), key=around.__getitem__, default=0)
-            around[highest : highest + 1] = [max(nbytes, _packed(lives, joined, beside)) for nbytes in around[highest : highest + 1]]
+            around[highest : highest + 1] = [max(nbytes, packed(lives, joined, beside)) for nbytes in around[highest : highest + 1]]
         return Footprint(fused.kept, tuple(around), tuple(lives))
+
+    def _enter(self, stretch: Seq, seq: Seq) -> None:
+        """Note of a stretch what the region around it does with it."""
+        self._returned[stretch] = self._returned.get(seq, seq.outs).difference(self.fused(seq).last_use) & stretch.outs
+        if seq in self._sliced_along:
+            self._sliced_along[stretch] = self._sliced_along[seq]
 
     def _outputs_ahead(self, seq: Seq, there: Collection[int]) -> int:
         """Bytes of the program's outputs that a region makes after a loop, where the loop cannot use their memory."""
@@ -377,18 +381,6 @@ class Memory:
             return 0
         outer = (c for c in read if self.ex.program.source_of(c) not in live)
         return sum(self.size(c, extents) for c in outer if along in self._layouts[c])
-
-
-def _packed(lives: Iterable[tuple[int, int, int, float]], joined: Mapping[int, int], scratch: Iterable[Placed]) -> int:
-    """Bytes of a block in which values lie with the scratch of kernels; those ``joined`` to another, which dies with them, in its place."""
-    places: dict[int, Placed] = {}
-    for t, nbytes, first, last in lives:
-        own = joined.get(t, t)
-        if own in places and own != t:
-            places[t] = places.pop(own)._replace(last=last)
-        else:
-            places[t] = Placed(nbytes, first, last)
-    return packed_bytes((*places.values(), *scratch))
 
 
 def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: Sequence[int], backend: Backend) -> int:

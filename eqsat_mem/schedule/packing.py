@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 
@@ -41,3 +41,15 @@ def _place(taken: list[tuple[int, int]], nbytes: int) -> int:
             best, least = end, gap
         end = max(end, after)
     return end if best < 0 else best
+
+
+def packed(lives: Iterable[tuple[int, int, int, float]], joined: Mapping[int, int], scratch: Iterable[Placed]) -> int:
+    """Bytes of a block in which values lie with the scratch of kernels; those ``joined`` to another, which dies with them, in its place."""
+    places: dict[int, Placed] = {}
+    for t, nbytes, first, last in lives:
+        own = joined.get(t, t)
+        if own in places and own != t:
+            places[t] = places.pop(own)._replace(last=last)
+        else:
+            places[t] = Placed(nbytes, first, last)
+    return packed_bytes((*places.values(), *scratch))

@@ -18,9 +18,9 @@ from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
 from eqsat_mem.ir import Map, argument_bytes, bits, children, folded
-from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, at, enclosing, loops, walk_regions, with_region
+from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, enclosing, loops, walk_regions, with_region
 from eqsat_mem.schedule.backend import Backend
-from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder, same_loop, tied
+from eqsat_mem.schedule.chunk_sizes import climbed, first_chunk, ladder, same_loop, tied
 from eqsat_mem.schedule.cost_model import again_s
 from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
 from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region, split
@@ -253,27 +253,16 @@ class Search:
 
     def descend(self, s: Schedule, together: Sequence[Loop]) -> Schedule:
         """Smaller, then larger chunks of loops over one index for as long as that helps (past one step that does not)."""
-        steps = self.steps(together)
-        here = min(range(len(steps)), key=lambda k: abs(steps[k] - s.chunks[together[0]]))
-        best = s
-        for path in (range(here - 1, -1, -1), range(here + 1, len(steps))):
-            worse = 0
-            for position in path:
-                new = self.improved(best, dict.fromkeys(together, steps[position]))
-                best, worse = (best, worse + 1) if new is None else (new, 0)
-                if worse > 1:
-                    break
-        return best
+        return climbed(s, self.steps(together), s.chunks[together[0]], lambda best, n: self.improved(best, dict.fromkeys(together, n)))
 
     def improved(self, s: Schedule, chunks: Chunks) -> Schedule | None:
         """The same tree with other chunks of some loops, if that is better. Of time and memory, what decides is asked first."""
         changed = {**s.chunks, **chunks}
-        if not s.fits(self.limit):
-            if self.memory.total(s.seq, changed) > max(s.peak_bytes, self.limit):
-                return None
-        elif not self.has_knobs:
+        if not s.fits(self.limit) and self.memory.total(s.seq, changed) > max(s.peak_bytes, self.limit):
+            return None
+        if s.fits(self.limit) and not self.has_knobs:  # it takes no less time, whatever it holds
             least = self.timing.seconds(s.seq, self.full, changed) + self.timing.tolls(s.seq, self.full, changed)
-            if least > self.rank(s)[2]:  # whatever it holds
+            if least > self.rank(s)[2]:
                 return None
         new = self.rechunked(s, chunks)
         return new if self.rank(new) < self.rank(s) else None
@@ -336,7 +325,7 @@ class Search:
         Time is lost to memory traffic, and by contractions of few rows, which chunks of another shape do not have.
         """
         spots: list[tuple[float, Path, Seq, Extents]] = []
-        peak_path = self.peak_path(s)
+        peak_path = self.memory.peak(s.seq, self.full, s.chunks).path
         too_large = not s.fits(self.limit) or self.timing.allocating(s.seq, s.chunks) > WORTHWHILE * s.seconds
         for path, seq in walk_regions(s.seq):
             if any(not isinstance(step, int) for step in seq.steps):
@@ -359,12 +348,6 @@ class Search:
                 spots.append((narrow, path, seq, extents))
         spots.sort(key=lambda spot: (-spot[0], spot[1]))
         return [spot[1:] for spot in spots[:2]]
-
-    def peak_path(self, s: Schedule) -> Path:
-        path = self.memory.peak(s.seq, self.full, s.chunks).path
-        while path and not isinstance(at(s.seq, path), Seq):
-            path = path[:-1]
-        return path
 
     def candidates(self, seq: Seq, extents: Extents) -> list[int]:
         """Indices of the largest values of a region (held or computed on the way), largest extent first.
