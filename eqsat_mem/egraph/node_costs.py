@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from eqsat_mem import ir
@@ -39,16 +39,15 @@ def priced(view: View, seconds: Seconds, memory_prices: Sequence[float]) -> list
     A node that depends on more indices than another of its class is constant along them, and is not used. Nor is what
     rules make of such a node where they change names or take rows in it: see :func:`_is_ill_formed`.
     """
-    scratch, order = view.empty_program(), _bottom_up(view)
-    known = _fewest_indices(view, scratch, order)
+    order, made = _bottom_up(view), _Made(view)
+    known, scratch = _fewest_indices(made, order), made.program
     original = {(view.class_of[t], node) for t, node in view.original.items()}
     costs = [Costs([[math.inf] * len(nodes) for nodes in view.nodes]) for _ in memory_prices]
     for c, k in order:
         node = view.nodes[c][k]
-        args = tuple(known[a] for a in node.children)
-        if _is_ill_formed(view, scratch, node, args):
+        if _is_ill_formed(view, scratch, node, [known[a] for a in node.children]):
             continue
-        t = view.add(scratch, c, node, args)
+        t = made.term(c, k, known)
         if scratch.free[t] != scratch.free[known[c]]:
             continue
         term = scratch.terms[t]
@@ -81,18 +80,37 @@ def _held_bytes(program: Program, t: int) -> int:
     return (program.nbytes(t) if isinstance(term, HELD) else 0) + (0 if read is None else program.nbytes(read))
 
 
-def _fewest_indices(view: View, scratch: Program, order: Sequence[tuple[int, int]]) -> dict[int, int]:
+class _Made:
+    """The terms of nodes on operands of their classes, in one program: each is made once for the same operands."""
+
+    def __init__(self, view: View) -> None:
+        self.view, self.program = view, view.empty_program()
+        self._last: dict[tuple[int, int], tuple[tuple[int, ...], int]] = {}
+
+    def term(self, c: int, k: int, known: Mapping[int, int]) -> int:
+        """The term of node ``k`` of class ``c`` on the terms that are ``known`` of its operands."""
+        node = self.view.nodes[c][k]
+        args = tuple([known[a] for a in node.children])
+        before = self._last.get((c, k))
+        if before is not None and before[0] == args:
+            return before[1]
+        t = self.view.add(self.program, c, node, args)
+        self._last[c, k] = args, t
+        return t
+
+
+def _fewest_indices(made: _Made, order: Sequence[tuple[int, int]]) -> dict[int, int]:
     """A term of each class that depends on as few indices as any found: ``sum_j [i == j]`` and ``1`` may be one class."""
     known: dict[int, int] = {}
+    free = made.program.free
     changed = True
     while changed:
         changed = False
         for c, k in order:
-            node = view.nodes[c][k]
-            t = view.add(scratch, c, node, tuple(known[a] for a in node.children))
+            t = made.term(c, k, known)
             if c not in known:
                 known[c] = t
-            elif scratch.free[t].bit_count() < scratch.free[known[c]].bit_count():
+            elif free[t].bit_count() < free[known[c]].bit_count():
                 known[c], changed = t, True
     return known
 
