@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import math
 import os
@@ -55,9 +54,11 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command_line()
     options, unknown = parser.parse_known_args(argv)
     if unknown:
+        from eqsat_mem.api.keywords import nearest
+
         commands = next(iter(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)))
         known = commands[options.chosen]._option_string_actions
-        hints = [near for text in unknown if text.startswith("-") for near in difflib.get_close_matches(text, known, 1, 0.5)]
+        hints = [near for text in unknown if text.startswith("-") and (near := nearest(text, known))]
         parser.error(f"unrecognized arguments: {' '.join(unknown)}" + (f" (did you mean {', '.join(hints)}?)" if hints else ""))
     return options
 

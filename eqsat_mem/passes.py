@@ -43,9 +43,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Pass(Card):
-    """A pass with its card; ``ruleset`` is where rules have theirs."""
+    """A pass with its card; ``ruleset`` is where rules have theirs, ``told`` what a plan says of what it did, besides its loops."""
 
     ruleset: str = "pass"
+    told: str = ""
     file = FILE
 
 
@@ -96,6 +97,7 @@ SCANS = Pass(
     "each element is computed as before; what rules do not split stays whole, and folds accumulate in a carry where rules let them",
     "a step's slices instead of what is stacked for all steps; carries only at checkpoints",
     "transforms/scan_rewrite.py",
+    told="scans compute again, or step by step, what as written is kept for all their steps",
 )
 
 ROLLS = Pass(
@@ -105,6 +107,7 @@ ROLLS = Pass(
     "the same operations on the same operands in the same order; what blocks read and make is copied into and out of arrays",
     "a loop is planned once for all blocks, and its steps are computed again or kept by the same decisions",
     "frontend/roll.py",
+    told="equal blocks, such as layers, run as one loop",
 )
 
 PARTS = Pass(

@@ -23,6 +23,7 @@ from jax.sharding import AbstractMesh, Mesh
 from eqsat_mem.api.arguments import argument_names, hoist_constants
 from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, NotOurs, donated_leaves, is_outermost, static_arguments
 from eqsat_mem.api.function import Function
+from eqsat_mem.api.keywords import with_hints
 from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, explicit_mesh, placement, spread_prefix, without_types
 from eqsat_mem.api.primitive import bind_placed
 from eqsat_mem.api.saved_plans import GivenPlan, given_plan
@@ -39,6 +40,7 @@ ENVIRONMENT: Any = getattr(os.environ, "_data", os.environ)
 """``os.environ`` as Python holds it, which is read in every call: its own way takes longer than all else that a call needs of ours."""
 
 
+@with_hints
 def optimize(
     fun: Callable[..., Any] | None = None,
     *,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -191,14 +190,17 @@ def source_of(eqn: Any) -> Source | None:
         from jax._src.source_info_util import user_frames
     except ImportError:  # JAX moved its private module: programs load without lines
         return None
-    frames = (frame for frame in user_frames(eqn.source_info.traceback) if frame.file_name not in _OURS)
-    called = next(frames, None)
+    frames = [frame for frame in user_frames(eqn.source_info.traceback) if frame.file_name not in _OURS]
     scopes = str(eqn.source_info.name_stack)
-    if called is None:
+    if not frames:
         return _of_scope(scopes)
-    own = next((frame for frame in chain([called], frames) if not frame.file_name.startswith(_INSTALLED)), called)
-    library = "" if own is called else f"{called.file_name.rsplit('/', 1)[-1]}:{called.start_line}"
-    return Source(own.file_name, own.start_line, own.function_name.rpartition("<locals>.")[2], library, _TRANSPOSED in scopes)
+    called = frames[0]
+    users = [frame for frame in frames if not frame.file_name.startswith(_INSTALLED)]
+    library = "" if called in users[:1] or not users else f"{called.file_name.rsplit('/', 1)[-1]}:{called.start_line}"
+    (file, line, function), *callers = (
+        (frame.file_name, frame.start_line, frame.function_name.rpartition("<locals>.")[2]) for frame in users or frames[:1]
+    )
+    return Source(file, line, function, library, _TRANSPOSED in scopes, tuple(callers))
 
 
 @contextmanager

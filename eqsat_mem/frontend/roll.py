@@ -7,6 +7,7 @@ reads the blocks of another backwards is a scan in reverse, so that it reads wha
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,8 @@ Array = Any
 Values = tuple[int, ...]
 Result = tuple[int, int]
 """A result of a block: the offset of an equation, and which of its results."""
+MOST_OF = 3 / 4
+"""The share of a block's equations that the function after which it is named has made: a few are of the gradient as a whole."""
 NOTHING = -1
 """The value that enters a first block where no block reads it, and only the end is read of what is carried."""
 
@@ -147,7 +150,9 @@ class _Rolling:
         for offset, k in chain.places():
             if chain.operands[offset] is None:
                 self.equation(equations[k])
-        xs = {role: self.side_by_side(scan.ordered(role.values)) for role in chain.given() if not role.is_same}
+        line = _line(body, chain.count)
+        with lines_of(line):
+            xs = {role: self.side_by_side(scan.ordered(role.values)) for role in chain.given() if not role.is_same}
         same = {role: self.read(role.values[0]) for role in chain.given() if role.is_same}
         init = {result: [_strong(self.start(v, result, scan)) for v in first] for result, first in scan.carried.items()}
 
@@ -174,7 +179,7 @@ class _Rolling:
             after, stacks = step({r: carry[n] for r, n in names.items()}, {r: x[n] for r, n in keys.items()})
             return {names[r]: y for r, y in after.items()}, stacks
 
-        with lines_of(_line(body, chain.count)):
+        with lines_of(line):
             last, (stacks, entering) = lax.scan(
                 named,
                 {names[r]: y for r, y in init.items()},
@@ -321,9 +326,17 @@ def _slices(flat: Flat) -> dict[int, tuple[int, int, int]]:
 
 
 def _line(body: Sequence[Equation], count: int) -> Source | None:
-    """The line of the first equation of a block that has one, with the number of blocks."""
-    source = next((eqn.source for eqn in body if eqn.source is not None), None)
-    return source and replace(source, function=f"{source.function}, {count} equal blocks")
+    """The line where a block begins, in the innermost function that made most of it, with the number of blocks."""
+    sources = [eqn.source for eqn in body if eqn.source is not None]
+    if not sources:
+        return None
+    calls = [[*reversed(source.callers), (source.file, source.line, source.function)] for source in sources]
+    paths = [tuple((file, function) for file, _, function in frames) for frames in calls]
+    shared = Counter(path[:depth] for path in paths for depth in range(1, len(path) + 1))
+    around = max((path for path, n in shared.items() if n >= MOST_OF * len(paths)), key=len, default=paths[0])
+    first = next(k for k, path in enumerate(paths) if path[: len(around)] == around)
+    file, line, function = calls[first][len(around) - 1]
+    return Source(file, line, f"{function}, {count} equal blocks", backward=sources[first].backward)
 
 
 def _results(eqn: Equation, operands: Sequence[Array]) -> list[Array]:

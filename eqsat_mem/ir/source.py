@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 class Source:
     """The user's line that a term comes from, and (``library``) the line of an installed package that was called there.
 
-    ``backward`` says that it belongs to the gradient of that line; lines are equal whether it does or not.
+    ``backward`` says that it belongs to the gradient of that line; ``callers`` are the file, line and function of each call that led
+    there, the innermost first. Lines are equal whatever these are.
     """
 
     file: str
@@ -18,6 +19,7 @@ class Source:
     function: str
     library: str = ""
     backward: bool = field(default=False, compare=False)
+    callers: tuple[tuple[str, int, str], ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         called = f", in {self.library}" if self.library else ""

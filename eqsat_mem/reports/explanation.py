@@ -192,6 +192,8 @@ def _loop_lines(why: Explanation) -> Iterator[str]:
     yield "loops, and what the plan would be if one ran in a single turn" if why.loops else "no loops"
     for effect in why.loops:
         yield f"  {effect.loop}"
+        if effect.loop.never_whole and effect.loop.results():
+            yield f"  {'  ' * effect.loop.depth}  {effect.loop.results()}"
         size, seconds = format_bytes(effect.one_turn_peak_bytes), time_text(effect.one_turn_s)
         yield f"  {'  ' * effect.loop.depth}  in one turn: {size}, {seconds}; {effect.balance()}"
 

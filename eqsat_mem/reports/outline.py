@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,18 @@ from eqsat_mem.ir.ops.collectives import EXCHANGES, REDUCTIONS
 from eqsat_mem.options import Options
 from eqsat_mem.reports.exchanges import Exchange, SpreadIndex
 from eqsat_mem.reports.plan import LoopSummary
-from eqsat_mem.reports.words import array_type, axis_of, describe, operation
+from eqsat_mem.reports.words import (
+    array_type,
+    at_place,
+    axis_names,
+    describe,
+    largest_first,
+    loop_name,
+    names_in_body,
+    operation,
+    pieces,
+    place_of,
+)
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.units import format_bytes
@@ -41,34 +52,43 @@ def _outline(s: Schedule, seq: Seq) -> str:
     return ", ".join(parts)
 
 
-def loop_summaries(s: Schedule) -> list[LoopSummary]:
-    """The loops of a schedule, outer ones before those inside: the order of ``loops.loops``."""
-    return list(_loop_summaries(s, s.seq, 0))
+def loop_summaries(s: Schedule, names: Mapping[int, str] | None = None) -> list[LoopSummary]:
+    """The loops of a schedule, outer ones before those inside: the order of ``loops.loops``. ``names`` are those of indices."""
+    return list(_loop_summaries(s, axis_names(s.ex.program) if names is None else names, s.seq, 0))
 
 
-def _loop_summaries(s: Schedule, seq: Seq, depth: int) -> Iterator[LoopSummary]:
+def _loop_summaries(s: Schedule, names: Mapping[int, str], seq: Seq, depth: int) -> Iterator[LoopSummary]:
     program = s.ex.program
     for step in seq.steps:
         if isinstance(step, Loop):
             index = program.indices[step.index]
-            folds, stacks = ([describe(program, t) for t in ts] for ts in (step.folds, step.stacks))
-            axis = axis_of(program, step.index)
-            yield LoopSummary(index.name, index.extent, s.chunks[step], depth, folds, stacks, axis)
-            yield from _loop_summaries(s, step.body, depth + 1)
+            folds, stacks = ([describe(program, t) for t in largest_first(program, ts)] for ts in (step.folds, step.stacks))
+            cut = _lines_first(program, pieces(program, s.seq, step))
+            axis = loop_name(program, names, s.seq, step)
+            yield LoopSummary(index.name, index.extent, s.chunks[step], depth, folds, stacks, axis, "", cut)
+            yield from _loop_summaries(s, names, step.body, depth + 1)
         elif isinstance(step, Seq):
-            yield from _loop_summaries(s, step, depth)
+            yield from _loop_summaries(s, names, step, depth)
 
 
-def body_loops(s: Schedule) -> Iterator[LoopSummary]:
+def _lines_first(program: Program, terms: Sequence[int]) -> list[str]:
+    """Values in words, the first of each line before others of that line."""
+    first = {program.source.get(t): t for t in reversed(terms)}
+    return [describe(program, t) + at_place(program, t) for t in sorted(terms, key=lambda t: first[program.source.get(t)] != t)]
+
+
+def body_loops(s: Schedule, names: Mapping[int, str] | None = None) -> Iterator[LoopSummary]:
     """The loops that a schedule puts into the bodies of the user's own loops and branches."""
     program = s.ex.program
+    names = axis_names(program) if names is None else names
     for t in program.reachable():
         term = program.terms[t]
         if isinstance(term, Block) and term.out == 0:
-            source = program.source.get(t)
-            inside = operation(program, t) + (f" at {source}" if source else "")
+            inside = operation(program, t) + at_place(program, t)
             for body in filter(None, term.call.bodies):
-                yield from (replace(loop, inside=loop.inside or inside) for loop in (*loop_summaries(body), *body_loops(body)))
+                own = names_in_body(program, names, term, body.ex.program)
+                found = (*loop_summaries(body, own), *body_loops(body, own))
+                yield from (replace(loop, inside=loop.inside or inside) for loop in found)
 
 
 def peak_tensors(s: Schedule) -> list[Tensor]:
@@ -89,8 +109,7 @@ def _values_at_peak(s: Schedule, inside: str) -> Iterator[Tensor]:
     program, memory = s.ex.program, Memory(s.ex, s.backend)
     live, running = memory.at_peak(s.seq, memory.full_extents(), s.chunks)
     for t, nbytes, extents in live:
-        source = program.source.get(t)
-        yield inside + describe(program, t, extents), nbytes, None if source is None else str(source)
+        yield inside + describe(program, t, extents), nbytes, place_of(program, t)
     term = None if running is None else program.terms[running]
     bodies = [body for body in term.call.bodies if body is not None] if isinstance(term, Block) else []
     if running is not None and bodies:

@@ -17,6 +17,9 @@ from eqsat_mem.reports.measured import Tuning
 from eqsat_mem.reports.plan_text import headline, html_of, text_of
 from eqsat_mem.units import count
 
+MOST_VALUES = 2
+"""Values of each kind that the line of a loop names; its attributes have all."""
+
 
 @dataclass(frozen=True)
 class LoopSummary:
@@ -29,8 +32,9 @@ class LoopSummary:
         depth: how many loops stand around it.
         accumulates: the results to which each turn adds, in words.
         stacks: the results of which each turn writes a slice, in words.
-        axis: the axis of an argument or result that the index is (``rows of x``); empty for an index of neither.
+        axis: the axis that it runs over: of an argument or result (``rows of x``), else of the largest value that it cuts.
         inside: the user's loop or branch in which it stands, with its line; empty for a loop of the plan itself.
+        never_whole: the values that exist in chunks only, the largest first, in words and with their lines.
     """
 
     index: str
@@ -41,6 +45,7 @@ class LoopSummary:
     stacks: Sequence[str] = ()
     axis: str = ""
     inside: str = ""
+    never_whole: Sequence[str] = ()
 
     @property
     def turns(self) -> int:
@@ -52,11 +57,18 @@ class LoopSummary:
         text = "  " * self.depth + (f"in {self.inside}, " if self.inside and not self.depth else "") + over
         if self.extent % self.chunk:
             text += f" (the last of {self.extent % self.chunk:,})"
-        if self.accumulates:
-            text += f"; accumulates {', '.join(self.accumulates)}"
-        if self.stacks:
-            text += f"; stacks {', '.join(self.stacks)}"
-        return text
+        return "; ".join(filter(None, (text, f"never whole: {_first(self.never_whole)}" if self.never_whole else self.results())))
+
+    def results(self) -> str:
+        """The results to which turns add, and those of which they write slices, in words."""
+        parts = ("accumulates", self.accumulates), ("stacks", self.stacks)
+        return "; ".join(f"{title} {_first(values)}" for title, values in parts if values)
+
+
+def _first(values: Sequence[str]) -> str:
+    """The first of some values, and how many more there are."""
+    left = len(values) - MOST_VALUES
+    return ", ".join(values[:MOST_VALUES]) + (f" and {left:,} more" if left > 0 else "")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

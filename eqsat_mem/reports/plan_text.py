@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from jax.sharding import PartitionSpec
 
 from eqsat_mem.errors import tensor_lines
+from eqsat_mem.passes import named
 from eqsat_mem.units import count, format_bytes, time_text
 
 if TYPE_CHECKING:
@@ -126,8 +127,15 @@ def _spec_text(spec: PartitionSpec) -> str:
     return f"P({', '.join(entries)})"
 
 
+def changes_of(plan: Plan) -> list[str]:
+    """The passes that changed the program as a whole, in words."""
+    return [known.told for known in named(plan.rules_fired) if known.told]
+
+
 def _loops(plan: Plan) -> Iterator[str]:
-    if not plan.loops and not plan.unchanged:
+    changes = changes_of(plan)
+    yield from changes
+    if not (plan.loops or changes or plan.unchanged):
         yield "no loops: other operations in another order, of which rules .explain() tells"
     yield from map(str, plan.loops[:MOST_LOOPS])
     if len(plan.loops) > MOST_LOOPS:

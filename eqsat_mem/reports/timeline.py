@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from eqsat_mem.ir.loop_tree import Loop, Seq
-from eqsat_mem.reports.words import describe, loop_name
+from eqsat_mem.reports.words import axis_names, describe, loop_name
 from eqsat_mem.schedule.memory import Extents, Live, Memory, extents_inside
 from eqsat_mem.schedule.search import Schedule
 
@@ -68,7 +68,10 @@ def _points(s: Schedule, memory: Memory, seq: Seq, extents: Extents, outside: _O
         if isinstance(step, Loop):
             nbytes = now.nbytes + memory.beside(step, extents, s.chunks)
             now = replace(
-                now, nbytes=nbytes, loops=(*now.loops, loop_name(program, step.index)), state=now.state.union(step.folds, step.stacks)
+                now,
+                nbytes=nbytes,
+                loops=(*now.loops, loop_name(program, axis_names(program), s.seq, step)),
+                state=now.state.union(step.folds, step.stacks),
             )
             yield from _points(s, memory, step.body, extents_inside(extents, step, s.chunks), now)
         elif isinstance(step, Seq):

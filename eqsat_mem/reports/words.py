@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 
-from eqsat_mem.ir import Axes, Block, Input, Map, Program, Rename, Take, bits
+from eqsat_mem.ir import Block, Input, Map, Program, Rename, Take, bits, is_leaf, itemsize
+from eqsat_mem.ir.loop_tree import Loop, Seq, made
 
 AXES = {1: ("elements of {}",), 2: ("rows of {}", "columns of {}")}
 """How the axes of an argument are called, by how many it has; of more than two they are numbered from 0."""
@@ -30,12 +32,68 @@ def axis_of(program: Program, index: int) -> str:
     return ""
 
 
-def loop_name(program: Program, index: int) -> str:
-    """The axis that a loop runs over, or the name of the index where no argument or result has it."""
-    return axis_of(program, index) or f"index {program.indices[index].name}"
+def axis_names(program: Program) -> dict[int, str]:
+    """The indices that arguments or results have, with their axes."""
+    return {i: name for i in range(len(program.indices)) if (name := axis_of(program, i))}
 
 
-def _axis(name: str, axes: Axes, position: int) -> str:
+def names_in_body(program: Program, names: Mapping[int, str], block: Block, body: Program) -> dict[int, str]:
+    """The names of a body's indices: those that its operands have in the program around it.
+
+    Bodies take the last operands of their loop or branch, of what is scanned over a step.
+    """
+    found: dict[int, str] = {}
+    first = len(block.call.in_axes) - len(body.inputs)
+    for term in body.terms:
+        if isinstance(term, Input):
+            outer = block.call.in_axes[first + term.slot]
+            for inside, around in zip(reversed(term.axes), reversed(outer)):
+                if len(inside) == len(around) == 1 and body.indices[inside[0]].extent == program.indices[around[0]].extent:
+                    found.update({inside[0]: names[around[0]]} if around[0] in names else {})
+    return found
+
+
+def loop_name(program: Program, names: Mapping[int, str], seq: Seq, loop: Loop) -> str:
+    """The axis that a loop of a tree runs over: of an argument or result, else of the largest value that it cuts."""
+    if loop.index in names:
+        return names[loop.index]
+    cut = pieces(program, seq, loop) or loop.stacks
+    if not cut:
+        return f"index {program.indices[loop.index].name}"
+    axes = [(i,) for i in bits(program.free[cut[0]])]
+    of = array_type([program.indices[i].extent for (i,) in axes], program.terms[cut[0]].dtype)
+    return _axis(of, axes, axes.index((loop.index,)))
+
+
+def pieces(program: Program, seq: Seq, loop: Loop) -> list[int]:
+    """The values that a loop of a tree computes in chunks and that are nowhere whole along its index, the largest first."""
+    inside = set(_computed(loop.body, None))
+    never = inside.difference(loop.stacks, _computed(seq, loop.index))
+    cut = [t for t in never if program.free[t] >> loop.index & 1 and not is_leaf(program.terms[t])]
+    return largest_first(program, cut)
+
+
+def largest_first(program: Program, terms: Iterable[int]) -> list[int]:
+    """Terms by their bytes where they are whole."""
+    return sorted(terms, key=lambda t: (-_whole_bytes(program, t), t))
+
+
+def _computed(seq: Seq, apart_from: int | None) -> Iterator[int]:
+    """The values that a region computes, but not those of which loops over an index hold chunks."""
+    for step in seq.steps:
+        if isinstance(step, Seq):
+            yield from _computed(step, apart_from)
+        else:
+            yield from made(step)
+            if isinstance(step, Loop) and step.index != apart_from:
+                yield from _computed(step.body, apart_from)
+
+
+def _whole_bytes(program: Program, t: int) -> int:
+    return math.prod(program.indices[i].extent for i in bits(program.free[t])) * itemsize(program.terms[t].dtype)
+
+
+def _axis(name: str, axes: Sequence[Sequence[int]], position: int) -> str:
     words = AXES.get(len(axes))
     return f"axis {position} of {name}" if words is None else words[position].format(name)
 
@@ -60,6 +118,18 @@ def operation(program: Program, t: int) -> str:
         case Take():
             return "rows taken"
     return str(getattr(term, "monoid", None) or type(term).__name__.lower())
+
+
+def place_of(program: Program, t: int) -> str | None:
+    """The user's line that a value comes from, and whether in the backward pass of a gradient."""
+    source = program.source.get(t)
+    return None if source is None else f"{source}{', backward' if source.backward else ''}"
+
+
+def at_place(program: Program, t: int) -> str:
+    """The line of a value as the end of a phrase; empty without one."""
+    place = place_of(program, t)
+    return f" at {place}" if place else ""
 
 
 def describe(program: Program, t: int, extents: Sequence[int] | None = None) -> str:

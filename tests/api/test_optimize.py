@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import types
@@ -156,6 +157,20 @@ def test_options_are_checked_at_decoration(option):
 def test_what_is_not_a_function_is_refused():
     with pytest.raises(TypeError, match="optimize expects a function"):
         optimize("1GiB")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        *((name, ": did you mean memory_limit?") for name in ("limit", "memory", "max_memory", "mem")),
+        ("accurcy", ": did you mean accuracy?"),
+        ("static_argnum", ": did you mean static_argnums?"),
+        ("colour", "."),
+    ],
+)
+def test_an_option_that_there_is_not_is_told_with_the_nearest_one(name, hint):
+    with pytest.raises(TypeError, match=re.escape(f"optimize has no option {name}{hint}")):
+        optimize(jnp.sin, **{name: 2**20})
 
 
 def test_methods():

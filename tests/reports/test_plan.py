@@ -108,6 +108,7 @@ def test_the_json_has_every_attribute_that_is_data(plan):
         "stacks": [],
         "axis": "",
         "inside": "",
+        "never_whole": [],
     }
     assert record["peak_tensors"][1] == {"description": "exp", "bytes": 2 * MiB, "source": "kernel.py:12 (matvec)"}
     assert record["source"] == plan.source
@@ -122,8 +123,16 @@ def test_the_json_has_every_attribute_that_is_data(plan):
             LoopSummary("n", 6, 2, 2, ["a", "b"], ["c"], "axis 1 of q"),
             "    over axis 1 of q: 6 in 3 chunks of 2; accumulates a, b; stacks c",
         ),
+        (LoopSummary("n", 4, 2, 0, list("abc"), list("de")), "over index n: 4 in 2 chunks of 2; accumulates a, b and 1 more; stacks d, e"),
+        (LoopSummary("n", 4, 2, 0, ["a"], never_whole=list("bcde")), "over index n: 4 in 2 chunks of 2; never whole: b, c and 2 more"),
         (LoopSummary("n", 4, 2, inside="scan at f.py:3 (f)"), "in scan at f.py:3 (f), over index n: 4 in 2 chunks of 2"),
     ],
 )
 def test_a_loop_in_words(loop, text):
     assert str(loop) == text
+
+
+def test_what_passes_did_is_told_before_the_loops(plan):
+    rolled = dataclasses.replace(plan, rules_fired=["equal-blocks-as-loops", "a rule"])
+    assert "how   equal blocks, such as layers, run as one loop\n      over rows of x" in str(rolled)
+    assert "how   equal blocks, such as layers, run as one loop\n" in str(dataclasses.replace(rolled, loops=()))

@@ -15,7 +15,7 @@ from eqsat_mem.reports.parts import by_role, parts_of
 from eqsat_mem.reports.plan_text import headline
 from eqsat_mem.reports.scale import label_rows, loop_spans, scale_of
 from eqsat_mem.reports.timeline import Point, timeline
-from eqsat_mem.reports.words import loop_name
+from eqsat_mem.reports.words import axis_names, loop_name
 from eqsat_mem.schedule.search import schedule, straight
 from eqsat_mem.units import format_bytes
 from tests.oracles.targets import CPU
@@ -47,7 +47,7 @@ def test_what_is_held_is_at_most_what_is_counted(name):
 def test_every_loop_is_on_the_line():
     s = schedule(test_schedule.program("kernel gradient"), 1, CPU)
     inside = {point.loops for point in timeline(s)}
-    names = [loop_name(s.ex.program, loop.index) for loop in loops(s.seq)]
+    names = [loop_name(s.ex.program, axis_names(s.ex.program), s.seq, loop) for loop in loops(s.seq)]
     assert {name for path in inside for name in path} == set(names)
     assert timeline(s)[0].loops == ()
 

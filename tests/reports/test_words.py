@@ -7,8 +7,9 @@ import pytest
 from eqsat_mem import optimize
 from eqsat_mem.events import Clock
 from eqsat_mem.ir import Input, Map, Program
+from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.ir.program import Buffer, Output
-from eqsat_mem.reports.words import axis_of, describe
+from eqsat_mem.reports.words import axis_of, describe, pieces
 
 
 def program(*inputs):
@@ -67,9 +68,29 @@ def test_what_a_body_holds_and_loops_over_is_told():
     inside = [loop for loop in plan.loops if loop.inside]
     assert inside
     assert all(loop.inside.startswith("scan at test_words.py:") for loop in inside)
+    assert {loop.axis for loop in inside} <= {"rows of x", "axis 1 of ws", "axis 2 of ws", "columns of x"}
+    assert any(kept.startswith("f32[512,512] ") for loop in inside for kept in loop.never_whole)
     assert plan.peak_tensors[0][0].startswith("in scan: f32[")
     assert sum(nbytes for _, nbytes, _ in plan.peak_tensors) <= plan.peak_bytes
     assert sum(nbytes for _, nbytes, _ in plan.peak_tensors) > 0.8 * plan.peak_bytes
+
+
+def test_an_index_of_no_argument_is_named_after_the_largest_value_cut():
+    def f(x):
+        half = x[:2_000]
+        return jnp.sum(jnp.exp(half[:, None] * half[None]), 1)
+
+    plan = optimize(f, memory_limit="100KiB", verify=False).plan(jax.ShapeDtypeStruct((2_001,), jnp.float32))
+    assert {loop.axis for loop in plan.loops} <= {"elements of the result", "rows of f32[2000,2000]", "columns of f32[2000,2000]"}
+    assert all(loop.never_whole[0].startswith("f32[2000,2000] ") and "test_words.py:" in loop.never_whole[0] for loop in plan.loops)
+
+
+def test_what_is_whole_elsewhere_is_no_piece():
+    p = program(("x", ((0,), (1,))))
+    exp, sin = (p.add(Map(jnp.dtype("float32"), op, (a,))) for op, a in (("exp", 0), ("sin", 1)))
+    cut = Loop(0, Seq((exp, sin), frozenset({sin}), frozenset()), (), (sin,))
+    assert pieces(p, Seq((cut,), frozenset({sin}), frozenset()), cut) == [exp]
+    assert pieces(p, Seq((exp, cut), frozenset({sin}), frozenset()), cut) == []
 
 
 def test_a_line_in_a_package_is_told_beside_the_users():

@@ -22,7 +22,7 @@ from eqsat_mem.reports.page.programs import jaxpr_html, source_html
 from eqsat_mem.reports.page.values import ShownValues
 from eqsat_mem.reports.parts import parts_of
 from eqsat_mem.reports.plan import LoopSummary, Plan
-from eqsat_mem.reports.plan_text import figures, headline
+from eqsat_mem.reports.plan_text import changes_of, figures, headline
 from eqsat_mem.reports.record import Record
 from eqsat_mem.units import count, format_bytes, time_text
 
@@ -53,7 +53,7 @@ def page(plan: Plan, why_seconds: float | None = None, command: str = "", now: C
     data = {"classes": {} if values is None else values.classes, **point_data(panels, known)}
     sections = (
         _section("memory", "Memory", chart_html(panels, plan.limit_bytes) + _measured(plan)),
-        _section("loops", "How", "" if plan.unchanged else _loops(loop_effects(plan.schedule), plan.loops)),
+        _section("loops", "How", "" if plan.unchanged else _loops(plan)),
         _section("lines", "Your source", _lines(panels)),
         _section("source", "The emitted source", _source(plan, values)),
         _section("why", "Why", _why(plan, record, why, values, why_seconds)),
@@ -136,18 +136,23 @@ def _measured(plan: Plan) -> str:
     return f'<p class="hint">Predicted for each step of the program, loop bodies once.{compiled}</p>'
 
 
-def _loops(effects: Sequence[LoopEffect], loops: Sequence[LoopSummary]) -> str:
-    """A list of the plan's own loops with their effects, then of those in the bodies of other loops."""
-    if not loops:
+def _loops(plan: Plan) -> str:
+    """A list of what passes did, of the plan's own loops with their effects, and of those in the bodies of other loops."""
+    changes = [f"<li>{escape(change)}</li>" for change in changes_of(plan)]
+    if not plan.loops and not changes:
         return "<p>No loops: other operations in another order.</p>"
-    items = []
-    for effect in effects:
-        once = f"In one turn: {format_bytes(effect.one_turn_peak_bytes)}, {time_text(effect.one_turn_s)}; {effect.balance()}."
-        loop, indent = str(effect.loop).strip(), 2 * effect.loop.depth
-        items.append(f'<li style="margin-left: {indent}em">{escape(loop)}<br/><small>{escape(once)}</small></li>')
-    inner = (loop for loop in loops if loop.inside)
-    items += [f'<li style="margin-left: {2 * loop.depth}em">{escape(str(loop).strip())}</li>' for loop in inner]
-    return f"<ul>{''.join(items)}</ul>"
+    own = [_loop(effect.loop, _effect(effect)) for effect in loop_effects(plan.schedule)]
+    return f"<ul>{''.join([*changes, *own, *(_loop(loop) for loop in plan.loops if loop.inside)])}</ul>"
+
+
+def _loop(loop: LoopSummary, effect: str = "") -> str:
+    notes = filter(None, (loop.results() if loop.never_whole else "", effect))
+    small = "".join(f"<br/><small>{escape(note)}</small>" for note in notes)
+    return f'<li style="margin-left: {2 * loop.depth}em">{escape(str(loop).strip())}{small}</li>'
+
+
+def _effect(effect: LoopEffect) -> str:
+    return f"In one turn: {format_bytes(effect.one_turn_peak_bytes)}, {time_text(effect.one_turn_s)}; {effect.balance()}."
 
 
 def _lines(panels: Sequence[Panel]) -> str:
