@@ -91,7 +91,7 @@ print(f"a parameter moves by {moved:.1e} at most, and differs by {apart:.1e} at 
 assert apart < 1e-4 * moved
 
 losses, moving = [], parameters
-for _ in range(5):
+for _ in range(3):
     moving, value = fast(moving, tokens)
     losses.append(float(value))
 print("losses", " ".join(f"{value:.4f}" for value in losses))
@@ -103,7 +103,7 @@ assert losses == sorted(losses, reverse=True)
 # %%
 for name, run in {"as written": jax.jit(step), "planned": fast}.items():
     jax.block_until_ready(run(parameters, tokens))
-    seconds = timeit.repeat(lambda run=run: jax.block_until_ready(run(parameters, tokens)), number=1, repeat=3)
+    seconds = timeit.repeat(lambda run=run: jax.block_until_ready(run(parameters, tokens)), number=1, repeat=2)
     print(f"{name:10}  {min(seconds):.3f} s")
 
 # %% [markdown]

@@ -57,18 +57,20 @@ def loop_summaries(s: Schedule, names: Mapping[int, str] | None = None) -> list[
     return list(_loop_summaries(s, axis_names(s.ex.program) if names is None else names, s.seq, 0))
 
 
-def _loop_summaries(s: Schedule, names: Mapping[int, str], seq: Seq, depth: int) -> Iterator[LoopSummary]:
+def _loop_summaries(
+    s: Schedule, names: Mapping[int, str], seq: Seq, depth: int, told: frozenset[int] = frozenset()
+) -> Iterator[LoopSummary]:
     program = s.ex.program
     for step in seq.steps:
         if isinstance(step, Loop):
             index = program.indices[step.index]
             folds, stacks = ([describe(program, t) for t in largest_first(program, ts)] for ts in (step.folds, step.stacks))
-            cut = _lines_first(program, pieces(program, s.seq, step))
-            axis = loop_name(program, names, s.seq, step)
-            yield LoopSummary(index.name, index.extent, s.chunks[step], depth, folds, stacks, axis, "", cut)
-            yield from _loop_summaries(s, names, step.body, depth + 1)
+            cut = [t for t in pieces(program, s.seq, step) if t not in told]
+            axis, words = loop_name(program, names, s.seq, step), _lines_first(program, cut)
+            yield LoopSummary(index.name, index.extent, s.chunks[step], depth, folds, stacks, axis, "", words)
+            yield from _loop_summaries(s, names, step.body, depth + 1, told.union(cut))
         elif isinstance(step, Seq):
-            yield from _loop_summaries(s, names, step, depth)
+            yield from _loop_summaries(s, names, step, depth, told)
 
 
 def _lines_first(program: Program, terms: Sequence[int]) -> list[str]:

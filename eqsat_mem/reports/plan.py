@@ -34,7 +34,8 @@ class LoopSummary:
         stacks: the results of which each turn writes a slice, in words.
         axis: the axis that it runs over: of an argument or result (``rows of x``), else of the largest value that it cuts.
         inside: the user's loop or branch in which it stands, with its line; empty for a loop of the plan itself.
-        never_whole: the values that exist in chunks only, the largest first, in words and with their lines.
+        never_whole: the values that it computes in chunks and that are whole nowhere, less those of loops around it: the largest first, in
+            words and with their lines.
     """
 
     index: str
