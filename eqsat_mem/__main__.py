@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 from eqsat_mem import __version__
 from eqsat_mem.cli.commands import cache, check_rules, devices, rules, show
 from eqsat_mem.errors import EqsatMemError, OptionError, UserFileError
-from eqsat_mem.units import format_bytes
+from eqsat_mem.units import for_terminal, format_bytes
 
 if TYPE_CHECKING:
     from eqsat_mem.reports.plan import Plan
@@ -239,6 +240,7 @@ def _planned(options: argparse.Namespace) -> tuple[Plan, Callable[[Path], bytes]
 
 def _plan(options: argparse.Namespace) -> int:
     from eqsat_mem.reports.plan_files import saved
+    from eqsat_mem.reports.plan_text import WIDE, text_of
     from eqsat_mem.stablehlo.endings import check_ending
 
     output = None if options.output is None else Path(options.output)
@@ -251,7 +253,8 @@ def _plan(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(json.loads(plan.to_json()) | ({"why": json.loads(why.to_json())} if why else {}), indent=2))
     else:
-        print(*filter(None, (plan, why, plan.source)), sep="\n\n")
+        narrow = text_of(plan, min(WIDE, shutil.get_terminal_size((WIDE, 0)).columns))
+        print(*filter(None, (narrow, for_terminal(str(why)) if why else None, plan.source)), sep="\n\n")
     if output is not None:
         try:
             data = saved(plan) if output.suffix == SAVED else written(output)

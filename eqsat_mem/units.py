@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 
 UNITS = {
@@ -91,3 +94,22 @@ def aligned(rows: Sequence[Sequence[str]], left: int | None = None, gap: str = "
         gap.join(cell.ljust(width) if k < lefts else cell.rjust(width) for k, (cell, width) in enumerate(zip(row, widths))).rstrip()
         for row in rows
     ]
+
+
+def wrapped(line: str, width: int, hang: int = 4) -> list[str]:
+    """Return a line as lines of at most ``width`` characters, if words are no longer; those after the first are indented by ``hang`` more.
+
+    >>> wrapped("  over rows of x: 8 in 8 chunks of 1; stacks y", 30)
+    ['  over rows of x: 8 in 8', '      chunks of 1; stacks y']
+    """
+    if len(line) <= width:
+        return [line]
+    after = " " * (len(line) - len(line.lstrip()) + hang)
+    return textwrap.wrap(line, width, subsequent_indent=after, break_long_words=False, break_on_hyphens=False)
+
+
+def for_terminal(text: str) -> str:
+    """Return a text with its lines wrapped to the terminal that it is printed to; unchanged for a pipe or a file."""
+    if not sys.stdout.isatty():
+        return text
+    return "\n".join(part for line in text.split("\n") for part in wrapped(line, shutil.get_terminal_size().columns))

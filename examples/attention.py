@@ -70,7 +70,7 @@ for ours, written in zip(fast(q, k, v, target)[1], jax.jit(program)(q, k, v, tar
 
 # %%
 for name, run in {"as written": jax.jit(program), "planned": fast}.items():
-    seconds = timeit.repeat(lambda run=run: jax.block_until_ready(run(q, k, v, target)), number=1, repeat=3)
+    seconds = timeit.repeat(lambda run=run: jax.block_until_ready(run(q, k, v, target)), number=1, repeat=2)
     print(f"{name:10}  {min(seconds):.3f} s")
 
 # %% [markdown]

@@ -74,7 +74,7 @@ np.testing.assert_allclose(np.linalg.norm(slope), (ahead - behind) / 2e-3, rtol=
 # %%
 for name, run in {"as written": jax.jit(program), "planned": fast}.items():
     jax.block_until_ready(run(x, y))
-    seconds = timeit.repeat(lambda run=run: jax.block_until_ready(run(x, y)), number=1, repeat=3)
+    seconds = timeit.repeat(lambda run=run: jax.block_until_ready(run(x, y)), number=1, repeat=2)
     print(f"{name:10}  {min(seconds):.3f} s")
 
 # %% [markdown]

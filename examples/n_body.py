@@ -73,7 +73,7 @@ assert drift < 1e-5
 # %%
 for name, run in {"as written": jax.jit(simulate), "planned": fast}.items():
     jax.block_until_ready(run(position, velocity, mass))
-    seconds = timeit.repeat(lambda run=run: jax.block_until_ready(run(position, velocity, mass)), number=1, repeat=3)
+    seconds = timeit.repeat(lambda run=run: jax.block_until_ready(run(position, velocity, mass)), number=1, repeat=2)
     print(f"{name:10}  {min(seconds):.3f} s")
 
 # %% [markdown]

@@ -71,7 +71,7 @@ assert apart < 1e-4
 # %%
 for name, run in {"as written": jax.jit(tangent_kernel), "planned": fast}.items():
     run(parameters, x)
-    seconds = timeit.repeat(lambda run=run: jax.block_until_ready(run(parameters, x)), number=1, repeat=3)
+    seconds = timeit.repeat(lambda run=run: jax.block_until_ready(run(parameters, x)), number=1, repeat=2)
     print(f"{name:10}  {min(seconds):.3f} s")
 
 # %% [markdown]

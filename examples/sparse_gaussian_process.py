@@ -90,7 +90,7 @@ assert found[-1] > found[0] + 0.3
 # %%
 for name, run in {"as written": jax.jit(program), "planned": fast}.items():
     jax.block_until_ready(run(start, z, x, y))
-    seconds = timeit.repeat(lambda run=run: jax.block_until_ready(run(start, z, x, y)), number=1, repeat=3)
+    seconds = timeit.repeat(lambda run=run: jax.block_until_ready(run(start, z, x, y)), number=1, repeat=2)
     print(f"{name:10}  {min(seconds):.3f} s")
 
 # %% [markdown]

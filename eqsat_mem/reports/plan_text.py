@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from eqsat_mem.errors import tensor_lines
 from eqsat_mem.passes import named
-from eqsat_mem.units import count, format_bytes, time_text
+from eqsat_mem.units import count, format_bytes, time_text, wrapped
 
 if TYPE_CHECKING:
     from eqsat_mem.reports.plan import Plan
@@ -19,12 +19,18 @@ WIDTH = 40
 """Characters of the longest bar."""
 FAR = 3
 """A limit of more than so many times the highest peak has no bar: with one, the others would be invisible."""
+WIDE = 120
+"""Characters of the longest line."""
+TITLE = 6
 MOST_LOOPS = 8
 MOST_TENSORS = 5
 
 
-def text_of(plan: Plan) -> str:
-    """The plan in about a dozen lines: the verdict, bars, loops, the largest tensors at the peak, and where to read more."""
+def text_of(plan: Plan, width: int = WIDE) -> str:
+    """The plan in about a dozen lines: the verdict, bars, loops, the largest tensors at the peak, and where to read more.
+
+    Lines longer than ``width`` are wrapped.
+    """
     sections = [
         ("", [f"{plan.name} {headline(plan)}"]),
         ("", list(_bars(plan))),
@@ -35,7 +41,7 @@ def text_of(plan: Plan) -> str:
         ("more", [_more(plan)]),
         ("note", [*filter(None, [stopped_text(plan)]), *plan.doubts]),
     ]
-    return "\n".join(line for title, lines in sections for line in _titled(title, lines))
+    return "\n".join(line for title, lines in sections for line in _titled(title, lines, width))
 
 
 def stopped_text(plan: Plan) -> str:
@@ -87,10 +93,12 @@ def _seconds(text: str, seconds: float | None) -> str:
     return "" if seconds is None else text.format(time_text(seconds))
 
 
-def _titled(title: str, lines: Sequence[str]) -> Iterator[str]:
+def _titled(title: str, lines: Sequence[str], width: int) -> Iterator[str]:
     """Lines with a title to the left of the first; without one they begin at the margin."""
-    for k, line in enumerate(lines):
-        yield f"{title if k == 0 else '':<6}{line}" if title else line
+    indent = TITLE if title else 0
+    parts = (part for line in lines for part in wrapped(line, width - indent))
+    for k, part in enumerate(parts):
+        yield f"{title if k == 0 else '':<{indent}}{part}"
 
 
 def _bars(plan: Plan) -> Iterator[str]:

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from eqsat_mem.reports.plan import LoopSummary, Plan
+from eqsat_mem.reports.plan_text import text_of
 
 MiB = 2**20
 
@@ -48,6 +49,19 @@ def test_what_a_plan_prints(plan):
         "        3.5 MiB  scratch of operations\n"
         "more  .explain() why   .show() a picture   .source the program   planned in 21.5 ms"
     )
+
+
+def test_long_lines_are_wrapped_below_what_they_belong_to(plan):
+    loops = [LoopSummary("n", 6, 2, 0, axis="rows of x", never_whole=["f32[6,6] exp at a_module_of_mine.py:12 (a_function)"] * 3)]
+    told = str(dataclasses.replace(plan, loops=loops)).split("\n")
+    at = next(k for k, line in enumerate(told) if line.startswith("how"))
+    assert told[at].startswith("how   over rows of x: 6 in 3 chunks of 2; never whole: f32[6,6] exp at a_module_of_mine.py:12")
+    assert told[at + 1].startswith(" " * 10)
+    assert told[at + 1].endswith("and 1 more")
+    assert max(map(len, told)) <= 120
+    narrow = text_of(dataclasses.replace(plan, loops=loops), 60)
+    assert max(map(len, narrow.split("\n"))) <= 60
+    assert " ".join(narrow.split()) == " ".join(" ".join(told).split())
 
 
 def test_a_plan_that_holds_more_than_the_program_as_written_says_that_it_is_for_speed(plan):

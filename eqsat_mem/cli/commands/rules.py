@@ -11,7 +11,7 @@ from eqsat_mem.cli.commands.check_rules import add_operations
 from eqsat_mem.cli.commands.show import add_function, traced
 from eqsat_mem.options import Accuracy, Options
 from eqsat_mem.passes import FILE
-from eqsat_mem.units import aligned
+from eqsat_mem.units import aligned, for_terminal
 
 if TYPE_CHECKING:
     from eqsat_mem.egraph.rule_files import Rule
@@ -60,12 +60,12 @@ def run(options: argparse.Namespace) -> int:
     given = Options(**chosen(options))
     rules = load_rules(given.rules, given.accuracy, given.only_rules, given.without_rules, given.operations)
     if options.function is None:
-        print(table(rules.cards))
+        print(for_terminal(table(rules.cards)))
         return 0
     program = traced(options, rules.passes)
     view = saturate(program, rules)
     matches = {**view.matches, **dict.fromkeys(program.passes, 1)}
-    print(table(rules.cards, matches, view.seconds))
+    print(for_terminal(table(rules.cards, matches, view.seconds)))
     print(f"{view.rows} rows in {view.iterations} iterations; stopped: {view.stopped}")
     return 0
 
