@@ -27,7 +27,7 @@ from eqsat_mem.units import format_bytes
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "training_step.svg"
 LAYERS, BATCH, LENGTH, WIDTH, HEADS, WORDS = 8, 4, 512, 256, 8, 16_384
-LIMIT = 200 * 2**20
+LIMIT = 256 * 2**20
 RATE = 0.01
 EVERY_S = 0.005
 POINTS = 300

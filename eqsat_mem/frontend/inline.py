@@ -197,10 +197,18 @@ def source_of(eqn: Any) -> Source | None:
     called = frames[0]
     users = [frame for frame in frames if not frame.file_name.startswith(_INSTALLED)]
     library = "" if called in users[:1] or not users else f"{called.file_name.rsplit('/', 1)[-1]}:{called.start_line}"
-    (file, line, function), *callers = (
-        (frame.file_name, frame.start_line, frame.function_name.rpartition("<locals>.")[2]) for frame in users or frames[:1]
-    )
+    (file, line, function), *callers = ((frame.file_name, frame.start_line, _named(frame.function_name)) for frame in users or frames[:1])
     return Source(file, line, function, library, _TRANSPOSED in scopes, tuple(callers))
+
+
+def _named(function: str) -> str:
+    """The function that a qualified name is of; of a lambda or a comprehension inside of another, that one.
+
+    >>> _named("outer.<locals>.Model.call"), _named("outer.<locals>.<genexpr>"), _named("<lambda>")
+    ('Model.call', 'outer', '<lambda>')
+    """
+    names = function.split(".<locals>.")
+    return next((name for name in reversed(names) if not name.startswith("<")), names[-1])
 
 
 @contextmanager
