@@ -29,7 +29,7 @@ def run_examples(path):
 def test_the_examples_of_the_readme_run(capsys):
     scope = run_examples(README)
     assert "peak" in capsys.readouterr().out
-    assert scope["out"].shape == (3000, 1)
+    assert scope["out"].shape == (10_000, 1)
 
 
 def test_the_emitted_program_of_the_readme_stands_alone():

@@ -272,6 +272,7 @@ print(sum(isinstance(event, Scheduled) for event in seen), float(out.sum()))
 """
 
 
+@pytest.mark.slow
 def test_another_process_loads_it(home, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     runs = [subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True) for _ in range(2)]

@@ -25,6 +25,7 @@ def planned(limit, verify):
     return eqsat_mem.optimize(jax.grad(loss), memory_limit=limit, device="h100", verify=verify).plan(weights, x)
 
 
+@pytest.mark.slow
 def test_a_plan_computes_values_again():
     plan = planned("60 MiB", verify=False)
     assert plan.peak_bytes <= 60 * MIB < plan.original_peak_bytes

@@ -242,6 +242,7 @@ def test_a_program_as_written_has_no_tile_kernels():
     assert ours.original_peak_bytes == plain.original_peak_bytes > ours.peak_bytes
 
 
+@pytest.mark.slow
 def test_a_tile_kernel_stands_inside_a_loop(monkeypatch):
     """Rows come in chunks where something else holds values of all pairs; what the kernel reads of them is a copy of a slice."""
 

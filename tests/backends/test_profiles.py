@@ -23,6 +23,13 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "profiles"
 
 
+@pytest.fixture(scope="module")
+def measured():
+    """This device, measured in as little time as can be, and what was told of it."""
+    told = []
+    return calibrate.measure(CPU, told.append, shortest_s=1e-5), told
+
+
 def test_profiles_are_kept_where_the_platform_keeps_caches(monkeypatch, tmp_path):
     monkeypatch.delenv("EQSAT_MEM_PROFILES")
     monkeypatch.setattr("sys.platform", "linux")
@@ -50,10 +57,10 @@ def test_what_is_kept_is_used_until_it_is_forgotten(home):
     assert backend_in_use().device == built_in
 
 
-def test_what_is_measured_is_read_back_as_it_was_kept(home):
-    measured = calibrate.measure(CPU, shortest_s=1e-5)
-    profiles.keep(measured)
-    assert backend_in_use() == replace(CPU, device=measured)
+def test_what_is_measured_is_read_back_as_it_was_kept(home, measured):
+    device, _ = measured
+    profiles.keep(device)
+    assert backend_in_use() == replace(CPU, device=device)
 
 
 def test_links_are_read_back_with_their_points(home):
@@ -145,9 +152,8 @@ def test_a_profile_with_other_fields_is_that_of_another_version(home):
     assert backend_in_use().device == CPU.device
 
 
-def test_every_rate_is_measured():
-    told = []
-    device = calibrate.measure(CPU, told.append, shortest_s=1e-5)
+def test_every_rate_is_measured(measured):
+    device, told = measured
     named = {name.strip() for text in told for name in text.split(",")}
     assert named == {f.name for f in fields(device)} - {"name", "matrix_cores", "reused_bytes", "tile_level", "near", "far"}
     assert [size for size, _ in device.levels] == [size for size, _ in CPU.device.levels]

@@ -142,6 +142,7 @@ def test_one_device_of_a_mesh_is_one_device(args):
 # --- within JAX ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_derivatives_and_batched_forms_are_planned_on_the_mesh(mesh, args):
     f = optimize(kernel_product, memory_limit="512KiB", mesh=mesh, in_shardings=(S, R, R), out_shardings=S)
     gradient = jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a))), (0, 1, 2))(*args)
@@ -281,6 +282,7 @@ def test_listed_collectives_are_those_of_the_compiled_program(mesh):
     assert sum(received for _, received in found.values()) == plan.received_bytes
 
 
+@pytest.mark.slow
 def test_an_explanation_searches_on_the_mesh(mesh):
     why = optimize(lambda x, v: jnp.exp(-((x[:, None] - x) ** 2)) @ v, memory_limit="256KiB", mesh=mesh, in_shardings=S, verify=False).plan(
         *[jax.ShapeDtypeStruct((N,), jnp.float32)] * 2
@@ -288,6 +290,7 @@ def test_an_explanation_searches_on_the_mesh(mesh):
     assert why.explain().repeated
 
 
+@pytest.mark.slow
 def test_a_plan_can_be_pickled_and_runs_on_the_mesh_that_is_set(mesh, args, want):
     plan = optimize(kernel_product, memory_limit="192KiB", mesh=mesh, in_shardings=S, out_shardings=S).plan(*shapes())
     copy = pickle.loads(pickle.dumps(plan))
