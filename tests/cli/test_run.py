@@ -144,6 +144,7 @@ def test_a_bound_on_planning_reaches_the_script_through_the_environment(tmp_path
     assert said.startswith("eqsat-mem: EQSAT_MEM_MAX_PLANNING_SECONDS must be a number of seconds above zero, not")
 
 
+@pytest.mark.slow
 def test_ten_lines_over_the_limit_without_us_and_within_it_with_us(tmp_path):
     limit = 8 * 2**20
     (tmp_path / "nearest.py").write_text(NEIGHBOURS + MEASURED)
