@@ -58,7 +58,8 @@ class RegionWriter:
             self.reads.idioms.fenced(self.reads.ex, seq, fused, rescaled),
         )
         place = {step: k for k, step in enumerate(seq.steps)}
-        for step, members in sorted(zip(fused.kept, fused.members), key=lambda kernel: place[kernel[0]]):
+        every = fused.members_at(self.reads.ex, self.reads.extents(scope), self.schedule.backend)
+        for step, members in sorted(zip(fused.kept, every), key=lambda kernel: place[kernel[0]]):
             if isinstance(step, int):
                 term = self.reads.program.terms[step]
                 known = isinstance(term, Block) and (id(term.call), term.args) in scope.calls

@@ -39,20 +39,41 @@ class TileWriter:
         inner = _inside(scope)
         result = PairWriter(reads, self.expressions, pairs, given, place, inner).result()
         self.function(f"{pair}({', '.join([place, *given.values()])})", inner, result, scope)
-        self.function(f"{by_tiles}()", inner := _inside(scope), self.call(tile, pair, self.fold(pairs, scope), arrays, inner), scope)
+        alone = Region(pairs.on_the_way(reads.program), region.users, frozenset(pairs.steps), frozenset(pairs.steps), region.ends)
+        results = self.call(tile, pair, self.fold(pairs, scope), arrays, inner := _inside(scope))
+        results = self.at_levels(pairs, results, inner, alone) if pairs.streamed else results
+        self.function(f"{by_tiles}()", inner, tuple_text(results) if len(results) > 1 else results[0], scope)
         inner = _inside(scope)
-        alone = Region(frozenset(pairs.members), region.users, frozenset([pairs.step]), frozenset([pairs.step]), region.ends)
-        value, term = self.expressions.value(pairs.step, inner, alone), reads.program.terms[pairs.step]
+        values, term = [self.expressions.value(t, inner, alone).text for t in pairs.steps], reads.program.terms[pairs.step]
         text = f"lax.platform_dependent({tile.platform}={by_tiles}, default={usual})"
         if not isinstance(term, Block):
-            self.function(f"{usual}()", inner, value.text, scope)
-            scope.values[pairs.step] = reads.assign(text, reads.layout(pairs.step), scope, reads.word(pairs.step))
+            several = len(values) > 1
+            self.function(f"{usual}()", inner, tuple_text(values) if several else values[0], scope)
+            if several:
+                names = [identifier(reads.word(t), reads.taken) for t in pairs.steps]
+                reads.line(scope, f"{', '.join(names)} = {text}")
+                scope.values |= {t: Value(name, reads.layout(t)) for t, name in zip(pairs.steps, names)}
+            else:
+                scope.values[pairs.step] = reads.assign(text, reads.layout(pairs.step), scope, reads.word(pairs.step))
             return
         made = id(term.call), term.args
         self.function(f"{usual}()", inner, tuple_text(inner.calls[made]), scope)
         names = [identifier(f"{term.call.prim.name}_{k}", reads.taken) for k in range(len(term.call.out_axes))]
         reads.line(scope, f"{tuple_text(names)} = {text}")
         scope.calls[made] = names
+
+    def at_levels(self, pairs: Pairs, results: Sequence[str], scope: Scope, region: Region) -> list[str]:
+        """The results of a kernel, sums less a level brought from what the kernel subtracted to that."""
+        reads, (top, *sums) = self.reads, results
+        scope.values[pairs.step] = Value(top, reads.layout(pairs.step))
+        for t, name, known in zip(pairs.steps[1:], sums, pairs.streamed):
+            level = self.expressions.value(known.level, scope, region)
+            text = reads.aligned(level, reads.layout(t)).text
+            if any(holder.shifts.get(known.shift) == known.level for holder in scope.around()):
+                text = f"proper({text})"
+            text = self.expressions.with_helpers(f"at_level({name}, {top}, {text})")
+            scope.values[t] = reads.assign(text, reads.layout(t), scope, reads.word(t))
+        return [scope.values[t].text for t in pairs.steps]
 
     def function(self, head: str, inner: Scope, result: str, scope: Scope) -> None:
         """A local function, its lines being there already."""
@@ -62,6 +83,8 @@ class TileWriter:
 
     def fold(self, pairs: Pairs, scope: Scope) -> str:
         """The partial result of no pairs, its dtype, and the function that combines two, which is written before."""
+        if len(pairs.steps) > 1:
+            return self.several(pairs, scope)
         reads, term = self.reads, self.reads.program.terms[pairs.step]
         if isinstance(term, Block) and picks(term.call):
             running = selection_of(term.call).running
@@ -79,24 +102,37 @@ class TileWriter:
         self.function(f"{combine}(left, right)", _inside(scope), monoid.combine_text.format("left", "right"), scope)
         return f"({number(monoid.identity(term.dtype))}, {reads.dtype(term.dtype)}, {combine})"
 
-    def call(self, tile: Tile, pair: str, fold: str, arrays: Sequence[str], scope: Scope) -> str:
-        """The call that folds the function ``pair`` of arrays, its results in the order of axes that the program has."""
+    def several(self, pairs: Pairs, scope: Scope) -> str:
+        """The same of several folds, but for a maximum that others are streamed with."""
+        reads, combine = self.reads, identifier("combine", self.reads.taken)
+        folds = [t for k, s in enumerate(pairs.steps) if isinstance(t := reads.program.terms[s], Fold) and (k or not pairs.streamed)]
+        parts = [MONOIDS[t.monoid].combine_text.format(f"left[{k}]", f"right[{k}]") for k, t in enumerate(folds)]
+        self.function(f"{combine}(left, right)", _inside(scope), tuple_text(parts), scope)
+        nothing = tuple_text([number(MONOIDS[t.monoid].identity(t.dtype)) for t in folds])
+        return tuple_text([nothing, tuple_text([reads.dtype(t.dtype) for t in folds]), combine])
+
+    def call(self, tile: Tile, pair: str, fold: str, arrays: Sequence[str], scope: Scope) -> list[str]:
+        """The results of the call that folds the function ``pair`` of arrays, in the order of axes that the program has."""
         reads, pairs = self.reads, tile.pairs
         *letters, result = spelled([*(read.layout for read in pairs.reads), (*pairs.result, pairs.columns)], reads.letters)
         spec = f'"{",".join(letters)}->{result[:-1]}", "{result[-1]}"'
-        text = ", ".join([spec, pair, fold, str(tile.block), str(tile.approximate), *arrays])
+        text = ", ".join([spec, pair, fold, str(tile.block), str(tile.approximate), *arrays, *(["streams=True"] if pairs.streamed else [])])
         text = f"{tile.helpers[0].__name__}({text})"
         self.calls.carry_helpers(tile.helpers, text)
         term = reads.program.terms[pairs.step]
-        if not isinstance(term, Block):
-            return reads.aligned(Value(text, pairs.result), reads.layout(pairs.step), whole=True).text
+        if not isinstance(term, Block) and len(pairs.steps) == 1:
+            return [reads.aligned(Value(text, pairs.result), reads.layout(pairs.step), whole=True).text]
         results = []
+        if not isinstance(term, Block):
+            names = [identifier(reads.word(t), reads.taken) for t in pairs.steps]
+            reads.line(scope, f"{', '.join(names)} = {text}")
+            return [reads.aligned(Value(name, pairs.result), reads.layout(pairs.step), whole=True).text for name in names]
         for k, axes in enumerate(term.call.out_axes):
             picked = bits(axes_mask(axes) & ~mask_of(pairs.result))
             name = identifier(f"{term.call.prim.name}_{k}", reads.taken)
             results.append((name, reads.in_axes(Value(name, (*pairs.result, *picked)), axes, scope).text))
         reads.line(scope, f"{tuple_text([name for name, _ in results])} = {text}")
-        return tuple_text([result for _, result in results])
+        return [result for _, result in results]
 
 
 def _inside(scope: Scope) -> Scope:
@@ -115,22 +151,40 @@ class PairWriter:
 
     def result(self) -> str:
         """The value of an element of a tile, which the fold over columns combines: several, where it keeps several."""
-        term = self.reads.program.terms[self.pairs.step]
+        term, pairs = self.reads.program.terms[self.pairs.step], self.pairs
+        if isinstance(term, Fold) and pairs.streamed:
+            first = self.step(pairs.step)
+            less, level = (identifier(word, self.reads.taken) for word in ("less", "level"))
+            inner = _inside(self.scope)
+            given = {**self.given, **{known.level: level for known in pairs.streamed}}
+            elements = PairWriter(self.reads, self.expressions, pairs, given, self.place, inner)
+            text = tuple_text([elements.step(t) for t in pairs.steps[1:]])
+            self.reads.line(inner, f"return {text}")
+            self.reads.line(self.scope, f"def {less}({level}):")
+            self.scope.lines += inner.lines
+            return tuple_text([first, less])
         if isinstance(term, Fold):
-            return self.folded(term, term.over & ~(1 << self.pairs.columns), ()).text
+            texts = [self.step(t) for t in pairs.steps]
+            return tuple_text(texts) if len(texts) > 1 else texts[0]
         assert isinstance(term, Block), "a fold of pairs"
         texts = [self.value(c, ()).text for c in self.pairs.folded]
         return tuple_text([*texts, self.place] if picks(term.call) else texts)
+
+    def step(self, t: int) -> str:
+        """The element of a fold."""
+        term = self.reads.program.terms[t]
+        assert isinstance(term, Fold), "several folds"
+        return self.folded(term, term.over & ~(1 << self.pairs.columns), ()).text
 
     def value(self, t: int, at: Fixed) -> Value:
         """A term where indices that are written out have these positions."""
         at = tuple((i, place) for i, place in at if self.reads.program.free[t] >> i & 1)
         if t in self.given:
             places = dict(at)
-            return Value(self.given[t] + "".join(f"[{places[i]}]" for i in self.layouts[t] if i in self.pairs.written_out), ())
+            return Value(self.given[t] + "".join(f"[{places[i]}]" for i in self.layouts.get(t, ()) if i in self.pairs.written_out), ())
         if is_place(self.reads.program, t, self.pairs.columns):
             return Value(self.place, ())
-        known = self.scope.values.get((t, at))
+        known = next((holder.values[t, at] for holder in self.scope.around() if (t, at) in holder.values), None)
         if known is not None:
             return known
         term = self.reads.program.terms[t]
@@ -138,13 +192,13 @@ class PairWriter:
             value = self.folded(term, term.over, at)
         else:
             assert isinstance(term, Map), "members are elementwise, folds or contractions"
-            value = Value(self.mapped(term, at), (), atom=False)
+            value = Value(self.mapped(t, term, at), (), atom=False)
         if self.users[t] > 1 or len(value.text) >= INLINE:
             value = self.reads.assign(value.text, (), self.scope, self.reads.word(t))
             self.scope.values[t, at] = value
         return value
 
-    def mapped(self, term: Map, at: Fixed) -> str:
+    def mapped(self, t: int, term: Map, at: Fixed) -> str:
         """An elementwise operation."""
         operands = [self.reads.program.terms[a] for a in term.args]
         texts = []
@@ -152,6 +206,8 @@ class PairWriter:
             if isinstance(operand, Literal):
                 weak = self.expressions.weak_literal(term, operand, operands)
                 texts.append(self.reads.literal(operand) if weak else self.reads.typed(operand))
+            elif any(holder.shifts.get(t) == a for holder in self.scope.around()) and a in self.layouts:
+                texts.append(self.expressions.with_helpers(f"proper({self.value(a, at).text})"))
             else:
                 texts.append(self.value(a, at).text)
         text = map_text(term.op, term.params, texts, term.dtype)

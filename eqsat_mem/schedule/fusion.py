@@ -7,7 +7,7 @@ too much to compute twice. What a compiler does differently, its backend says (:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,7 +33,8 @@ class Fused:
     """A region with the values it keeps, in the order in which kernels run, each with the kept values and outer values it reads.
 
     ``unrolled`` folds are written out element by element, and with them the terms that are ``spread`` over these elements.
-    ``streamed`` are kept values that a backend, where they are large, passes from kernel to kernel row by row.
+    ``streamed`` are kept values that a backend, where they are large, passes from kernel to kernel row by row. ``together`` are folds side
+    by side that are one tile kernel, where there is one, by the first of them.
     """
 
     kept: tuple[int | Loop | Seq, ...]
@@ -43,6 +44,19 @@ class Fused:
     spread: frozenset[int] = field(default=frozenset())
     streamed: frozenset[int] = field(default=frozenset())
     copies: tuple[Copy, ...] = ()
+    together: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def members_at(self, ex: Extraction, extents: Sequence[int], backend: Backend) -> Sequence[tuple[int, ...]]:
+        """The terms that each kernel computes at these extents: those of folds together where one tile kernel computes them."""
+        if not self.together:
+            return self.members
+        found, place = list(self.members), {step: k for k, step in enumerate(self.kept)}
+        for first, steps in self.together.items():
+            every = tuple(sorted(set[int]().union(*(self.members[place[t]] for t in steps))))
+            if backend.tile(ex, first, every, extents) is not None:
+                for t in steps:
+                    found[place[t]] = every if t == first else ()
+        return found
 
     @cached_property
     def last_use(self) -> dict[int, int]:

@@ -264,6 +264,7 @@ class Memory:
 
     def _walk(self, seq: Seq, extents: Extents) -> Footprint:
         program, fused = self.ex.program, self.fused(seq)
+        every = fused.members_at(self.ex, extents, self.backend)
         live: dict[int, int] = {}
         around: list[int] = []
         lives: list[tuple[int, int, int, float]] = []
@@ -278,8 +279,8 @@ class Memory:
                 if isinstance(term := program.terms[step], Block) and not self.ex.unrolls.get(step):
                     own = block_scratch(term.call, term.args, program, extents, self.backend)
                 new[step], more = self.result(step, seq, extents)
-                scratch += more + self._slices(seq, self._copied_reads(step, fused.members[position]), extents, live)
-                own += self.backend.scratch_bytes(self.ex, step, fused.members[position], extents, size_here)
+                scratch += more + self._slices(seq, self._copied_reads(step, every[position]), extents, live)
+                own += self.backend.scratch_bytes(self.ex, step, every[position], extents, size_here)
             elif isinstance(step, Loop):
                 new = {t: self.size(t, extents) for t in step.folds} | {t: self.stored(t, extents) for t in step.stacks}
                 self._sliced_along[step.body] = step.index

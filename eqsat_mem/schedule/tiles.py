@@ -3,17 +3,24 @@
 A fold over one index of what is computed elementwise for all pairs of it and another is one kernel that holds nothing but operands
 and results: a block of threads keeps the partial results of some rows while blocks of columns pass by. A partial result may be several
 numbers: a search keeps an extreme and its place, ``top_k`` the first of them.
+
+Several folds of the same pairs may be one kernel (:func:`joined`). Where one is a maximum, sums of exponentials less a level that is made
+of it (:class:`eqsat_mem.egraph.online_folds.Rescaled`) are such folds, too: they are taken less the largest number so far, and adjusted to
+the level in the end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Fold, Iota, Literal, Map, Program, bits, children, mask_of
+from eqsat_mem.egraph.online_folds import Rescaled
+from eqsat_mem.ir import Block, Dot, Fold, Iota, Literal, Map, Program, bits, children, folded, mask_of
+from eqsat_mem.ir.loop_tree import Step
 from eqsat_mem.ir.ops import block_op, picks
+from eqsat_mem.schedule.fusion import Fused
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,12 @@ class Pairs:
     """A fold of pairs.
 
     Attributes:
-        step: the fold, or one of the results of one.
-        folded: the values that it combines.
-        members: the fold, and all terms that it computes for each pair, ascending. What depends on rows or on columns alone is computed
+        step: the fold, or one of the results of one; the first of several.
+        steps: all folds that the kernel keeps.
+        folded: the values that they combine.
+        streamed: of the folds that are sums of exponentials less a level, that level; the first fold is then the maximum that it is
+            made of.
+        members: the folds, and all terms that they compute for each pair, ascending. What depends on rows or on columns alone is computed
             ahead, as arrays.
         rows: the index of the results that is cut into blocks.
         columns: the index that is folded.
@@ -77,7 +87,9 @@ class Pairs:
     """
 
     step: int
+    steps: tuple[int, ...]
     folded: tuple[int, ...]
+    streamed: tuple[Rescaled, ...]
     members: tuple[int, ...]
     rows: int
     columns: int
@@ -94,6 +106,10 @@ class Pairs:
     def result(self) -> tuple[int, ...]:
         """The index of each axis of the kernel's results, but for the selected ones."""
         return (*self.batch, self.rows)
+
+    def on_the_way(self, program: Program) -> frozenset[int]:
+        """The folds, what they compute, and the levels with what is computed of the folds for them."""
+        return frozenset(self.members).union(_made_of(program, {known.level for known in self.streamed}, self.step))
 
 
 @dataclass(frozen=True)
@@ -134,20 +150,26 @@ def pairs_of(ex: Extraction, step: int, members: Sequence[int], extents: Sequenc
         order: tells the indices of an array in the order of its axes; None for what is no array.
     """
     program, inside = ex.program, set(members)
-    how = None if ex.unrolls.get(step) or not ex.exact.isdisjoint(inside) else folding(program, step)
+    if step not in inside or not ex.exact.isdisjoint(inside):
+        return None
+    how = None if ex.unrolls.get(step) else folding(program, step)
     if how is None or not how.over or not how.rest:
         return None
+    steps = (step, *(t for t in members if t != step and is_alike(program, step, t)))
+    elements = (*how.elements, *(c for t in steps[1:] for c in children(program.terms[t])))
+    streamed = tuple(way for t in steps[1:] if (way := streams(ex, t, steps)) is not None)
     columns, rows = (max(bits(mask), key=lambda i: (extents[i], i)) for mask in (how.over, how.rest))
     pair = 1 << rows | 1 << columns
-    if not all(program.free[c] & pair for c in how.elements):
+    if not all(program.free[c] & pair for c in elements):
         return None
-    inside = {step, *(t for t in inside if program.free[t] & pair == pair)}
-    if not all(_is_elementwise(program, t) for t in inside - {step}):
+    inside = {*steps, *(t for t in inside if program.free[t] & pair == pair)}
+    if not all(_is_elementwise(program, t) for t in inside.difference(steps)):
         return None
-    inner = [t.over for m in inside - {step} if isinstance(t := program.terms[m], Fold | Dot)]
+    inner = [t.over for m in inside.difference(steps) if isinstance(t := program.terms[m], Fold | Dot)]
     written_out = _union(inner) | how.over & ~(1 << columns)
     known = how.rest | 1 << columns | written_out
-    operands = {c for m in inside for c in (how.elements if m == step else children(program.terms[m]))} - inside
+    operands = {*elements, *(c for m in inside.difference(steps) for c in children(program.terms[m]))} - inside
+    operands -= {r.level for r in streamed}
     read = {c for c in operands if not isinstance(program.terms[c], Literal) and not is_place(program, c, columns)}
     if written_out & (how.rest | 1 << columns) or any(program.free[c] & ~known for c in read):
         return None
@@ -160,7 +182,7 @@ def pairs_of(ex: Extraction, step: int, members: Sequence[int], extents: Sequenc
     batch = tuple(i for i in bits(how.rest) if i != rows)
     if len(found) < len(reads):
         return None
-    return Pairs(step, how.elements, tuple(sorted(inside)), rows, columns, batch, tuple(bits(written_out)), found)
+    return Pairs(step, steps, elements, streamed, tuple(sorted(inside)), rows, columns, batch, tuple(bits(written_out)), found)
 
 
 def is_place(program: Program, t: int, columns: int) -> bool:
@@ -195,3 +217,117 @@ def _union(masks: Sequence[int]) -> int:
     for mask in masks:
         out |= mask
     return out
+
+
+# --- several folds of the same pairs ------------------------------------------------------------------------
+
+
+def is_alike(program: Program, one: int, other: int) -> bool:
+    """Whether two terms are folds of the same indices for the same results."""
+    first, second = program.terms[one], program.terms[other]
+    if not (isinstance(first, Fold) and isinstance(second, Fold)):
+        return False
+    return first.over == second.over and program.free[one] == program.free[other] and program.free[first.arg] == program.free[second.arg]
+
+
+def computed_for(program: Program, step: int, members: Collection[int]) -> list[int]:
+    """The terms among those of a kernel that one of its folds needs, ascending; other folds it reads."""
+    needed, waiting = {step}, [step]
+    while waiting:
+        new = {c for c in children(program.terms[waiting.pop()]) if c in members and not is_alike(program, step, c)} - needed
+        needed |= new
+        waiting += new
+    return sorted(needed)
+
+
+def streams(ex: Extraction, t: int, steps: Sequence[int]) -> Rescaled | None:
+    """The dependence of a sum on a level that is made of the first of these folds, a maximum; None if there is no such one."""
+    known, first = ex.rescales.get(t), ex.program.terms[steps[0]]
+    if known is None or not known.exponential or not isinstance(first, Fold) or first.monoid != "max":
+        return None
+    return known if steps[0] in _made_of(ex.program, [known.level], steps[0]) else None
+
+
+def joined(ex: Extraction, kernels: Fused, suits: Callable[[int], bool], is_faster: Callable[[Sequence[Sequence[int]]], bool]) -> Fused:
+    """The kernels of a region with the folds side by side that one tile kernel may compute.
+
+    Args:
+        ex: the program with what rules allow.
+        kernels: the kernels.
+        suits: tells of a term whether it may be a tile kernel.
+        is_faster: tells of the members of several, those of the first fold first, whether they had better be one kernel.
+    """
+    program = ex.program
+    place = {step: k for k, step in enumerate(kernels.kept)}
+    folds = [t for t in kernels.kept if isinstance(t, int) and isinstance(program.terms[t], Fold) and suits(t)]
+    groups: list[list[int]] = []
+    for t in folds:
+        for found in groups:
+            if _may_join(ex, kernels, place, found, t) and is_faster([kernels.members[place[u]] for u in (*found, t)]):
+                found.append(t)
+                break
+        else:
+            groups.append([t])
+    together = {group[0]: tuple(group) for group in groups if len(group) > 1}
+    if not together:
+        return kernels
+    later = {t for group in together.values() for t in group[1:]}
+    order: list[int] = [place[u] for t in kernels.kept if t not in later for u in (together.get(t, (t,)) if isinstance(t, int) else (t,))]
+    read = list(kernels.operands)
+    for group in together.values():
+        everything = frozenset().union(*(read[place[t]] for t in group))
+        levels = {known.level for t in group[1:] if (known := streams(ex, t, group)) is not None}
+        made = _made_of(program, levels, group[0]) - {group[0]}
+        for t in group:
+            read[place[t]] = everything.difference(group, made) if t in (group[0], group[-1]) else frozenset()
+    return replace(
+        kernels,
+        kept=tuple(kernels.kept[k] for k in order),
+        operands=tuple(read[k] for k in order),
+        members=tuple(kernels.members[k] for k in order),
+        together=together,
+    )
+
+
+def _may_join(ex: Extraction, kernels: Fused, place: Mapping[Step, int], group: Sequence[int], t: int) -> bool:
+    """Whether a fold may be computed with others, where the first of them is: all that it reads is there, but for a level."""
+    program, members = ex.program, kernels.members[place[t]]
+    if not is_alike(program, group[0], t):
+        return False
+    over, streamed = folded(ex.program.terms[t]), streams(ex, t, (*group, t))
+    if any(streams(ex, u, group) is None for u in group[1:]) != (streamed is None and len(group) > 1):
+        return False
+    pairs = [m for m in members if m == t or (program.free[m] & over and program.free[m] & program.free[t])]
+    shared = set(pairs).intersection(*(kernels.members[place[u]] for u in group))
+    depends = _depending(program, group, t)
+    for m in pairs:
+        for c in children(program.terms[m]):
+            is_level = streamed is not None and m == streamed.shift and c == streamed.level
+            if c in depends and c not in pairs and not is_level:
+                return False
+    level = set() if streamed is None else _made_of(program, [streamed.level], group[0])
+    if not all(c in group or isinstance(program.terms[c], Map) for c in level):
+        return False
+    of_level = {c for u in level.difference(group) for c in children(program.terms[u])}
+    waits = [place[c] for c in (*kernels.operands[place[t]], *of_level) if c in place and c not in level]
+    return bool(shared) and all(k < place[group[0]] for k in waits)
+
+
+def _made_of(program: Program, levels: Collection[int], first: int) -> set[int]:
+    """The terms on the way from a term to levels, with both; nothing if there is none."""
+    depends = _depending(program, [first], max(levels, default=0))
+    found, waiting = set[int](), [t for t in levels if t in depends]
+    while waiting:
+        t = waiting.pop()
+        found.add(t)
+        waiting += [c for c in children(program.terms[t]) if c in depends and c not in found]
+    return found
+
+
+def _depending(program: Program, sources: Collection[int], last: int) -> set[int]:
+    """These terms, and all up to ``last`` that are computed of them."""
+    found = set(sources)
+    for t in range(min(sources) + 1, last + 1):
+        if not found.isdisjoint(children(program.terms[t])):
+            found.add(t)
+    return found

@@ -128,7 +128,7 @@ class Timing:
         outside, bandwidth = extents == self.memory.full_extents(), self.device.levels[level][1]
         calls, inside, passed = set[tuple[int, tuple[int, ...]]](), self.inside(seq), self._passed(seq)
         stacked = self._stacked.get(seq, ())
-        for step, operands, members in zip(fused.kept, fused.operands, fused.members):
+        for step, operands, members in zip(fused.kept, fused.operands, fused.members_at(self.memory.ex, extents, self.backend)):
             if not isinstance(step, int):
                 yield step
                 continue

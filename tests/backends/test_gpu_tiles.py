@@ -18,14 +18,17 @@ from eqsat_mem.backends.gpu.backend import GpuBackend
 from eqsat_mem.backends.gpu.targets import named
 from eqsat_mem.backends.gpu.tiles import Tiles
 from eqsat_mem.codegen.emit import emit
-from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.egraph.extract import original
+from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.errors import DeviceCompilerError
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block
+from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import plan
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import straight
+from eqsat_mem.schedule.search import Schedule, straight
+from eqsat_mem.schedule.split import region, split
 from tests.oracles import pairs
 from tests.oracles.pairs import PROGRAMS
 from tests.tiers import tiered
@@ -48,7 +51,7 @@ def f32(*shapes, dtype=jnp.float32):
 
 def written(function, avals, own):
     program = load(jax.make_jaxpr(function)(*avals), [f"x{k}" for k in range(len(avals))], own.preferences)
-    return Extraction(program)
+    return replace(original(program, load_rules(only=("splitting", "streaming"))), unrolls={})
 
 
 def tiles_of(function, avals, own):
@@ -58,7 +61,7 @@ def tiles_of(function, avals, own):
     seq = straight(ex, own).seq
     fused = memory.fused(seq)
     found = {}
-    for step, members in zip(fused.kept, fused.members):
+    for step, members in zip(fused.kept, fused.members_at(ex, memory.full_extents(), own)):
         term, tile = ex.program.terms[step], own.tile(ex, step, members, memory.full_extents())
         if tile is not None:
             found.setdefault((id(term.call), term.args) if isinstance(term, Block) else step, tile)
@@ -219,6 +222,40 @@ def test_options_without_tile_kernels(options):
     made = planned(*kernel_product(LARGE, 3), backend(), **options)
     assert "folded_pairs" not in made.source
     assert made.predicted_s == planned(*kernel_product(LARGE, 3), backend().without_tiles(), **options).predicted_s
+
+
+@pytest.mark.parametrize(
+    ("function", "streams"),
+    [(lambda x, y, v: jax.nn.logsumexp(-pairs.distances(x, y) + v, 1), True), (pairs.soft_neighbours, True), (pairs.weighted_mean, False)],
+    ids=["logsumexp", "softmax", "mean"],
+)
+def test_folds_of_the_same_pairs_are_one_kernel(function, streams):
+    """A maximum and the sums of exponentials less it, or several sums: distances are computed once."""
+    avals = f32((20_000, 3), (20_000, 3), (20_000,))
+    by_tiles, by_loops = (planned(function, avals, own, memory_limit="8MB") for own in (backend(), backend().without_tiles()))
+    assert by_tiles.source.count("= folded_pairs(") == 1
+    assert ("streams=True" in by_tiles.source) == streams
+    assert by_tiles.loops == []
+    assert by_tiles.predicted_s < 0.5 * by_loops.predicted_s
+
+
+def test_a_streamed_kernel_inside_a_loop_over_columns_has_the_level_of_a_chunk(monkeypatch):
+    """The loop brings sums of chunks to the level of all; chunks and rows may have no finite element."""
+    function, avals = program_of("streamed_logsumexp")
+
+    def hidden(x, y, *rest):
+        return function(x, jnp.where((jnp.arange(y.shape[0]) < 130)[:, None], jnp.inf, y), *rest)
+
+    own = backend(SMALL)
+    ex = written(hidden, avals, own)
+    columns = next(i for i, index in enumerate(ex.program.indices) if index.extent == pairs.M)
+    seq = split(ex, region(ex), columns)
+    loop = next(loop for loop in loops(seq) if loop.rescaled)
+    code = emit(Schedule(ex, own, seq, dict.fromkeys(loops(seq), 125), 0, 0.0))
+    assert len(loop.folds) >= 2
+    assert "streams=True" in code.source
+    code.function.__globals__["folded_pairs"] = instead(monkeypatch, pairs.folded_pairs)
+    compare(code.function, hidden, values_for(avals), lambda run: run())
 
 
 def test_plans_are_no_slower_than_those_without_tile_kernels():
@@ -428,8 +465,11 @@ def test_operations_are_compiled_and_computed(name, tmp_path, monkeypatch):
         (*kernel_product(2**16, 3), 12),
         (pairs.nearest, f32((2**16, 3), (2**16, 3)), 16),
         (pairs.three_nearest, f32((2**16, 3), (2**16, 3)), 32),
+        (pairs.streamed_logsumexp, f32((2**16, 3), (2**16, 3)), 14),
+        (pairs.soft_neighbours, f32((2**16, 3), (2**16, 3), (2**16,)), 17),
+        (pairs.weighted_mean, f32((2**16, 3), (2**16, 3), (2**16,)), 12),
     ],
-    ids=["product", "nearest", "three nearest"],
+    ids=["product", "nearest", "three nearest", "logsumexp", "softmax", "mean"],
 )
 def test_machine_code_has_no_more_instructions_per_pair(function, avals, most, tmp_path, monkeypatch):
     from benchmarks.calibration.instructions import JUMP, instructions, tool

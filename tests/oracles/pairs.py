@@ -98,6 +98,25 @@ def running_logsumexp(x, y):
     return top + jnp.log(total)
 
 
+def streamed_logsumexp(x, y):
+    """With rows in which nothing is finite."""
+    d = jnp.where(x[:, None, 0] > 1.5, -jnp.inf, 0.0) - distances(x, y)
+    top = jnp.max(d, 1)
+    return top + jnp.log(jnp.sum(jnp.exp(d - jnp.where(jnp.isfinite(top), top, 0.0)[:, None]), 1))
+
+
+def soft_neighbours(x, y, v):
+    """A softmax, and the mean that it weighs, of exponents that differ much."""
+    d = -30 * distances(x, y)
+    weights = jnp.exp(d - jnp.max(d, 1, keepdims=True))
+    return jnp.sum(weights * v, 1) / jnp.sum(weights, 1)
+
+
+def weighted_mean(x, y, v):
+    weights = jnp.exp(-distances(x, y))
+    return jnp.sum(weights * v, 1) / jnp.sum(weights, 1)
+
+
 def products(x, y):
     return jnp.prod(1 - 0.001 * jnp.exp(-distances(x, y)), 1)
 
@@ -124,6 +143,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Shapes]] = {
     "nearby": (nearby, ((N, 3), (M, 3))),
     "earlier": (earlier, ((N, 3),)),
     "logsumexp": (logsumexp, ((N, 3), (M, 3))),
+    "streamed_logsumexp": (streamed_logsumexp, ((N, 3), (M, 3))),
+    "soft_neighbours": (soft_neighbours, ((N, 3), (M, 3), (M,))),
+    "weighted_mean": (weighted_mean, ((N, 3), (M, 3), (M,))),
     "of_products": (of_products, ((N, 5), (M, 5))),
     "ten_dimensions": (product, ((N, 10), (M, 10), (M,))),
     "integers": (integers, ((N,), (LONG,))),
@@ -141,7 +163,7 @@ def dtype_of(name: str) -> Any:
     return jnp.int32 if name == "integers" else jnp.float32
 
 
-def folded_pairs(spec, over, pair, fold, block, approximate, *arrays):
+def folded_pairs(spec, over, pair, fold, block, approximate, *arrays, streams=False):
     """The result that a tile kernel should give, all pairs at once; reads that the kernel could not make are refused."""
     *reads, result = spec.replace("->", ",").split(",")
     axes = result + over
@@ -164,7 +186,12 @@ def folded_pairs(spec, over, pair, fold, block, approximate, *arrays):
     takes_in, finish = fold[3:] or (combine, lambda state: state)
     shape, place = [sizes[i] for i in axes], jnp.arange(sizes[over], dtype=jnp.int32)
     none = jax.tree.map(lambda number, dtype: jnp.full(shape, number, dtype), nothing, dtypes)
-    state = takes_in(none, pair(place, *(tiles(array, read) for array, read in zip(arrays, reads))))
+    elements, top = pair(place, *(tiles(array, read) for array, read in zip(arrays, reads))), ()
+    if streams:
+        element, less = elements
+        top = (jnp.max(jnp.broadcast_to(element, shape), -1),)
+        elements = less(jnp.where(jnp.isfinite(top[0]), top[0], 0)[..., None])
+    state = takes_in(none, elements)
     while (width := jax.tree.leaves(state)[0].shape[-1]) > 1:
         left, right = (
             jax.tree.map(lambda a, own=own: a[..., own], state) for own in (slice(width // 2), slice(width // 2, width // 2 * 2))
@@ -174,4 +201,4 @@ def folded_pairs(spec, over, pair, fold, block, approximate, *arrays):
     results = finish(jax.tree.map(lambda a: a[..., 0], state))
     if not isinstance(results, tuple):
         return results
-    return tuple(jnp.stack(numbers, -1) if isinstance(numbers, tuple) else numbers for numbers in results)
+    return top + tuple(jnp.stack(numbers, -1) if isinstance(numbers, tuple) else numbers for numbers in results)

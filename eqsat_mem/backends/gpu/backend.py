@@ -29,7 +29,7 @@ from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.ties import BitTie, Tie
-from eqsat_mem.schedule.tiles import MOST_WRITTEN_OUT, Tile
+from eqsat_mem.schedule.tiles import MOST_WRITTEN_OUT, Tile, computed_for, joined
 from eqsat_mem.schedule.weights import Weights
 
 USUAL = "h100"
@@ -160,12 +160,15 @@ class GpuBackend(Backend):
         return None if self.only_triton or self.is_here else replace(self, only_triton=True)
 
     def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:
-        """A tile kernel where it takes less time than the one that XLA makes of a fold."""
+        """A tile kernel where it takes less time than those that XLA makes of its folds."""
         tile = None if self.tiles is None else self.tiles.tile(ex, step, members, extents, self.device)
         if tile is None:
             return None
-        seconds = sum(arithmetic_s(ex.program, t, extents, self) for t in members)
-        return tile if tile.seconds < self._usual_s(ex, step, members, extents, seconds) else None
+        usual = 0.0
+        for fold in tile.pairs.steps:
+            own = computed_for(ex.program, fold, members)
+            usual += self._usual_s(ex, fold, own, extents, sum(arithmetic_s(ex.program, t, extents, self) for t in own))
+        return tile if tile.seconds < usual else None
 
     def _held_inside(self, ex: Extraction, step: int, members: Sequence[int], size: Callable[[int], int]) -> int:
         """Bytes of what tile kernels would compute inside a fold, and XLA writes out."""
@@ -220,7 +223,17 @@ class GpuBackend(Backend):
         return self.tiles is not None and extent <= MOST_WRITTEN_OUT and all(self.tiles.suits(ex.program, t) for t in ends)
 
     def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
-        return siblings.joined(ex.program, fused)
+        tiles = self.tiles
+        if tiles is None:
+            return siblings.joined(ex.program, fused)
+
+        def are_faster(kernels: Sequence[Sequence[int]]) -> bool:
+            together = self.tile(ex, kernels[0][-1], sorted(set[int]().union(*kernels)), extents)
+            each = [tiles.tile(ex, members[-1], members, extents, self.device) for members in kernels]
+            return together is not None and together.seconds < sum(math.inf if tile is None else tile.seconds for tile in each)
+
+        extents = [index.extent for index in ex.program.indices]
+        return siblings.joined(ex.program, joined(ex, fused, lambda t: tiles.suits(ex.program, t), are_faster))
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         return name in FUSED_BLOCKS
@@ -244,11 +257,12 @@ class GpuBackend(Backend):
         program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
             return scratch.product_bytes(program, term, extents, self.target, size, by_library=not self.only_triton)
-        if not isinstance(term, Fold | Block) or ex.unrolls.get(t):
+        if not isinstance(term, Fold | Block) or ex.unrolls.get(t) or not members:
             return 0
         tile = self.tile(ex, t, members, extents)
         if tile is not None:
-            return sum(size(read.term) for read in tile.pairs.reads if read.copied)
+            others = (u for u in tile.pairs.steps if u != t)  # all results are there at once
+            return sum(size(read.term) for read in tile.pairs.reads if read.copied) + sum(map(size, others))
         inner = self._held_inside(ex, t, members, size)
         if isinstance(term, Block):
             return inner + scratch.copied_operand_bytes(program, term, self.weights, size)
@@ -277,6 +291,8 @@ class GpuBackend(Backend):
         """Less than the full rate where a kernel has few thread blocks."""
         if isinstance(kernel.term, Dot):
             return seconds
+        if not kernel.members:
+            return 0.0
         tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
         return tile.seconds if tile else self._usual_s(kernel.ex, kernel.step, kernel.members, kernel.extents, seconds)
 
@@ -300,6 +316,8 @@ class GpuBackend(Backend):
 
     def _launches(self, kernel: Kernel) -> int:
         program, term = kernel.ex.program, kernel.term
+        if not kernel.members:  # another kernel computes it
+            return 0
         if isinstance(term, Dot):
             m, n, k, batch = sides(program, term, kernel.extents)
             return 1 if habits.product_parts(batch, m, n, k, itemsize(term.dtype), self.target) == 1 else 2

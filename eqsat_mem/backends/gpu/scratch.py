@@ -15,6 +15,7 @@ from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Literal, Map, Program, 
 from eqsat_mem.ir.ops import Shapes, picks
 from eqsat_mem.schedule.backend import extent_of
 from eqsat_mem.schedule.cost_model import sides
+from eqsat_mem.schedule.tiles import is_alike
 from eqsat_mem.schedule.weights import Weights
 
 COLUMNS_AT_ONCE = 64
@@ -280,7 +281,7 @@ def left_to_tiles(program: Program, step: int, members: Sequence[int]) -> list[i
         term = program.terms[t]
         return isinstance(term, Dot) or (isinstance(term, Fold) and program.extent(term.over) >= longest)
 
-    return [t for t in members if t != step and is_held(t)]
+    return [t for t in members if t != step and not is_alike(program, step, t) and is_held(t)]
 
 
 def size(program: Program, t: int, extents: Sequence[int]) -> int:

@@ -1,25 +1,24 @@
 """Tile kernels in Mosaic GPU, JAX's own language for kernels on NVIDIA cards: which folds can be one, and what it costs.
 
-The kernel is that of :func:`folded_pairs`, which emitted source carries with it: threads of a block keep one partial result for each
-element of a tile of rows x columns, and fold over columns once, when all have passed. Instructions were counted in machine code for
+The kernel is that of :func:`eqsat_mem.backends.gpu.tile_kernel.folded_pairs`. Instructions were counted in machine code for
 sm_90a (JAX 0.11.2, ptxas 13.0); docs/xla-gpu.md has the counts.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.backends.gpu import scratch
 from eqsat_mem.backends.gpu.targets import Target
+from eqsat_mem.backends.gpu.tile_kernel import HELPERS
 from eqsat_mem.backends.gpu.weights import COUNTS, SPECIAL_LANES
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
@@ -46,6 +45,8 @@ REGISTERS = 96
 kernels that were compiled; what they cost is guessed."""
 TURN = 8
 """Instructions of a turn over a block of columns besides those of its pairs: guessed."""
+LEVEL = 12
+"""Instructions of a turn for each row whose sums are brought to a new level: guessed."""
 TAKEN_APART = 6
 """Instructions that bring a number of a column to all threads of its row: read from compiled programs of one to six numbers."""
 MOST_PICKED = 4
@@ -107,12 +108,12 @@ class Tiles:
             for block in BLOCKS
             if block[0] <= extents[pairs.rows]
             and block[1] <= extents[pairs.columns]
-            and _registers(block, _numbers(program, step), loads[0]) <= REGISTERS
+            and _registers(block, _numbers(program, pairs), loads[0] + bool(pairs.streamed)) <= REGISTERS
         }
         if not seconds:
             return None
         best = min(seconds, key=lambda block: seconds[block])
-        return Tile(pairs, best, seconds[best], approximate, (folded_pairs, folded_columns), self.platform)
+        return Tile(pairs, best, seconds[best], approximate, HELPERS, self.platform)
 
     def suits(self, program: Program, t: int) -> bool:
         """Whether a term is a fold that, for all that is known of itself, may be a tile kernel: it is then a kernel of its own."""
@@ -131,7 +132,7 @@ class Tiles:
         computed = blocks * block[0] * -(-columns // block[1]) * block[1]
         busy = min(1.0, blocks / (BLOCKS_PER_CORE * self.target.multiprocessors))
         issued = computed * self.instructions(program, pairs, block, extents, approximate)
-        return (issued + blocks * THREADS * _last_instructions(program, pairs.step, block)) / (device.elements * busy)
+        return (issued + blocks * THREADS * _last_instructions(program, pairs, block)) / (device.elements * busy)
 
     def instructions(self, program: Program, pairs: Pairs, block: tuple[int, int], extents: Sequence[int], approximate: bool) -> float:
         """Instructions of a thread for each pair. Special functions count as those that could begin meanwhile.
@@ -139,10 +140,12 @@ class Tiles:
         What is there for columns alone a thread loads once for all its rows, two numbers at a time. An addition of a product is no
         instruction of its own.
         """
-        issued, special = TURN * THREADS / (block[0] * block[1]), 0.0
+        levels = LEVEL * _rows(block) if pairs.streamed else 0.0
+        issued, special = (TURN + levels) * THREADS / (block[0] * block[1]), 0.0
+        issued += sum(_is_product(program, c) for c in pairs.folded[1:]) if pairs.streamed else 0  # brought to a new level, and added
         issued += sum(is_place(program, c, pairs.columns) for c in pairs.folded)
         for t in pairs.members:
-            times = 1 if t == pairs.step else extent_of(extents, program.free[t] & pairs.elements)
+            times = 1 if t in pairs.steps else extent_of(extents, program.free[t] & pairs.elements)
             counted = _instructions(program, t, extents, approximate, pairs.elements)
             issued, special = issued + times * counted[0], special + times * counted[1]
         issued += _loads(program, pairs, extents)[1] / _rows(block) / 2
@@ -159,24 +162,23 @@ def _registers(block: tuple[int, int], numbers: int, of_rows: int) -> int:
     return block[0] * block[1] // THREADS * numbers + of_rows * _rows(block)
 
 
-def _last_instructions(program: Program, step: int, block: tuple[int, int]) -> float:
+def _last_instructions(program: Program, pairs: Pairs, block: tuple[int, int]) -> float:
     """Instructions of a thread by which it combines its partial results at the end, and takes tiles apart for that."""
+    step = pairs.step
     term, own = program.terms[step], block[0] * (block[1] - 8) // THREADS + 7 * _rows(block)
     if isinstance(term, Block) and picks(term.call):
         each = PICKED * _picked(term) ** 2
     else:
-        each = _instructions(program, step, (), True, 0)[0] if isinstance(term, Block) else 1.0
-    return own * each + 8 * TAKEN_APART * _rows(block) * _numbers(program, step)
+        each = _instructions(program, step, (), True, 0)[0] if isinstance(term, Block) else float(len(pairs.steps))
+    return own * each + 8 * TAKEN_APART * _rows(block) * _numbers(program, pairs)
 
 
-def _numbers(program: Program, step: int) -> int:
-    """The numbers of a partial result."""
-    term = program.terms[step]
+def _numbers(program: Program, pairs: Pairs) -> int:
+    """The numbers of a partial result for each pair; the maximum of what is streamed is one of each row."""
+    term = program.terms[pairs.step]
     if isinstance(term, Block) and picks(term.call):
         return 2 * _picked(term)
-    how = folding(program, step)
-    assert how is not None, "a fold"
-    return len(how.elements)
+    return len(pairs.folded) - bool(pairs.streamed)
 
 
 def _picked(term: Block) -> int:
@@ -271,104 +273,3 @@ def _instructions(program: Program, t: int, extents: Sequence[int], approximate:
 def _is_product(program: Program, t: int) -> bool:
     term = program.terms[t]
     return isinstance(term, Map) and (term.op in ("mul", "square") or (term.op == "integer_pow" and dict(term.params)["y"] == 2))
-
-
-def folded_columns(state: Any, columns: int, combine: Callable[[Any, Any], Any]) -> Any:
-    """Tiles of rows x columns, folded over columns: halves of them down to the eight that threads share, and these one by one."""
-    from jax import lax
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
-    def column(part: Any, place: int) -> Any:
-        """One column of a tile, bit by bit."""
-        here = plgpu.broadcasted_iota(jnp.int32, part.shape, 1, layout=plgpu.Layout.WGMMA) == place
-        bits = jnp.sum(jnp.where(here, lax.bitcast_convert_type(part, jnp.int32), 0), axis=1)
-        return lax.bitcast_convert_type(bits, part.dtype)
-
-    while columns > 8:
-        columns //= 2
-        state = combine(*(jax.tree.map(lambda part, own=own: part[:, own], state) for own in (slice(columns), slice(columns, None))))
-    parts = [jax.tree.map(lambda part, place=place: column(part, place), state) for place in range(columns)]
-    while len(parts) > 1:
-        parts = [combine(*parts[k : k + 2]) for k in range(0, len(parts), 2)]
-    return parts[0]
-
-
-def folded_pairs(
-    spec: str,
-    over: str,
-    pair: Callable[..., Any],
-    fold: Sequence[Any],
-    block: tuple[int, int],
-    approximate: bool,
-    *arrays: Any,
-) -> Any:
-    """``pair`` of arrays, folded over an index, as one Mosaic GPU kernel.
-
-    ``spec`` names the indices of each array and of results as einsum does: the results' last one is cut into blocks of rows, ``over``
-    into blocks of columns. ``pair`` takes the numbers of columns, and tiles of rows x columns: for each index that is neither a tuple of
-    them. ``fold`` is the state of no pairs, its dtype and the function that combines two states; where what ``pair`` returns is no
-    state, also the function that takes it into one, and that which makes results of a state. A state is a number or a tuple of them; a
-    tuple of numbers among the results is an array with one more axis.
-    """
-    from jax import lax
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
-    *reads, result = spec.replace("->", ",").split(",")
-    sizes = {index: size for read, array in zip(reads, arrays) for index, size in zip(read, array.shape)}
-    row, (nothing, dtypes, combine) = result[-1], fold[:3]
-    takes_in, finish = fold[3:] or (combine, lambda state: state)
-    tile, lengths = plgpu.Layout.WGMMA, {row: block[0], over: block[1]}
-    layouts = {row: tile.reduce(1), over: tile.reduce(0)}
-
-    def load(ref: Any, read: str, at: dict[str, Any]) -> Any:
-        """The tile of an array where its indices are at these places, or a tuple of tiles."""
-        unrolled = [index for index in read if index not in at]
-        if unrolled:
-            return tuple(load(ref, read, {**at, unrolled[0]: place}) for place in range(sizes[unrolled[0]]))
-        along = [index for index in read if index in lengths]
-        place = tuple(pl.ds(at[index], lengths[index]) if index in lengths else at[index] for index in read)
-        if not along:
-            return ref[place]
-        line = plgpu.load(ref.at[place], layout=layouts[along[0]], optimized=False)  # type: ignore[call-arg]  # in JAX 0.10
-        return plgpu.layout_cast(lax.broadcast_in_dim(line, block, (0 if along[0] == row else 1,)), tile)
-
-    def kernel(*refs: Any) -> None:
-        at = {index: lax.axis_index(index) for index in result}
-        at[row] = jnp.minimum(at[row] * block[0], sizes[row] - block[0])  # the last block may begin inside the one before
-
-        def turn(start: Any, state: Any, first: Any = None) -> Any:
-            columns = start + plgpu.broadcasted_iota(jnp.int32, block, 1, layout=tile)
-            new = takes_in(state, pair(columns, *(load(ref, read, {**at, over: start}) for ref, read in zip(refs, reads))))
-            if first is None:
-                return new
-            return jax.tree.map(lambda old, new: jnp.where(columns >= first, new, old), state, new)  # columns before it have passed
-
-        count, rest = divmod(sizes[over], block[1])
-        state = jax.tree.map(lambda number, dtype: plgpu.layout_cast(jnp.full(block, number, dtype), tile), nothing, dtypes)
-        state = lax.fori_loop(0, count, lambda t, state: turn(t * block[1], state), state)
-        if rest:
-            state = turn(sizes[over] - block[1], state, count * block[1])
-        place = *(at[index] for index in result[:-1]), pl.ds(at[row], block[0])
-        results = finish(folded_columns(state, block[1], combine))
-        for ref, numbers in zip(refs[len(arrays) :], results if isinstance(results, tuple) else (results,)):
-            if isinstance(numbers, tuple):
-                for k, number in enumerate(numbers):
-                    ref[(*place, k)] = number
-            else:
-                ref[place] = numbers
-
-    def array(of: Any) -> Any:
-        """The shape and dtype of a result, of which a block has one number, or a tuple of them, for each row."""
-        axes = tuple(sizes[index] for index in result)
-        return jax.ShapeDtypeStruct((*axes, len(of)), of[0].dtype) if isinstance(of, tuple) else jax.ShapeDtypeStruct(axes, of.dtype)
-
-    ends = jax.eval_shape(finish, jax.tree.map(lambda dtype: jax.ShapeDtypeStruct((), dtype), dtypes))
-    run = plgpu.kernel(
-        kernel,
-        out_type=tuple(map(array, ends)) if isinstance(ends, tuple) else array(ends),
-        grid=tuple(-(-sizes[index] // lengths.get(index, 1)) for index in result),
-        grid_names=tuple(result),
-        compiler_params=plgpu.CompilerParams(approx_math=approximate),
-    )
-    return run(*arrays)

@@ -30,6 +30,11 @@ def without_elements(total: Any, level: Any) -> Any:
     return jnp.where(level == -jnp.inf, jnp.nan, total)
 
 
+def at_level(total: Any, top: Any, level: Any) -> Any:
+    """A sum of terms with the factor ``exp(-top)``, or without where that is not finite, with the factor ``exp(-level)`` instead."""
+    return total * jnp.exp(jnp.where(jnp.isfinite(top), top, 0) - level)
+
+
 def joined(squares: Any, total: Any, count: Any, more: Any, total_of_more: Any, count_of_more: Any) -> Any:
     """The sum of squared differences from the mean of all elements, from those of two parts (Chan, Golub and LeVeque, 1983).
 
@@ -50,4 +55,4 @@ def at_extreme_or_nan(places: Any, extreme: Any, new_extreme: Any, none: Any) ->
     return jnp.where(places < 0, places, at_extreme(places, extreme, new_extreme, none))
 
 
-RESCALING = (proper, rescaled, without_elements, joined, at_extreme, at_extreme_or_nan)
+RESCALING = (proper, rescaled, without_elements, at_level, joined, at_extreme, at_extreme_or_nan)
