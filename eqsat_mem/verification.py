@@ -94,19 +94,32 @@ def _as_held(chosen: Chosen) -> float:
 def _emit_within(request: Request, forms: Forms, best: Schedule) -> Chosen:
     """Emit a program that holds no more than the limit once compiled.
 
-    Where no prediction is low enough, XLA fuses less than the backend assumes: the search begins again with its cautious variant. Then
-    with the compiler options under which programs hold least.
+    Where no prediction is low enough, or where one that is leaves most of the room, XLA fuses less than the backend assumes: the search
+    begins again with its cautious variant. Then with the compiler options under which programs hold least.
     """
     errors: list[MemoryLimitError] = []
+    found: Chosen | None = None
     cautious = request.backend.cautious() if best.fits(request.limit) else None
     for backend in (request.backend, cautious, request.backend.narrowed() if request.verifies else None):
+        if found is not None and request.deadline.passed():
+            return found
         if backend is not None and not (errors and request.deadline.passed()):
             try:
-                s = forms.fastest(backend, request.limit).best if errors else best
-                return _verified(request, forms, backend, s)
+                s = forms.fastest(backend, request.limit).best if errors or found else best
+                if found is None or (s.fits(request.limit) and s.seconds < found.schedule.seconds):
+                    found = _verified(request, forms, backend, s)
             except MemoryLimitError as error:
                 errors.append(error)
+            if found is not None and (cautious is None or backend == cautious or not _leaves_room(found, request.limit)):
+                return found
     raise min(errors, key=lambda error: error.smallest_bytes) from None
+
+
+def _leaves_room(chosen: Chosen, limit: int) -> bool:
+    """Whether a program that was planned for less than the limit holds less than half of what it may beside arguments and outputs."""
+    program = chosen.schedule.ex.program
+    fixed, held = argument_bytes(program) + output_bytes(program), chosen.compiled_bytes
+    return chosen.planned_limit < limit and held is not None and 2 * (held - fixed) < limit - fixed
 
 
 def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule) -> Chosen:

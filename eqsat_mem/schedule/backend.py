@@ -91,7 +91,7 @@ class Backend:
     runs_remainder_beside: ClassVar[bool] = False
     """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
     loops_beside_outputs: ClassVar[bool] = False
-    """Whether bodies of loops take no memory of outputs that are not written yet."""
+    """Whether bodies of loops take no memory of outputs that are not written yet, and other values only of such as are as large."""
     packs: ClassVar[bool] = False
     """Whether gaps between the values of a loop's body count: see :mod:`eqsat_mem.schedule.packing`."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
@@ -100,8 +100,6 @@ class Backend:
     """Whether sums may be made in shares between machines: else every device gets the whole sum and takes its share."""
     room_toll: ClassVar[float] = 0.02
     """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
-    repeats: ClassVar[int] = 1
-    """The number of kernels that at most compute a short fold that they all read, so that it is not materialised."""
     adds_in_place: ClassVar[bool] = False
     """Whether a contraction over chunks adds to the sum of those before as it is computed: then it has no result of its own."""
     needless_rules: ClassVar[tuple[str, ...]] = ("augmented",)
@@ -174,6 +172,10 @@ class Backend:
         """Whether as many folds, its only readers, would each compute an elementwise value, if they compute it at all."""
         return True
 
+    def compute_fold_again(self, ex: Extraction, t: int, kernels: Collection[int]) -> bool:
+        """Whether these kernels, that need a fold, would each compute it, if they compute it at all."""
+        return len(kernels) == 1
+
     def are_one(self, program: Program, kernels: Collection[int]) -> bool:
         """Whether these elementwise kernels, which read the same value, are one kernel, so that it computes the value once."""
         return False
@@ -181,7 +183,7 @@ class Backend:
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """Whether a fold over so many elements, not unrolled, is computed inside the fold or kernel ``reader``.
 
-        ``alone``: no other needs it. Where several do, they are no more than :attr:`repeats`.
+        ``alone``: no other needs it. Where several do, :meth:`compute_fold_again` says that each may.
         """
         return alone and extent <= SMALL_FOLD
 

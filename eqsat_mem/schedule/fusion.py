@@ -189,7 +189,7 @@ def _is_virtual(
         case Fold():
             if ex.unrolls.get(t):
                 return alone
-            few = len(first) <= backend.repeats
+            few = backend.compute_fold_again(ex, t, first)
             return few and all(backend.fuses_fold(ex, t, program.extent(term.over), reader, alone) for reader in first)
         case Block():
             readers = [program.terms[e] for e in ends]

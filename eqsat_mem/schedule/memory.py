@@ -19,7 +19,7 @@ from eqsat_mem.ir import Block, Call, Const, Dot, Input, Map, Program, argument_
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made, walk_regions
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
-from eqsat_mem.schedule.packing import Placed, packed
+from eqsat_mem.schedule.packing import Placed, ahead_of_outputs, packed_bytes, places_of
 from eqsat_mem.schedule.strided_reads import Columns
 
 
@@ -269,6 +269,7 @@ class Memory:
         around: list[int] = []
         lives: list[tuple[int, int, int, float]] = []
         packs = self.backend.packs and seq in self._sliced_along and all(isinstance(step, int) for step in fused.kept)
+        outputs_ahead = self.backend.loops_beside_outputs and seq not in self._sliced_along and seq not in self._returned
         beside, joined = list[Placed](), dict[int, int]()
         size_here = partial(self.size, extents=extents)
         total = 0
@@ -291,9 +292,9 @@ class Memory:
                 scratch += self._outputs_ahead(seq, live.keys() | made(step))
             taken_over = self._taken_over(step, new, dying, live, extents)
             around.append(total + sum(new.values()) - taken_over + scratch + own)
-            if packs:
+            if packs or outputs_ahead:
                 beside += (Placed(max(scratch, 0), position, position), Placed(max(own, 0), position, position))
-            if packs and taken_over and isinstance(step, int):
+            if (packs or outputs_ahead) and taken_over and isinstance(step, int):
                 joined[step] = next(t for t in dying if live[t] == taken_over)
             if isinstance(step, Seq):
                 new = {t: nbytes for t, nbytes, _, _ in self.footprint(step, extents).lives if t in step.outs}
@@ -305,8 +306,11 @@ class Memory:
             for t in [*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)]:
                 total -= live.pop(t)
         if packs:
-            highest = max(range(len(around)), key=around.__getitem__, default=0)
-            around[highest : highest + 1] = [max(nbytes, packed(lives, joined, beside)) for nbytes in around[highest : highest + 1]]
+            highest, packed = max(around, default=0), packed_bytes((*places_of(lives, joined), *beside))
+            around = [max(nbytes, packed) if nbytes == highest else nbytes for nbytes in around]
+        if outputs_ahead:
+            ahead = ahead_of_outputs(places_of(lives, joined), beside, len(around))
+            around = [nbytes + more if isinstance(step, int) else nbytes for nbytes, more, step in zip(around, ahead, fused.kept)]
         return Footprint(fused.kept, tuple(around), tuple(lives))
 
     def _enter(self, stretch: Seq, seq: Seq) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -32,6 +33,42 @@ def packed_bytes(values: Iterable[Placed]) -> int:
     return top
 
 
+def places_of(lives: Iterable[tuple[int, int, int, float]], joined: Mapping[int, int]) -> list[Placed]:
+    """Values with their bytes and lifetimes; those ``joined`` to another, which dies with them, lie in its place."""
+    places: dict[int, Placed] = {}
+    for t, nbytes, first, last in lives:
+        own = joined.get(t, t)
+        if own in places and own != t:
+            places[t] = places.pop(own)._replace(last=last)
+        else:
+            places[t] = Placed(nbytes, first, last)
+    return [*places.values()]
+
+
+def ahead_of_outputs(values: Iterable[Placed], scratch: Iterable[Placed], moments: int) -> list[int]:
+    """The bytes of outputs (values without end) at each moment before they are written, less those of values that lie in their memory.
+
+    Each has room for one value at a time, none that is larger, and the largest choose first.
+
+    >>> ahead_of_outputs([Placed(4, 2, math.inf), Placed(2, 2, math.inf), Placed(3, 0, 0)], [Placed(8, 1, 1)], 3)
+    [3, 6, 0]
+    """
+    values = list(values)
+    outputs = [v for v in values if v.last == math.inf]
+    others = [*(v for v in values if v.last < math.inf), *scratch]
+    held = [sum(out.nbytes for out in outputs if out.first > moment) for moment in range(moments)]
+    inside: dict[Placed, list[Placed]] = {out: [] for out in sorted(outputs)}
+    for value in sorted((v for v in others if v.nbytes), key=lambda v: -v.nbytes):
+        for out, there in inside.items():
+            overlap = any(v.first <= value.last and value.first <= v.last for v in there)
+            if value.nbytes <= out.nbytes and value.last < out.first and not overlap:
+                there.append(value)
+                for moment in range(int(value.first), int(value.last) + 1):
+                    held[moment] -= value.nbytes
+                break
+    return held
+
+
 def _place(taken: list[tuple[int, int]], nbytes: int) -> int:
     """The beginning of the smallest gap between places taken that has room for so many bytes, else the end of the last."""
     end, best, least = 0, -1, 0
@@ -41,15 +78,3 @@ def _place(taken: list[tuple[int, int]], nbytes: int) -> int:
             best, least = end, gap
         end = max(end, after)
     return end if best < 0 else best
-
-
-def packed(lives: Iterable[tuple[int, int, int, float]], joined: Mapping[int, int], scratch: Iterable[Placed]) -> int:
-    """Bytes of a block in which values lie with the scratch of kernels; those ``joined`` to another, which dies with them, in its place."""
-    places: dict[int, Placed] = {}
-    for t, nbytes, first, last in lives:
-        own = joined.get(t, t)
-        if own in places and own != t:
-            places[t] = places.pop(own)._replace(last=last)
-        else:
-            places[t] = Placed(nbytes, first, last)
-    return packed_bytes((*places.values(), *scratch))

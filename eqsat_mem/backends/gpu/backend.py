@@ -22,6 +22,7 @@ from eqsat_mem.errors import DeviceCompilerError
 from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, itemsize
 from eqsat_mem.ir.loop_tree import Loop
+from eqsat_mem.ir.ops import block_op
 from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
 from eqsat_mem.schedule.checks import Check, Hidden
 from eqsat_mem.schedule.cost_model import arithmetic_s, sides
@@ -88,7 +89,6 @@ class GpuBackend(Backend):
     needless_rules: ClassVar[tuple[str, ...]] = (*Backend.needless_rules, "unroll-fold")  # short folds are computed inside their readers
     packs: ClassVar[bool] = True
     adds_in_place: ClassVar[bool] = True
-    repeats: ClassVar[int] = 2
 
     @classmethod
     def of(cls, target: Target) -> Self:
@@ -184,8 +184,10 @@ class GpuBackend(Backend):
     # fusion
 
     def takes_in(self, program: Program, t: int) -> bool:
-        """Also a product with a vector that is a fold whatever the extents, and what may be a tile kernel."""
+        """Also a product with a vector that is a fold whatever the extents, a scatter, and what may be a tile kernel."""
         term = program.terms[t]
+        if isinstance(term, Block) and block_op(term.call.prim.name).writes_into:
+            return True
         if not isinstance(term, Dot):
             return super().takes_in(program, t) or (self.tiles is not None and self.tiles.suits(program, t))
         left, right = program.free[term.lhs], program.free[term.rhs]
@@ -201,6 +203,12 @@ class GpuBackend(Backend):
         broadcast = max((program.extent(program.free[u] & ~program.free[t]) for u in program.readers(t)), default=1)
         return self.is_cheap(program, t) or scratch.is_computed_again(kernels * broadcast, scratch.work(program, t, self.weights))
 
+    def compute_fold_again(self, ex: Extraction, t: int, kernels: Collection[int]) -> bool:
+        """Two do; more by XLA's estimate, but for folds of columns."""
+        program = ex.program
+        by_columns = any(isinstance(fold := program.terms[k], Fold) and scratch.is_by_columns(program, fold) for k in kernels)
+        return len(kernels) <= 2 or (not by_columns and self.computes_again(ex, t, len(kernels)))
+
     def are_one(self, program: Program, kernels: Collection[int]) -> bool:
         return siblings.are_joined(program, kernels)
 
@@ -214,9 +222,9 @@ class GpuBackend(Backend):
         read_by = ex.program.terms[reader]
         if isinstance(read_by, Fold):
             return extent < habits.INNER_FOLD // 2
-        if not alone or isinstance(read_by, Block):
+        if isinstance(read_by, Block):
             return alone and extent < habits.SEARCHED_FOLD
-        return habits.is_looped(extent) or scratch.transformed(ex.program, reader) == t
+        return habits.is_looped(extent) or (alone and scratch.transformed(ex.program, reader) == t)
 
     def computes_in_tiles(self, ex: Extraction, extent: int, ends: Collection[int]) -> bool:
         """Those that can be written out. Where it turns out that no tile kernel is faster, they are held: see :meth:`scratch_bytes`."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from eqsat_mem.backends.gpu import habits, workspaces
+from eqsat_mem.backends.gpu.operations import weights_of
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Literal, Map, Program, Rename, bits, is_leaf, itemsize
 from eqsat_mem.ir.ops import Shapes, picks
@@ -98,7 +99,7 @@ def product_bytes(
     parts = habits.product_parts(batch, m, n, k, width, target)
     growth = padding(program, term, extents, target)
     partial = batch * parts * m * n * max(width, 4) if parts > 1 else 0
-    by_triton = _padding_bytes(program, term, size, growth, partial) if growth > 1 else partial
+    by_triton = _padding_bytes(program, term, size, growth, partial, weights_of(target)) if growth > 1 else partial
     return made + max(by_triton, _library_bytes(program, extents) if by_library else 0)
 
 
@@ -121,8 +122,13 @@ def folded(program: Program, t: int, extents: Sequence[int]) -> tuple[int, bool]
     """The number of elements that a fold combines to one, and whether they lie side by side: its indices are the last of its operand."""
     term = program.terms[t]
     assert isinstance(term, Fold)
-    over = program.free[term.arg] & term.over
-    return extent_of(extents, over), over > program.free[t]
+    return extent_of(extents, program.free[term.arg] & term.over), not is_by_columns(program, term)
+
+
+def is_by_columns(program: Program, fold: Fold) -> bool:
+    """Whether a fold combines elements that do not lie side by side."""
+    free = program.free[fold.arg]
+    return free & fold.over <= free & ~fold.over
 
 
 def _partial_bytes(extent: int, last: bool, result: int) -> int:
@@ -165,7 +171,7 @@ def work(program: Program, t: int, weights: Weights) -> float:
                 continue
             times *= extent
             total += times
-        elif isinstance(term, Map) and program.free[u].bit_count() > 1:
+        elif isinstance(term, Map) and not program.free[t] & ~program.free[u]:
             total += times * weights.of_map(term)
         for c in elementwise_operands(program, u):
             if c not in seen:
@@ -206,13 +212,21 @@ def _is_made_longer(program: Program, t: int) -> bool:
     return isinstance(program.terms[t], Map) and not (isinstance(first, Fold) and not habits.is_looped(program.extent(first.over)))
 
 
-def _padding_bytes(program: Program, term: Dot, size: Callable[[int], int], growth: float, partial: int) -> int:
+def _is_made_twice(program: Program, t: int, product: Dot, weights: Weights) -> bool:
+    """Whether what else reads a value computes it for itself, so that it is made for a product alone."""
+    others = [reader for r in program.readers(t) if (reader := program.terms[r]) != product]
+    if not _is_made_longer(program, t) or any(o.term == t for o in program.outputs):
+        return False
+    return all(isinstance(reader, Map | Fold) for reader in others) and is_computed_again(1 + len(others), work(program, t, weights))
+
+
+def _padding_bytes(program: Program, term: Dot, size: Callable[[int], int], growth: float, partial: int, weights: Weights) -> int:
     """Bytes that a product takes whose operands are written out once more, longer, one after the other, and that leaves partial results.
 
     What was made for the product is free once its copy is there; what is elementwise is made longer at once.
     """
     operands = sorted(_sources(program, term))
-    dying = [c for c in operands if _dies_with(program, c)]
+    dying = [c for c in operands if _dies_with(program, c) or _is_made_twice(program, c, term, weights)]
     made_longer = [c for c in dying if _is_made_longer(program, c)]
     counted = sum(map(size, dying))
     held, most = counted - sum(map(size, made_longer)), 0
