@@ -290,15 +290,17 @@ def joined(ex: Extraction, kernels: Fused, suits: Callable[[int], bool], is_fast
 
 
 def _may_join(ex: Extraction, kernels: Fused, place: Mapping[Step, int], group: Sequence[int], t: int) -> bool:
-    """Whether a fold may be computed with others, where the first of them is: all that it reads is there, but for a level."""
-    program, members = ex.program, kernels.members[place[t]]
+    """Whether a fold computes some of what others do and may be computed with them, where the first of them is: all that it reads is there,
+    but for a level."""
+    program, over = ex.program, folded(ex.program.terms[t])
     if not is_alike(program, group[0], t):
         return False
-    over, streamed = folded(ex.program.terms[t]), streams(ex, t, (*group, t))
+    pairs = [m for m in kernels.members[place[t]] if m == t or (program.free[m] & over and program.free[m] & program.free[t])]
+    if not set(pairs).intersection(*(kernels.members[place[u]] for u in group)):
+        return False
+    streamed = streams(ex, t, (*group, t))
     if any(streams(ex, u, group) is None for u in group[1:]) != (streamed is None and len(group) > 1):
         return False
-    pairs = [m for m in members if m == t or (program.free[m] & over and program.free[m] & program.free[t])]
-    shared = set(pairs).intersection(*(kernels.members[place[u]] for u in group))
     depends = _depending(program, group, t)
     for m in pairs:
         for c in children(program.terms[m]):
@@ -310,7 +312,7 @@ def _may_join(ex: Extraction, kernels: Fused, place: Mapping[Step, int], group: 
         return False
     of_level = {c for u in level.difference(group) for c in children(program.terms[u])}
     waits = [place[c] for c in (*kernels.operands[place[t]], *of_level) if c in place and c not in level]
-    return bool(shared) and all(k < place[group[0]] for k in waits)
+    return all(k < place[group[0]] for k in waits)
 
 
 def _made_of(program: Program, levels: Collection[int], first: int) -> set[int]:
