@@ -19,7 +19,7 @@ from eqsat_mem.ir import Block, Call, Const, Dot, Input, Map, Program, argument_
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made, walk_regions
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
-from eqsat_mem.schedule.packing import Placed, ahead_of_outputs, packed_bytes, places_of
+from eqsat_mem.schedule.packing import Placed, places_of, with_gaps, with_outputs
 from eqsat_mem.schedule.strided_reads import Columns
 
 
@@ -306,11 +306,9 @@ class Memory:
             for t in [*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)]:
                 total -= live.pop(t)
         if packs:
-            highest, packed = max(around, default=0), packed_bytes((*places_of(lives, joined), *beside))
-            around = [max(nbytes, packed) if nbytes == highest else nbytes for nbytes in around]
+            around = with_gaps(around, places_of(lives, joined), beside)
         if outputs_ahead:
-            ahead = ahead_of_outputs(places_of(lives, joined), beside, len(around))
-            around = [nbytes + more if isinstance(step, int) else nbytes for nbytes, more, step in zip(around, ahead, fused.kept)]
+            around = with_outputs(around, fused.kept, places_of(lives, joined), beside)
         return Footprint(fused.kept, tuple(around), tuple(lives))
 
     def _enter(self, stretch: Seq, seq: Seq) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -43,6 +43,18 @@ def places_of(lives: Iterable[tuple[int, int, int, float]], joined: Mapping[int,
         else:
             places[t] = Placed(nbytes, first, last)
     return [*places.values()]
+
+
+def with_gaps(around: Sequence[int], values: Iterable[Placed], scratch: Iterable[Placed]) -> list[int]:
+    """Bytes at each moment, of which the most are those of a block of memory with its gaps."""
+    highest, packed = max(around, default=0), packed_bytes((*values, *scratch))
+    return [max(nbytes, packed) if nbytes == highest else nbytes for nbytes in around]
+
+
+def with_outputs(around: Sequence[int], steps: Sequence[object], values: Iterable[Placed], scratch: Iterable[Placed]) -> list[int]:
+    """Bytes at each moment, with those of outputs that are still to be written where the step is a kernel, a number."""
+    ahead = ahead_of_outputs(values, scratch, len(around))
+    return [nbytes + more if isinstance(step, int) else nbytes for nbytes, more, step in zip(around, ahead, steps, strict=True)]
 
 
 def ahead_of_outputs(values: Iterable[Placed], scratch: Iterable[Placed], moments: int) -> list[int]:
