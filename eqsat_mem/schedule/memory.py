@@ -305,10 +305,9 @@ class Memory:
                 lives.append((t, nbytes, position + isinstance(step, Seq), read))
             for t in [*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)]:
                 total -= live.pop(t)
-        if packs:
-            around = with_gaps(around, places_of(lives, joined), beside)
-        if outputs_ahead:
-            around = with_outputs(around, fused.kept, places_of(lives, joined), beside)
+        if packs or outputs_ahead:  # the one inside of loops, the other around them
+            place = with_gaps if packs else partial(with_outputs, fused.kept)
+            around = place(around, places_of(lives, joined), beside)
         return Footprint(fused.kept, tuple(around), tuple(lives))
 
     def _enter(self, stretch: Seq, seq: Seq) -> None:

@@ -51,7 +51,7 @@ def with_gaps(around: Sequence[int], values: Iterable[Placed], scratch: Iterable
     return [max(nbytes, packed) if nbytes == highest else nbytes for nbytes in around]
 
 
-def with_outputs(around: Sequence[int], steps: Sequence[object], values: Iterable[Placed], scratch: Iterable[Placed]) -> list[int]:
+def with_outputs(steps: Sequence[object], around: Sequence[int], values: Iterable[Placed], scratch: Iterable[Placed]) -> list[int]:
     """Bytes at each moment, with those of outputs that are still to be written where the step is a kernel, a number."""
     ahead = ahead_of_outputs(values, scratch, len(around))
     return [nbytes + more if isinstance(step, int) else nbytes for nbytes, more, step in zip(around, ahead, steps, strict=True)]
