@@ -278,5 +278,5 @@ def test_a_program_that_cannot_be_read_is_told(monkeypatch):
     plan = pipeline.plan(jaxpr, Options(memory_limit=MIB), ["x"], "sine", CPU)
     (doubt,) = plan.doubts
     assert "instructions cannot be read" in doubt
-    assert doubt in str(plan)
+    assert doubt in " ".join(str(plan).split())
     assert BASE.checked(COMPILED).doubts == ()

@@ -57,7 +57,7 @@ GROUPS = {
     "around": Group((256, 256, 3, 2, 1), 2, range(256, MOST_ELEMENTS), FEW_KINDS, (("uint8", "int8"),)),
 }
 """Equal extents among them, for diagonals; ones; none; more elements than narrow dtypes can count; as many as bytes count to zero."""
-AGAIN = 8
+AGAIN = 32
 """E-graphs of left sides at most, one where that is enough."""
 ROUNDS = 2
 """Steps of the rules that explore, besides one for each rule that states a fact for the next."""

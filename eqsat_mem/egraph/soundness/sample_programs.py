@@ -94,12 +94,18 @@ def weighted_inside(x: Array, y: Array, w: Array) -> Any:
     return jnp.sum((w * s) * s, -1)
 
 
-def own_widths(x: Array, y: Array, v: Array, w: Array) -> Any:
-    """Gaussians' logarithms: each point, or each centre, has widths of its own."""
+def widths_of_centres(x: Array, y: Array, w: Array) -> Any:
+    """Gaussians' logarithms: each centre has widths of its own."""
     s = x[:, None] - y[None]
     a, b = s**2 / w, jnp.log(w)
     sums = jnp.sum(a + b, -1), jnp.sum(b + a, -1), jnp.sum(a - b, -1), jnp.sum(b - a, -1)
-    return *sums, jnp.sum(s**2 / v[:, None], -1), jnp.sum((s / w) ** 2, -1), jnp.sum((w * s) ** 2, -1)
+    return *sums, jnp.sum((s / w) ** 2, -1), jnp.sum((w * s) ** 2, -1)
+
+
+def widths_of_points(x: Array, y: Array, v: Array) -> Any:
+    """The same where each point has."""
+    s = x[:, None] - y[None]
+    return jnp.sum(s**2 / v[:, None], -1), jnp.sum((s / v[:, None]) ** 2, -1)
 
 
 def shares_over_widths(g: Array, x: Array, w: Array) -> Any:
@@ -331,7 +337,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {fun.__name__:
 PROGRAMS |= {
     "kernels": (kernels, (*normal(*XY), np.float64(0.3), np.array([0.5, 1.5, 2.0, 2.5]))),
     "divided": (divided, (*normal(*XY), np.array([0.5, 1.5, 2.0]))),
-    "own_widths": (own_widths, (*normal(*XY), *(1.5 + np.tanh(a) for a in normal(*XY)))),
+    "widths_of_centres": (widths_of_centres, (*normal(*XY), 1.5 + np.tanh(normal(*XY)[1]))),
+    "widths_of_points": (widths_of_points, (*normal(*XY), 1.5 + np.tanh(normal(*XY)[0]))),
     "shares_over_widths": (shares_over_widths, (*normal((5, 4), (5, 3)), *(1.5 + np.tanh(a) for a in normal((4, 3))))),
     "quotients": (quotients, (*normal((3, 4)), np.array([0.5, 1.5, 2.0]), *normal((4, 2)))),
     "lengthscale_gradient": (lengthscale_gradient, (*normal((4, 2), (4, 1)), np.array([0.7, 1.3]))),
