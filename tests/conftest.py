@@ -17,6 +17,11 @@ def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write the golden files of tests/codegen/golden anew")
 
 
+def pytest_collection_modifyitems(items):
+    """The tests that take minutes come first: at the end one worker would run them alone."""
+    items.sort(key=lambda item: item.path.name not in ("test_several_devices.py", "test_several_processes.py", "test_site.py"))
+
+
 @pytest.fixture
 def quick_compilation():
     """LLVM does not optimise: for tests whose programs run for microseconds and are judged by their values."""
