@@ -38,7 +38,10 @@ PARTS = {
             "UserFileError",
             "StableHLOError",
             "DeviceCompilerError",
+            "DeviceError",
             "MemoryLimitError",
+            "PlanMismatchError",
+            "PlanningError",
         )
     ],
     "Rules": ["egraph.rule_files.load_rules", "egraph.rule_files.Rule", "egraph.rule_files.RuleSet"],

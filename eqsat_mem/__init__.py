@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eqsat_mem.api.optimize import optimize
+    from eqsat_mem.backends.xla import compiled_peak
+    from eqsat_mem.egraph.rule_files import load_rules
     from eqsat_mem.errors import EqsatMemError, MemoryLimitError, OptionError, RuleError, StableHLOError
     from eqsat_mem.ir.ops import Monoid, Operation
+    from eqsat_mem.reports.page import page
     from eqsat_mem.reports.plan import Plan
     from eqsat_mem.stablehlo.read import from_stablehlo
+    from eqsat_mem.testing import same_values
 
 __version__ = "0.2.0"
 
@@ -27,8 +31,12 @@ __all__ = [
     "RuleError",
     "StableHLOError",
     "__version__",
+    "compiled_peak",
     "from_stablehlo",
+    "load_rules",
     "optimize",
+    "page",
+    "same_values",
 ]
 
 _HOMES = {
@@ -40,8 +48,12 @@ _HOMES = {
     "Plan": "reports.plan",
     "RuleError": "errors",
     "StableHLOError": "errors",
+    "compiled_peak": "backends.xla",
     "from_stablehlo": "stablehlo.read",
+    "load_rules": "egraph.rule_files",
     "optimize": "api.optimize",
+    "page": "reports.page",
+    "same_values": "testing",
 }
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from eqsat_mem import __version__
-from eqsat_mem.cli.commands import cache, check_rules, devices, rules, show
+from eqsat_mem.cli.commands import cache, check_rules, devices, errors, rules, show
+from eqsat_mem.error_table import pointer
 from eqsat_mem.errors import EqsatMemError, OptionError, UserFileError
 from eqsat_mem.units import for_terminal, format_bytes
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = options.command(options)
     except EqsatMemError as error:
-        print(f"eqsat-mem: {error}", file=sys.stderr)
+        print("\n".join(filter(None, (f"eqsat-mem: {error}", pointer(error)))), file=sys.stderr)
         return USER_ERROR
     except BrokenPipeError:  # what reads our output has read enough; Python would complain again when it closes it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -51,13 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line as options. Where an option is unknown, the nearest known one is offered."""
+    """The command line as options. Where a command or an option is unknown, the nearest known one is offered."""
+    from eqsat_mem.api.keywords import nearest
+
     parser = command_line()
+    commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    first = next(iter(sys.argv[1:] if argv is None else argv), "")
+    if first and not first.startswith("-") and first not in commands:
+        near = nearest(first, commands)
+        parser.error(f"there is no command {first}" + (f": did you mean {near}?" if near else f"; there are {', '.join(commands)}"))
     options, unknown = parser.parse_known_args(argv)
     if unknown:
-        from eqsat_mem.api.keywords import nearest
-
-        commands = next(iter(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)))
         known = commands[options.chosen]._option_string_actions
         hints = [near for text in unknown if text.startswith("-") and (near := nearest(text, known))]
         parser.error(f"unrecognized arguments: {' '.join(unknown)}" + (f" (did you mean {', '.join(hints)}?)" if hints else ""))
@@ -164,7 +169,7 @@ def command_line() -> argparse.ArgumentParser:
     demo.add_argument("--points", type=_count, default=122_880, metavar="N", help="points on both sides (default: %(default)s)")
     demo.add_argument("--limit", default="64MiB", metavar="SIZE", help="the memory limit (default: %(default)s)")
     demo.set_defaults(command=_demo)
-    for command in (cache, check_rules, devices, rules, show):
+    for command in (cache, check_rules, devices, errors, rules, show):
         command.add(commands)
     return parser
 

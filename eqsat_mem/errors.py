@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from eqsat_mem.units import count, format_bytes
 
+SMALL = 1000
+"""A tensor of less than this part of a sum has no line of its own in a list."""
 Tensor = tuple[str, int, str | None]
 """A tensor named in a message: its description, its size in bytes, and the user's file and line if known."""
 
@@ -156,9 +158,12 @@ def tensor_lines(tensors: Sequence[Tensor], total_bytes: int, most: int = 12) ->
     Args:
         tensors: tensors that are held at once, largest first.
         total_bytes: what is held at that point altogether, in bytes. What the tensors do not add up to is listed as scratch.
-        most: how many tensors are listed; the others are added up in one line.
+        most: how many tensors are listed at most. The others, and those below a thousandth of all, are added up in one line.
     """
-    shown, others = list(tensors[:most]), tensors[most:]
+    large = [k for k, (_, nbytes, _) in enumerate(tensors[:most]) if nbytes >= total_bytes / SMALL]
+    shown, others = [tensors[k] for k in large], [tensor for k, tensor in enumerate(tensors) if k not in large]
+    if len(others) == 1:
+        shown, others = [*shown, *others], []
     if others:
         shown.append((f"in {count(len(others), 'smaller tensor')}", sum(nbytes for _, nbytes, _ in others), None))
     scratch = total_bytes - sum(nbytes for _, nbytes, _ in tensors)

@@ -13,6 +13,7 @@ PACKAGE = ROOT / "eqsat_mem"
 ALLOWED = {
     "units": "",
     "errors": "units",
+    "error_table": "",
     "deadline": "",
     "events": "",
     "options": "errors units",
@@ -38,10 +39,11 @@ ALLOWED = {
     "tuning": "candidates deadline events ir reports request schedule verification",
     "pipeline": "backends candidates deadline errors events frontend ir options passes reports request schedule transforms tuning "
     "verification",
-    "api": "backends egraph errors frontend ir options pipeline reports request schedule tuning units",
-    "cli": "api backends backends.gpu codegen egraph egraph.soundness errors frontend ir options passes reports schedule stablehlo units",
+    "api": "backends egraph error_table errors frontend ir options pipeline reports request schedule tuning units",
+    "cli": "api backends backends.gpu codegen egraph egraph.soundness error_table errors frontend ir options passes reports schedule "
+    "stablehlo units",
     "testing": "",
-    "__main__": "api backends cli errors options reports stablehlo units",
+    "__main__": "api backends cli error_table errors options reports stablehlo units",
 }
 """The rooms in the order in which a program visits them, and those that each may import from."""
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from eqsat_mem import error_table
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILDER = ("latex2mathml", "material", "mermaidx", "mkdocs")
 needs_builder = pytest.mark.skipif(not all(map(importlib.util.find_spec, BUILDER)), reason="the extra site is not installed")
@@ -58,6 +60,13 @@ def test_formulas_and_diagrams_are_drawn(site):
     design = (site / "docs" / "design.html").read_text(encoding="utf-8")
     assert "design-diagram-2.svg" in design
     assert "flowchart TD" not in design
+
+
+@pytest.mark.slow
+@needs_builder
+def test_each_error_has_an_anchor(site):
+    shown = (site / "docs" / "errors.html").read_text(encoding="utf-8")
+    assert [row.name for row in error_table.rows() if f'<a id="{row.name}"></a>' not in shown] == []
 
 
 @pytest.mark.slow

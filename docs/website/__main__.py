@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from docs.website import gallery
+from eqsat_mem import error_table
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -65,6 +66,8 @@ def gather(pages: Path) -> None:
         page = pages / source.relative_to(ROOT)
         page.parent.mkdir(parents=True, exist_ok=True)
         text, linked = with_links(source)
+        if source == error_table.table():
+            text = with_anchors(text)
         page.write_text(with_diagrams(text, page), encoding="utf-8")
         files |= linked
     for file in files:
@@ -99,6 +102,13 @@ def with_links(source: Path) -> tuple[str, set[Path]]:
         parts += [LINK.sub(led, text[last : fence.start()]), f"{fence[1]}```{fence[2]}\n{fence[3]}{fence[1]}```"]
         last = fence.end()
     return "".join([*parts, LINK.sub(led, text[last:])]), files
+
+
+def with_anchors(text: str) -> str:
+    """The page of errors with an anchor for the name of each row."""
+    for row in error_table.read(text):
+        text = text.replace(f"\n| {row.message} |", f'\n| <a id="{row.name}"></a>{row.message} |', 1)
+    return text
 
 
 def with_diagrams(text: str, page: Path) -> str:

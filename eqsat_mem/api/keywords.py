@@ -45,12 +45,15 @@ def _has(words: Sequence[str], word: str) -> bool:
 
 
 def with_hints(fun: Callable[P, R]) -> Callable[P, R]:
-    """The same function, which offers the nearest keyword where it is called with one that it has not."""
-    known = [name for name, p in inspect.signature(fun).parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    parameters = frozenset(inspect.signature(fun).parameters)
+    """The same function, which offers the nearest keyword where it is called with one that it has not, or with options without theirs."""
+    parameters = inspect.signature(fun).parameters
+    known = [name for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    positions = len(parameters) - len(known)
 
     @functools.wraps(fun)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > positions:
+            raise TypeError(f"{fun.__name__} takes options as keywords, as in {fun.__name__}(f, {known[0]}={args[positions]!r}).")
         for name in kwargs:
             if name not in parameters:
                 near = nearest(name, known)

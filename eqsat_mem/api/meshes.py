@@ -210,7 +210,8 @@ def spread_prefix(prefix: Any, tree: Any, name: str) -> list[PartitionSpec | Non
     try:
         whole = jax.tree.broadcast(prefix, tree, is_leaf=lambda x: x is None or _is_sharding(x))
     except ValueError as error:
-        raise OptionError(f"{name} must be a prefix of the structure that it is for: {error}") from None
+        told = str(error).replace(" broadcast_prefix prefix_tree", f" {name}")  # which JAX calls by its own function's argument
+        raise OptionError(f"{name} must be a prefix of the structure that it is for: {told}") from None
     leaves = jax.tree.leaves(whole, is_leaf=lambda x: x is None or _is_sharding(x))
     return [leaf.spec if isinstance(leaf, NamedSharding) else leaf for leaf in leaves]
 

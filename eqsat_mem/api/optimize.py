@@ -30,6 +30,7 @@ from eqsat_mem.api.saved_plans import GivenPlan, given_plan
 from eqsat_mem.api.varying import plain_aval, vary_alike, without_varying_types
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.egraph.rule_checks import own_constructors
+from eqsat_mem.error_table import pointing
 from eqsat_mem.frontend.effects import REFERENCES, refuse_collectives, refuse_references
 from eqsat_mem.ir.ops import Monoid, Operation
 from eqsat_mem.options import DEVICE_VARIABLE, LIMIT_VARIABLE, Accuracy, Options, resolve_device, resolve_limit
@@ -40,11 +41,13 @@ ENVIRONMENT: Any = getattr(os.environ, "_data", os.environ)
 """``os.environ`` as Python holds it, which is read in every call: its own way takes longer than all else that a call needs of ours."""
 
 
+@api_boundary
+@pointing
 @with_hints
 def optimize(
     fun: Callable[..., Any] | None = None,
     *,
-    memory_limit: int | str | None = None,
+    memory_limit: float | str | None = None,
     mesh: Mesh | AbstractMesh | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
@@ -216,6 +219,7 @@ class Optimized:
         return f"<optimized {getattr(self, '__name__', repr(self._fun))}, memory limit {'default' if limit is None else f'{limit} bytes'}>"
 
     @api_boundary
+    @pointing
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments (arrays, or ``jax.ShapeDtypeStruct``), which a call with the like of them uses. Runs nothing.
 
@@ -231,6 +235,7 @@ class Optimized:
         return self._function_for(args, kwargs).plain.trace(*args, **kwargs)
 
     @api_boundary
+    @pointing
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).lower``: plans for these arguments, and has a method ``compile``."""
         return self._function_for(args, kwargs).chosen(args, kwargs).lower(*args, **kwargs)
@@ -255,6 +260,7 @@ class Optimized:
         """The values of the environment's variables that options leave to it."""
         return [ENVIRONMENT.get(name) for name in self._left_to_environment]
 
+    @pointing
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The results of a call, and the function for the next one to try first: that of this one, unless calls alternate between several.
 

@@ -304,7 +304,7 @@ class Reader:
         return f"jnp.{'bool_' if name == 'bool' else name}"
 
     def literal(self, term: Literal) -> str:
-        return number(np.float32(term.value) if term.dtype == np.float32 else term.value)
+        return number(term.value, term.dtype)
 
     def typed(self, term: Term) -> str:
         assert isinstance(term, Literal)

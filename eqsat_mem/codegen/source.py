@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqsat_mem.ir import Axes
+from eqsat_mem.ir import Axes, shortest
 from eqsat_mem.ir.ops import is_key
 from eqsat_mem.ir.ops.elementwise import atom, dtype_text
 
@@ -122,12 +122,9 @@ def shape_of(extents: Sequence[int], axes: Axes) -> tuple[int, ...]:
     return tuple(math.prod(extents[i] for i in axis) for axis in axes)
 
 
-def number(value: Any) -> str:
-    """A number in as few digits as its dtype needs, if that is float32 or float64."""
-    exact = np.asarray(value)
-    value = exact.item()
-    if exact.dtype == np.float32 and np.float32(short := float(str(exact[()]))) == exact:
-        value = short
+def number(value: Any, dtype: Any = None) -> str:
+    """A number, of a dtype or of its own, in as few digits as float32 or float64 needs."""
+    value = shortest(value, dtype)
     if isinstance(value, float) and not np.isfinite(value):
         return "jnp.nan" if value != value else "jnp.inf" if value > 0 else "-jnp.inf"
     return repr(value)

@@ -184,9 +184,9 @@ def select(rules: Sequence[Named], names: Sequence[str]) -> list[Named]:
     known = {rule.name for rule in rules} | {rule.file for rule in rules}
     wanted = {name.removesuffix(".egg") for name in names}
     for name in sorted(wanted - known):
-        similar = difflib.get_close_matches(name, sorted(known), 3)
+        similar = [one for one in sorted(known) if name in one][:3] or difflib.get_close_matches(name, sorted(known), 3)
         hint = f"; similar ones are {', '.join(map(repr, similar))}" if similar else ""
-        raise RuleError(f"no rule, pass or rule file is named {name!r}{hint}.")
+        raise RuleError(f"no rule, pass or rule file is named {name!r}{hint}; eqsat-mem rules lists all.")
     return [rule for rule in rules if rule.name in wanted or rule.file in wanted]
 
 
@@ -216,7 +216,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RuleError(f"the rule file {path} cannot be read: {error}") from error
+        raise RuleError(f"the rule file {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
 
 def _parsed(name: str, text: str) -> tuple[list[Rule], list[Form], list[Form]]:

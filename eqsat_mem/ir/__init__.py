@@ -26,6 +26,7 @@ from eqsat_mem.ir.terms import (
     folded,
     is_leaf,
     mask_of,
+    shortest,
     with_children,
 )
 
@@ -64,5 +65,6 @@ __all__ = [
     "mask_of",
     "names",
     "output_sizes",
+    "shortest",
     "with_children",
 ]

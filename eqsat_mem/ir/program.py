@@ -36,6 +36,7 @@ from eqsat_mem.ir.terms import (
     bits,
     children,
     mask_of,
+    shortest,
     with_children,
 )
 
@@ -310,7 +311,7 @@ def describe(program: Program, t: int) -> str:
         case Const():
             return f"const {term.slot} {axes_text(program, term.axes)}{tail}"
         case Literal():
-            return f"{term.value!r}{tail}"
+            return f"{shortest(term.value, term.dtype)!r}{tail}"
         case Iota():
             return f"iota {program.indices[term.index].name}{tail}"
         case Map():

@@ -87,6 +87,14 @@ class Literal(Term):
         return Literal(dtype, value, f"{type(value).__name__}:{value!r}")
 
 
+def shortest(number: Any, dtype: Any = None) -> Any:
+    """A number, of a dtype or of its own, as one of Python's: of ``float32`` the one with the fewest digits that rounds to it."""
+    exact = np.asarray(np.float32(number) if dtype == np.float32 else number)
+    if exact.dtype == np.float32 and np.float32(short := float(str(exact[()]))) == exact:
+        return short
+    return exact.item()
+
+
 @dataclass(frozen=True)
 class Iota(Term):
     """The position along ``index``: 0, 1, ... extent - 1."""

@@ -151,7 +151,7 @@ def load(path: Path) -> Plan:
         told = Identity(header["program"], tuple(header["arguments"]))
         plan = unpacked(header, payload)
     except OSError as error:
-        raise OptionError(f"the plan {path} cannot be read: {error.strerror}.") from error
+        raise OptionError(f"the plan {path} cannot be read: {error.strerror}.") from None
     except Exception as error:  # whatever a damaged file makes Python raise
         raise OptionError(f"{path} is not a plan that Plan.save of this version wrote ({error}): plan again, and save that.") from error
     return replace(plan, record=LoadedRecord(told, header["versions"]))

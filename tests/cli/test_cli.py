@@ -59,13 +59,13 @@ def kernel(tmp_path):
 
 
 def error_of(capsys, *argv):
-    """The message of a command that a user's mistake ends."""
+    """The message of a command that a user's mistake ends, without where to read more."""
     assert main(argv) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "Traceback" not in captured.err
     assert captured.err.startswith("eqsat-mem: ")
-    return captured.err.removeprefix("eqsat-mem: ").rstrip("\n")
+    return captured.err.removeprefix("eqsat-mem: ").partition("\nmore: ")[0].rstrip("\n")
 
 
 def test_a_plan_as_text(kernel, capsys):
@@ -291,6 +291,14 @@ def test_an_unknown_option_is_answered_with_the_nearest_one(capsys):
             main(line)
         assert ended.value.code == 2
         assert f"did you mean {near}?" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_answered_with_the_nearest_one(capsys):
+    for command, answer in (("repot", "did you mean report?"), ("xyz", "there are plan, tune, report,")):
+        with pytest.raises(SystemExit) as ended:
+            main([command, "kernel.py:f"])
+        assert ended.value.code == 2
+        assert answer in capsys.readouterr().err
 
 
 def test_both_names_of_the_limit_will_do(kernel, capsys):
