@@ -18,7 +18,7 @@ import numpy as np
 
 import eqsat_mem
 
-LAYERS, BATCH, LENGTH, WIDTH, HEADS, VOCABULARY, RATE, LIMIT = 4, 4, 256, 128, 4, 4_096, 0.1, "64MiB"
+LAYERS, BATCH, LENGTH, WIDTH, HEADS, VOCABULARY, RATE, LIMIT = 4, 4, 192, 128, 4, 4_096, 0.1, "56MiB"
 
 
 def normal(x):
