@@ -44,15 +44,16 @@ def format_bytes(size: int, round_up: bool = False) -> str:
 def time_text(seconds: float | None) -> str:
     """Return seconds as text with a unit and three digits; empty for None.
 
-    >>> time_text(4.2e-3), time_text(33.0), time_text(2e-9)
-    ('4.2 ms', '33 s', '2 ns')
+    >>> time_text(4.2e-3), time_text(0.9999), time_text(33.0), time_text(2e-9)
+    ('4.2 ms', '1 s', '33 s', '2 ns')
     """
     if seconds is None:
         return ""
-    if seconds >= 1:
-        return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+    rounded = float(f"{seconds:.3g}")
+    if rounded >= 1:
+        return f"{seconds:.3g} s" if rounded < 1000 else f"{seconds:,.0f} s"
     for unit, size in (("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
+        if rounded >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"
 

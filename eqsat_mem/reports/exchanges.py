@@ -16,15 +16,18 @@ class SpreadIndex:
         axes: the mesh axes that deal it out.
         devices: how many devices they have.
         share: how many positions one device has.
+        axis: the axis of an argument or result that it runs over, if there is one.
     """
 
     index: str
     axes: tuple[str, ...]
     devices: int
     share: int
+    axis: str = ""
 
     def __str__(self) -> str:
-        return f"over {', '.join(self.axes)} ({self.devices} devices): {self.index}, {self.devices * self.share:,}, {self.share:,} on each"
+        what, total = self.axis or f"index {self.index}", self.devices * self.share
+        return f"{what}: {self.share:,} of {total:,} on each device, over {', '.join(self.axes)} ({self.devices} devices)"
 
 
 @dataclass(frozen=True)

@@ -13,27 +13,29 @@ from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, Program, Rename, Term, i
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.ir.ops import collectives
 from eqsat_mem.ir.ops.collectives import EXCHANGES, REDUCTIONS
+from eqsat_mem.ir.ops.control import LOOPS
 from eqsat_mem.options import Options
 from eqsat_mem.reports.exchanges import Exchange, SpreadIndex
 from eqsat_mem.reports.plan import LoopSummary
 from eqsat_mem.reports.words import (
+    KINDS,
     array_type,
     at_place,
     axis_names,
+    bodies_of,
     describe,
     largest_first,
+    lines_of,
     loop_name,
     names_in_body,
     operation,
     pieces,
     place_of,
+    told,
 )
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule
 from eqsat_mem.units import format_bytes
-
-KINDS = {"gather_shares": "all_gather", "sum_to_shares": "psum_scatter", "exchange_shares": "all_to_all", "merge_top_k": "all_gather"}
-"""The functions of ``jax.lax`` that send what each collective does."""
 
 
 def outline(s: Schedule) -> str:
@@ -58,25 +60,25 @@ def loop_summaries(s: Schedule, names: Mapping[int, str] | None = None) -> list[
 
 
 def _loop_summaries(
-    s: Schedule, names: Mapping[int, str], seq: Seq, depth: int, told: frozenset[int] = frozenset()
+    s: Schedule, names: Mapping[int, str], seq: Seq, depth: int, known: frozenset[int] = frozenset()
 ) -> Iterator[LoopSummary]:
     program = s.ex.program
     for step in seq.steps:
         if isinstance(step, Loop):
             index = program.indices[step.index]
-            folds, stacks = ([describe(program, t) for t in largest_first(program, ts)] for ts in (step.folds, step.stacks))
-            cut = [t for t in pieces(program, s.seq, step) if t not in told]
+            folds, stacks = ([told(program, t) for t in largest_first(program, ts)] for ts in (step.folds, step.stacks))
+            cut = [t for t in pieces(program, s.seq, step) if t not in known]
             axis, words = loop_name(program, names, s.seq, step), _lines_first(program, cut)
             yield LoopSummary(index.name, index.extent, s.chunks[step], depth, folds, stacks, axis, "", words)
-            yield from _loop_summaries(s, names, step.body, depth + 1, told.union(cut))
+            yield from _loop_summaries(s, names, step.body, depth + 1, known.union(cut))
         elif isinstance(step, Seq):
-            yield from _loop_summaries(s, names, step, depth, told)
+            yield from _loop_summaries(s, names, step, depth, known)
 
 
 def _lines_first(program: Program, terms: Sequence[int]) -> list[str]:
     """Values in words, the first of each line before others of that line."""
     first = {program.source.get(t): t for t in reversed(terms)}
-    return [describe(program, t) + at_place(program, t) for t in sorted(terms, key=lambda t: first[program.source.get(t)] != t)]
+    return [told(program, t) for t in sorted(terms, key=lambda t: first[program.source.get(t)] != t)]
 
 
 def body_loops(s: Schedule, names: Mapping[int, str] | None = None) -> Iterator[LoopSummary]:
@@ -87,7 +89,7 @@ def body_loops(s: Schedule, names: Mapping[int, str] | None = None) -> Iterator[
         term = program.terms[t]
         if isinstance(term, Block) and term.out == 0:
             inside = operation(program, t) + at_place(program, t)
-            for body in filter(None, term.call.bodies):
+            for body in bodies_of(program, t):
                 own = names_in_body(program, names, term, body.ex.program)
                 found = (*loop_summaries(body, own), *body_loops(body, own))
                 yield from (replace(loop, inside=loop.inside or inside) for loop in found)
@@ -112,11 +114,22 @@ def _values_at_peak(s: Schedule, inside: str) -> Iterator[Tensor]:
     live, running = memory.at_peak(s.seq, memory.full_extents(), s.chunks)
     for t, nbytes, extents in live:
         yield inside + describe(program, t, extents), nbytes, place_of(program, t)
-    term = None if running is None else program.terms[running]
-    bodies = [body for body in term.call.bodies if body is not None] if isinstance(term, Block) else []
-    if running is not None and bodies:
-        largest = max(bodies, key=lambda body: int(body.peak_bytes))
-        yield from _values_at_peak(largest, f"{inside}in {operation(program, running)}: ")
+    if running is None or operation(program, running) not in LOOPS:
+        return
+    where = f"{inside}in {operation(program, running)}: "
+    if bodies := bodies_of(program, running):
+        yield from _values_at_peak(max(bodies, key=lambda body: int(body.peak_bytes)), where)
+    else:  # it runs as written, and of its steps no more is known than their bytes
+        rest = int(s.peak_bytes) - sum(nbytes for _, nbytes, _ in live) - int(sum(program.input_bytes()))
+        yield f"{where}what a {'branch' if where.endswith('cond: ') else 'step'} holds", max(rest, 0), place_of(program, running)
+
+
+def lines_at_peak(s: Schedule) -> dict[str, str]:
+    """The user's lines of :func:`peak_tensors` by their sources, as far as they can be read."""
+    places, known = {place for *_, place in peak_tensors(s)}, lines_of(s.ex.program)
+    for body in (body for t in s.ex.program.reachable() for body in bodies_of(s.ex.program, t)):
+        known |= lines_at_peak(body)
+    return {place: line for place, line in known.items() if place in places}
 
 
 def restrictions(s: Schedule, options: Options) -> tuple[str, ...]:
@@ -160,7 +173,8 @@ def spread_indices(program: Program) -> list[SpreadIndex]:
     for t in program.reachable():
         used |= shares.dealt_out(program.free[t])
     own = [(i, names) for i, names in shares.spread.items() if used >> i & 1]
-    return [SpreadIndex(program.indices[i].name, names, shares.devices.count(names), program.indices[i].extent) for i, names in own]
+    axes, indices = axis_names(program), program.indices
+    return [SpreadIndex(indices[i].name, names, shares.devices.count(names), indices[i].extent, axes.get(i, "")) for i, names in own]
 
 
 def exchanges(s: Schedule) -> list[Exchange]:

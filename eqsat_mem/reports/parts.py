@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from eqsat_mem.ir import Block, Program
+from eqsat_mem.ir import Program
 from eqsat_mem.ir.source import Source
 from eqsat_mem.reports.timeline import Point
-from eqsat_mem.reports.words import array_type, describe, operation
+from eqsat_mem.reports.words import array_type, bodies_of, describe, operation
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule
 
@@ -84,7 +84,7 @@ def _values(s: Schedule, point: Point, nbytes: int, outputs: set[int], as_writte
         if size:
             yield HeldPart(describe(program, t, extents), size, _role(program, t, point, outputs), program.source.get(t), t)
     for t in point.terms:
-        if as_written and _bodies(program, t) and nbytes > 0:
+        if as_written and bodies_of(program, t) and nbytes > 0:
             yield HeldPart(f"in {operation(program, t)}, as written", nbytes, "temporaries", program.source.get(t))
             return
         for part in _inside(program, t, point, nbytes):
@@ -97,7 +97,7 @@ def _values(s: Schedule, point: Point, nbytes: int, outputs: set[int], as_writte
 def _role(program: Program, t: int, point: Point, outputs: set[int]) -> str:
     if t in outputs:
         return "outputs"
-    if t in point.state or (t in point.terms and _bodies(program, t)):
+    if t in point.state or (t in point.terms and bodies_of(program, t)):
         return "loop state"
     source = program.source.get(t)
     return "gradients" if source is not None and source.backward else "temporaries"
@@ -105,7 +105,7 @@ def _role(program: Program, t: int, point: Point, outputs: set[int]) -> str:
 
 def _inside(program: Program, t: int, point: Point, most: int) -> Iterator[HeldPart]:
     """The values that the body of a loop or branch of the user's holds at its own peak, as far as they are within ``most`` bytes."""
-    bodies = _bodies(program, t)
+    bodies = bodies_of(program, t)
     if not bodies:
         return
     body = max(bodies, key=lambda body: int(body.peak_bytes))
@@ -120,8 +120,3 @@ def _inside(program: Program, t: int, point: Point, most: int) -> Iterator[HeldP
         if 0 < part.nbytes <= most:
             most -= part.nbytes
             yield replace(part, what=f"in {operation(program, t)}: {part.what}")
-
-
-def _bodies(program: Program, t: int) -> list[Schedule]:
-    term = program.terms[t]
-    return [body for body in term.call.bodies if body is not None] if isinstance(term, Block) else []

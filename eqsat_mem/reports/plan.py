@@ -30,8 +30,8 @@ class LoopSummary:
         extent: how many positions the index has.
         chunk: how many of them one turn computes.
         depth: how many loops stand around it.
-        accumulates: the results to which each turn adds, in words.
-        stacks: the results of which each turn writes a slice, in words.
+        accumulates: the results to which each turn adds, in words and with their lines.
+        stacks: the results of which each turn writes a slice, likewise.
         axis: the axis that it runs over: of an argument or result (``rows of x``), else of the largest value that it cuts.
         inside: the user's loop or branch in which it stands, with its line; empty for a loop of the plan itself.
         never_whole: the values that it computes in chunks and that are whole nowhere, less those of loops around it: the largest first, in
@@ -54,11 +54,14 @@ class LoopSummary:
         return -(-self.extent // self.chunk)
 
     def __str__(self) -> str:
-        over = f"over {self.axis or f'index {self.index}'}: {self.extent:,} in {count(self.turns, 'chunk')} of {self.chunk:,}"
+        over = f"loop over {self.axis or f'index {self.index}'}: {self.extent:,} in {count(self.turns, 'chunk')} of {self.chunk:,}"
         text = "  " * self.depth + (f"in {self.inside}, " if self.inside and not self.depth else "") + over
         if self.extent % self.chunk:
             text += f" (the last of {self.extent % self.chunk:,})"
-        return "; ".join(filter(None, (text, f"never whole: {_first(self.never_whole)}" if self.never_whole else self.results())))
+        if not self.never_whole:
+            return "; ".join(filter(None, (text, self.results())))
+        made = "".join(f", for {value}" for value in [*self.accumulates, *self.stacks][:1])
+        return f"{text}{made}; never whole: {_first(self.never_whole)}"
 
     def results(self) -> str:
         """The results to which turns add, and those of which they write slices, in words."""
@@ -98,6 +101,7 @@ class Plan:
             bodies of the user's own loops and branches.
         rules_fired: the names of the rules that matched something in the program, and of the passes that changed it.
         peak_tensors: ``(description, bytes, source)`` of every tensor that is held at the plan's predicted peak, largest first.
+        lines: the user's lines of ``peak_tensors`` by their sources, as far as they can be read.
         device: the device that the plan is for.
         compiler_options: the options that XLA compiles the plan with when the function is called on its own, to be passed to a ``jax.jit``
             around a caller of it; empty for a program that is left as it was, and where XLA's own choices are the best that is known.
@@ -130,6 +134,7 @@ class Plan:
     loops: Sequence[LoopSummary] = ()
     rules_fired: Sequence[str] = ()
     peak_tensors: Sequence[Tensor] = ()
+    lines: Mapping[str, str] = field(default_factory=dict)
     device: str = ""
     namespace: Mapping[str, Any] = field(default_factory=dict, repr=False)
     mesh: Any = None
@@ -289,7 +294,7 @@ def to_json(plan: Plan) -> str:
     record = {
         item.name: getattr(plan, item.name) for item in fields(plan) if item.name not in ("function", "program", "schedule", "record")
     }
-    record["seconds"] = dict(plan.seconds)
+    record["seconds"], record["lines"] = dict(plan.seconds), dict(plan.lines)
     record["loops"] = [asdict(loop) for loop in plan.loops]
     record["tuning"] = None if plan.tuning is None else asdict(plan.tuning)
     record["mesh"] = None if plan.mesh is None else dict(plan.mesh.shape)

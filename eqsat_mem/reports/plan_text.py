@@ -24,6 +24,8 @@ WIDE = 120
 TITLE = 6
 MOST_LOOPS = 8
 MOST_TENSORS = 5
+SHORTEST_CODE = 20
+"""Characters of a line of code that are worth showing."""
 
 
 def text_of(plan: Plan, width: int = WIDE) -> str:
@@ -37,7 +39,7 @@ def text_of(plan: Plan, width: int = WIDE) -> str:
         ("mesh", list(_shares(plan))),
         ("how", list(_loops(plan))),
         ("tuned", [] if plan.tuning is None else [str(plan.tuning)]),
-        ("peak", list(_peak(plan))),
+        ("peak", list(_peak(plan, width))),
         ("more", [_more(plan)]),
         ("note", [*filter(None, [stopped_text(plan)]), *plan.doubts]),
     ]
@@ -150,11 +152,14 @@ def _loops(plan: Plan) -> Iterator[str]:
         yield f"and {count(len(plan.loops) - MOST_LOOPS, 'more loop')}, in .loops"
 
 
-def _peak(plan: Plan) -> Iterator[str]:
+def _peak(plan: Plan, width: int) -> Iterator[str]:
     fixed = [("arguments", plan.argument_bytes), ("outputs", plan.output_bytes)]
     temporaries = max(plan.peak_bytes - plan.argument_bytes - plan.output_bytes, 0)
-    yield ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in [*fixed, ("temporaries", temporaries)]) + "; the largest of them:"
-    yield from tensor_lines(sorted(plan.peak_tensors, key=lambda tensor: -tensor[1]), plan.peak_bytes, MOST_TENSORS)
+    parts = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in [*fixed, ("temporaries", temporaries)])
+    yield f"{format_bytes(plan.peak_bytes)} predicted: {parts}; the largest:"
+    for line in tensor_lines(sorted(plan.peak_tensors, key=lambda tensor: -tensor[1]), plan.peak_bytes, MOST_TENSORS):
+        code, room = plan.lines.get(line.partition("  at ")[2], ""), width - TITLE - len(line) - 2
+        yield f"{line}: {code if len(code) <= room else code[: room - 3] + '...'}" if code and room >= SHORTEST_CODE else line
 
 
 def _more(plan: Plan) -> str:

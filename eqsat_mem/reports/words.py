@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -9,9 +10,14 @@ import jax
 
 from eqsat_mem.ir import Block, Input, Map, Program, Rename, Take, bits, is_leaf, itemsize
 from eqsat_mem.ir.loop_tree import Loop, Seq, made
+from eqsat_mem.schedule.search import Schedule
 
 AXES = {1: ("elements of {}",), 2: ("rows of {}", "columns of {}")}
 """How the axes of an argument are called, by how many it has; of more than two they are numbered from 0."""
+
+
+KINDS = {"gather_shares": "all_gather", "sum_to_shares": "psum_scatter", "exchange_shares": "all_to_all", "merge_top_k": "all_gather"}
+"""The functions of ``jax.lax`` that send what each collective does."""
 
 
 def axis_of(program: Program, index: int) -> str:
@@ -110,7 +116,7 @@ def operation(program: Program, t: int) -> str:
         case Input():
             return f"argument {program.inputs[term.slot].name}"
         case Block():
-            return str(term.call.prim.name)
+            return KINDS.get(term.call.prim.name, str(term.call.prim.name))
         case Map():
             return term.op
         case Rename():
@@ -130,6 +136,23 @@ def at_place(program: Program, t: int) -> str:
     """The line of a value as the end of a phrase; empty without one."""
     place = place_of(program, t)
     return f" at {place}" if place else ""
+
+
+def bodies_of(program: Program, t: int) -> list[Schedule]:
+    """The plans of the bodies of a loop or branch of the user's, as far as these were planned; none of other terms."""
+    term = program.terms[t]
+    return [body for body in term.call.bodies if body is not None] if isinstance(term, Block) else []
+
+
+def told(program: Program, t: int) -> str:
+    """A value in words, with its line."""
+    return describe(program, t) + at_place(program, t)
+
+
+def lines_of(program: Program) -> dict[str, str]:
+    """The user's lines by the places that :func:`place_of` gives, as far as they can be read."""
+    found = {place_of(program, t): linecache.getline(source.file, source.line).strip() for t, source in program.source.items()}
+    return {place: line for place, line in found.items() if place and line}
 
 
 def describe(program: Program, t: int, extents: Sequence[int] | None = None) -> str:

@@ -32,6 +32,7 @@ def plan():
         ],
         rules_fired=["split", "reassociate-right"],
         peak_tensors=[("v", MiB // 2, None), ("exp", 2 * MiB, "kernel.py:12 (matvec)")],
+        lines={"kernel.py:12 (matvec)": "return jnp.exp(-distance) @ v"},
     )
 
 
@@ -41,10 +42,10 @@ def test_what_a_plan_prints(plan):
         "  as written  ########################################  56.25 GiB\n"
         "  plan        #                                         5 MiB, compiled (predicted 6 MiB)\n"
         "  limit       #                                         64 MiB\n"
-        "how   over rows of x: 122,880 in 960 chunks of 128; stacks out\n"
-        "        over index m: 10,007 in 40 chunks of 256 (the last of 23); accumulates sum of exp * v\n"
-        "peak  arguments 3 MiB, outputs 1 MiB, temporaries 2 MiB; the largest of them:\n"
-        "          2 MiB  exp  at kernel.py:12 (matvec)\n"
+        "how   loop over rows of x: 122,880 in 960 chunks of 128; stacks out\n"
+        "        loop over index m: 10,007 in 40 chunks of 256 (the last of 23); accumulates sum of exp * v\n"
+        "peak  6 MiB predicted: arguments 3 MiB, outputs 1 MiB, temporaries 2 MiB; the largest:\n"
+        "          2 MiB  exp  at kernel.py:12 (matvec): return jnp.exp(-distance) @ v\n"
         "        512 KiB  v\n"
         "        3.5 MiB  scratch of operations\n"
         "more  .explain() why   .show() a picture   .source the program   planned in 21.5 ms"
@@ -53,15 +54,23 @@ def test_what_a_plan_prints(plan):
 
 def test_long_lines_are_wrapped_below_what_they_belong_to(plan):
     loops = [LoopSummary("n", 6, 2, 0, axis="rows of x", never_whole=["f32[6,6] exp at a_module_of_mine.py:12 (a_function)"] * 3)]
-    told = str(dataclasses.replace(plan, loops=loops)).split("\n")
+    told = str(dataclasses.replace(plan, loops=loops, lines={})).split("\n")
     at = next(k for k, line in enumerate(told) if line.startswith("how"))
-    assert told[at].startswith("how   over rows of x: 6 in 3 chunks of 2; never whole: f32[6,6] exp at a_module_of_mine.py:12")
+    assert told[at].startswith("how   loop over rows of x: 6 in 3 chunks of 2; never whole: f32[6,6] exp at a_module_of_mine.py:12")
     assert told[at + 1].startswith(" " * 10)
     assert told[at + 1].endswith("and 1 more")
     assert max(map(len, told)) <= 120
-    narrow = text_of(dataclasses.replace(plan, loops=loops), 60)
+    narrow = text_of(dataclasses.replace(plan, loops=loops, lines={}), 60)
     assert max(map(len, narrow.split("\n"))) <= 60
     assert " ".join(narrow.split()) == " ".join(" ".join(told).split())
+
+
+def test_long_lines_of_code_are_cut_and_left_out_where_there_is_no_room(plan):
+    long = dataclasses.replace(plan, lines={"kernel.py:12 (matvec)": "x = " + 50 * "abc + "})
+    cut = next(line for line in str(long).split("\n") if "exp  at" in line)
+    assert len(cut) <= 120
+    assert cut.endswith("...")
+    assert "  exp  at kernel.py:12 (matvec)\n" in text_of(long, 60)
 
 
 def test_a_plan_that_holds_more_than_the_program_as_written_says_that_it_is_for_speed(plan):
@@ -88,7 +97,7 @@ def test_what_a_program_prints_that_was_left_as_it_was(plan):
         "matvec fits as written: 56.25 GiB of 1 TiB\n"
         "  as written  ########################################  56.25 GiB\n"
         "  limit                                                 1 TiB\n"
-        "peak  arguments 3 MiB, outputs 1 MiB, temporaries 56.25 GiB; the largest of them:\n"
+        "peak  56.25 GiB predicted: arguments 3 MiB, outputs 1 MiB, temporaries 56.25 GiB; the largest:\n"
         "        56.25 GiB  scratch of operations\n"
         "more  .explain() why   .show() a picture   .source the program"
     )
@@ -131,15 +140,21 @@ def test_the_json_has_every_attribute_that_is_data(plan):
 @pytest.mark.parametrize(
     ("loop", "text"),
     [
-        (LoopSummary("n", 8, 8), "over index n: 8 in 1 chunk of 8"),
-        (LoopSummary("n", 7, 2), "over index n: 7 in 4 chunks of 2 (the last of 1)"),
+        (LoopSummary("n", 8, 8), "loop over index n: 8 in 1 chunk of 8"),
+        (LoopSummary("n", 7, 2), "loop over index n: 7 in 4 chunks of 2 (the last of 1)"),
         (
             LoopSummary("n", 6, 2, 2, ["a", "b"], ["c"], "axis 1 of q"),
-            "    over axis 1 of q: 6 in 3 chunks of 2; accumulates a, b; stacks c",
+            "    loop over axis 1 of q: 6 in 3 chunks of 2; accumulates a, b; stacks c",
         ),
-        (LoopSummary("n", 4, 2, 0, list("abc"), list("de")), "over index n: 4 in 2 chunks of 2; accumulates a, b and 1 more; stacks d, e"),
-        (LoopSummary("n", 4, 2, 0, ["a"], never_whole=list("bcde")), "over index n: 4 in 2 chunks of 2; never whole: b, c and 2 more"),
-        (LoopSummary("n", 4, 2, inside="scan at f.py:3 (f)"), "in scan at f.py:3 (f), over index n: 4 in 2 chunks of 2"),
+        (
+            LoopSummary("n", 4, 2, 0, list("abc"), list("de")),
+            "loop over index n: 4 in 2 chunks of 2; accumulates a, b and 1 more; stacks d, e",
+        ),
+        (
+            LoopSummary("n", 4, 2, 0, ["a"], never_whole=list("bcde")),
+            "loop over index n: 4 in 2 chunks of 2, for a; never whole: b, c and 2 more",
+        ),
+        (LoopSummary("n", 4, 2, inside="scan at f.py:3 (f)"), "in scan at f.py:3 (f), loop over index n: 4 in 2 chunks of 2"),
     ],
 )
 def test_a_loop_in_words(loop, text):
@@ -148,5 +163,5 @@ def test_a_loop_in_words(loop, text):
 
 def test_what_passes_did_is_told_before_the_loops(plan):
     rolled = dataclasses.replace(plan, rules_fired=["equal-blocks-as-loops", "a rule"])
-    assert "how   equal blocks, such as layers, run as one loop\n      over rows of x" in str(rolled)
+    assert "how   equal blocks, such as layers, run as one loop\n      loop over rows of x" in str(rolled)
     assert "how   equal blocks, such as layers, run as one loop\n" in str(dataclasses.replace(rolled, loops=()))
