@@ -84,7 +84,7 @@ def growth(case: Case) -> float:
 
 def rows(cases: Iterable[Case], shortest_s: float = SHORTEST_S, elements: float | None = None) -> Iterator[Row]:
     """Each case as measured; ``elements`` are additions per second, which are measured first if they are not given."""
-    rate = elements or elementwise_rate(shortest_s)
+    rate = elements or elementwise_rate(2**16, shortest_s)
     for case in cases:
         measured = growth(case) if case.watched else seconds(case, shortest_s)
         yield Row(case.label, measured, measured * (1.0 if case.watched else rate) / case.work)

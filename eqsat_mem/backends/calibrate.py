@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,6 +32,9 @@ THIN_ROWS, FEW_COLUMNS = 1024, 16
 """The rows (also the depth) and the columns of the contraction that measures the cost of having few columns."""
 DEAL_DEPTH, DEAL_COLUMNS = 8, 256
 """The depth and the columns of contractions that take little longer than it takes to distribute them to cores."""
+EVEN = 1024
+"""Arrays that are measured have a multiple of so many elements: XLA:CPU distributes 2,831,155 elements to two cores in parts whose
+loops are not vectorised, and takes 15 times as long as for 2,831,156."""
 CLEARLY = 1.1
 """The speed-up from which on wider vectors are preferred."""
 
@@ -59,7 +61,8 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
     report("narrow_flops")
     device = replace(device, narrow_flops=_flops(jnp.bfloat16, shortest_s, first))
     report("elements")
-    device = replace(device, elements=elementwise_rate(shortest_s))
+    in_cache = _elements(0.75 * device.levels[0][0])
+    device = replace(device, elements=elementwise_rate(in_cache, shortest_s))
     report("levels")
     device = replace(device, levels=tuple(_levels(device, shortest_s)))
     report("fresh_rate")
@@ -76,9 +79,9 @@ def measure(backend: Backend, report: Callable[[str], None] = lambda field: None
         device = replace(device, matrix_cores=int(cores))
     if isinstance(device, CpuDevice):
         report("vector_bits")
-        device = replace(device, vector_bits=_vector_bits(shortest_s))
+        device = replace(device, vector_bits=_vector_bits(in_cache, shortest_s))
         report("function_factor")
-        device = replace(device, function_factor=_function_factor(device, backend, shortest_s))
+        device = replace(device, function_factor=_function_factor(device, backend, in_cache, shortest_s))
         report("thin_columns, deal_s")
         device = replace(device, thin_columns=_thin_columns(device, shortest_s), deal_s=_deal_s(shortest_s))
     return device
@@ -94,10 +97,11 @@ def _flops(dtype: Any, shortest_s: float, first: int) -> float:
     return _rate(make, first, shortest_s)
 
 
-def elementwise_rate(shortest_s: float) -> float:
+def elementwise_rate(elements: int, shortest_s: float) -> float:
     """Return float32 additions and multiplications per second in one elementwise kernel.
 
     Args:
+        elements: the size of the array that it passes over; it should fit a cache.
         shortest_s: the least duration of the measurement, in seconds.
     """
 
@@ -106,10 +110,7 @@ def elementwise_rate(shortest_s: float) -> float:
             x = x * 0.999 + 0.001 * k
         return x
 
-    def make(n: int) -> tuple[Callable[..., Any], Any, float]:
-        return many, (jnp.ones(n, jnp.float32),), float(n * OPERATIONS)
-
-    return _rate(make, 2**14, shortest_s)
+    return OPERATIONS * _passes(many, elements, shortest_s)
 
 
 def _levels(device: Device, shortest_s: float) -> Iterator[tuple[float, float]]:
@@ -122,18 +123,23 @@ def _levels(device: Device, shortest_s: float) -> Iterator[tuple[float, float]]:
     largest = max(size for size, _ in device.levels if size < math.inf)
     for size, _ in device.levels:
         working_set = 0.75 * size if size < math.inf else 4 * largest
-        fastest = min(fastest, _bandwidth(int(working_set / 4), shortest_s))
+        fastest = min(fastest, 8.0 * _passes(lambda x: x + 1.0, _elements(working_set), shortest_s))
         yield size, fastest
 
 
-def _bandwidth(elements: int, shortest_s: float) -> float:
-    """Return the bytes per second of passes that each read and write a whole float32 array of ``elements`` elements."""
+def _elements(size: float) -> int:
+    """Return how many float32 elements ``size`` bytes hold, a multiple of :data:`EVEN`."""
+    return max(int(size / 4) // EVEN, 1) * EVEN
+
+
+def _passes(function: Callable[[jax.Array], jax.Array], elements: int, shortest_s: float, options: dict[str, str] | None = None) -> float:
+    """Return the elements per second of passes of an elementwise function over a float32 array, each over what the last one wrote."""
 
     def make(count: int) -> tuple[Callable[..., Any], Any, float]:
         x = jnp.ones(elements, jnp.float32)
-        return lambda x: lax.fori_loop(0, count, lambda t, x: x + 1.0, x), (x,), 8.0 * elements * count
+        return lambda x: lax.fori_loop(0, count, lambda t, x: function(x), x), (x,), float(elements * count)
 
-    return _rate(make, 1, shortest_s)
+    return _rate(make, 1, shortest_s, options)
 
 
 def _fresh_rate(device: Device, shortest_s: float) -> float:
@@ -197,27 +203,23 @@ def _computed_fold(device: Device, length: int, shortest_s: float) -> float:
     return max(device.elements / _rate(make, max(2**20 // length, 1), shortest_s) - 1, 0.1)
 
 
-def _vector_bits(shortest_s: float) -> int:
+def _two_exponentials(x: jax.Array) -> jax.Array:
+    return jnp.exp(-jnp.exp(-x))
+
+
+def _vector_bits(elements: int, shortest_s: float) -> int:
     """Return the vector width, in bits, with which exponentials are fastest: the default unless the other is clearly faster."""
-
-    def make(n: int) -> tuple[Callable[..., Any], Any, float]:
-        return lambda x: jnp.exp(jnp.exp(-x)), (jnp.ones(n, jnp.float32),), float(n)
-
-    usual = _rate(make, 2**14, shortest_s)
+    usual = _passes(_two_exponentials, elements, shortest_s)
     wide = compiler_options(WIDE_BITS)
-    return WIDE_BITS if wide and _rate(make, 2**14, shortest_s, wide) > CLEARLY * usual else USUAL_BITS
+    return WIDE_BITS if wide and _passes(_two_exponentials, elements, shortest_s, wide) > CLEARLY * usual else USUAL_BITS
 
 
-def _function_factor(device: CpuDevice, backend: Backend, shortest_s: float) -> float:
+def _function_factor(device: CpuDevice, backend: Backend, elements: int, shortest_s: float) -> float:
     """Return the measured time of an exponential divided by its time according to the table of weights.
 
     It is compiled with the vector width with which plans are compiled.
     """
-
-    def make(n: int) -> tuple[Callable[..., Any], Any, float]:
-        return lambda x: jnp.exp(-jnp.exp(-x)), (jnp.ones(n, jnp.float32),), 2.0 * n
-
-    rate = _rate(make, 2**14, shortest_s, compiler_options(device.vector_bits))
+    rate = 2 * _passes(_two_exponentials, elements, shortest_s, compiler_options(device.vector_bits))
     return max(device.elements / rate - 1.0, 1.0) / backend.weights.elementwise["exp"]  # minus one addition, the change of sign
 
 
@@ -258,23 +260,35 @@ def _deal_s(shortest_s: float) -> float:
 def _rate(
     make: Callable[[int], tuple[Callable[..., Any], Any, float]], n: int, shortest_s: float, options: dict[str, str] | None = None
 ) -> float:
-    """Return the work per second of a compiled function, the median of ``REPEATS`` runs.
+    """Return the work per second of a compiled function.
+
+    It is the difference of work between two runs, one of which does more, by the difference of their times, so that what a call costs
+    whatever it does, new memory for its results among it, is not counted. Both times are the least of ``REPEATS`` runs in turn.
 
     Args:
         make: ``make(n)`` returns a function, its arguments, and the work that the function does; work grows with ``n``.
-        n: the first size to try; it is doubled or quadrupled until a run takes at least ``shortest_s`` seconds.
+        n: the first size to try; it is doubled or quadrupled until a run takes at least ``shortest_s`` seconds, and then doubled again.
         shortest_s: the least duration of a run, in seconds.
         options: compiler options.
     """
+
+    def compiled(n: int) -> tuple[Any, Any, float]:
+        function, args, work = make(n)
+        program = jax.jit(function, compiler_options=options).lower(*args).compile()
+        jax.block_until_ready(program(*args))
+        return program, args, work
+
     began = time.perf_counter()
     while True:
-        function, args, work = make(n)
-        compiled = jax.jit(function, compiler_options=options).lower(*args).compile()
-        jax.block_until_ready(compiled(*args))
-        seconds = timed(compiled, args)
+        less, less_args, less_work = compiled(n)
+        seconds = timed(less, less_args)
         if seconds >= shortest_s or time.perf_counter() - began > LONGEST_S:
-            return work / statistics.median([seconds, *(timed(compiled, args) for _ in range(REPEATS - 1))])
+            break
         n *= 2 if seconds > shortest_s / 8 else 4
+    more, more_args, more_work = compiled(2 * n)
+    pairs = [(timed(less, less_args), timed(more, more_args)) for _ in range(REPEATS)]
+    less_s, more_s = (min(column) for column in zip(*pairs))
+    return (more_work - less_work) / (more_s - less_s) if more_s > less_s else more_work / more_s
 
 
 def timed(compiled: Any, args: Any) -> float:
