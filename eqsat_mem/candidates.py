@@ -72,6 +72,12 @@ class SearchResult:
     fired: tuple[str, ...]
 
 
+def _priced_as(before: Schedule, rolled: SearchResult) -> Schedule:
+    """The program as written, with the time of the same program with loops over equal blocks: what is said of a plan with such loops, that
+    it is faster or slower, compares what is priced alike."""
+    return replace(before, seconds=rolled.before.seconds)
+
+
 @dataclass(eq=False)
 class Forms:
     """A program, its forms with less and less stacked by scans, and both again with takes in place of gathers and slices.
@@ -118,12 +124,12 @@ class Forms:
         if before.fits(limit) and rolled.best.seconds > GAIN * rolled.before.seconds:  # the same loops: their prices compare
             return SearchResult(straight(before.ex, backend), before, ())
         if rolled.best.fits(limit) or self.deadline.passed():
-            return replace(rolled, before=before)
+            return replace(rolled, before=_priced_as(before, rolled))
         return self._better_of(self._fastest_form(backend, limit, scheduler), rolled, limit)
 
     def _better_of(self, found: SearchResult, rolled: SearchResult, limit: int) -> SearchResult:
         """The better of two results, the first of which is of the program without loops over equal blocks."""
-        return replace(rolled, before=found.before) if order(rolled.best, limit) < order(found.best, limit) else found
+        return replace(rolled, before=_priced_as(found.before, rolled)) if order(rolled.best, limit) < order(found.best, limit) else found
 
     def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of the first form that fits, without loops over equal blocks.

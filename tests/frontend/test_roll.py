@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import eqsat_mem
+from eqsat_mem.candidates import Forms
 from eqsat_mem.frontend.inline import flatten
 from eqsat_mem.frontend.repeats import _runs, with_chains
 from eqsat_mem.frontend.roll import rolled
@@ -209,10 +210,21 @@ def test_runs_are_those_found_by_looking_everywhere(seed):
                 assert (first, last + period, period) in found
 
 
-def test_a_long_program_is_planned_as_loops_that_say_how_many_blocks_they_have():
+def test_a_long_program_is_planned_as_loops_that_say_how_many_blocks_they_have(monkeypatch):
+    before = {}
+    search = Forms.fastest
+
+    def searched(forms, *args):
+        found = search(forms, *args)
+        before[len(forms.loaded.terms)] = found.before.seconds
+        return found
+
+    monkeypatch.setattr(Forms, "fastest", searched)
     ws = [(jax.ShapeDtypeStruct((16, 16), np.float32), jax.ShapeDtypeStruct((16,), np.float32))] * 24
     limit = 300 * 2**10
     plan = eqsat_mem.optimize(jax.grad(network), memory_limit=limit, verify=False).plan(ws, jax.ShapeDtypeStruct((200, 16), np.float32))
     assert "equal-blocks-as-loops" in plan.rules_fired
     assert plan.peak_bytes <= limit < plan.original_peak_bytes
     assert "23 equal blocks" in plan.source
+    rolled, written = sorted(before)[-2:]
+    assert plan.original_predicted_s == before[rolled] == before[written]  # what is said to be faster or slower is priced alike
