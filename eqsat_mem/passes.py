@@ -97,7 +97,7 @@ SCANS = Pass(
     "each element is computed as before; what rules do not split stays whole, and folds accumulate in a carry where rules let them",
     "a step's slices instead of what is stacked for all steps; carries only at checkpoints",
     "transforms/scan_rewrite.py",
-    told="in your own loops, what was stored for all steps is computed within each step, or again in the backward pass",
+    told="loops keep what goes from step to step; what else a backward pass needs of a step, it computes again",
 )
 
 ROLLS = Pass(

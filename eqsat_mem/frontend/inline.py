@@ -218,7 +218,7 @@ def lines_of(source: Source | None) -> Iterator[None]:
         yield
         return
     with jax.named_scope(
-        f"{_SCOPE}{source.file}|{source.line}|{source.function}|{source.library}|{_TRANSPOSED if source.backward else ''}|"
+        f"{_SCOPE}{source.file}|{source.line}|{source.function}|{source.library}|{_TRANSPOSED if source.backward else ''}|{source.blocks}|"
     ):
         yield
 
@@ -227,8 +227,8 @@ def _of_scope(scopes: str) -> Source | None:
     _, found, text = scopes.rpartition(_SCOPE)
     if not found:
         return None
-    file, line, function, library, transposed = text.split("|")[:5]
-    return Source(file, int(line), function, library, bool(transposed))
+    file, line, function, library, transposed, blocks = text.split("|")[:6]
+    return Source(file, int(line), function, library, bool(transposed), blocks=int(blocks))
 
 
 _SCOPE = "eqsat_mem line "

@@ -336,7 +336,7 @@ def _line(body: Sequence[Equation], count: int) -> Source | None:
     around = max((path for path, n in shared.items() if n >= MOST_OF * len(paths)), key=len, default=paths[0])
     first = next(k for k, path in enumerate(paths) if path[: len(around)] == around)
     file, line, function = calls[first][len(around) - 1]
-    return Source(file, line, f"{function}, {count} equal blocks", backward=sources[first].backward)
+    return Source(file, line, function, backward=sources[first].backward, blocks=count)
 
 
 def _results(eqn: Equation, operands: Sequence[Array]) -> list[Array]:

@@ -11,7 +11,7 @@ class Source:
     """The user's line that a term comes from, and (``library``) the line of an installed package that was called there.
 
     ``backward`` says that it belongs to the gradient of that line; ``callers`` are the file, line and function of each call that led
-    there, the innermost first. Lines are equal whatever these are.
+    there, the innermost first. Of a loop over equal ``blocks``, it is the line where the first begins. Lines are equal whatever these are.
     """
 
     file: str
@@ -20,10 +20,19 @@ class Source:
     library: str = ""
     backward: bool = field(default=False, compare=False)
     callers: tuple[tuple[str, int, str], ...] = field(default=(), compare=False, repr=False)
+    blocks: int = field(default=1, compare=False)
 
     def __str__(self) -> str:
+        return self.to(self.line)
+
+    def to(self, last: int) -> str:
+        """The lines from this one to the ``last``: ``model.py:33-36 (LM.__call__)``."""
+        lines = f"{self.line}" if last == self.line else f"{self.line}-{last}"
+        return f"{_shown_file(self.file)}:{lines} ({self._where()})"
+
+    def _where(self) -> str:
         called = f", in {self.library}" if self.library else ""
-        return f"{_shown_file(self.file)}:{self.line} ({self.function}{called})"
+        return f"{self.function}{called}" + (f", {self.blocks} equal blocks" if self.blocks > 1 else "")
 
 
 def _shown_file(file: str) -> str:

@@ -23,6 +23,7 @@ from eqsat_mem.reports.words import (
     at_place,
     axis_names,
     bodies_of,
+    computed,
     describe,
     largest_first,
     lines_of,
@@ -31,7 +32,9 @@ from eqsat_mem.reports.words import (
     operation,
     pieces,
     place_of,
+    spans,
     told,
+    whole_bytes,
 )
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule
@@ -69,7 +72,8 @@ def _loop_summaries(
             folds, stacks = ([told(program, t) for t in largest_first(program, ts)] for ts in (step.folds, step.stacks))
             cut = [t for t in pieces(program, s.seq, step) if t not in known]
             axis, words = loop_name(program, names, s.seq, step), _lines_first(program, cut)
-            yield LoopSummary(index.name, index.extent, s.chunks[step], depth, folds, stacks, axis, "", words)
+            lines = spans(program, computed(step))
+            yield LoopSummary(index.name, index.extent, s.chunks[step], depth, folds, stacks, axis, "", words, lines)
             yield from _loop_summaries(s, names, step.body, depth + 1, known.union(cut))
         elif isinstance(step, Seq):
             yield from _loop_summaries(s, names, step, depth, known)
@@ -78,7 +82,8 @@ def _loop_summaries(
 def _lines_first(program: Program, terms: Sequence[int]) -> list[str]:
     """Values in words, the first of each line before others of that line."""
     first = {program.source.get(t): t for t in reversed(terms)}
-    return [told(program, t) for t in sorted(terms, key=lambda t: first[program.source.get(t)] != t)]
+    ordered = sorted(terms, key=lambda t: first[program.source.get(t)] != t)
+    return [f"{format_bytes(whole_bytes(program, t))} {told(program, t)}" for t in ordered]
 
 
 def body_loops(s: Schedule, names: Mapping[int, str] | None = None) -> Iterator[LoopSummary]:
@@ -88,7 +93,9 @@ def body_loops(s: Schedule, names: Mapping[int, str] | None = None) -> Iterator[
     for t in program.reachable():
         term = program.terms[t]
         if isinstance(term, Block) and term.out == 0:
-            inside = operation(program, t) + at_place(program, t)
+            source = program.source.get(t)
+            equal = 1 if source is None else source.blocks
+            inside = f"each of {equal} equal blocks" if equal > 1 else operation(program, t) + at_place(program, t)
             for body in bodies_of(program, t):
                 own = names_in_body(program, names, term, body.ex.program)
                 found = (*loop_summaries(body, own), *body_loops(body, own))

@@ -17,6 +17,7 @@ from eqsat_mem.reports.measured import Tuning
 from eqsat_mem.reports.plan_text import headline, html_of, text_of
 from eqsat_mem.units import count
 
+WORDS_FOR_AXES = ("elements of", "rows of", "columns of")
 MOST_VALUES = 2
 """Values of each kind that the line of a loop names; its attributes have all."""
 
@@ -35,7 +36,8 @@ class LoopSummary:
         axis: the axis that it runs over: of an argument or result (``rows of x``), else of the largest value that it cuts.
         inside: the user's loop or branch in which it stands, with its line; empty for a loop of the plan itself.
         never_whole: the values that it computes in chunks and that are whole nowhere, less those of loops around it: the largest first, in
-            words and with their lines.
+            words, with the bytes that they would have whole and their lines.
+        lines: the user's lines that it computes, by functions.
     """
 
     index: str
@@ -47,6 +49,7 @@ class LoopSummary:
     axis: str = ""
     inside: str = ""
     never_whole: Sequence[str] = ()
+    lines: str = ""
 
     @property
     def turns(self) -> int:
@@ -54,14 +57,20 @@ class LoopSummary:
         return -(-self.extent // self.chunk)
 
     def __str__(self) -> str:
-        over = f"loop over {self.axis or f'index {self.index}'}: {self.extent:,} in {count(self.turns, 'chunk')} of {self.chunk:,}"
-        text = "  " * self.depth + (f"in {self.inside}, " if self.inside and not self.depth else "") + over
-        if self.extent % self.chunk:
-            text += f" (the last of {self.extent % self.chunk:,})"
-        if not self.never_whole:
-            return "; ".join(filter(None, (text, self.results())))
-        made = "".join(f", for {value}" for value in [*self.accumulates, *self.stacks][:1])
-        return f"{text}{made}; never whole: {_first(self.never_whole)}"
+        text = "; never whole: ".join(filter(None, [self.turn(), _first(self.never_whole)]))
+        return "; ".join(filter(None, [text, self.results() if not self.never_whole else ""]))
+
+    def turn(self, smallest: int | None = None) -> str:
+        """What a turn computes, in words; of several loops that only differ in their chunks, from the ``smallest`` on."""
+        sizes = f"{self.chunk:,}" if smallest in (None, self.chunk) else f"{smallest:,} to {self.chunk:,}"
+        axis = self.axis or f"index {self.index}"
+        along = "" if axis.startswith(WORDS_FOR_AXES) else "along "
+        turns = f" ({count(self.turns, 'turn')}" + (f", the last of {self.extent % self.chunk:,})" if self.extent % self.chunk else ")")
+        text = f"{sizes} of {self.extent:,} {along}{axis} at a time" + (turns if smallest in (None, self.chunk) and self.chunk > 1 else "")
+        if self.depth:
+            return f"{'  ' * self.depth}within, {text}"
+        where = ", ".join(filter(None, [f"in {self.inside}" if self.inside else "", self.lines]))
+        return f"{where}: {text}" if where else text
 
     def results(self) -> str:
         """The results to which turns add, and those of which they write slices, in words."""

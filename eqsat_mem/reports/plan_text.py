@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from jax.sharding import PartitionSpec
@@ -13,7 +14,7 @@ from eqsat_mem.passes import named
 from eqsat_mem.units import count, format_bytes, time_text, wrapped
 
 if TYPE_CHECKING:
-    from eqsat_mem.reports.plan import Plan
+    from eqsat_mem.reports.plan import LoopSummary, Plan
 
 WIDTH = 40
 """Characters of the longest bar."""
@@ -24,6 +25,8 @@ WIDE = 120
 TITLE = 6
 MOST_LOOPS = 8
 MOST_TENSORS = 5
+LITTLE = 0.01
+"""What is compiled beyond the predicted peak is told where it is more than this part of it."""
 SHORTEST_CODE = 20
 """Characters of a line of code that are worth showing."""
 
@@ -147,17 +150,39 @@ def _loops(plan: Plan) -> Iterator[str]:
     yield from changes
     if not (plan.loops or changes or plan.unchanged):
         yield "no loops: other operations in another order, of which rules .explain() tells"
-    yield from map(str, plan.loops[:MOST_LOOPS])
-    if len(plan.loops) > MOST_LOOPS:
-        yield f"and {count(len(plan.loops) - MOST_LOOPS, 'more loop')}, in .loops"
+    groups = list(_alike(plan.loops))
+    for loops in groups[:MOST_LOOPS]:
+        yield from _loop(loops)
+    if left := sum(map(len, groups[MOST_LOOPS:])):
+        yield f"and {count(left, 'more loop')}, in .loops"
+
+
+def _alike(loops: Sequence[LoopSummary]) -> Iterator[list[LoopSummary]]:
+    """Each loop with those that follow it within the same loop along the same axis."""
+    known = groupby(enumerate(loops), key=lambda pair: (pair[1].depth, pair[1].axis, pair[1].inside) if pair[1].depth else pair[0])
+    return ([loop for _, loop in found] for _, found in known)
+
+
+def _loop(loops: Sequence[LoopSummary]) -> Iterator[str]:
+    """What a turn of one of several loops alike computes, and the largest of what is never whole."""
+    largest = max(loops, key=lambda loop: loop.chunk)
+    several = f", in {len(loops)} loops" if len(loops) > 1 else ""
+    yield largest.turn(min(loop.chunk for loop in loops)) + several
+    if never := [value for loop in loops for value in loop.never_whole]:
+        more = f" and {count(len(never) - 1, 'other value')}" if len(never) > 1 else ""
+        yield f"{'  ' * (largest.depth + 1)}never whole: {never[0]}{more}"
 
 
 def _peak(plan: Plan, width: int) -> Iterator[str]:
     fixed = [("arguments", plan.argument_bytes), ("outputs", plan.output_bytes)]
     temporaries = max(plan.peak_bytes - plan.argument_bytes - plan.output_bytes, 0)
     parts = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in [*fixed, ("temporaries", temporaries)])
-    yield f"{format_bytes(plan.peak_bytes)} predicted: {parts}; the largest:"
-    for line in tensor_lines(sorted(plan.peak_tensors, key=lambda tensor: -tensor[1]), plan.peak_bytes, MOST_TENSORS):
+    arguments = [tensor for tensor in plan.peak_tensors if tensor[0].split(" ")[1:2] == ["argument"]]
+    others = sorted((tensor for tensor in plan.peak_tensors if tensor not in arguments), key=lambda tensor: -tensor[1])
+    more = (plan.compiled_peak_bytes or 0) - plan.peak_bytes
+    compiled = f" ({format_bytes(more)} more compiled)" if more > LITTLE * plan.peak_bytes else ""
+    yield f"{format_bytes(plan.peak_bytes)} predicted{compiled}: {parts}; the largest besides arguments:"
+    for line in tensor_lines(others, plan.peak_bytes - sum(nbytes for _, nbytes, _ in arguments), MOST_TENSORS):
         code, room = plan.lines.get(line.partition("  at ")[2], ""), width - TITLE - len(line) - 2
         yield f"{line}: {code if len(code) <= room else code[: room - 3] + '...'}" if code and room >= SHORTEST_CODE else line
 

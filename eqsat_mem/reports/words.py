@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
@@ -16,6 +17,8 @@ AXES = {1: ("elements of {}",), 2: ("rows of {}", "columns of {}")}
 """How the axes of an argument are called, by how many it has; of more than two they are numbered from 0."""
 
 
+MOST_SPANS = 2
+"""Functions whose lines are told of a loop."""
 KINDS = {"gather_shares": "all_gather", "sum_to_shares": "psum_scatter", "exchange_shares": "all_to_all", "merge_top_k": "all_gather"}
 """The functions of ``jax.lax`` that send what each collective does."""
 
@@ -73,15 +76,19 @@ def loop_name(program: Program, names: Mapping[int, str], seq: Seq, loop: Loop) 
 
 def pieces(program: Program, seq: Seq, loop: Loop) -> list[int]:
     """The values that a loop of a tree computes in chunks and that are nowhere whole along its index, the largest first."""
-    inside = set(_computed(loop.body, None))
-    never = inside.difference(loop.stacks, _computed(seq, loop.index))
+    never = computed(loop).difference(loop.stacks, _computed(seq, loop.index))
     cut = [t for t in never if program.free[t] >> loop.index & 1 and not is_leaf(program.terms[t])]
     return largest_first(program, cut)
 
 
 def largest_first(program: Program, terms: Iterable[int]) -> list[int]:
     """Terms by their bytes where they are whole."""
-    return sorted(terms, key=lambda t: (-_whole_bytes(program, t), t))
+    return sorted(terms, key=lambda t: (-whole_bytes(program, t), t))
+
+
+def computed(loop: Loop) -> set[int]:
+    """The values that a loop of a tree computes, in loops within it too."""
+    return set(_computed(loop.body, None))
 
 
 def _computed(seq: Seq, apart_from: int | None) -> Iterator[int]:
@@ -95,7 +102,8 @@ def _computed(seq: Seq, apart_from: int | None) -> Iterator[int]:
                 yield from _computed(step.body, apart_from)
 
 
-def _whole_bytes(program: Program, t: int) -> int:
+def whole_bytes(program: Program, t: int) -> int:
+    """The bytes of a value that is whole."""
     return math.prod(program.indices[i].extent for i in bits(program.free[t])) * itemsize(program.terms[t].dtype)
 
 
@@ -149,9 +157,26 @@ def told(program: Program, t: int) -> str:
     return describe(program, t) + at_place(program, t)
 
 
+def spans(program: Program, terms: Iterable[int]) -> str:
+    """The user's lines that terms come from, by functions, those with the most bytes first; empty where none is known.
+
+    ``model.py:33-36 (loss) and layers.py:8 (norm), forward and backward``
+    """
+    known = {t: source for t in terms if (source := program.source.get(t)) is not None}
+    functions: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    for t, source in known.items():
+        functions[source.file, source.function].append(t)
+    most = sorted(functions.values(), key=lambda ts: -sum(whole_bytes(program, t) for t in ts))
+    told = [min((known[t] for t in ts), key=lambda s: s.line).to(max(known[t].line for t in ts)) for ts in most[:MOST_SPANS]]
+    more = [f"{len(most) - MOST_SPANS} more"] if len(most) > MOST_SPANS else []
+    passes = {source.backward for source in known.values()}
+    return " and ".join([*told, *more]) + {1: ", backward" if True in passes else "", 2: ", forward and backward"}.get(len(passes), "")
+
+
 def lines_of(program: Program) -> dict[str, str]:
     """The user's lines by the places that :func:`place_of` gives, as far as they can be read."""
-    found = {place_of(program, t): linecache.getline(source.file, source.line).strip() for t, source in program.source.items()}
+    own = {t: source for t, source in program.source.items() if source.blocks == 1}
+    found = {place_of(program, t): linecache.getline(source.file, source.line).strip() for t, source in own.items()}
     return {place: line for place, line in found.items() if place and line}
 
 

@@ -42,9 +42,9 @@ def test_what_a_plan_prints(plan):
         "  as written  ########################################  56.25 GiB\n"
         "  plan        #                                         5 MiB, compiled (predicted 6 MiB)\n"
         "  limit       #                                         64 MiB\n"
-        "how   loop over rows of x: 122,880 in 960 chunks of 128; stacks out\n"
-        "        loop over index m: 10,007 in 40 chunks of 256 (the last of 23); accumulates sum of exp * v\n"
-        "peak  6 MiB predicted: arguments 3 MiB, outputs 1 MiB, temporaries 2 MiB; the largest:\n"
+        "how   128 of 122,880 rows of x at a time (960 turns)\n"
+        "        within, 256 of 10,007 along index m at a time (40 turns, the last of 23)\n"
+        "peak  6 MiB predicted: arguments 3 MiB, outputs 1 MiB, temporaries 2 MiB; the largest besides arguments:\n"
         "          2 MiB  exp  at kernel.py:12 (matvec): return jnp.exp(-distance) @ v\n"
         "        512 KiB  v\n"
         "        3.5 MiB  scratch of operations\n"
@@ -53,12 +53,15 @@ def test_what_a_plan_prints(plan):
 
 
 def test_long_lines_are_wrapped_below_what_they_belong_to(plan):
-    loops = [LoopSummary("n", 6, 2, 0, axis="rows of x", never_whole=["f32[6,6] exp at a_module_of_mine.py:12 (a_function)"] * 3)]
+    lines = "a_module_of_mine.py:12-345 (a_function) and another_module.py:7 (another_function)"
+    never = ["f32[6,6] exp at a_module_of_mine.py:12 (a_function)"] * 3
+    loops = [LoopSummary("n", 6, 2, 0, axis="rows of x of a long name indeed", never_whole=never, lines=lines)]
     told = str(dataclasses.replace(plan, loops=loops, lines={})).split("\n")
     at = next(k for k, line in enumerate(told) if line.startswith("how"))
-    assert told[at].startswith("how   loop over rows of x: 6 in 3 chunks of 2; never whole: f32[6,6] exp at a_module_of_mine.py:12")
+    assert told[at].startswith("how   a_module_of_mine.py:12-345 (a_function) and another_module.py:7 (another_function): 2 of 6 rows of x")
     assert told[at + 1].startswith(" " * 10)
-    assert told[at + 1].endswith("and 1 more")
+    assert told[at + 1].endswith("(3 turns)")
+    assert told[at + 2] == " " * 8 + "never whole: f32[6,6] exp at a_module_of_mine.py:12 (a_function) and 2 other values"
     assert max(map(len, told)) <= 120
     narrow = text_of(dataclasses.replace(plan, loops=loops, lines={}), 60)
     assert max(map(len, narrow.split("\n"))) <= 60
@@ -97,7 +100,7 @@ def test_what_a_program_prints_that_was_left_as_it_was(plan):
         "matvec fits as written: 56.25 GiB of 1 TiB\n"
         "  as written  ########################################  56.25 GiB\n"
         "  limit                                                 1 TiB\n"
-        "peak  56.25 GiB predicted: arguments 3 MiB, outputs 1 MiB, temporaries 56.25 GiB; the largest:\n"
+        "peak  56.25 GiB predicted: arguments 3 MiB, outputs 1 MiB, temporaries 56.25 GiB; the largest besides arguments:\n"
         "        56.25 GiB  scratch of operations\n"
         "more  .explain() why   .show() a picture   .source the program"
     )
@@ -132,6 +135,7 @@ def test_the_json_has_every_attribute_that_is_data(plan):
         "axis": "",
         "inside": "",
         "never_whole": [],
+        "lines": "",
     }
     assert record["peak_tensors"][1] == {"description": "exp", "bytes": 2 * MiB, "source": "kernel.py:12 (matvec)"}
     assert record["source"] == plan.source
@@ -140,21 +144,24 @@ def test_the_json_has_every_attribute_that_is_data(plan):
 @pytest.mark.parametrize(
     ("loop", "text"),
     [
-        (LoopSummary("n", 8, 8), "loop over index n: 8 in 1 chunk of 8"),
-        (LoopSummary("n", 7, 2), "loop over index n: 7 in 4 chunks of 2 (the last of 1)"),
+        (LoopSummary("n", 8, 8), "8 of 8 along index n at a time (1 turn)"),
+        (LoopSummary("n", 7, 2), "2 of 7 along index n at a time (4 turns, the last of 1)"),
         (
             LoopSummary("n", 6, 2, 2, ["a", "b"], ["c"], "axis 1 of q"),
-            "    loop over axis 1 of q: 6 in 3 chunks of 2; accumulates a, b; stacks c",
+            "    within, 2 of 6 along axis 1 of q at a time (3 turns); accumulates a, b; stacks c",
         ),
         (
             LoopSummary("n", 4, 2, 0, list("abc"), list("de")),
-            "loop over index n: 4 in 2 chunks of 2; accumulates a, b and 1 more; stacks d, e",
+            "2 of 4 along index n at a time (2 turns); accumulates a, b and 1 more; stacks d, e",
         ),
         (
             LoopSummary("n", 4, 2, 0, ["a"], never_whole=list("bcde")),
-            "loop over index n: 4 in 2 chunks of 2, for a; never whole: b, c and 2 more",
+            "2 of 4 along index n at a time (2 turns); never whole: b, c and 2 more",
         ),
-        (LoopSummary("n", 4, 2, inside="scan at f.py:3 (f)"), "in scan at f.py:3 (f), loop over index n: 4 in 2 chunks of 2"),
+        (
+            LoopSummary("n", 4, 1, inside="scan at f.py:3 (f)", lines="f.py:4-6 (f)"),
+            "in scan at f.py:3 (f), f.py:4-6 (f): 1 of 4 along index n at a time",
+        ),
     ],
 )
 def test_a_loop_in_words(loop, text):
@@ -163,5 +170,5 @@ def test_a_loop_in_words(loop, text):
 
 def test_what_passes_did_is_told_before_the_loops(plan):
     rolled = dataclasses.replace(plan, rules_fired=["equal-blocks-as-loops", "a rule"])
-    assert "how   equal blocks, such as layers, run as one loop\n      loop over rows of x" in str(rolled)
+    assert "how   equal blocks, such as layers, run as one loop\n      128 of 122,880 rows of x" in str(rolled)
     assert "how   equal blocks, such as layers, run as one loop\n" in str(dataclasses.replace(rolled, loops=()))

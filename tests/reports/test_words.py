@@ -9,7 +9,8 @@ from eqsat_mem.events import Clock
 from eqsat_mem.ir import Input, Map, Program
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.ir.program import Buffer, Output
-from eqsat_mem.reports.words import axis_of, describe, pieces
+from eqsat_mem.ir.source import Source
+from eqsat_mem.reports.words import axis_of, describe, pieces, spans
 
 
 def program(*inputs):
@@ -69,7 +70,7 @@ def test_what_a_body_holds_and_loops_over_is_told():
     assert inside
     assert all(loop.inside.startswith("scan at test_words.py:") for loop in inside)
     assert {loop.axis for loop in inside} <= {"rows of x", "axis 1 of ws", "axis 2 of ws", "columns of x"}
-    assert any(kept.startswith("f32[512,512] ") for loop in inside for kept in loop.never_whole)
+    assert any(kept.startswith("1 MiB f32[512,512] ") for loop in inside for kept in loop.never_whole)
     assert plan.peak_tensors[0][0].startswith("in scan: f32[")
     assert sum(nbytes for _, nbytes, _ in plan.peak_tensors) <= plan.peak_bytes
     assert sum(nbytes for _, nbytes, _ in plan.peak_tensors) > 0.8 * plan.peak_bytes
@@ -83,9 +84,30 @@ def test_an_index_of_no_argument_is_named_after_the_largest_value_cut():
     plan = optimize(f, memory_limit="100KiB", verify=False).plan(jax.ShapeDtypeStruct((2_001,), jnp.float32))
     assert {loop.axis for loop in plan.loops} <= {"rows of f32[2000,2000]", "columns of f32[2000,2000]"}
     outer = plan.loops[0].never_whole
-    assert outer[0].startswith("f32[2000,2000] ")
+    assert outer[0].startswith("15.26 MiB f32[2000,2000] ")
+    assert plan.loops[0].lines.startswith("test_words.py:")
+    assert plan.loops[0].lines.endswith(" (f)")
     assert " at test_words.py:" in outer[0]
     assert not [value for loop in plan.loops if loop.depth for value in loop.never_whole if value in outer]
+
+
+def test_lines_are_told_by_functions_and_passes():
+    p = program(("x", ((0,), (1,))), ("y", ((1,),)))
+    forward, backward = (Source("/a/model.py", line, "loss", backward=line == 9) for line in (7, 9))
+    terms = [p.add(Map(jnp.dtype("float32"), op, (arg,))) for op, arg in (("exp", 0), ("sin", 0), ("cos", 1), ("tanh", 1), ("log", 1))]
+    for t, source in zip(terms, (forward, backward, Source("/a/layers.py", 3, "norm"), Source("/b/more.py", 1, "g"))):
+        p.source[t] = source
+    assert spans(p, terms[:1]) == "model.py:7 (loss)"
+    assert spans(p, terms[1:2]) == "model.py:9 (loss), backward"
+    assert spans(p, terms[:3]) == "model.py:7-9 (loss) and layers.py:3 (norm), forward and backward"
+    assert spans(p, terms).startswith("model.py:7-9 (loss) and ")
+    assert spans(p, terms).endswith(" and 1 more, forward and backward")
+    assert spans(p, terms[4:]) == ""
+
+
+def test_blocks_that_became_a_loop_are_told_with_their_line():
+    source = Source("/a/model.py", 7, "block", blocks=4)
+    assert (str(source), source.to(9)) == ("model.py:7 (block, 4 equal blocks)", "model.py:7-9 (block, 4 equal blocks)")
 
 
 def test_what_is_whole_elsewhere_is_no_piece():
