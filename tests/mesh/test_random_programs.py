@@ -5,6 +5,8 @@ import pytest
 
 from tests.oracles.meshes import failure
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 @pytest.fixture(autouse=True)
 def double_precision():
