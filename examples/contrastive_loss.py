@@ -17,7 +17,7 @@ import numpy as np
 
 import eqsat_mem
 
-BATCH, WIDTH, TEMPERATURE, LIMIT = 4_096, 128, 0.1, "32MiB"
+BATCH, WIDTH, TEMPERATURE, LIMIT = 3_072, 128, 0.1, "32MiB"
 
 
 def loss(a, b):

@@ -16,7 +16,7 @@ import numpy as np
 
 import eqsat_mem
 
-N, DIMENSIONS, RIDGE, LIMIT = 4_000, 3, 1.0, "8MiB"
+N, DIMENSIONS, RIDGE, LIMIT = 3_000, 3, 1.0, "8MiB"
 
 
 def kernel(x, y):

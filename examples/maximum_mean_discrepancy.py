@@ -17,7 +17,7 @@ import numpy as np
 
 import eqsat_mem
 
-N, M, DIMENSIONS, WIDTHS, LIMIT = 2_000, 2_500, 4, (0.5, 1.0, 2.0), "8MiB"
+N, M, DIMENSIONS, WIDTHS, LIMIT = 1_500, 2_000, 4, (0.5, 1.0, 2.0), "8MiB"
 
 
 def kernel(x, y):

@@ -16,7 +16,7 @@ import numpy as np
 
 import eqsat_mem
 
-POINTS, QUERIES, DIMENSIONS, NEIGHBOURS, LIMIT = 30_000, 1_000, 16, 10, "16MiB"
+POINTS, QUERIES, DIMENSIONS, NEIGHBOURS, LIMIT = 20_000, 1_000, 16, 10, "16MiB"
 
 
 def nearest(queries, points):

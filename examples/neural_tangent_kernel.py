@@ -17,7 +17,7 @@ import numpy as np
 
 import eqsat_mem
 
-POINTS, INPUTS, WIDTH, LIMIT = 500, 16, 256, "16MiB"
+POINTS, INPUTS, WIDTH, LIMIT = 400, 16, 256, "16MiB"
 
 
 def network(parameters, x):

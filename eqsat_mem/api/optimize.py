@@ -80,7 +80,7 @@ def optimize(
 
     Args:
         fun: a function that ``jax.jit`` can trace.
-        memory_limit: bytes (an int, or text such as ``"1GiB"``) that the program may hold at its peak: arguments, outputs and
+        memory_limit: bytes (a number, or text such as ``"1GiB"``) that the program may hold at its peak: arguments, outputs and
             temporaries; on a mesh that each device may hold. None is ``EQSAT_MEM_LIMIT``, or else the capacity of the device.
         mesh: the devices that run the function together, or an ``AbstractMesh`` to plan only. None is the mesh that arguments lie on, else
             that of ``jax.set_mesh``, else one device.
