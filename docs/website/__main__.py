@@ -66,7 +66,7 @@ def gather(pages: Path) -> None:
         page = pages / source.relative_to(ROOT)
         page.parent.mkdir(parents=True, exist_ok=True)
         text, linked = with_links(source)
-        if source == error_table.table():
+        if source == ROOT / "docs" / "errors.md":
             text = with_anchors(text)
         page.write_text(with_diagrams(text, page), encoding="utf-8")
         files |= linked

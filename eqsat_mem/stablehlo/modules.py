@@ -10,6 +10,7 @@ from jax.extend.mlir import deserialize_portable_artifact, ir
 from jax.interpreters import mlir
 
 from eqsat_mem.errors import StableHLOError
+from eqsat_mem.stablehlo.endings import ENDINGS
 
 _BYTECODE = b"ML\xefR"
 """The first bytes of MLIR's bytecode."""
@@ -26,6 +27,8 @@ def module_of(given: Module) -> tuple[Any, export.Exported | None, str]:
         StableHLOError: if it is no StableHLO.
     """
     name = "module"
+    if isinstance(given, str) and "\n" not in given and Path(given).suffix in ENDINGS:
+        given = Path(given)
     if isinstance(given, Path):
         name = str(given)
         try:

@@ -28,8 +28,8 @@ def from_stablehlo(module: Module) -> ModuleFunction:
     operation that plans compute whole; ``kept`` names those.
 
     Args:
-        module: the text or the bytecode of a module, what ``jax.export`` serialises, a ``jax.export.Exported``, or a ``pathlib.Path`` to
-            a file with any of these.
+        module: the text or the bytecode of a module, what ``jax.export`` serialises, a ``jax.export.Exported``, or the path of
+            a file with any of these: a ``pathlib.Path``, or text with the ending of one.
 
     Returns:
         A function of the module's arguments: of arrays one by one, and for an export of the pytrees that its function took. It returns

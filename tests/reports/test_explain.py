@@ -109,6 +109,7 @@ def test_the_rules_named_are_those_without_which_the_plan_is_not_reached(name):
     assert {rule for rule in every if not as_good_without(name, {rule})} == alone
 
 
+@pytest.mark.slow
 def test_a_pass_stands_in_for_a_rule():
     why = explained("longer")
     stand_ins = [n for n in why.rules if n.without.reached]

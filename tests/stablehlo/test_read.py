@@ -305,6 +305,16 @@ def test_a_module_without_lines_has_its_own(tmp_path):
     assert {source.partition(":")[0] for _, _, source in plan.peak_tensors if source} == {"model.mlir"}
 
 
+def test_a_path_may_be_text(tmp_path):
+    file = tmp_path / "double.mlir"
+    file.write_text(
+        "func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {\n  %y = stablehlo.add %x, %x : tensor<3xf32>\n  return %y : tensor<3xf32>\n}"
+    )
+    assert from_stablehlo(str(file))(jnp.ones(3)).tolist() == [2, 2, 2]
+    with pytest.raises(StableHLOError, match=r"none\.jax cannot be read: No such file or directory"):
+        from_stablehlo("none.jax")
+
+
 # --- what cannot be read -----------------------------------------------------------------------------
 
 
