@@ -61,7 +61,7 @@ class LoopSummary:
         return "; ".join(filter(None, [text, self.results() if not self.never_whole else ""]))
 
     def turn(self, smallest: int | None = None) -> str:
-        """What a turn computes, in words; of several loops that only differ in their chunks, from the ``smallest`` on."""
+        """The work of a turn in words; of several loops that only differ in their chunks, from the ``smallest`` on."""
         sizes = f"{self.chunk:,}" if smallest in (None, self.chunk) else f"{smallest:,} to {self.chunk:,}"
         axis = self.axis or f"index {self.index}"
         along = "" if axis.startswith(WORDS_FOR_AXES) else "along "

@@ -164,7 +164,7 @@ def _alike(loops: Sequence[LoopSummary]) -> Iterator[list[LoopSummary]]:
 
 
 def _loop(loops: Sequence[LoopSummary]) -> Iterator[str]:
-    """What a turn of one of several loops alike computes, and the largest of what is never whole."""
+    """The work of a turn of one of several loops alike, and the largest of what is never whole."""
     largest = max(loops, key=lambda loop: loop.chunk)
     several = f", in {len(loops)} loops" if len(loops) > 1 else ""
     yield largest.turn(min(loop.chunk for loop in loops)) + several
