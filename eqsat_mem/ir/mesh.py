@@ -73,9 +73,13 @@ class Placement:
 
 @dataclass(frozen=True)
 class Spreading:
-    """The indices that devices take shares of, those that come first preferred, each with the mesh axes that deal it out."""
+    """The indices that devices take shares of, those that come first preferred, each with the mesh axes that deal it out.
+
+    ``padded`` are those whose extent has been made one that devices divide, with the number of positions that they had.
+    """
 
     order: tuple[tuple[int, Names], ...]
+    padded: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class Shares:
         across: for each of them the index that counts devices: a value that has both is whole.
         arguments: how each argument arrives.
         results: how each result is left.
+        padded: for indices whose shares together have more positions than there are, how many there are.
     """
 
     devices: Devices
@@ -95,6 +100,7 @@ class Shares:
     across: Mapping[int, int] = field(default_factory=dict)
     arguments: tuple[Spec, ...] = ()
     results: tuple[Spec, ...] = ()
+    padded: Mapping[int, int] = field(default_factory=dict)
 
     def dealt_out(self, mask: int) -> int:
         """Those of an index set of which a value with these indices is a share."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from eqsat_mem.ir import Input, Rename, bits, children, folded, mask_of
-from eqsat_mem.mesh.rows import read
+from eqsat_mem.mesh.rows import read, with_table
 from eqsat_mem.schedule.cost_model import arithmetic_s
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def once_more(at: Localiser, t: int, shares: int) -> int:
         if not taken.intersection(at.divided[i]):
             taken.update(at.divided[i])
             kept |= 1 << i
-    return kept
+    return with_table(at, t, kept)
 
 
 def gathering_s(at: Localiser, t: int, shares: int) -> float:

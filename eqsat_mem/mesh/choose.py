@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.encode import pointwise
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Input, Program, folded
-from eqsat_mem.ir.mesh import Placement, Spec, Spreading
+from eqsat_mem.ir.mesh import Names, Placement, Spec, Spreading
 from eqsat_mem.mesh.bodies import Bodies
 from eqsat_mem.mesh.invariant import check
 from eqsat_mem.mesh.localise import localise
+from eqsat_mem.mesh.padding import padded
 from eqsat_mem.mesh.spreading import spreadings
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.search import straight
@@ -72,7 +73,7 @@ def _ways(
                 continue
             if (tried or kept) and deadline.passed():
                 break
-            local = localise(ex, placement, divided, way, backend, loops)
+            local = _local(ex, placement, divided, way, backend, loops)
             tried.append(Spread(local, ex, way, straight(local, backend).seconds))
         if not kept:
             kept = [s.spreading for s in sorted(tried, key=lambda s: s.seconds)[:2]]
@@ -82,7 +83,14 @@ def _ways(
 def as_it_lies(ex: Extraction, placement: Placement, backend: Backend, loops: Bodies | None = None) -> Extraction:
     """The program of one device that computes along what lies in shares."""
     way, divided = next(spreadings(ex, placement, idle=False, loops=loops))
-    return localise(ex, placement, divided, way, backend, loops)
+    return _local(ex, placement, divided, way, backend, loops)
+
+
+def _local(
+    ex: Extraction, placement: Placement, divided: Mapping[int, Names], way: Spreading, backend: Backend, loops: Bodies | None
+) -> Extraction:
+    whole, dealt, order = padded(ex, divided, way, placement.devices)
+    return localise(whole, placement, dealt, order, backend, loops)
 
 
 def left_as(program: Program, placement: Placement, backend: Backend) -> tuple[tuple[Spec, ...], frozenset[int]]:

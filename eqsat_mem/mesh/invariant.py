@@ -5,8 +5,11 @@ It is checked term by term, from what terms and collectives mean, whatever wrote
 
 from __future__ import annotations
 
-from eqsat_mem.ir import Axes, Block, Input, Iota, Map, Program, Rename, axes_mask, children, folded
+from collections.abc import Iterator
+
+from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, axes_mask, bits, children, folded, mask_of
 from eqsat_mem.ir.mesh import Shares, Spec
+from eqsat_mem.ir.ops import MONOIDS
 from eqsat_mem.mesh.rows import row_axis
 
 JOINING = frozenset({"all_reduce", "gather_shares", "sum_to_shares", "merge_top_k"})
@@ -31,11 +34,15 @@ def check(program: Program) -> None:
             positions.add(t)
         elif not _is_exchange(program, t):
             _check_operands(program, shares, t, where)
+            assert all(_ends(program, shares, c, i) for c, i in _summed(program, shares, t)), (
+                f"positions beyond the last are summed at {where}"
+            )
             if positions.intersection(children(term)):
                 assert any(_counts_devices(program, a) for a in children(term)), f"positions in a share without its beginning at {where}"
     for k, (o, spec) in enumerate(zip(program.outputs, shares.results, strict=True)):
         assert not parts[o.term], f"result {k} lacks the parts of other devices along {sorted(parts[o.term])}"
         assert o.term not in positions, f"result {k} has positions in a share"
+        assert not axes_mask(o.axes) & mask_of(shares.padded), f"result {k} has positions beyond the last"
         _check_lying(o.axes, spec, shares, f"result {k}")
 
 
@@ -61,6 +68,32 @@ def _check_operands(program: Program, shares: Shares, t: int, where: str) -> Non
     if isinstance(term, Block):
         bound = axes_mask(sum(term.call.in_axes, ())) & ~(term.call.pointwise | term.call.folds | _own_rows(program, term))
         assert not shares.dealt_out(axes_mask(sum(term.call.in_axes, ()))) & bound, f"an operation binds an index in shares at {where}"
+
+
+def _summed(program: Program, shares: Shares, t: int) -> Iterator[tuple[int, int]]:
+    """The operands of a fold with the padded indices that it folds of them, unless what stands beyond the last position changes nothing."""
+    term = program.terms[t]
+    monoid = term.monoid if isinstance(term, Fold) else "add"
+    if isinstance(term, Fold | Dot) and not MONOIDS[monoid].idempotent:
+        yield from ((c, i) for c in children(term) for i in bits(term.over & program.free[c]) if i in shares.padded)
+
+
+def _ends(program: Program, shares: Shares, t: int, i: int) -> bool:
+    """Whether a value is nothing beyond the last position of a padded index: it is chosen there by a comparison of positions."""
+    term = program.terms[t]
+    if _is_exchange(program, t):
+        return any(_ends(program, shares, c, i) for c in children(term))
+    return isinstance(term, Map) and term.op == "select_n" and _compares(program, shares, term.args[0], i)
+
+
+def _compares(program: Program, shares: Shares, t: int, i: int) -> bool:
+    term = program.terms[t]
+    if isinstance(term, Map) and term.op == "and":
+        return any(_compares(program, shares, a, i) for a in term.args)
+    if not isinstance(term, Map) or term.op != "lt" or not program.free[t] >> i & 1:
+        return _is_exchange(program, t) and any(_compares(program, shares, c, i) for c in children(term))
+    last = program.terms[term.args[1]]
+    return isinstance(last, Literal) and last.value == shares.padded[i]
 
 
 def _missing(program: Program, shares: Shares, t: int, parts: list[frozenset[str]]) -> frozenset[str]:

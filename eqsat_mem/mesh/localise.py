@@ -109,7 +109,7 @@ class Localiser:
             specs.append(spec)
         program = local.program
         program.outputs = outputs
-        program.shares = local.shares(specs)
+        program.shares = local.shares(specs, dict(self.spreading.padded))
         for t in range(len(program.terms)):
             for other in picked_with(program, t):
                 for table in (local.splits, local.accumulates):

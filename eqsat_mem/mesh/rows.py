@@ -62,8 +62,7 @@ def with_rows(at: Localiser, t: int, shares: int) -> int:
     """
     term, old, count = at.old.terms[t], at.old, at.local.devices.count
     if isinstance(term, Block) and shares & written(at, term):
-        before, *_ = (*term.call.in_axes[0][row_axis(term.call) or 0], -1)
-        return shares | (1 << before & old.free[term.args[0]] if before >= 0 else 0)
+        return with_table(at, t, shares)
     rows = read(term)
     if not rows or not isinstance(term, Block):
         return shares
@@ -81,6 +80,16 @@ def with_rows(at: Localiser, t: int, shares: int) -> int:
     kinds = ("all_reduce", 2 * made), ("gather_shares", gathered)
     summed, exchanged = (at.backend.exchange_s(kind, b * part, names, at.local.devices) for kind, b in kinds)
     return rest | rows if summed <= exchanged else shares
+
+
+def with_table(at: Localiser, t: int, shares: int) -> int:
+    """The shares that a term is computed in: a scatter has those of what it writes into where it writes shares, and there only."""
+    term = at.old.terms[t]
+    if not isinstance(term, Block) or not (rows := written(at, term)):
+        return shares
+    before, *_ = (*term.call.in_axes[0][row_axis(term.call) or 0], -1)
+    table = 1 << before & at.old.free[term.args[0]] if before >= 0 else 0
+    return shares | table if shares & rows else shares & ~table
 
 
 def local_call(call: Call, computed: int, local: Call) -> Call:

@@ -15,6 +15,8 @@ MOST_HEADS = 4
 """The number of indices at rest on a mesh axis that are tried as the one that terms prefer."""
 MOST_OTHERS = 3
 """The number of indices that are tried besides, those along which most bytes can be computed in shares."""
+MOST_UNEVEN = 2
+"""The number of indices that devices do not divide which are tried, where more bytes can be computed along them than along others."""
 MOST_SPREADINGS = 16
 """The number of ways to spread a program that are tried."""
 
@@ -24,6 +26,7 @@ def spreadings(
 ) -> Iterator[tuple[Spreading, dict[int, Names]]]:
     """Ways to spread a program, with the mesh axes of every index that is dealt out, what lies at rest first.
 
+    Indices whose extent devices do not divide are to be padded (:mod:`eqsat_mem.mesh.padding`).
     Mesh axes along which nothing lies are left alone unless ``idle`` ones are to be used. What lies in shares before a loop whose body is
     planned does so after it.
     """
@@ -34,9 +37,11 @@ def spreadings(
     for names in _groups(placement, rest) if idle else dict.fromkeys(rest.values()):
         lying = sorted((i for i, own in rest.items() if own == names), key=lambda i: (-able[i], i))
         count = placement.devices.count(names)
-        others = [i for i in able if i not in rest and program.indices[i].extent % count == 0 and program.indices[i].extent >= count]
-        others = sorted(others, key=lambda i: (-able[i], i))[:MOST_OTHERS]
-        heads: list[int | None] = [*lying[:MOST_HEADS], *others, *([] if lying else [None])]
+        others = sorted((i for i in able if i not in rest and program.indices[i].extent >= count), key=lambda i: (-able[i], i))
+        even = [i for i in others if program.indices[i].extent % count == 0][:MOST_OTHERS]
+        most = max((able[i] for i in (*lying, *even)), default=0)
+        uneven = [i for i in others if program.indices[i].extent % count and able[i] > most][:MOST_UNEVEN]
+        heads: list[int | None] = [*lying[:MOST_HEADS], *even, *uneven, *([] if lying else [None])]
         choices.append([tuple((i, names) for i in dict.fromkeys([*([] if h is None else [h]), *lying])) for h in heads])
     for way in islice(product(*choices), MOST_SPREADINGS):  # of no choices there is one way: nothing is spread
         order = tuple(pair for part in way for pair in part)

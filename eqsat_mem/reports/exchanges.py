@@ -17,6 +17,7 @@ class SpreadIndex:
         devices: how many devices they have.
         share: how many positions one device has.
         axis: the axis of an argument or result that it runs over, if there is one.
+        extent: how many positions there are, where devices do not divide them: the last ones have fewer.
     """
 
     index: str
@@ -24,10 +25,12 @@ class SpreadIndex:
     devices: int
     share: int
     axis: str = ""
+    extent: int | None = None
 
     def __str__(self) -> str:
-        what, total = self.axis or f"index {self.index}", self.devices * self.share
-        return f"{what}: {self.share:,} of {total:,} on each device, over {', '.join(self.axes)} ({self.devices} devices)"
+        what, total = self.axis or f"index {self.index}", self.extent or self.devices * self.share
+        most = "" if self.extent is None else "at most "
+        return f"{what}: {most}{self.share:,} of {total:,} on each device, over {', '.join(self.axes)} ({self.devices} devices)"
 
 
 @dataclass(frozen=True)

@@ -180,8 +180,11 @@ def spread_indices(program: Program) -> list[SpreadIndex]:
     for t in program.reachable():
         used |= shares.dealt_out(program.free[t])
     own = [(i, names) for i, names in shares.spread.items() if used >> i & 1]
-    axes, indices = axis_names(program), program.indices
-    return [SpreadIndex(indices[i].name, names, shares.devices.count(names), indices[i].extent, axes.get(i, "")) for i, names in own]
+    axes, indices, devices = axis_names(program), program.indices, shares.devices
+    return [
+        SpreadIndex(indices[i].name, names, devices.count(names), indices[i].extent, axes.get(i, ""), shares.padded.get(i))
+        for i, names in own
+    ]
 
 
 def exchanges(s: Schedule) -> list[Exchange]:

@@ -21,6 +21,14 @@ def test_plans_of_random_programs_run(block):
         assert (found := failure(seed, devices=True)) is None, found
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "devices"), [(18, False), *((k, k % 4 == 0) for k in range(300, 360, 6))])
+@pytest.mark.filterwarnings("ignore")
+def test_plans_of_programs_with_odd_extents_run(first, devices):
+    for seed in range(first, first + 6):
+        assert (found := failure(seed, devices, odd=True)) is None, found
+
+
 ON_DEVICES = (3080, 11041)
 
 

@@ -35,6 +35,8 @@ from tests.oracles.targets import TINY
 
 EXTENTS = (1, 2, 4, 8, 8, 16, 16, 24, 3, 6, 13)
 """Extents of programs: most can be dealt out to two devices, many to eight."""
+ODD = (1, 3, 5, 6, 7, 9, 9, 11, 12, 13, 17, 8)
+"""Extents most of which cannot."""
 MESHES: tuple[dict[str, int], ...] = ({"x": 2}, {"x": 8}, {"x": 4, "y": 2})
 
 
@@ -182,10 +184,11 @@ def check_on_devices(known: Case, made: Schedule, placement: Placement) -> None:
             raise Mismatch(f"result {k} is {x.dtype}{x.shape}", code.source)
 
 
-def failure(seed: int, devices: bool = False) -> str | None:
+def failure(seed: int, devices: bool = False, odd: bool = False) -> str | None:
     """A script that shows what is wrong with some plan of the program of a seed on some mesh, or None.
 
-    With ``devices`` plans run on them, else as lanes of ``vmap``, which has no collectives over two axes at once.
+    With ``devices`` plans run on them, else as lanes of ``vmap``, which has no collectives over two axes at once. With ``odd`` the extents
+    of the program are such that few can be dealt out evenly.
     """
     axes, rng = MESHES[seed % len(MESHES)], random.Random(seed)
 
@@ -196,7 +199,7 @@ def failure(seed: int, devices: bool = False) -> str | None:
             yield f"{word} {where}"
             (check_on_devices if devices else check_plan)(known, made, placement)
 
-    return first_failure(sample(seed, EXTENTS), checks)
+    return first_failure(sample(seed, ODD if odd else EXTENTS), checks)
 
 
 def _text(spec: Spec | None) -> str:
@@ -206,9 +209,10 @@ def _text(spec: Spec | None) -> str:
 def main() -> int:
     parser = command_line(__doc__)
     parser.add_argument("--devices", action="store_true", help="run plans on devices, of which there must be eight")
+    parser.add_argument("--odd", action="store_true", help="extents that most meshes do not divide")
     options = parser.parse_args()
     jax.config.update("jax_disable_most_optimizations", True)
-    return search(options, lambda seed: failure(seed, options.devices))
+    return search(options, lambda seed: failure(seed, options.devices, options.odd))
 
 
 if __name__ == "__main__":
