@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax.numpy as jnp
@@ -198,16 +199,43 @@ class ExpressionWriter:
         absent = [i for i in bits(term.over) if i not in left.layout and i not in right.layout]
         heavier = max((left, right), key=lambda side: program.extent(mask_of(side.layout)))  # einsum contracts in the order of the alphabet
         in_order = tuple(i for i in heavier.layout if i in contracted)  # and XLA copies an operand that has its axes in another
-        spec = '"{},{}->{}"'.format(*self.reads.spell(left.layout, right.layout, layout, ascending=in_order))
+        joined = self.joined(left.layout, right.layout, layout)
+        names = (tuple(i for i in known if i not in joined) for known in (left.layout, right.layout, layout))
+        spec = '"{},{}->{}"'.format(*self.reads.spell(*names, ascending=tuple(i for i in in_order if i not in joined)))
         options = (
             "" if term.precision is None else f", precision={param_text(term.precision) or self.reads.bind('precision', term.precision)}"
         )
         if program.terms[term.lhs].dtype != term.dtype or program.terms[term.rhs].dtype != term.dtype:
             options += f", preferred_element_type={self.reads.dtype(term.dtype)}"
-        text = f"jnp.einsum({spec}, {left.text}, {right.text}{options})"
+        operands = (self.with_joined(side, joined, scope) for side in (left, right))
+        text = f"jnp.einsum({spec}, {', '.join(operands)}{options})"
+        if joined.intersection(layout):
+            text = f"{text}.reshape({self.reads.shape(layout, scope)})"
         for i in absent:
             text = self.repeated(MONOIDS["add"], text, term.dtype, i, scope)
         return text, layout
+
+    def joined(self, *layouts: Layout) -> frozenset[int]:
+        """The indices that count devices and stand before those of their shares in all arrays of a contraction.
+
+        The two are one axis there: XLA copies operands that have more axes than a matrix into another order.
+        """
+        shares = self.reads.program.shares
+        pairs = {} if shares is None else {across: share for share, across in shares.across.items()}
+        return frozenset(
+            across
+            for across, share in pairs.items()
+            if all((across, share) in pairwise(known) for known in layouts if {across, share} & {*known})
+        )
+
+    def with_joined(self, value: Value, joined: frozenset[int], scope: Scope) -> str:
+        """Source of a value some of whose axes are one with the next."""
+        if not joined.intersection(value.layout):
+            return value.text
+        axes: list[tuple[int, ...]] = []
+        for k, i in enumerate(value.layout):
+            axes[-1:] = [(*axes[-1], i)] if k and value.layout[k - 1] in joined else [*axes[-1:], (i,)]
+        return f"{wrap(value)}.reshape(({', '.join(self.reads.product(axis, scope) for axis in axes)}{',' if len(axes) == 1 else ''}))"
 
     def swaps(self, left: Layout, own: Sequence[Sequence[int]], contracted: Sequence[int], scope: Scope) -> bool:
         """Whether the backend prefers the operands of a contraction exchanged."""

@@ -6,13 +6,15 @@ the body leaves them. Bodies exchange what they need from turn to turn, so that 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.ir import Axes, Block, Call, Input, Program, argument_bytes, axes_mask, is_leaf, itemsize, mask_of
+from eqsat_mem.ir import Axes, Block, Call, Input, Program, Rename, argument_bytes, axes_mask, children, is_leaf, itemsize, mask_of
 from eqsat_mem.ir.jaxprs import largest_value
 from eqsat_mem.ir.mesh import Spec, whole
 from eqsat_mem.transforms.control_flow import consts_and_carries
@@ -148,11 +150,31 @@ def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...]]:
         for c in early:
             shares[c] = 0
     given = [_names(at, axes_of[consts + j], shares[consts + j]) for j in range(carries)]
+    wanted = _wanted(at, term)
+    for j in range(carries, len(left_of)):
+        if not any(left[j]):  # what the bodies sum over devices each gets its share of
+            left = (*left[:j], _names(at, left_of[j], _lying(at, left_of[j], wanted.get(j, 0))), *left[j + 1 :])
     results = (
         mask_of(axis[0] for axis, own in zip(axes, spec, strict=True) if own and at.deals(axis, own))
         for axes, spec in zip(left_of, (*given, *left[carries:]), strict=True)
     )
     return shares, tuple(results)
+
+
+def _wanted(at: Localiser, term: Block) -> dict[int, int]:
+    """The indices of which all that read a result of a loop or branch take shares, for each of its results."""
+    old, found = at.old, dict[int, int]()
+    for t in old.reachable():
+        other = old.terms[t]
+        if not isinstance(other, Block) or other.call is not term.call or other.args != term.args:
+            continue
+        reads = [at.computed(u) if t in children(old.terms[u]) else 0 for u in old.readers(t) if not isinstance(old.terms[u], Rename)]
+        for o, spec in zip(old.outputs, at.placement.results, strict=True):
+            if old.source_of(o.term) == t:
+                own = zip(o.axes, spec or (), strict=spec is not None)
+                reads.append(mask_of(axis[0] for axis, names in own if names and at.deals(axis, names)) if o.term == t else 0)
+        found[other.out] = reduce(operator.and_, reads, old.free[t] & mask_of(at.divided))
+    return found
 
 
 def _left(at: Localiser, call: Call, shares: Sequence[int]) -> tuple[Specs, set[int]]:
