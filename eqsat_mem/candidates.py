@@ -23,10 +23,12 @@ from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Program, Take, itemsize
 from eqsat_mem.ir.mesh import Devices, Placement, share_of
 from eqsat_mem.options import Options, format_bytes
+from eqsat_mem.passes import SCANS
 from eqsat_mem.ranking import better, order
 from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
+from eqsat_mem.schedule.loop_bodies import settled, slow_in_chunks
 from eqsat_mem.schedule.search import Schedule, Search, fastest, straight
 from eqsat_mem.schedule.timing import Known
 from eqsat_mem.transforms.contraction_order import reordered
@@ -134,17 +136,19 @@ class Forms:
     def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of the first form that fits, without loops over equal blocks.
 
-        Forms that cannot fit are searched last, and only where they may be the smallest.
+        Forms that cannot fit are searched last, and only where they may be the smallest; those that stack less also where chunks take long.
         """
         found: dict[int, SearchResult] = {}
         hopeless: list[tuple[int, int, Program]] = []
         for k, form in enumerate(self._forms()):
+            if SCANS.name not in form.passes and any(f.best.fits(limit) for f in found.values()):
+                break
             least = floor_bytes(form) // (1 if self.placement is None else self.placement.devices.total)
             if least > limit:
                 hopeless.append((k, least, form))
                 continue
             found[k] = self._fastest(form, backend, limit, scheduler)
-            if found[k].best.fits(limit) or self.deadline.passed():
+            if (found[k].best.fits(limit) and not slow_in_chunks(found[k].best, found[k].before)) or self.deadline.passed():
                 break
         else:
             for k, least, form in hopeless:
@@ -197,7 +201,7 @@ class Forms:
             variants = ((ex, own) for ex in known.every for own in backend.variants(ex.program))
             every = (Search(ex, limit, own, *knobs, known.of(ex, own), self.deadline) for ex, own in variants)
             searches = sorted(every, key=lambda search: search.straight.seconds)
-            best = _searched(searches, scheduler, known)
+            best = settled(_searched(searches, scheduler, known))
             tell(Searched(best, known.view))
             before = next(search for search in searches if search.ex is known.written).unmodified()
             fired = tuple(sorted({*known.view.matches, *best.ex.program.passes}))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Scope, identifier, shape_of, tuple_text
-from eqsat_mem.ir import Call
+from eqsat_mem.ir import Call, Program
+from eqsat_mem.ir.jaxprs import consts_and_carries
 from eqsat_mem.ir.ops import Operation, bind_call, block_op, block_text, param_text
-from eqsat_mem.transforms.control_flow import consts_and_carries
 
 STANDS_FOR = 7_000_000_000
 """This plus an index's number is a placeholder for the extent of a looped index, until its name in the source is substituted."""
@@ -31,6 +31,8 @@ class Body:
         closed_over: source of its first arguments, which it reads from the enclosing scope.
         parameters: the name and length of each tuple that it takes; together they hold the other arguments.
         results: returns the source of its return value from the sources of its results.
+        inside: the function as a program, where it is run on chunks of some of its indices.
+        pieces: source of the extent of a chunk, and the extent, for each of these.
     """
 
     word: str
@@ -39,6 +41,8 @@ class Body:
     closed_over: Sequence[str]
     parameters: Sequence[tuple[str, int]]
     results: Callable[[Sequence[str]], str]
+    inside: Program | None = None
+    pieces: Mapping[int, tuple[str, int]] = field(default_factory=dict)
 
 
 class Functions(Protocol):
@@ -160,11 +164,27 @@ class CallWriter:
             return f"{tuple_text(texts[:carry])}, {tuple_text(texts[carry:])}"
 
         parameters = (("carry", carry), ("x", len(xs)))
-        body = self.functions.local(Body("scan_body", p["jaxpr"], _schedule(call, 0), args[:consts], parameters, halves), scope)
+        pieces = self.pieces(call, scope)
+        inside = call.inside.program if pieces else None
+        body = Body("scan_body", p["jaxpr"], _schedule(call, 0), args[:consts], parameters, halves, inside, pieces)
+        name = self.functions.local(body, scope)
         options = "" if xs else f", length={p['length']}"
         options += ", reverse=True" if p["reverse"] else ""
         options += f", unroll={p['unroll']}" if p["unroll"] != 1 else ""
-        return f"lax.scan({body}, {tuple_text(init)}, {tuple_text(xs) if xs else None}{options})", halves
+        return f"lax.scan({name}, {tuple_text(init)}, {tuple_text(xs) if xs else None}{options})", halves
+
+    def pieces(self, call: Call, scope: Scope) -> dict[int, tuple[str, int]]:
+        """Return the indices of a scan's body of which it is given chunks here, each with source of its extent, and the extent."""
+        if call.inside is None:
+            return {}
+        reads = self.reads
+        extents = call.inside.extents([shape_of(reads.extents(scope), axes) for axes in call.in_axes])
+        axes = {i: call.in_axes[k][a] for i, (_, k, a) in call.inside.places.items()}
+        return {
+            i: (reads.product(axis, scope), extents.get(i, call.inside.program.indices[i].extent))
+            for i, axis in axes.items()
+            if i in extents or any(reads.looped(j, scope) for j in axis)
+        }
 
     def while_loop(self, call: Call, args: list[str], scope: Scope) -> tuple[str, Callable[[Sequence[str]], str]]:
         p = call.params

@@ -12,6 +12,7 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -63,9 +64,15 @@ def emit(schedule: Schedule, name: str = "program") -> Emitted:
 class _FunctionWriter:
     """The statements of one function: a schedule's program, with the parts that write it."""
 
-    def __init__(self, schedule: Schedule, module: SourceModule, arguments: Sequence[str] | None = None):
+    def __init__(
+        self,
+        schedule: Schedule,
+        module: SourceModule,
+        arguments: Sequence[str] | None = None,
+        pieces: Mapping[int, tuple[str, int]] = MappingProxyType({}),
+    ):
         self.schedule = schedule
-        self.reads = Reader(schedule.ex, schedule.backend.idioms, module, arguments)
+        self.reads = Reader(schedule.ex, schedule.backend.idioms, module, arguments, pieces)
         calls = CallWriter(self.reads, _Functions(self.reads, schedule.backend))
         self.regions = RegionWriter(schedule, self.reads, calls, ExpressionWriter(self.reads, calls))
 
@@ -95,7 +102,11 @@ class _Functions:
             if given:
                 lines.append(f"{', '.join(given)}{',' if len(given) == 1 else ''} = {taken[-1]}")
             arguments += given
-        writer = _FunctionWriter(body.schedule or self._unplanned(body.jaxpr, arguments), reads.module, arguments)
+        if body.inside is not None:
+            schedule = unscheduled(Extraction(body.inside), self.backend)
+        else:
+            schedule = body.schedule or self._unplanned(body.jaxpr, arguments)
+        writer = _FunctionWriter(schedule, reads.module, arguments, body.pieces)
         inner = Scope(indent=scope.indent + "    ")
         for line in lines:
             reads.line(inner, line)

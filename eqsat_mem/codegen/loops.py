@@ -234,7 +234,8 @@ class RegionWriter:
             more = [self.reads.in_axes(self.reads.read(t, inner), call.out_axes[term.out], inner).text for t, _, term in group]
             picked = [name for _, name, _ in group]
             if (monoid := self.combines(call)) is not None:
-                self.reads.line(inner, f"{picked[0]} = {monoid.combine_text.format(picked[0], more[0])}")
+                for name, part in zip(picked, more):
+                    self.reads.line(inner, f"{name} = {monoid.combine_text.format(name, part)}")
                 continue
             self.reads.line(inner, f"{', '.join(picked)}{',' if len(picked) == 1 else ''} = {self.merged(call, picked, more, loop, inner)}")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,18 @@ class Reader:
         idioms: how the backend wants slices read.
         module: names and helpers of the whole source.
         arguments: names of the function's arguments, made from those of the program's inputs unless given.
+        pieces: for the indices of which the function is given chunks, source of a chunk's extent, and the extent.
     """
 
-    def __init__(self, ex: Extraction, idioms: Idioms, module: SourceModule, arguments: Sequence[str] | None = None):
-        self.ex = ex
+    def __init__(
+        self,
+        ex: Extraction,
+        idioms: Idioms,
+        module: SourceModule,
+        arguments: Sequence[str] | None = None,
+        pieces: Mapping[int, tuple[str, int]] = MappingProxyType({}),
+    ):
+        self.ex, self.pieces = ex, pieces
         self.idioms, self.turned = idioms, idioms.turned(ex)
         self.program = ex.program
         self.module = module
@@ -209,11 +218,13 @@ class Reader:
         return Value(text, flat, atom)
 
     def extent(self, i: int, scope: Scope) -> str:
+        if i in self.pieces:
+            return self.pieces[i][0]
         return f"size_{self.indices[i]}" if self.looped(i, scope) else str(self.program.indices[i].extent)
 
     def looped(self, i: int, scope: Scope) -> bool:
-        """Whether a scope stands inside a loop over index ``i``."""
-        return any(holder.index == i for holder in scope.around())
+        """Whether a scope stands inside a loop over index ``i``, in this function or around it."""
+        return i in self.pieces or any(holder.index == i for holder in scope.around())
 
     def positions(self, indices: Iterable[int], scope: Scope) -> int:
         """The number of positions that some indices have together in a scope: those of a chunk where a loop runs over one."""
@@ -222,7 +233,7 @@ class Reader:
 
     def extents(self, scope: Scope) -> list[int]:
         """The extents of all indices in a scope: those of a chunk where a loop runs over one."""
-        chunks = {holder.index: holder.chunk for holder in scope.around()}
+        chunks = {holder.index: holder.chunk for holder in scope.around()} | {i: n for i, (_, n) in self.pieces.items()}
         return [chunks.get(i) or index.extent for i, index in enumerate(self.program.indices)]
 
     def single(self, i: int, scope: Scope) -> bool:

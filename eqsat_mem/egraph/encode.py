@@ -77,9 +77,10 @@ class Encoder:
             known = all(i in self._bit for i in bits(_mentions(self.program, t)))
             node = (self._transparent(t, term) if known else None) or self._opaque(term)
             free, opaque = self.bits_of(self.program.free[t]), node.constructor in ("Leaf", "Block")
-            slices = self.bits_of(pointwise(self.program, t)) if opaque and not isinstance(term, ir.Dot) else 0  # else rules tell
-            summed = self.bits_of(term.over) if isinstance(term, ir.Dot) and opaque else None
-            folds = self.bits_of(ir.folded(term)) if isinstance(term, ir.Block) else 0
+            contracts = contracting(term)
+            slices = self.bits_of(pointwise(self.program, t)) if opaque and not contracts else 0  # else rules tell
+            summed = self.bits_of(ir.folded(term)) if contracts and opaque else None
+            folds = self.bits_of(ir.folded(term)) if isinstance(term, ir.Block) and not contracts else 0
             selected, combined = (folds, 0) if isinstance(term, ir.Block) and picks(term.call) else (0, folds)
             search = self.bits_of(searched(term.call)) if isinstance(term, ir.Block) else 0
             self._encoded[t] = Encoded(node, free, str(term.dtype), slices, summed, selected, combined, search)
@@ -298,6 +299,12 @@ class Encoder:
 
     def _dtype(self, name: str) -> Any:
         return self._dtypes.get(name) or np.dtype(name)
+
+
+def contracting(term: ir.Term) -> bool:
+    """Whether a term is a contraction, or a scan with one inside: a library may sum in another order for another shape."""
+    inside = term.call.inside if isinstance(term, ir.Block) else None
+    return isinstance(term, ir.Dot | ir.DotPlus) or (inside is not None and inside.contracts)
 
 
 def pointwise(program: Program, t: int) -> int:

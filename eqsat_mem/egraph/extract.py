@@ -17,7 +17,7 @@ from itertools import takewhile
 from eqsat_mem import ir
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.augmented_lowering import augmented_contractions
-from eqsat_mem.egraph.encode import Node, pointwise
+from eqsat_mem.egraph.encode import Node, contracting, pointwise
 from eqsat_mem.egraph.graph import View
 from eqsat_mem.egraph.lowering import Allowed, Lowering
 from eqsat_mem.egraph.monoid_lowering import monoid_folds
@@ -29,7 +29,7 @@ from eqsat_mem.egraph.take_lowering import takes
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.bitwise import compared
-from eqsat_mem.ir.ops import searched
+from eqsat_mem.ir.ops import joins, searched
 
 Choice = dict[int, Node]
 
@@ -126,7 +126,7 @@ def build(view: View, choice: Choice) -> Extraction:
 def picked_with(program: Program, t: int) -> list[int]:
     """The other results of an operation that picks elements: chunks combine all of them."""
     term = program.terms[t]
-    if not isinstance(term, ir.Block) or not term.call.folds:
+    if not isinstance(term, ir.Block) or not joins(term.call):
         return []
     return [program.add(ir.Block(dtype, term.call, term.args, k)) for k, dtype in enumerate(term.call.out_dtypes) if k != term.out]
 
@@ -141,7 +141,7 @@ def _with_facts(view: View, program: Program, class_of: dict[int, int]) -> Extra
         return {t: mask for t, mask in found.items() if mask}
 
     def sliced(t: int, dots: bool) -> int:
-        return pointwise(program, t) if isinstance(program.terms[t], ir.Dot | ir.DotPlus) is dots else 0
+        return pointwise(program, t) if contracting(program.terms[t]) is dots else 0
 
     allowed = Allowed(
         table("splits", lambda t: sliced(t, dots=False)) | table("splits-dot", lambda t: sliced(t, dots=True)),

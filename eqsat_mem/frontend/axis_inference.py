@@ -7,13 +7,16 @@ pointwise axes of a block share one index. Transposes, broadcasts and reshapes o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jax.dtypes import extended, issubdtype
 
 from eqsat_mem.frontend.axis_unification import AxisTable, Variables
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
+from eqsat_mem.frontend.loop_roles import LoadBody, LoopAxes, loop_axes
 from eqsat_mem.ir import ops
+from eqsat_mem.ir.inside import Inside
 
 
 @dataclass
@@ -25,29 +28,45 @@ class Translation:
         reads: for each operand, the axes under which it is read.
         over: the variables that it folds.
         groups: the pointwise axes of a block.
+        summed: the axes over which some results of a loop are sums.
+        inside: the body of a loop that has such axes.
     """
 
     kind: str
     reads: list[list[Variables]] = field(default_factory=list)
     over: Variables = field(default_factory=list)
     groups: list[Variables] = field(default_factory=list)
+    summed: list[Variables] = field(default_factory=list)
+    inside: Inside | None = None
 
 
 class Inference:
-    """Inference of the axes of every value and of a translation for every equation; :meth:`run` computes both."""
+    """Inference of the axes of every value and of a translation for every equation; :meth:`run` computes both.
 
-    def __init__(self, flat: Flat):
-        self.flat = flat
+    Args:
+        flat: the equations.
+        load_body: loads the body of a loop.
+    """
+
+    def __init__(self, flat: Flat, load_body: LoadBody):
+        self.flat, self.load_body = flat, load_body
+        self.used = {v for eqn in flat.equations for v in eqn.ins}.union(flat.outputs)
+        self.zeros = {v for v, value in flat.literals.items() if value == 0}
         self.table = AxisTable()
         self.axes: list[list[Variables] | None] = [None] * len(flat.shapes)
         self.translations: list[Translation] = []
         self._owner = len(flat.shapes)
 
-    def run(self) -> Inference:
+    def run(self, alike: Iterable[tuple[tuple[int, int], tuple[int, int]]] = ()) -> Inference:
+        """Infer all axes; ``alike`` are pairs of axes of values, each ``(value, axis)``, that are one index if nothing keeps them apart."""
         for v in [*self.flat.inputs, *self.flat.consts, *self.flat.literals]:
             self.fresh_value(v)
         for eqn in self.flat.equations:
             self.translations.append(self.translation(eqn))
+        for (v, a), (w, b) in alike:
+            one, other = self.of(v)[a], self.of(w)[b]
+            if len(self.table.leaves(one)) == len(self.table.leaves(other)) == 1:
+                self.table.unify(one, other)
         self.table.settle()
         return self
 
@@ -59,6 +78,7 @@ class Inference:
             axes = _VIEWS[name](self, eqn)
             if axes is not None:
                 self.axes[eqn.outs[0]] = axes
+                self.zeros |= set(eqn.outs) if eqn.ins[0] in self.zeros else set()
                 return Translation("view", [axes])
         if self.elementwise(eqn):
             return self.map(eqn)
@@ -67,6 +87,7 @@ class Inference:
         if name == "dot_general":
             return self.dot(eqn)
         if name in ("iota", "zeros_like"):
+            self.zeros |= set(eqn.outs) if name == "zeros_like" else set()
             self.fresh_value(eqn.outs[0])
             return Translation(name)
         return self.block(eqn)
@@ -161,9 +182,10 @@ class Inference:
         stands: dict[tuple[str, int, int], Variables] = {}
         groups: list[Variables] = []
         bound: list[Variables] = []
-        row = ops.block_op(eqn.prim.name)
-        for found, among in ((groups, row.pointwise), (bound, row.shared)):
-            for group in among(ins, outs, eqn.params):
+        row, loop = ops.block_op(eqn.prim.name), self.loop(eqn)
+        pointwise = row.pointwise(ins, outs, eqn.params) if loop is None else loop.groups
+        for found, among in ((groups, pointwise), (bound, row.shared(ins, outs, eqn.params))):
+            for group in among:
                 sizes = {(ins if side == "in" else outs)[k][a] for side, k, a in group}
                 if len(sizes) == 1 and not any(place in stands for place in group):
                     found.append(self.table.fresh(sizes.pop()))
@@ -177,7 +199,19 @@ class Inference:
         for k in self.biggest_first(eqn):
             for wanted, mine in zip(reads[k], self.of(eqn.ins[k])):
                 self.table.unify(wanted, mine)
-        return Translation("block", reads, groups=groups)
+        if loop is None:
+            return Translation("block", reads, groups=groups)
+        summed = [stands[group[0]] for group, is_summed in zip(loop.groups, loop.summed) if is_summed]
+        return Translation("block", reads, groups=groups, summed=summed, inside=loop.inside)
+
+    def loop(self, eqn: Equation) -> LoopAxes | None:
+        """The axes along which a scan may be split."""
+        if eqn.prim.name != "scan" or eqn.effects:
+            return None
+        leaves = [[self.table.leaves(axis) for axis in self.of(v)] for v in eqn.ins]
+        names = [[own[0] if len(own) == 1 else None for own in axes] for axes in leaves]
+        zeros = [k for k, v in enumerate(eqn.ins) if v in self.zeros]
+        return loop_axes(eqn.params, names, zeros, [k for k, v in enumerate(eqn.outs) if v in self.used], self.load_body)
 
     # views
 

@@ -19,6 +19,7 @@ from eqsat_mem.frontend.axis_unification import Variables, index_names, index_or
 from eqsat_mem.frontend.diagonal_masks import with_own_masks
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.frontend.inline import flatten
+from eqsat_mem.frontend.loop_roles import Alike
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.ir import (
     Axes,
@@ -63,12 +64,33 @@ def load_with_variables(
     closed: ClosedJaxpr, arg_names: Sequence[str], preferences: Preferences = PLAIN, passes: Collection[Pass] = EVERY
 ) -> tuple[Program, dict[Any, int]]:
     """:func:`load`, and the term of each variable of the jaxpr whose value the program has."""
+    builder = _builder(closed, arg_names, preferences, passes)
+    program = builder.build()
+    terms = {variable: builder.term[v] for variable, v in builder.flat.variables.items() if v >= 0}
+    return program, {variable: t for variable, t in terms.items() if t >= 0}
+
+
+def _builder(
+    closed: ClosedJaxpr,
+    names: Sequence[str],
+    preferences: Preferences,
+    passes: Collection[Pass],
+    alike: Alike = (),
+    first: int = 0,
+    carries: int = 0,
+) -> _Builder:
+    """The builder of the program of a jaxpr; of a loop's body axes may be ``alike``, as those of its carries are, of which ``first`` is the
+    first argument."""
     flat = flatten(closed, preferences, passes)
     with_own_masks(flat)
-    builder = _Builder(flat, Inference(flat).run(), arg_names)
-    program = builder.build()
-    terms = {variable: builder.term[v] for variable, v in flat.variables.items() if v >= 0}
-    return program, {variable: t for variable, t in terms.items() if t >= 0}
+
+    def load_body(body: ClosedJaxpr, *more: Any) -> Program:
+        return _builder(body, [f"x{k}" for k in range(len(body.in_avals))], preferences, passes, *more).build()
+
+    same = [((flat.inputs[k], a), (flat.inputs[j], b)) for (k, a), (j, b) in alike]
+    for before, after in zip(flat.inputs[first : first + carries], flat.outputs):
+        same += [((before, a), (after, a)) for a in range(len(flat.shapes[before]))]
+    return _Builder(flat, Inference(flat, load_body).run(same), names)
 
 
 class _Builder:
@@ -217,9 +239,11 @@ class _Builder:
         if not eqn.outs:
             out_axes, dtypes = ((),), (np.dtype(bool),)
         args = self.reads(eqn, how)
-        folds = mask_of(self._folded_axis(eqn, in_axes)) | self._meeting(eqn, in_axes, out_axes, args)
+        folds = mask_of(self._folded_axis(eqn, in_axes)) | self._meeting(eqn, in_axes, out_axes, args) | axes_mask(self.axes(how.summed))
         held = ops.held_inside(eqn.params)
-        call = Call(eqn.prim, dict(eqn.params), in_axes, out_axes, dtypes, pointwise, folds, eqn.effects, held)
+        call = Call(eqn.prim, dict(eqn.params), in_axes, out_axes, dtypes, pointwise, folds, eqn.effects, held, inside=how.inside)
+        if how.inside is not None:
+            self.program.passes |= how.inside.program.passes
         terms = [self.program.add(Block(dtype, call, args, k), eqn.source) for k, dtype in enumerate(dtypes)]
         for v, term in zip(eqn.outs, terms):
             self.term[v] = term
@@ -241,7 +265,7 @@ class _Builder:
     def _meeting(self, eqn: Equation, in_axes: Sequence[Axes], out_axes: Sequence[Axes], args: Sequence[int]) -> int:
         """The indices whose elements an operation combines: none if what it writes them into would count once per chunk."""
         row = ops.block_op(eqn.prim.name)
-        if row.monoid is None or not ops.foldable(row.monoid, self.flat.dtypes[eqn.outs[0]]):
+        if row.monoid is None or not eqn.outs or not ops.foldable(row.monoid, self.flat.dtypes[eqn.outs[0]]):
             return 0
         if row.writes_into:
             into, monoid = self.program.terms[args[0]], ops.MONOIDS[row.monoid]

@@ -69,3 +69,14 @@ def largest_value(jaxpr: ClosedJaxpr) -> int:
 def total_bytes(jaxpr: ClosedJaxpr) -> int:
     """Bytes of all values that the equations make, inner jaxprs included, and of the arguments."""
     return aval_bytes(jaxpr.in_avals) + sum(_result_bytes(jaxpr.jaxpr))
+
+
+def consts_and_carries(params: Mapping[str, Any]) -> tuple[int, int]:
+    """The number of operands of a scan that are the same in every step, and the number of carries that follow them.
+
+    Since JAX 0.11, the parameters have a tree of operands in three parts instead of the two numbers.
+    """
+    if "num_consts" in params:
+        return int(params["num_consts"]), int(params["num_carry"])
+    consts, carry, _ = (len(list(part)) for part in params["ft_in"].unpack())
+    return consts, carry

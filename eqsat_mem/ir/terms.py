@@ -173,9 +173,11 @@ class Call:
 
     Operand ``a`` is laid out as ``in_axes[a]``, output ``k`` comes as ``out_axes[k]``. The operation is pointwise in
     the indices of ``pointwise`` (single-index axes of the output, and of every operand that they occur in); all other
-    operand axes are bound, those of ``folds`` such that results for chunks of them combine (see :class:`eqsat_mem.ir.ops.Selection`).
+    operand axes are bound, those of ``folds`` such that results for chunks of them combine (see :class:`eqsat_mem.ir.ops.Selection`). A
+    loop may be pointwise in an index in some of its results, and fold it in others.
     ``scratch_bytes`` is what it holds inside while it runs; ``bodies`` are the plans (``None``: none) of the functions that a loop or
-    branch runs, in the order of its parameters. Calls compare by identity, so equations with effects are never merged.
+    branch runs, in the order of its parameters. ``inside`` is the body of a loop that is pointwise in some indices, or sums over them
+    (:class:`eqsat_mem.ir.inside.Inside`). Calls compare by identity, so equations with effects are never merged.
     """
 
     prim: Any
@@ -188,6 +190,7 @@ class Call:
     effects: bool = False
     scratch_bytes: int = 0
     bodies: tuple[Any, ...] = ()
+    inside: Any = None
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,7 @@ def folded(term: Term) -> int:
         case Fold() | Dot():
             return term.over
         case Block():
-            return term.call.folds
+            return term.call.folds & ~axes_mask(term.call.out_axes[term.out])
         case _:
             return 0
 

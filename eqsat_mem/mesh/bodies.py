@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.ir import Axes, Block, Call, Input, Program, Rename, argument_bytes, axes_mask, children, is_leaf, itemsize, mask_of
-from eqsat_mem.ir.jaxprs import largest_value
+from eqsat_mem.ir.jaxprs import consts_and_carries, largest_value
 from eqsat_mem.ir.mesh import Spec, whole
-from eqsat_mem.transforms.control_flow import consts_and_carries
 from eqsat_mem.transforms.plan_bodies import BODIES, SMALL_BYTES, bodies
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal,
 from eqsat_mem.ir.ops.collectives import EXCHANGES, SENT_BY, received_bytes
 from eqsat_mem.ir.precision import of_rules
 from eqsat_mem.schedule.backend import Backend, extent_of
+from eqsat_mem.schedule.loop_bodies import chunk_share
 from eqsat_mem.schedule.weights import trips
 
 
@@ -53,6 +54,8 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
                 return exchange_s(program, t, extents, backend)
             if program.shares is not None and call.bodies and all(body is not None for body in call.bodies):
                 return trips(call) * sum(body.seconds for body in call.bodies)  # the traced body is that of all devices
+            if call.inside is not None and (chunk := call.inside.extents(ins)):
+                return chunk_share(call, chunk, backend) * arithmetic_s(program, t, [i.extent for i in program.indices], backend)
             weight = backend.weights.of_block(call, ins, outs)
             return weight * width * (1.0 if spread is None else spread) / device.elements
     return 0.0

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple, Self
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Call, Const, Dot, Input, Map, Program, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
+from eqsat_mem.ir import Block, Const, Dot, Input, Map, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made, walk_regions
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
+from eqsat_mem.schedule.loop_bodies import block_scratch
 from eqsat_mem.schedule.packing import Placed, places_of, with_gaps, with_outputs
 from eqsat_mem.schedule.strided_reads import Columns
 
@@ -383,13 +384,6 @@ class Memory:
             return 0
         outer = (c for c in read if self.ex.program.source_of(c) not in live)
         return sum(self.size(c, extents) for c in outer if along in self._layouts[c])
-
-
-def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: Sequence[int], backend: Backend) -> int:
-    """Bytes that a block operation holds beside its operands and results."""
-    ins, outs = ([tuple(math.prod(extents[i] for i in axis) for axis in axes) for axes in side] for side in (call.in_axes, call.out_axes))
-    elements = backend.weights.workspace(call, ins, outs)
-    return call.scratch_bytes + (int(elements) * itemsize(program.terms[args[0]].dtype) if args else 0)
 
 
 def extents_inside(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:

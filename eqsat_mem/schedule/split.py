@@ -28,7 +28,7 @@ from eqsat_mem.egraph.online_folds import Rescaled
 from eqsat_mem.ir import Block, Call, Map, Program, Rename, Term, bits, children, folded, is_leaf
 from eqsat_mem.ir.bitwise import between
 from eqsat_mem.ir.loop_tree import Loop, Seq, Step, made
-from eqsat_mem.ir.ops import Selection, block_op, picks
+from eqsat_mem.ir.ops import Selection, block_op, joins, picks
 
 MOST_AGAIN = 4
 """The largest average number of loops of a split that compute the same term of its region. In a deep program in which every loop starts
@@ -54,7 +54,7 @@ def region(ex: Extraction) -> Seq:
 
 def _with_all_picked(program: Program, terms: Iterable[int]) -> set[int]:
     """Add to ``terms`` all results of operations that select elements: those of chunks are combined together even if not all are used."""
-    calls = {(id(term.call), term.args) for t in terms if isinstance(term := program.terms[t], Block) and term.call.folds}
+    calls = {(id(term.call), term.args) for t in terms if isinstance(term := program.terms[t], Block) and joins(term.call)}
     every = enumerate(program.terms if calls else ())
     return {*terms, *(t for t, term in every if isinstance(term, Block) and (id(term.call), term.args) in calls)}
 
@@ -64,7 +64,7 @@ def _picked_together(program: Program, terms: Iterable[int]) -> list[list[int]]:
     calls: dict[Any, list[int]] = {}
     for t in terms:
         term = program.terms[t]
-        if isinstance(term, Block) and term.call.folds:
+        if isinstance(term, Block) and joins(term.call):
             calls.setdefault((id(term.call), term.args), []).append(t)
     return list(calls.values())
 

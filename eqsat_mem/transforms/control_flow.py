@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval as pe
 
 from eqsat_mem.ir import Axes, Block, Call, Program, Rename, mask_of
-from eqsat_mem.ir.jaxprs import repeatable
+from eqsat_mem.ir.jaxprs import consts_and_carries, repeatable
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,17 +155,6 @@ def repeats(program: Program) -> Iterator[Scan]:
 
 def _runs_bodies(call: Call) -> bool:
     return call.prim.name in ("while", "cond") or (call.prim.name == "scan" and call.params["length"] > 1)
-
-
-def consts_and_carries(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the number of operands of a scan that are the same in every step, and the number of carries that follow them.
-
-    Since JAX 0.11, the parameters have a tree of operands in three parts instead of the two numbers.
-    """
-    if "num_consts" in params:
-        return int(params["num_consts"]), int(params["num_carry"])
-    consts, carry, _ = (len(list(part)) for part in params["ft_in"].unpack())
-    return consts, carry
 
 
 def _scan_axes(program: Program, call: Call, args: Sequence[int]) -> int:

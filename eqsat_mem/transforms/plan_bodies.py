@@ -179,11 +179,12 @@ def floor_bytes(program: Program) -> int:
 
 
 def _stacked_bytes(program: Program, scan: Scan) -> int:
-    """Return the bytes of the computed values that a scan reads step by step, and of those that it stacks, where no loop can cut it."""
-    if scan.call.prim.name != "scan" or scan.call.pointwise:
+    """Return the bytes of the computed values that a scan reads step by step and of those that it stacks; one row of what loops can cut."""
+    if scan.call.prim.name != "scan":
         return 0
     read = {program.source_of(t) for t in scan.xs}
-    return sum(map(program.nbytes, {*(t for t in read if not is_leaf(program.terms[t])), *(t for _, t in scan.stacked())}))
+    whole = {*(t for t in read if not is_leaf(program.terms[t])), *(t for _, t in scan.stacked())}
+    return sum(program.nbytes(t) // max(program.extent(program.free[t] & scan.call.pointwise), 1) for t in whole)
 
 
 def bodies(call: Call) -> list[ClosedJaxpr]:

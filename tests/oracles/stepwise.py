@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from eqsat_mem.transforms.control_flow import consts_and_carries
+from eqsat_mem.ir.jaxprs import consts_and_carries
 
 Array = Any
 Root = Callable[[Array], Array]

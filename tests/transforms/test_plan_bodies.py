@@ -137,8 +137,14 @@ def test_what_a_scan_stacks_is_there_whole():
         ys = lax.scan(lambda c, _: (jnp.sin(c), c), x, None, length=50)[1]
         return jnp.sum(lax.scan(lambda c, y: (c + y, y * 2), x, jnp.cos(ys))[1])
 
-    program = load(jax.make_jaxpr(stacked)(f32(1000)), ["x"])
-    assert floor_bytes(program) == 4000 + 2 * 50 * 4000
+    def mixed(x):
+        ys = lax.scan(lambda c, _: (jnp.sin(c) + c[::-1], c), x, None, length=50)[1]
+        return jnp.sum(lax.scan(lambda c, y: (c[::-1] + y, y * 2), x, jnp.cos(ys))[1])
+
+    program = load(jax.make_jaxpr(mixed)(f32(20_000)), ["x"])
+    assert floor_bytes(program) == 80_000 * (1 + 2 * 50)
+    program = load(jax.make_jaxpr(stacked)(f32(20_000)), ["x"])
+    assert floor_bytes(program) == 80_000 + 4 * 2 * 50, "loops over rows leave one of them"
 
 
 def test_what_a_scan_reads_of_the_arguments_counts_once():

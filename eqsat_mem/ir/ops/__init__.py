@@ -30,7 +30,7 @@ from eqsat_mem.ir.ops.source_text import is_key, param_text, primitive_text
 __all__ = [
     "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",
     "Operation", "Place", "Selection", "Shapes", "Text", "accumulator", "bind_call", "block_op", "block_text", "call_groups", "call_on",
-    "call_params", "foldable", "held_inside", "is_elementwise", "is_key", "longer", "map_of", "map_params", "map_row", "map_text",
+    "call_params", "foldable", "held_inside", "is_elementwise", "is_key", "joins", "longer", "map_of", "map_params", "map_row", "map_text",
     "named_axes", "of_one_rank", "operation_of", "param_text", "parts_of", "picks", "primitive_text", "result_axes", "searched",
     "with_sums_p",
 ]  # fmt: skip
@@ -77,6 +77,11 @@ def picks(call: Call) -> bool:
     return selection is not None and selection.text is not None
 
 
+def joins(call: Call) -> bool:
+    """Whether results for chunks of what a call folds combine all together, as the two of ``top_k`` do, or else each on its own."""
+    return bool(call.folds) and call.inside is None
+
+
 def searched(call: Call) -> int:
     """The index, as a set, that a call binds and may be written out along, element by element; 0 if there is none."""
     if block_op(call.prim.name).written_out is None or any(len(axis) != 1 for axis in call.in_axes[0]):
@@ -99,6 +104,9 @@ def bind_call(call: Call, arrays: Sequence[Any]) -> list[Any]:
 
 def call_params(call: Call, in_shapes: Shapes) -> dict[str, Any]:
     """The parameters of ``call`` for operands of these shapes."""
+    if call.inside is not None:
+        extents = call.inside.extents(in_shapes)
+        return {**call.params, "jaxpr": call.inside.traced(extents)} if extents else dict(call.params)
     return block_op(call.prim.name).resize(call.params, in_shapes, call_groups(call))
 
 

@@ -91,7 +91,15 @@ def _numbers_text(cls: str, numbers: Any) -> str:
 
 
 GATHERS = [BlockOp("gather", _gather, _resize_gather, _gather_text, moves=True)] + [
-    BlockOp(name, _scatter, text=_scatter_text(name.replace("-", "_")), shared=_meeting, monoid=monoid, writes_into=True)
+    BlockOp(
+        name,
+        _scatter,
+        text=_scatter_text(name.replace("-", "_")),
+        shared=_meeting,
+        monoid=monoid,
+        writes_into=True,
+        linear=name == "scatter-add",
+    )
     for name, monoid in {
         "scatter": None,
         "scatter-add": "add",

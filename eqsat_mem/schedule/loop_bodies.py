@@ -1,0 +1,95 @@
+"""Memory and time of a step of the user's loop, at any extents of the axes along which the loop may be split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.ir import Block, Call, Program, itemsize
+from eqsat_mem.ir.loop_tree import Seq, loops, walk_regions
+from eqsat_mem.schedule.backend import Backend
+
+if TYPE_CHECKING:
+    from eqsat_mem.schedule.search import Schedule
+
+SLOW = 2.0
+"""Times as written from which scans in chunks are compared with steps that run again: their small kernels are priced high."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The body of a loop, without loops of ours, on a backend."""
+
+    seq: Seq
+    timing: Any
+
+    @classmethod
+    def of(cls, call: Call, backend: Backend) -> Step:
+        """The body of a call that has one as a program; made once."""
+        known: Step | None = call.inside.figures.get(backend)
+        if known is None:
+            from eqsat_mem.schedule.memory import Memory  # the figures of a call are among those of the program around it
+            from eqsat_mem.schedule.split import region
+            from eqsat_mem.schedule.timing import Timing
+
+            ex = Extraction(call.inside.program)
+            known = call.inside.figures[backend] = cls(region(ex), Timing(Memory(ex, backend)))
+        return known
+
+    def held(self, extents: Mapping[int, int]) -> int:
+        """Bytes that it holds besides its arguments."""
+        return int(self.timing.memory.peak(self.seq, self._extents(extents), {}).nbytes)
+
+    def seconds(self, extents: Mapping[int, int]) -> float:
+        """Seconds that it takes, with what a turn of a loop takes besides its kernels."""
+        return float(self.timing.seconds(self.seq, self._extents(extents), {}) + self.timing.device.iteration_s)
+
+    def _extents(self, extents: Mapping[int, int]) -> Any:
+        out = self.timing.memory.full_extents()
+        for i, n in extents.items():
+            out = out.with_extent(i, n)
+        return out
+
+
+def chunk_share(call: Call, chunk: Mapping[int, int], backend: Backend) -> float:
+    """The time of a loop of the user's on a chunk, as a share of that on the whole: less than there is of it where its steps stay in cache,
+    more where they are many small kernels."""
+    step = Step.of(call, backend)
+    return step.seconds(chunk) / step.seconds({})
+
+
+def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: Sequence[int], backend: Backend) -> int:
+    """Bytes that a block operation holds beside its operands and results."""
+    ins, outs = ([tuple(math.prod(extents[i] for i in axis) for axis in axes) for axes in side] for side in (call.in_axes, call.out_axes))
+    if call.inside is not None and (chunk := call.inside.extents(ins)):
+        return Step.of(call, backend).held(chunk)
+    elements = backend.weights.workspace(call, ins, outs)
+    return call.scratch_bytes + (int(elements) * itemsize(program.terms[args[0]].dtype) if args else 0)
+
+
+def in_chunks(program: Program, seq: Seq) -> set[Call]:
+    """The loops of the user's that a tree runs chunk by chunk, so that plans of their bodies do not count."""
+    found = set[Call]()
+    for loop in loops(seq):
+        steps = (step for _, inner in walk_regions(loop.body) for step in inner.steps if isinstance(step, int))
+        calls = {term.call for t in steps if isinstance(term := program.terms[t], Block)}
+        found |= {call for call in calls if call.inside is not None and (call.pointwise | call.folds) >> loop.index & 1}
+    return found
+
+
+def slow_in_chunks(s: Schedule, written: Schedule) -> bool:
+    """Whether a schedule runs loops of the user's chunk by chunk and takes long."""
+    return s.seconds > SLOW * written.seconds and bool(in_chunks(s.ex.program, s.seq))
+
+
+def settled(s: Schedule) -> Schedule:
+    """A schedule without plans of bodies that it does not run: those of loops that it runs chunk by chunk."""
+    program = s.ex.program
+    new = {call: replace(call, bodies=(), scratch_bytes=0) for call in in_chunks(program, s.seq) if any(call.bodies)}
+    if not new:
+        return s
+    terms = [replace(t, call=new[t.call]) if isinstance(t, Block) and t.call in new else t for t in program.terms]
+    return replace(s, ex=replace(s.ex, program=replace(program, terms=terms)))
