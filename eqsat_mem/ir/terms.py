@@ -8,8 +8,9 @@ are integer bitmasks: bit ``i`` stands for ``program.indices[i]``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ Axes = tuple[Axis, ...]
 Params = tuple[tuple[str, Any], ...]
 
 
-def bits(mask: int) -> Iterator[int]:
-    """The members of an index set, ascending."""
+@lru_cache(1 << 16)
+def bits(mask: int) -> tuple[int, ...]:
+    """The members of an index set, ascending. The same few sets are asked for again and again."""
+    members = []
     while mask:
         low = mask & -mask
-        yield low.bit_length() - 1
+        members.append(low.bit_length() - 1)
         mask ^= low
+    return tuple(members)
 
 
 def mask_of(indices: Iterable[int]) -> int:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Const, Dot, Input, Map, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
@@ -21,38 +21,8 @@ from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
 from eqsat_mem.schedule.loop_bodies import block_scratch
 from eqsat_mem.schedule.packing import Placed, places_of, with_gaps, with_outputs
+from eqsat_mem.schedule.sizes import Extents, Sizes, extents_inside
 from eqsat_mem.schedule.strided_reads import Columns
-
-
-class Extents(tuple[int, ...]):
-    """The extents of all indices at some place of a tree: hashed once, and the same object wherever the same chunks are around.
-
-    Figures of regions are looked up by it, far more often than there are different ones.
-    """
-
-    _changed: dict[tuple[int, int], Extents]
-    _every: dict[tuple[int, ...], Extents]
-    """All that were made of one, by their numbers."""
-
-    def __new__(cls, extents: Iterable[int]) -> Self:
-        new = super().__new__(cls, extents)
-        new._changed, new._every = {}, {tuple(new): new}
-        return new
-
-    __eq__ = object.__eq__
-    __ne__ = object.__ne__
-    __hash__ = object.__hash__
-
-    def with_extent(self, index: int, extent: int) -> Extents:
-        """These extents but for one."""
-        known = self._changed.get((index, extent))
-        if known is None:
-            new = (*self[:index], extent, *self[index + 1 :])
-            if new not in self._every:
-                self._every[new] = made = Extents(new)
-                made._every = self._every
-            known = self._changed[index, extent] = self._every[new]
-        return known
 
 
 @dataclass(frozen=True)
@@ -125,13 +95,14 @@ class Memory:
     _returned: dict[Seq, frozenset[int]] = field(default_factory=dict)
     """Of a stretch, what the region around it returns and does not read."""
     _copied: dict[tuple[int, tuple[int, ...]], frozenset[int]] = field(default_factory=dict)
+    _sizes: dict[Extents, Sizes] = field(default_factory=dict)
     _held: Memory | None = None
 
     def __post_init__(self) -> None:
         program = self.ex.program
         self._full = Extents(i.extent for i in program.indices) if self._held is None else self._held.full_extents()
         repeated = program.repeated if self.as_written else {}
-        self._layouts = [tuple(bits(free | repeated.get(t, 0))) for t, free in enumerate(program.free)]
+        self._layouts = [bits(free | repeated.get(t, 0)) for t, free in enumerate(program.free)]
         contracted = {c for term in program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
         self._widths = [self.backend.width(self.ex, t, t in contracted) for t in range(len(program.terms))]
         self._columns = Columns(self.ex, self.fused)
@@ -162,10 +133,14 @@ class Memory:
 
     def size(self, t: int, extents: Extents) -> int:
         """Bytes of a value at the given extents of its indices."""
-        out = self._widths[t]
-        for i in self._layouts[t]:
-            out *= extents[i]
-        return out
+        return self.sizes(extents)[t]
+
+    def sizes(self, extents: Extents) -> Sizes:
+        """Bytes of each value at the given extents."""
+        known = self._sizes.get(extents)
+        if known is None:
+            known = self._sizes[extents] = Sizes(extents, self._layouts, self._widths)
+        return known
 
     def full_extents(self) -> Extents:
         return self._full
@@ -233,7 +208,7 @@ class Memory:
             nbytes = around + inner.nbytes + self.beside(step, extents, chunks)
             if nbytes > best.nbytes or (nbytes == best.nbytes and position < best.position):
                 best, within_step = Peak(nbytes, inner.path, position), step
-        return best if within_step is None else replace(best, path=(seq.steps.index(within_step), *best.path))
+        return best if within_step is None else Peak(best.nbytes, (seq.steps.index(within_step), *best.path), best.position)
 
     def _inside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> Peak:
         if isinstance(step, Seq):
@@ -384,8 +359,3 @@ class Memory:
             return 0
         outer = (c for c in read if self.ex.program.source_of(c) not in live)
         return sum(self.size(c, extents) for c in outer if along in self._layouts[c])
-
-
-def extents_inside(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:
-    """The extents inside a loop's body."""
-    return extents.with_extent(loop.index, min(chunks[loop], extents[loop.index]))

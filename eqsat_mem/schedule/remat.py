@@ -26,9 +26,10 @@ from eqsat_mem.ir.loop_tree import Path, Seq, at, enclosing, made
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.delays import delayed
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
+from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.moves import Move, apply, tie_of, written
 from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.sizes import Extents, extents_inside
 from eqsat_mem.schedule.split import has_effects
 
 MOST_MOVES = 400

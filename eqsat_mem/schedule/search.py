@@ -22,7 +22,8 @@ from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, enclosing, loops, wa
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import climbed, first_chunk, ladder, same_loop, tied
 from eqsat_mem.schedule.cost_model import again_s
-from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
+from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.sizes import Extents, extents_inside
 from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region, split
 from eqsat_mem.schedule.timing import Known, Timing
 
@@ -213,7 +214,7 @@ class Search:
         seq = self.known.trees.first(seq)
         known = {same_loop(loop): chunk for loop, chunk in parent.chunks.items()} if parent else {}
         chunks = {loop: known.get(same_loop(loop)) or first_chunk(self.steps([loop])) for loop in loops(seq)}
-        return replace(self.evaluate(seq, chunks), splits=splits)
+        return self.evaluate(seq, chunks, splits)
 
     def steps(self, together: Sequence[Loop]) -> list[int]:
         """The chunk sizes that these loops over one index may have."""
@@ -269,13 +270,14 @@ class Search:
 
     def rechunked(self, s: Schedule, chunks: Chunks) -> Schedule:
         """The same tree with other chunks of some loops."""
-        return replace(self.evaluate(s.seq, {**s.chunks, **chunks}), splits=s.splits)
+        return self.evaluate(s.seq, {**s.chunks, **chunks}, s.splits)
 
-    def evaluate(self, seq: Seq, chunks: Chunks) -> Schedule:
-        return Schedule(self.ex, self.backend, seq, chunks, self.memory.total(seq, chunks), self.timing.total(seq, chunks))
+    def evaluate(self, seq: Seq, chunks: Chunks, splits: tuple[Split, ...]) -> Schedule:
+        return Schedule(self.ex, self.backend, seq, chunks, self.memory.total(seq, chunks), self.timing.total(seq, chunks), splits)
 
     def largest(self, seq: Seq, extents: Extents) -> int:
-        return max((self.memory.size(t, extents) for t in seq.steps if isinstance(t, int)), default=0)
+        sizes = self.memory.sizes(extents)
+        return max((sizes[t] for t in seq.steps if isinstance(t, int)), default=0)
 
     # splitting
 
@@ -293,7 +295,8 @@ class Search:
         """Values, leaves included, that hardly count: a share of what may be held beside the arguments, and of the cache."""
         most = min(self.backend.device.levels[0][0], max(self.limit - argument_bytes(self.ex.program), 0) * SMALL_SHARE)
         seen = {v for t in seq.steps if isinstance(t, int) for v in (t, *self.ex.program.operands(t))}
-        return frozenset(t for t in seen if self.memory.size(t, extents) <= most)
+        sizes = self.memory.sizes(extents)
+        return frozenset(t for t in seen if sizes[t] <= most)
 
     def sunk(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Iterator[Seq]:
         """``seq`` split along ``i``, large elementwise values that do not depend on it computed again inside, along an index of theirs."""
@@ -355,19 +358,20 @@ class Search:
         Of many indices those along which most bytes can be computed piece by piece.
         """
         program = self.ex.program
-        sizes: dict[int, int] = {}
+        largest: dict[int, int] = {}
         able: Counter[int] = Counter()
+        sizes = self.memory.sizes(extents)
         for t in seq.steps:
             assert isinstance(t, int)
             for v in (t, *children(program.terms[t])):
-                nbytes = self.memory.size(v, extents)
+                nbytes = sizes[v]
                 for i in bits(program.free[v] | folded(program.terms[t])):
                     if extents[i] > 1 and extents[i] == self.full[i]:
-                        sizes[i] = max(sizes.get(i, 0), nbytes)
+                        largest[i] = max(largest.get(i, 0), nbytes)
             for i in bits(self.ex.splits.get(t, 0) | self.ex.accumulates.get(t, 0)):
-                able[i] += self.memory.size(t, extents)
-        top = max(sizes.values(), default=0)
-        large = [i for i, nbytes in sizes.items() if nbytes * 8 >= top]
+                able[i] += sizes[t]
+        top = max(largest.values(), default=0)
+        large = [i for i, nbytes in largest.items() if nbytes * 8 >= top]
         ablest = sorted(large, key=lambda i: (-able[i], -extents[i], i))[:CANDIDATES]
         return sorted(ablest, key=lambda i: (-extents[i], i))
 

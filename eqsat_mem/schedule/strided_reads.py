@@ -32,6 +32,9 @@ class Reads:
         return Reads(self.apart.difference(own), self.whole.difference(own))
 
 
+NOTHING = Reads(frozenset(), frozenset())
+
+
 @dataclass(eq=False)
 class Columns:
     """The arrays that the regions of one program read position by position; ``fused`` returns the kernels of a region."""
@@ -41,9 +44,14 @@ class Columns:
     _reads: dict[Seq, Reads] = field(default_factory=dict)
     _reads_by_loops: dict[Seq, Reads] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._unrolled = any(self.ex.unrolls.values())
+
     def read_by_loops(self, seq: Seq) -> Reads:
         """Return the arrays that the loops of a region and of its nested sequences read from outside of the loop or the sequence."""
         known = self._reads_by_loops.get(seq)
+        if known is None and not self._unrolled:
+            return NOTHING
         if known is None:
             steps = (step for step in seq.steps if not isinstance(step, int))
             every = (self.reads(step.body) if isinstance(step, Loop) else self.read_by_loops(step).without(made(step)) for step in steps)

@@ -15,7 +15,8 @@ from eqsat_mem.schedule.backend import Backend, Kernel, moves
 from eqsat_mem.schedule.cost_model import arithmetic_s, exchange_s, spread_weight
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.memory import Extents, Memory, extents_inside
+from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.sizes import Extents, extents_inside
 
 LOOP_TOLL = 0.03
 """The share of its time that a loop must save: among schedules predicted to be as fast, the plan is the one with fewer loops."""
@@ -42,8 +43,8 @@ class Timing:
     _tolls: dict[Any, float] = field(default_factory=dict)
     _touched: dict[Any, int] = field(default_factory=dict)
     _terms: dict[Any, float] = field(default_factory=dict)
-    _inside: dict[Seq, frozenset[int]] = field(default_factory=dict)
-    _passing: dict[Seq, frozenset[int]] = field(default_factory=dict)
+    _traffic: dict[Seq, _Traffic] = field(default_factory=dict)
+    _levels: dict[int, int] = field(default_factory=dict)
     _stacked: dict[Seq, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -77,7 +78,8 @@ class Timing:
             known = 0.0
             for step in seq.steps:
                 if isinstance(step, int):
-                    known += self._exchange_price * exchange_s(self.memory.ex.program, step, extents, self.backend)
+                    if self._exchange_price:
+                        known += self._exchange_price * exchange_s(self.memory.ex.program, step, extents, self.backend)
                 elif isinstance(step, Seq):
                     known += self.tolls(step, extents, chunks)
                 else:
@@ -124,11 +126,12 @@ class Timing:
         return known
 
     def _each(self, seq: Seq, extents: Extents, level: int) -> Iterator[float | Loop | Seq]:
-        program, fused = self.memory.ex.program, self.memory.fused(seq)
+        program, fused, sizes = self.memory.ex.program, self.memory.fused(seq), self.memory.sizes(extents)
         outside, bandwidth = extents == self.memory.full_extents(), self.device.levels[level][1]
-        calls, inside, passed = set[tuple[int, tuple[int, ...]]](), self.inside(seq), self._passed(seq)
+        calls, traffic = set[tuple[int, tuple[int, ...]]](), self._traffic_of(seq)
         stacked = self._stacked.get(seq, ())
-        for step, operands, members in zip(fused.kept, fused.operands, fused.members_at(self.memory.ex, extents, self.backend)):
+        every = fused.members_at(self.memory.ex, extents, self.backend)
+        for step, operands, read, members in zip(fused.kept, fused.operands, traffic.read, every):
             if not isinstance(step, int):
                 yield step
                 continue
@@ -138,26 +141,22 @@ class Timing:
                 if call in calls:
                     continue
                 calls.add(call)
-            nbytes = self.memory.size(step, extents)
+            nbytes = sizes[step]
             unrolled = not fused.unrolled.isdisjoint(members)
             kernel = Kernel(self.memory.ex, step, members, operands, extents, nbytes, outside, self.emitted, unrolled, step in stacked)
             work = self.backend.arithmetic_s(kernel, self._work(members, fused, extents), lambda t: self._arithmetic(t, extents, None))
-            most = nbytes if moves(term) else math.inf
-            read = sum(self._reading(t, t in inside, extents, level, most) for t in operands - passed)
-            written = 0 if step in passed else nbytes / bandwidth
-            yield max(work, written + read) + self.backend.overhead_s(kernel)
+            most, seconds = nbytes if moves(term) else math.inf, 0.0
+            for t in read:  # a slice of something outside comes from where the whole of it fits
+                rate = bandwidth if t in traffic.inside else self.device.levels[max(level, self._whole_level(t))][1]
+                seconds += min(sizes[t], most) / rate
+            written = 0 if step in traffic.passed else nbytes / bandwidth
+            yield max(work, written + seconds) + self.backend.overhead_s(kernel)
 
-    def _reading(self, t: int, inside: bool, extents: Extents, level: int, most: float) -> float:
-        """Seconds to read a value, or ``most`` bytes of it: a slice of something outside comes from where the whole of it fits."""
-        if not inside:
-            level = max(level, self.device.level(self.memory.size(t, self.memory.full_extents())))
-        return min(self.memory.size(t, extents), most) / self.device.levels[level][1]
-
-    def inside(self, seq: Seq) -> frozenset[int]:
-        """The terms that a region makes itself."""
-        known = self._inside.get(seq)
+    def _whole_level(self, t: int) -> int:
+        """The level of memory that holds the whole of a value."""
+        known = self._levels.get(t)
         if known is None:
-            known = self._inside[seq] = frozenset(made(seq))
+            known = self._levels[t] = self.device.level(self.memory.size(t, self.memory.full_extents()))
         return known
 
     def arithmetic(self, seq: Seq, extents: Extents) -> float:
@@ -209,28 +208,48 @@ class Timing:
         key = self.memory.key(seq, extents, chunks)
         known = self._touched.get(key)
         if known is None:
-            fused = self.memory.fused(seq)
-            values: set[int] = set()
-            inner = 0
-            for step, operands in zip(fused.kept, fused.operands):
-                values |= operands
-                if isinstance(step, int):
-                    values.add(step)
-                elif isinstance(step, Seq):
+            traffic, inner = self._traffic_of(seq), 0
+            for step in traffic.nested:
+                if isinstance(step, Seq):
                     inner = max(inner, self.touched(step, extents, chunks))
                 else:
                     inner = max(inner, self.touched(step.body, extents_inside(extents, step, chunks), chunks))
-            known = self._touched[key] = inner + sum(self.memory.size(t, extents) for t in values - self._passed(seq))
+            known = self._touched[key] = inner + sum(map(self.memory.sizes(extents).__getitem__, traffic.touched))
         return known
 
-    def _passed(self, seq: Seq) -> frozenset[int]:
-        """The values of a region that are in memory for no longer than it takes to use them: streamed ones, and those of operations that
-        only move elements, or are read by one such, where XLA computes them inside what reads them."""
-        known = self._passing.get(seq)
+    def _traffic_of(self, seq: Seq) -> _Traffic:
+        known = self._traffic.get(seq)
         if known is None:
-            fused = self.memory.fused(seq)
-            known = self._passing[seq] = fused.streamed | passed(self.memory.ex.program, fused, seq.outs)
+            known = self._traffic[seq] = _Traffic.of(self.memory.ex.program, self.memory.fused(seq), seq)
         return known
+
+
+@dataclass(frozen=True, eq=False)
+class _Traffic:
+    """The values that a region moves, whatever their sizes.
+
+    Attributes:
+        passed: those that are in memory for no longer than it takes to use them: streamed ones, and those of operations that only move
+            elements, or are read by one such, where XLA computes them inside what reads them.
+        inside: the values that the region makes itself.
+        read: the values that each kernel reads from memory.
+        touched: all that are read or written.
+        nested: the loops and stretches inside.
+    """
+
+    passed: frozenset[int]
+    inside: frozenset[int]
+    read: tuple[tuple[int, ...], ...]
+    touched: tuple[int, ...]
+    nested: tuple[Loop | Seq, ...]
+
+    @classmethod
+    def of(cls, program: Program, fused: Fused, seq: Seq) -> _Traffic:
+        gone = fused.streamed | passed(program, fused, seq.outs)
+        values = frozenset(step for step in fused.kept if isinstance(step, int)).union(*fused.operands)
+        read = tuple(tuple(operands - gone) for operands in fused.operands)
+        nested = tuple(step for step in fused.kept if not isinstance(step, int))
+        return cls(gone, frozenset(made(seq)), read, tuple(values - gone), nested)
 
 
 def passed(program: Program, fused: Fused, outs: Collection[int]) -> frozenset[int]:

@@ -55,7 +55,9 @@ class Weights:
 
     def of_map(self, term: Map) -> float:
         """Additions per element of an elementwise operation; a positive integer power costs the products that it is made of."""
-        own = operation_of(dict(term.params)) if term.params else None
+        if not term.params:
+            return self.elementwise.get(term.op, 1.0)
+        own = operation_of(dict(term.params))
         if own is not None:
             return self.of_operation(own, ((),) * len(own.operands))
         power = dict(term.params).get("y", 0) if term.op == "integer_pow" else 0

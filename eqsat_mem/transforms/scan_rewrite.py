@@ -155,7 +155,7 @@ class _Form:
 
     def stepped(self, t: int, scan: Scan) -> Axes:
         """The axes of a value whose slices a scan reads or stacks: its steps, then its other indices."""
-        scan_axis = next(bits(self.program.free[t] & scan.axes))
+        scan_axis = bits(self.program.free[t] & scan.axes)[0]
         return ((scan_axis,), *((i,) for i in bits(self.program.free[t]) if i != scan_axis))
 
     def turns(self, loop: While) -> list[Array]:

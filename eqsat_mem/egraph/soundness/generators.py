@@ -368,7 +368,7 @@ class Draw:
 
     def _combination(self, leaf: int, free: int, dtype: str) -> int:
         """A fold by a monoid of the user's along an index."""
-        call = call_on(_TOTAL.operation, [(next(bits(free)),)], [free], np.dtype(dtype))
+        call = call_on(_TOTAL.operation, [(bits(free)[0],)], [free], np.dtype(dtype))
         return self.program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
 
     def _search(self, free: int) -> int:
