@@ -258,27 +258,38 @@ class Dag:
                 break
 
     def _improve_class(self, c: int) -> None:
-        first = best = self.chosen[c]
-        least = self.total
-        for k, cost in enumerate(self.costs.of[c]):
-            if k == first or cost == math.inf or any(self.chosen[a] < 0 for a in self.view.nodes[c][k].children):
-                continue
-            self.switch(c, k)
-            if self.total < least * (1 - 1e-12) and self.buildable(c, k):  # few choices are cheaper: asked last
-                best, least = k, self.total
-            self.switch(c, first)
-        if best != first:
-            self.switch(c, best)
-
-    def switch(self, c: int, k: int) -> None:
-        """Choose another node of a class in use; new operands first, so that what both nodes share stays."""
-        old = self.view.nodes[c][self.chosen[c]]
-        self.total += self.costs.of[c][k] - self.costs.of[c][self.chosen[c]]
-        self.chosen[c] = k
-        for a in self.view.nodes[c][k].children:
-            self._use(a)
-        for a in old.children:
+        """Take the best node of a class: what the one at hand needs alone is compared with what another needs besides."""
+        nodes, costs, first, before = self.view.nodes[c], self.costs.of[c], self.chosen[c], self.total
+        for a in nodes[first].children:
             self._drop(a)
+        best, rest = first, self.total - costs[first]
+        least = before - rest
+        for k, cost in enumerate(costs):
+            if k == first or cost >= least:
+                continue
+            cost += self._added(nodes[k].children, least - cost)
+            if rest + cost < (rest + least) * (1 - 1e-12) and self.buildable(c, k):  # few choices are cheaper: asked last
+                best, least = k, cost
+        self.chosen[c] = best
+        for a in nodes[best].children:
+            self._use(a)
+        self.total = rest + least
+
+    def _added(self, children: Sequence[int], most: float) -> float:
+        """The cost of classes that are not in use and that some need, themselves included; infinite from ``most`` on."""
+        added, stack, seen = 0.0, list(children), set[int]()
+        while stack:
+            a = stack.pop()
+            if a in self.count or a in seen:
+                continue
+            if self.chosen[a] < 0:
+                return math.inf
+            added += self.costs.of[a][self.chosen[a]]
+            if added >= most:
+                return math.inf
+            seen.add(a)
+            stack += self.view.nodes[a][self.chosen[a]].children
+        return added
 
     def _use(self, c: int) -> None:
         stack = [c]

@@ -59,6 +59,16 @@ class Fused:
         return found
 
     @cached_property
+    def straight(self) -> tuple[int, ...]:
+        """The positions of the kernels that are no loops or stretches."""
+        return tuple(p for p, step in enumerate(self.kept) if isinstance(step, int))
+
+    @cached_property
+    def nested(self) -> tuple[tuple[int, Loop | Seq], ...]:
+        """The loops and stretches, with their positions."""
+        return tuple((p, step) for p, step in enumerate(self.kept) if not isinstance(step, int))
+
+    @cached_property
     def last_use(self) -> dict[int, int]:
         """For every value that some step reads: the position of the last such step."""
         return {t: p for p, operands in enumerate(self.operands) for t in operands}

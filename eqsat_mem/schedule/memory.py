@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Const, Dot, Input, Map, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
-from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made, walk_regions
+from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
 from eqsat_mem.schedule.loop_bodies import block_scratch
@@ -39,31 +39,36 @@ class Footprint:
     """The memory that a region holds around each of its kernels, whatever the chunks of loops inside it.
 
     Attributes:
-        kept: its kernels.
+        kernels: its kernels.
         around: the bytes held while each of them runs, besides what is inside it if it is a loop or a stretch.
         lives: its values, their bytes, and the positions of the first and last kernel at which they are there.
     """
 
-    kept: tuple[Step, ...]
+    kernels: Fused
     around: tuple[int, ...]
     lives: tuple[tuple[int, int, int, float], ...]
 
-    @cached_property
-    def nested(self) -> dict[int, tuple[Loop | Seq, int]]:
-        """The loops and stretches by position, with the bytes around them."""
-        steps = enumerate(zip(self.kept, self.around, strict=True))
-        return {position: (step, nbytes) for position, (step, nbytes) in steps if not isinstance(step, int)}
+    @property
+    def kept(self) -> tuple[Step, ...]:
+        return self.kernels.kept
 
     @cached_property
     def highest(self) -> Peak:
         """The first of the highest points that are no loops or stretches."""
-        terms = (position for position in range(len(self.kept)) if position not in self.nested)
-        position = max(terms, key=self.around.__getitem__, default=-1)
+        position = max(self.kernels.straight, key=self.around.__getitem__, default=-1)
         return Peak(self.around[position], (), position) if position >= 0 else Peak(0, (), -1)
 
     def live(self, position: int) -> list[tuple[int, int]]:
         """The values that are there while a kernel runs, with their bytes."""
         return [(t, nbytes) for t, nbytes, first, last in self.lives if first <= position <= last]
+
+
+class _Flow(NamedTuple):
+    """The values that are there at a kernel and that no later one reads, and the slices of outer values that it reads from copies. The
+    loop around makes these, since what further loops have sliced is there as it is read."""
+
+    dying: tuple[int, ...]
+    sliced: tuple[int, ...]
 
 
 class Live(NamedTuple):
@@ -94,7 +99,8 @@ class Memory:
     _sliced_along: dict[Seq, int] = field(default_factory=dict)
     _returned: dict[Seq, frozenset[int]] = field(default_factory=dict)
     """Of a stretch, what the region around it returns and does not read."""
-    _copied: dict[tuple[int, tuple[int, ...]], frozenset[int]] = field(default_factory=dict)
+    _flows: dict[Seq, dict[int, _Flow]] = field(default_factory=dict)
+    _widened: dict[Seq, tuple[Copy, ...]] = field(default_factory=dict)
     _sizes: dict[Extents, Sizes] = field(default_factory=dict)
     _held: Memory | None = None
 
@@ -203,9 +209,9 @@ class Memory:
         """The first of the highest points of a region."""
         region = self.footprint(seq, extents)
         best, within_step = region.highest, None
-        for position, (step, around) in region.nested.items():
+        for position, step in region.kernels.nested:
             inner = self._inside(step, extents, chunks)
-            nbytes = around + inner.nbytes + self.beside(step, extents, chunks)
+            nbytes = region.around[position] + inner.nbytes + self.beside(step, extents, chunks)
             if nbytes > best.nbytes or (nbytes == best.nbytes and position < best.position):
                 best, within_step = Peak(nbytes, inner.path, position), step
         return best if within_step is None else Peak(best.nbytes, (seq.steps.index(within_step), *best.path), best.position)
@@ -239,7 +245,7 @@ class Memory:
         return known
 
     def _walk(self, seq: Seq, extents: Extents) -> Footprint:
-        program, fused = self.ex.program, self.fused(seq)
+        program, fused, sizes = self.ex.program, self.fused(seq), self.sizes(extents)
         every = fused.members_at(self.ex, extents, self.backend)
         live: dict[int, int] = {}
         around: list[int] = []
@@ -247,21 +253,20 @@ class Memory:
         packs = self.backend.packs and seq in self._sliced_along and all(isinstance(step, int) for step in fused.kept)
         outputs_ahead = self.backend.loops_beside_outputs and seq not in self._sliced_along and seq not in self._returned
         beside, joined = list[Placed](), dict[int, int]()
-        size_here = partial(self.size, extents=extents)
         total = 0
         for position, (step, written) in enumerate(zip(fused.kept, self.written_out(seq, extents), strict=True)):
-            dying = [t for t in fused.read_last[position] if t in live and t not in seq.outs]
+            dying, sliced = self._flow(seq, position, every[position], live)
             scratch, own, new = written, 0, dict[int, int]()
             if isinstance(step, int):
                 if isinstance(term := program.terms[step], Block) and not self.ex.unrolls.get(step):
                     own = block_scratch(term.call, term.args, program, extents, self.backend)
                 new[step], more = self.result(step, seq, extents)
-                scratch += more + self._slices(seq, self._copied_reads(step, every[position]), extents, live)
-                own += self.backend.scratch_bytes(self.ex, step, every[position], extents, size_here)
+                scratch += more + sum(map(sizes.__getitem__, sliced))
+                own += self.backend.scratch_bytes(self.ex, step, every[position], extents, sizes.__getitem__)
             elif isinstance(step, Loop):
-                new = {t: self.size(t, extents) for t in step.folds} | {t: self.stored(t, extents) for t in step.stacks}
+                new = {t: sizes[t] for t in step.folds} | {t: self.stored(t, extents) for t in step.stacks}
                 self._sliced_along[step.body] = step.index
-                scratch += self._slices(seq, fused.operands[position], extents, live) + self._ahead(step, seq, extents)
+                scratch += sum(map(sizes.__getitem__, sliced)) + self._ahead(step, seq, extents)
             else:
                 self._enter(step, seq)
             if not isinstance(step, int):
@@ -279,12 +284,12 @@ class Memory:
             for t, nbytes in new.items():
                 read = math.inf if t in seq.outs else fused.last_use.get(t, position)
                 lives.append((t, nbytes, position + isinstance(step, Seq), read))
-            for t in [*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)]:
+            for t in (*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)):
                 total -= live.pop(t)
         if packs or outputs_ahead:  # the one inside of loops, the other around them
             place = with_gaps if packs else partial(with_outputs, fused.kept)
             around = place(around, places_of(lives, joined), beside)
-        return Footprint(fused.kept, tuple(around), tuple(lives))
+        return Footprint(fused, tuple(around), tuple(lives))
 
     def _enter(self, stretch: Seq, seq: Seq) -> None:
         """Note of a stretch what the region around it does with it."""
@@ -321,41 +326,54 @@ class Memory:
 
     def _ahead(self, loop: Loop, seq: Seq, extents: Extents) -> int:
         """Bytes of widened arguments that no turn of a loop changes: XLA makes them ahead of it, or of the loop around it."""
-        along = self._sliced_along.get(seq)
-        inside = {
-            (s.term, s.over): s
-            for _, inner in walk_regions(loop.body)
-            for s in self.fused(inner).copies
-            if self._is_unchanged(s, loop.index)
-        }
+        along, copies = self._sliced_along.get(seq), self._widened_in(loop.body)
+        inside = {(s.term, s.over): s for s in copies if self._is_unchanged(s, loop.index)} if copies else {}
         return sum(self._copy_bytes(s, extents) for s in inside.values() if along is None or not self._is_unchanged(s, along))
 
+    def _widened_in(self, seq: Seq) -> tuple[Copy, ...]:
+        """The copies of widened arguments in a region and those inside it."""
+        known = self._widened.get(seq)
+        if known is None:
+            fused = self.fused(seq)
+            inside = (self._widened_in(step if isinstance(step, Seq) else step.body) for _, step in fused.nested)
+            known = self._widened[seq] = (*filter(self._is_widened, fused.copies), *itertools.chain.from_iterable(inside))
+        return known
+
+    def _is_widened(self, s: Copy) -> bool:
+        return s.over == self.ex.program.free[s.term] and is_leaf(self.ex.program.terms[s.term])
+
     def _is_unchanged(self, s: Copy, along: int) -> bool:
-        widened = s.over == self.ex.program.free[s.term] and is_leaf(self.ex.program.terms[s.term])
-        return widened and not s.over >> along & 1
+        return self._is_widened(s) and not s.over >> along & 1
 
     def _copy_bytes(self, s: Copy, extents: Extents) -> int:
         return max(self._widths[s.term], 4) * math.prod(extents[i] for i in bits(s.over))
 
-    def _taken_over(self, step: int | Loop | Seq, new: dict[int, int], dying: list[int], live: dict[int, int], extents: Extents) -> int:
+    def _taken_over(self, step: Step, new: dict[int, int], dying: Sequence[int], live: dict[int, int], extents: Extents) -> int:
         """Bytes that an elementwise result does not need because an operand of its size dies here."""
         if not isinstance(step, int) or not isinstance(self.ex.program.terms[step], Map):
             return 0
         return new[step] if any(live[t] == new[step] and self.backend.can_take_over(self.ex, t, step, extents) for t in dying) else 0
 
+    def _flow(self, seq: Seq, position: int, members: tuple[int, ...], live: Collection[int]) -> _Flow:
+        """The flow of the values that are ``live`` as a kernel of some members runs, whatever their sizes."""
+        if members is not self.fused(seq).members[position]:  # a tile kernel at these extents
+            return self._flow_at(seq, position, members, live)
+        known = self._flows.setdefault(seq, {})
+        if position not in known:
+            known[position] = self._flow_at(seq, position, members, live)
+        return known[position]
+
+    def _flow_at(self, seq: Seq, position: int, members: tuple[int, ...], live: Collection[int]) -> _Flow:
+        fused = self.fused(seq)
+        dying = tuple(t for t in fused.read_last[position] if t in live and t not in seq.outs)
+        step, along = fused.kept[position], self._sliced_along.get(seq)
+        if along is None or isinstance(step, Seq):
+            return _Flow(dying, ())
+        read = self._copied_reads(step, members) if isinstance(step, int) else fused.operands[position]
+        return _Flow(dying, tuple(c for c in read if along in self._layouts[c] and self.ex.program.source_of(c) not in live))
+
     def _copied_reads(self, step: int, members: tuple[int, ...]) -> Collection[int]:
         """The operands that a kernel reads from a copy if they are slices of a loop; widened ones are counted as such already."""
-        known = self._copied.get((step, members))
-        if known is None:
-            terms, term, own = self.ex.program.terms, self.ex.program.terms[step], frozenset(members)
-            read = {c for t in members for c in children(terms[t]) if c not in own} if self.backend.copies_slices(self.ex, step) else ()
-            known = self._copied[step, members] = frozenset(c for c in read if not self.backend.widens(self.ex, c, term))
-        return known
-
-    def _slices(self, seq: Seq, read: Iterable[int], extents: Extents, live: dict[int, int]) -> int:
-        """Copies of slices of outer values: by the loop around ``seq``, since what further loops have sliced is there as it is read."""
-        along = self._sliced_along.get(seq)
-        if along is None:
-            return 0
-        outer = (c for c in read if self.ex.program.source_of(c) not in live)
-        return sum(self.size(c, extents) for c in outer if along in self._layouts[c])
+        terms, term, own = self.ex.program.terms, self.ex.program.terms[step], frozenset(members)
+        read = {c for t in members for c in children(terms[t]) if c not in own} if self.backend.copies_slices(self.ex, step) else ()
+        return frozenset(c for c in read if not self.backend.widens(self.ex, c, term))
