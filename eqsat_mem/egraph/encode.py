@@ -68,6 +68,7 @@ class Encoder:
         self._converts: dict[str, ir.Params] = {}
         self._bit = _choose_indices(program)
         self._spares: list[ir.Index] = []
+        self._sets: dict[int, int] = {}
         self._encoded: dict[int, Encoded] = {}
 
     def encode(self) -> dict[int, Encoded]:
@@ -92,12 +93,15 @@ class Encoder:
 
     def indices_of(self, mask: int) -> int:
         """Bits of the e-graph as an index set."""
-        index = {b: i for i, b in self._bit.items()}
-        if mask < 0 or mask >> len(index):
-            raise RuleError(
-                f"a rule made the index set {mask:#x}, which holds what is no index: take the complement of a set within another."
-            )
-        return mask_of(index[b] for b in bits(mask))
+        known = self._sets.get(mask)
+        if known is None:
+            index = {b: i for i, b in self._bit.items()}
+            if mask < 0 or mask >> len(index):
+                raise RuleError(
+                    f"a rule made the index set {mask:#x}, which holds what is no index: take the complement of a set within another."
+                )
+            known = self._sets[mask] = mask_of(index[b] for b in bits(mask))
+        return known
 
     def indices(self) -> list[ir.Index]:
         """The program's indices and the spare ones."""

@@ -31,6 +31,9 @@ SETTLE_ITERATIONS = 200
 SETTLE_GROWTH = 4
 """The multiple of `max_rows` that a ruleset that should come to rest may be expected to reach by its next step."""
 
+ROOM = 4
+"""An e-graph that may grow so many times, and whose rules are trusted, is analysed without counting its rows at each step."""
+
 BURST = 10
 """The multiple of `max_rows` that the e-graph may reach with rules that are not trusted: a larger one takes too long to read."""
 
@@ -184,10 +187,10 @@ class _Saturation:
         self.rows.append(self.size)
         tell(Settled(ruleset, self.rows[-1]))
 
-    def step(self, ruleset: str) -> bool:
-        """One iteration; whether it changed anything."""
+    def step(self, ruleset: str, times: int = 1) -> bool:
+        """One iteration, or several as long as they change anything; whether they did."""
         before = self.size
-        updated, counts = self.graph.step(ruleset)
+        updated, counts = self.graph.step(ruleset, times)
         matches = Counter({rule_of(name): n for name, n in counts.items() if n and rule_of(name) in self.most_rows})
         self.matches.update(matches)
         self.size = after = self.graph.rows() if updated else before
@@ -219,8 +222,9 @@ class _Saturation:
 
     def _analyse(self) -> None:
         steps = 0 if self.cut else SETTLE_ITERATIONS
+        at_once = SETTLE_ITERATIONS if not self.given and ROOM * self.size <= self.limits.max_rows else 1
         for _ in range(steps):
-            if not self.step("analysis"):
+            if not self.step("analysis", at_once):
                 return
             if self.late() or self.cut:
                 break
@@ -264,11 +268,11 @@ class _OneByOne(_Saturation):
                 yield place, f"(ruleset {own})"
             yield place, text
 
-    def step(self, ruleset: str) -> bool:
-        changed = super().step(ruleset)
+    def step(self, ruleset: str, times: int = 1) -> bool:
+        changed = super().step(ruleset, times)
         for own, rule in self.theirs.get(ruleset, ()):
             self.running = rule
-            changed |= super().step(own)
+            changed |= super().step(own, times)
         self.running = None
         return changed
 
