@@ -17,14 +17,15 @@ from typing import Any
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
-from eqsat_mem.ir import Map, argument_bytes, bits, children, folded
+from eqsat_mem.ir import argument_bytes, bits, children, folded
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, enclosing, loops, walk_regions, with_region
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import climbed, first_chunk, ladder, same_loop, tied
 from eqsat_mem.schedule.cost_model import again_s
 from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.sinking import sunk
 from eqsat_mem.schedule.sizes import Extents, extents_inside
-from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region, split
+from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region
 from eqsat_mem.schedule.timing import Known, Timing
 
 MAX_DEPTH = 4
@@ -35,6 +36,8 @@ SMALL_SHARE = 1 / 32
 """The share of the room beside arguments up to which a value is computed whole rather than in a loop."""
 LARGE_PROGRAM = 200
 """Terms from which on only one tree is kept, and split further up."""
+FOLLOWING = 20
+"""Terms beyond which programs that compute the same are split as the best of them is: searches for each alone take long, and find that."""
 TILED = 2
 """Of the trees that a large program may become by one more split, as many of the best get chunk sizes of their own."""
 BEHIND = 4.0
@@ -88,17 +91,15 @@ def schedule(
 def fastest(search: Search, rival: Schedule | None = None) -> Schedule:
     """The best tree of a beam search over splits: it ends with the first round that finds nothing better.
 
-    ``rival`` is the best schedule of other programs that compute the same. Trees far behind it are given up, and a large program, of which
-    only one tree is kept, gets the splits that the rival has.
+    ``rival`` is the best schedule of other programs that compute the same. Trees far behind it are given up, and a program of many terms
+    gets the splits that the rival has, as far as it can be split so; of a large one only one tree is kept.
     """
     best, search.timing.walked = search.straight, 0
     large = len(best.seq.steps) > LARGE_PROGRAM
     beam = [best]
     tell(Kept((best,)))
     for turn in range(2 * MAX_DEPTH if large else MAX_DEPTH):
-        only = rival.splits[turn : turn + 1] if rival is not None and large and rival.fits(search.limit) else None
-        every = ((new, s) for s in beam for new in search.expand(s, only))
-        found = _distinct(takewhile(lambda _: not search.exhausted, every))
+        found = _distinct(takewhile(lambda _: not search.exhausted, search.further(beam, rival, turn)))
         found = sorted(found, key=lambda pair: search.promise(*pair))[:TILED] if large else found
         beam = sorted((search.tile(*pair) for pair in found), key=search.rank)[: 1 if large else BEAM]
         if not beam:
@@ -281,13 +282,27 @@ class Search:
 
     # splitting
 
+    def further(self, beam: Sequence[Schedule], rival: Schedule | None, turn: int) -> Iterator[tuple[Schedule, Schedule]]:
+        """The trees that one more split makes of others, with these: the split that a rival has in its place, where there are such."""
+        steps = len(self.straight.seq.steps)
+        if rival is not None and rival.fits(self.limit) and (steps > LARGE_PROGRAM or (steps > FOLLOWING and rival.splits)):
+            alike = ((new, s) for s in beam for new in self.expand(s, rival.splits[turn : turn + 1]))
+            first = next(alike, None)
+            if first is not None:
+                yield first
+                yield from alike
+            if first is not None or turn >= len(rival.splits) or steps > LARGE_PROGRAM:
+                return
+        yield from ((new, s) for s in beam for new in self.expand(s))
+
     def expand(self, s: Schedule, only: Collection[Split] | None = None) -> Iterator[Schedule]:
         """The schedules that one more split gives (one of ``only``, if there are any), their chunks still to be chosen."""
         for path, seq, extents in self.hot_spots(s) if only != () else ():
             small = self.small(seq, extents)
             for i in self.candidates(seq, extents):
                 if only is None or any(i == index for index, _ in only):
-                    for way, changed in enumerate((*self.cut(seq, extents, i, small), *self.sunk(seq, extents, i, small))):
+                    sinking = sunk(self.memory, self.limit, seq, extents, i, small)
+                    for way, changed in enumerate((*self.cut(seq, extents, i, small), *sinking)):
                         if all(self.steps([loop]) for loop in loops(changed)) and (only is None or (i, way) in only):
                             yield self.start(with_region(s.seq, path, changed), s, (*s.splits, (i, way)))
 
@@ -297,30 +312,6 @@ class Search:
         seen = {v for t in seq.steps if isinstance(t, int) for v in (t, *self.ex.program.operands(t))}
         sizes = self.memory.sizes(extents)
         return frozenset(t for t in seen if sizes[t] <= most)
-
-    def sunk(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Iterator[Seq]:
-        """``seq`` split along ``i``, large elementwise values that do not depend on it computed again inside, along an index of theirs."""
-        program = self.ex.program
-        inside = frozenset(t for t in seq.steps if isinstance(t, int))
-        simple = {t for t in inside if isinstance(program.terms[t], Map) and not program.free[t] >> i & 1 and t not in small}
-        large = [t for t in simple if self.memory.size(t, extents) * 8 > self.limit]
-        if not large:
-            return
-        read = {c for t in large for c in program.operands(t)}
-        for t in sorted(simple.difference(large), reverse=True):  # with what they are made of
-            if t in read:
-                large.append(t)
-                read.update(program.operands(t))
-        changed = split(self.ex, seq, i, Choices(sink=frozenset(large), small=small))
-        along = {j for t in large for j in bits(program.free[t]) if extents[j] == self.full[j]}
-        if changed is None or not along:
-            return
-        j = min(along, key=lambda j: (-extents[j], j))
-        for k, step in enumerate(changed.steps):
-            if isinstance(step, Loop) and set(step.body.steps).intersection(large):
-                inner = split(self.ex, step.body, j, Choices(small=small))
-                changed = changed if inner is None else with_region(changed, (k,), inner)
-        yield changed
 
     def hot_spots(self, s: Schedule) -> list[tuple[Path, Seq, Extents]]:
         """The straight regions worth splitting: that with the peak where memory is short or dear, and those that lose most time.

@@ -13,8 +13,9 @@ from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir.loop_tree import enclosing, loops, walk_regions
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder
-from eqsat_mem.schedule.memory import Memory, extents_inside
-from eqsat_mem.schedule.search import BEHIND, Search, fastest, schedule, straight
+from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.search import BEHIND, FOLLOWING, Search, fastest, schedule, straight
+from eqsat_mem.schedule.sizes import extents_inside
 from eqsat_mem.schedule.timing import Known
 from tests.oracles.targets import CPU, TINY
 from tests.schedule.test_split import bound, softmax, traced
@@ -89,6 +90,25 @@ def test_trees_far_behind_the_best_of_any_program_are_split_no_further():
     beaten = Watched(ex, 2**40, TINY)
     fastest(beaten, rival)
     assert [s.splits for s in beaten.expanded] == [()]
+
+
+def test_a_program_of_many_terms_is_split_as_the_best_that_computes_the_same():
+    ex = program("bound gradient")
+    alone = Watched(ex, 2**14, TINY)
+    best = fastest(alone)
+    assert len(alone.straight.seq.steps) > FOLLOWING
+    assert best.splits
+    following = Watched(ex, 2**14, TINY)
+    assert fastest(following, best).splits == best.splits
+    assert len(following.expanded) < len(alone.expanded)
+
+
+def test_a_program_that_cannot_be_split_as_the_best_is_searched_as_if_alone():
+    ex = program("bound gradient")
+    best = fastest(Search(ex, 2**14, TINY))
+    no_index = len(ex.program.indices)
+    lost = fastest(Search(ex, 2**14, TINY), replace(best, splits=((no_index, 0),)))
+    assert lost.splits[:1] == fastest(Search(ex, 2**14, TINY)).splits[:1]
 
 
 def test_trees_that_splits_in_several_orders_lead_to_get_chunk_sizes_once():
