@@ -154,13 +154,13 @@ DOT, DOT_AXES = 30, {1: "lhs_contracting_dims", 2: "rhs_contracting_dims", 3: "l
 ATTRIBUTES = frozenset({"dimensions", *TEXTS.values(), *DOT_AXES.values()})
 """The attributes that are read."""
 
-Fields = Mapping[int, Sequence[int | memoryview]]
+Fields = Mapping[int, Sequence[int | bytes]]
 
 
 def from_message(data: bytes) -> Module:
     """Read a program from a serialised ``HloModuleProto``; any other data gives a module that is unread as a whole."""
     try:
-        computations = [_fields(c) for c in _submessages(_fields(memoryview(data)), 3)]
+        computations = [_fields(c) for c in _submessages(_fields(data), 3)]
         called = {_number(c, 5): _text(c, 1) for c in computations}
         instructions: list[Instruction] = []
         unread: list[str] = []
@@ -199,14 +199,14 @@ def _from_fields(fields: Fields, names: Mapping[int, str], called: Mapping[int, 
     )
 
 
-def _fields(data: memoryview) -> Fields:
+def _fields(data: bytes) -> Fields:
     """Return the fields of a message in protocol buffers' wire format by their numbers: varints as integers, all others as bytes."""
-    found: dict[int, list[int | memoryview]] = {}
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
+    found: dict[int, list[int | bytes]] = {}
+    at, end = 0, len(data)
+    while at < end:
+        key, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)  # as most are
         kind = key & 7
-        value: int | memoryview
+        value: int | bytes
         if kind == 0:
             value, at = _varint(data, at)
         else:
@@ -214,14 +214,14 @@ def _fields(data: memoryview) -> Fields:
                 length, at = _varint(data, at)
             else:
                 length = {1: 8, 5: 4}[kind]
-            if at + length > len(data):
+            if at + length > end:
                 raise ValueError("a field that is longer than its message")
             value, at = data[at : at + length], at + length
         found.setdefault(key >> 3, []).append(value)
     return found
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the varint at a position, and the position after it."""
     number = shift = 0
     while True:
@@ -233,8 +233,8 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def _submessages(fields: Fields, number: int) -> list[memoryview]:
-    return [value for value in fields.get(number, ()) if isinstance(value, memoryview)]
+def _submessages(fields: Fields, number: int) -> list[bytes]:
+    return [value for value in fields.get(number, ()) if isinstance(value, bytes)]
 
 
 def _text(fields: Fields, number: int) -> str:
