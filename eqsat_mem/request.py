@@ -67,7 +67,7 @@ class Request:
     def runnable(self, code: Emitted, checked: bool = False) -> Callable[..., Any]:
         """The function of a plan; on a mesh of several devices that of them all, to run or to be ``checked``."""
         if self.placement is None:
-            return code.function
+            return code.inlined
         return partial(code.function, mesh=None if self.placement.around and not checked else self.placement.mesh)
 
     def compiled(self, backend: Backend, run: Callable[..., Any], predicted: int, lying: Sequence[Spec | None] = ()) -> Check | None:

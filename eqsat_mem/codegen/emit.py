@@ -12,10 +12,12 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 import jax
+from jax import jit as real_jit
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.codegen.calls import Body, CallWriter
@@ -44,6 +46,11 @@ class Emitted:
     function: Callable[..., tuple[Any, ...]]
     namespace: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def inlined(self) -> Callable[..., tuple[Any, ...]]:
+        """The function, which JAX traces once for the same arguments: whoever traces it then gets the same operations sooner."""
+        return real_jit(self.function, inline=True)
 
 
 def emit(schedule: Schedule, name: str = "program") -> Emitted:
