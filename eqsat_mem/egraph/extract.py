@@ -223,10 +223,13 @@ def greedy(
         if chosen[c] >= 0 or total == math.inf or (forced is not None and c == forced[0] and k != forced[1]):
             continue
         chosen[c] = k
+        share = 0.0 if c in paid else total
         for p, j in view.parents[c]:
-            value[p][j] += 0.0 if c in paid else total
+            if chosen[p] >= 0:
+                continue
+            value[p][j] += share
             waiting[p][j] -= 1
-            if waiting[p][j] == 0 and chosen[p] < 0:
+            if waiting[p][j] == 0:
                 heapq.heappush(heap, (value[p][j], p, j))
     return chosen
 
