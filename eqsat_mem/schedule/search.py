@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 from eqsat_mem.deadline import NEVER, Deadline
@@ -283,15 +283,14 @@ class Search:
     # splitting
 
     def further(self, beam: Sequence[Schedule], rival: Schedule | None, turn: int) -> Iterator[tuple[Schedule, Schedule]]:
-        """The trees that one more split makes of others, with these: the split that a rival has in its place, where there are such."""
-        steps = len(self.straight.seq.steps)
-        if rival is not None and rival.fits(self.limit) and (steps > LARGE_PROGRAM or (steps > FOLLOWING and rival.splits)):
-            alike = ((new, s) for s in beam for new in self.expand(s, rival.splits[turn : turn + 1]))
-            first = next(alike, None)
-            if first is not None:
-                yield first
-                yield from alike
-            if first is not None or turn >= len(rival.splits) or steps > LARGE_PROGRAM:
+        """The trees that one more split makes of others, with these: with a rival that fits, the splits that it has, if there are such."""
+        every = len(self.straight.seq.steps)
+        if rival is not None and rival.fits(self.limit) and (every > LARGE_PROGRAM or (every > FOLLOWING and rival.splits)):
+            only = rival.splits[turn : turn + 1] if every > LARGE_PROGRAM else rival.splits
+            following = ((new, s) for s in beam for new in self.expand(s, only))
+            first = next(following, None)
+            if first is not None or turn or every > LARGE_PROGRAM:
+                yield from () if first is None else chain((first,), following)
                 return
         yield from ((new, s) for s in beam for new in self.expand(s))
 
