@@ -253,8 +253,8 @@ def test_reasons_stop_when_their_time_is_over_and_go_on_when_asked_again():
     assert whole.unasked == []
     counted.clear()
     clock = Clock()
-    part = plan.record.explain(plan, first.seconds / 2, clock)
-    assert clock.seconds <= first.seconds / 2 + 2
+    part = plan.record.explain(plan, first.seconds // 2, clock)  # whole seconds, as the clock's
+    assert clock.seconds <= first.seconds // 2 + 2
     assert part.unasked
     assert part.spare_rules == []
     assert {n.rule.name for n in part.rules} <= {n.rule.name for n in whole.rules}
