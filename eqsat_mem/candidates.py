@@ -33,6 +33,7 @@ from eqsat_mem.schedule.search import Schedule, Search, fastest, straight
 from eqsat_mem.schedule.timing import Known
 from eqsat_mem.transforms.contraction_order import reordered
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier, calls, floor_bytes, plan_bodies
+from eqsat_mem.transforms.ranks import with_ranks
 
 if TYPE_CHECKING:  # what few programs need is imported where they do: a first plan would take a tenth longer
     from eqsat_mem.mesh.bodies import Bodies, Specs
@@ -176,14 +177,22 @@ class Forms:
             yield program
 
     def _further(self) -> Iterator[Program]:
+        yield from self._of(self.loaded)
+        counted = with_ranks(self.loaded, self.rules.passes) if self.placement is None else None
+        if counted is not None:
+            yield counted
+            yield from self._of(counted)
+
+    def _of(self, program: Program) -> Iterator[Program]:
+        """The further forms of a program."""
         from eqsat_mem.transforms.scan_rewrite import forms
 
-        parted = with_parts(self.loaded, self.rules.passes) if self.placement is None else None
+        parted = with_parts(program, self.rules.passes) if self.placement is None else None
         if parted is not None:
             yield parted
             yield from forms(original(parted, self.rules), self.rules)
-        yield from forms(original(self.loaded, self.rules), self.rules)
-        taken = with_takes(self.loaded) if self.rules.names("Take") else None
+        yield from forms(original(program, self.rules), self.rules)
+        taken = with_takes(program) if self.rules.names("Take") else None
         if taken is not None:
             apart = extract(self._candidates(taken).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
             yield taken if self.placement is None else apart.program

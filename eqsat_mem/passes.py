@@ -119,7 +119,17 @@ PARTS = Pass(
     "frontend/concatenations.py",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ROLLS, PARTS, ORDER, SCANS)
+RANKS = Pass(
+    "ranks-by-counting",
+    "sort(a)[p] = the largest number, found bit by bit, below which at most p elements of a lie",
+    "real",
+    "elements are compared as sorts compare them; a zero may lose its sign, and what is not a number its bits",
+    "what is sorted is never whole: a median of all distances is counts of distances, one for each bit",
+    "transforms/ranks.py",
+    told="elements of sorted values are found by counting, bit by bit",
+)
+
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ROLLS, PARTS, RANKS, ORDER, SCANS)
 """All passes, in the order in which a program meets them."""
 
 

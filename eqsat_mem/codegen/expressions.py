@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from eqsat_mem.codegen.calls import CallWriter
 from eqsat_mem.codegen.reads import Reader
@@ -119,7 +120,9 @@ class ExpressionWriter:
         return text
 
     def weak_literal(self, term: Map, literal: Literal, operands: Sequence[Term]) -> bool:
-        """Whether a literal may be written as a bare number, because another operand has its dtype."""
+        """Whether a literal may be written as a bare number, because another operand has its dtype; JAX reads those as 32-bit integers."""
+        if np.dtype(literal.dtype).kind in "iu" and not -(2**31) <= literal.value < 2**31:
+            return False
         return any(not isinstance(o, Literal) and o.dtype == literal.dtype for o in operands)
 
     def primitive_map(self, term: Map, args: Sequence[str]) -> str:

@@ -41,53 +41,58 @@ def _taken(program: Program, term: Block) -> int | None:
 
 
 def _of_slice(program: Program, term: Block) -> int | None:
-    """The elements from a start in even steps, along one axis."""
+    """The elements from a start in even steps, along each axis that is cut."""
     call, params = term.call, term.call.params
     (before,), (after,) = call.in_axes, call.out_axes
     cut = [d for d, (b, a) in enumerate(zip(before, after, strict=True)) if b != a]
-    if len(cut) != 1 or len(before[cut[0]]) != 1 or len(after[cut[0]]) > 1 or program.extent(mask_of(after[cut[0]])) == 0:
+    if not all(len(before[d]) == 1 and len(after[d]) <= 1 and program.extent(mask_of(after[d])) for d in cut):
         return None
-    (d,) = cut
     counts = np.dtype(np.int32)
-    place = program.add(Literal.of(params["start_indices"][d], counts))
-    for i in after[d]:
-        stride = program.add(Literal.of(1 if params["strides"] is None else params["strides"][d], counts))
-        along = program.add(Map(counts, "mul", (program.add(Iota(counts, i)), stride)))
-        place = program.add(Map(counts, "add", (along, place)))
-    return _take(program, term, before[d][0], place)
+    rows: int | None = term.args[0]
+    for d in cut:
+        place = program.add(Literal.of(params["start_indices"][d], counts))
+        for i in after[d]:
+            stride = program.add(Literal.of(1 if params["strides"] is None else params["strides"][d], counts))
+            along = program.add(Map(counts, "mul", (program.add(Iota(counts, i)), stride)))
+            place = program.add(Map(counts, "add", (along, place)))
+        rows = _take(program, rows, before[d][0], place) if rows is not None else None
+    return rows if cut else None
 
 
-def _take(program: Program, term: Block, index: int, positions: int) -> int | None:
+def _take(program: Program, operand: int, index: int, positions: int) -> int | None:
     """Rows at positions; none where an index of the positions is another of what is read."""
-    operand = term.args[0]
     if not program.free[operand] >> index & 1:
         return operand
     clash = program.free[operand] & program.free[positions]
-    return None if clash else program.add(Take(term.dtype, index, positions, operand))
+    return None if clash else program.add(Take(program.terms[operand].dtype, index, positions, operand))
 
 
 def _of_gather(program: Program, term: Block) -> int | None:
-    """Whole slices at computed positions along one axis."""
+    """Whole slices at computed positions along one axis, or along several whose positions have axes of their own (``x[ix_(p, q)]``)."""
     call, starts = term.call, term.args[1]
     params: dict[str, Any] = call.params
     numbers = params["dimension_numbers"]
     before, (*batch, _), after = call.in_axes[0], call.in_axes[1], call.out_axes[0]
     shape = program.shape(before)
     taken = [d for d in numbers.start_index_map if params["slice_sizes"][d] < shape[d]]
-    if len(taken) != 1 or params["slice_sizes"][taken[0]] != 1 or numbers.operand_batching_dims or len(before[taken[0]]) != 1:
+    if not taken or any(params["slice_sizes"][d] != 1 or len(before[d]) != 1 for d in taken) or numbers.operand_batching_dims:
         return None
     fills = params["mode"] is lax.GatherScatterMode.FILL_OR_DROP
-    positions = _column(program, starts, list(numbers.start_index_map).index(taken[0]), len(numbers.start_index_map))
-    if positions is None or (fills and (len(numbers.start_index_map) > 1 or params["fill_value"] is None)):
+    if fills and (len(numbers.start_index_map) > 1 or params["fill_value"] is None):
         return None
     kept = [a for d, a in enumerate(before) if d not in numbers.collapsed_slice_dims]
     windows = [after[k] for k in sorted(numbers.offset_dims)]
-    named = all(a in (w, before[taken[0]]) for a, w in zip(kept, windows, strict=True))
+    named = all(a == w or a in (before[d] for d in taken) for a, w in zip(kept, windows, strict=True))
     placed = batch == [a for k, a in enumerate(after) if k not in numbers.offset_dims]
     if not named or not placed:
         return None
-    positions = _wide(program, positions)
-    rows = _take(program, term, before[taken[0]][0], positions)
+    rows: int | None = term.args[0]
+    for d in taken:
+        column = _column(program, starts, list(numbers.start_index_map).index(d), len(numbers.start_index_map))
+        if column is None or rows is None:
+            return None
+        positions = _wide(program, column)
+        rows = _take(program, rows, before[d][0], positions)
     return _filled(program, term, rows, positions, shape[taken[0]]) if fills and rows is not None else rows
 
 

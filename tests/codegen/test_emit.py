@@ -146,6 +146,11 @@ def test_numbers_beside_calls_of_lax_keep_their_dtype():
     check(lambda k: (k // 5, k % 5, k >> 1), k)
 
 
+def test_numbers_that_bare_integers_cannot_be():
+    k = np.arange(12, dtype=np.uint32) * np.uint32(400_000_000)
+    check(lambda k: (k >= jnp.uint32(2**31), k * jnp.uint32(2_654_435_761) ^ k, jnp.minimum(k, jnp.uint32(3 * 10**9))), k)
+
+
 @pytest.mark.parametrize("name", ["pow", "rem", "atan2", "nextafter", "complex", "div"])
 def test_operands_of_calls_of_lax_have_one_number_of_axes(name):
     """Elementwise operations of values that depend on different indices; functions of ``lax`` add no axes of their own."""

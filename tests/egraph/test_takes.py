@@ -21,6 +21,7 @@ from eqsat_mem.schedule.cost_model import term_seconds
 from tests.oracles.evaluation import values
 from tests.oracles.extraction import chaos
 from tests.oracles.targets import CPU
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -88,7 +89,25 @@ def of_lookups(x, y, i):
     return (pairs(x, y)[i] * 2)[:, jnp.array([1, 0])]
 
 
-LOOKUPS = [rows, columns, of_batches, clipped, filled, unknown, sliced, of_products, of_positions, of_the_same, of_sums, of_lookups]
+def of_blocks(x, y, i):
+    return pairs(x, y)[jnp.ix_(i % N, i % M)] + jnp.tanh(x @ y.T)[i[:, None], jnp.arange(len(i)) % M]
+
+
+LOOKUPS = [
+    rows,
+    columns,
+    of_batches,
+    clipped,
+    filled,
+    unknown,
+    sliced,
+    of_products,
+    of_positions,
+    of_the_same,
+    of_sums,
+    of_lookups,
+    of_blocks,
+]
 
 
 def taken(fun, *args) -> Program | None:
@@ -156,7 +175,12 @@ def of_columns(x, y, i):
     return jnp.tanh(x @ y.T)[:, 1:4] + pairs(x, y)[:, 4:5]
 
 
-@pytest.mark.parametrize("fun", [first, but_the_first, every_other, of_columns])
+def corners(x, y, i):
+    k = pairs(x, y)
+    return k[:2, 1:].mean() + k[2:, :1].mean() - k[1::2, 1::2].mean(0)
+
+
+@pytest.mark.parametrize("fun", [first, but_the_first, every_other, of_columns, corners])
 def test_slices_of_computed_values_are_computed_from_slices(fun):
     program = apart(fun, made(N, D), made(M, D), INSIDE)
     inputs = {f"%{t}" for t, term in enumerate(program.terms) if type(term).__name__ == "Input"}
@@ -188,6 +212,37 @@ def test_rows_and_columns_of_one_kernel_fit_where_the_kernel_does_not():
     plan = eqsat_mem.optimize(fun, memory_limit="1 MiB").plan(x, v, i)
     assert plan.compiled_peak_bytes <= 1 << 20 < 4 * 2003 * 2003
     for mine, theirs in zip(jax.jit(plan.function)(x, v, i), jax.jit(fun)(x, v, i), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", tiered(range(12), range(1)))
+def test_blocks_of_one_kernel_fit_where_the_kernel_does_not(seed):
+    rng = np.random.RandomState(seed)
+    n, m = 601, rng.randint(100, 500)
+    kernel = [
+        lambda z: jnp.exp(-jnp.sum((z[:, None] - z[None]) ** 2, -1)),
+        lambda z: jnp.tanh(z @ z.T),
+        lambda z: 1 / (1 + jnp.sum(jnp.abs(z[:, None] - z[None]), -1)),
+    ][rng.randint(3)]
+    block = [
+        lambda k, i: k[:m, m:],
+        lambda k, i: k[m:, :m] + k[:m, m:].T,
+        lambda k, i: k[1:m:2, m:],
+        lambda k, i: k[jnp.ix_(i, i)],
+        lambda k, i: k[jnp.ix_(i, (i * 7 + 3) % n)],
+        lambda k, i: k[i][:, i],
+    ]
+    ends = [lambda b: b.sum(), lambda b: b.max(0), lambda b: (b**2).mean(1), lambda b: jnp.log(b.sum(0) + 300.0)]
+    chosen = [(block[rng.randint(6)], ends[rng.randint(4)]) for _ in range(rng.randint(1, 4))]
+
+    def fun(x, y, i):
+        k = kernel(jnp.concatenate([x, y]))
+        return [end(of(k, i)) for of, end in chosen]
+
+    args = made(m, 3), made(n - m, 3), rng.randint(0, n, 450).astype(np.int32)
+    plan = eqsat_mem.optimize(fun, memory_limit="360 KiB").plan(*args)
+    assert plan.compiled_peak_bytes <= 360 * 2**10 < 4 * n * n
+    for mine, theirs in zip(jax.jit(plan.function)(*args), jax.jit(fun)(*args), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
