@@ -265,6 +265,8 @@ class GpuBackend(Backend):
         program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
             return scratch.product_bytes(program, term, extents, self.target, size, by_library=not self.only_triton)
+        if isinstance(term, Map) and isinstance(fold := program.terms[first := scratch.transformed(program, t)], Fold) and first in members:
+            t, term = first, fold  # what is computed of a fold alone is computed in its kernel
         if not isinstance(term, Fold | Block) or ex.unrolls.get(t) or not members:
             return 0
         tile = self.tile(ex, t, members, extents)

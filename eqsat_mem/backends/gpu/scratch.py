@@ -24,6 +24,9 @@ COLUMNS_AT_ONCE = 64
 SHORT_ROW, LONG_ROW = 2**9, 2**12
 """Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it:
 read from compiled programs."""
+INNER_COLUMNS = 8_553
+"""Columns below which a fold of columns has what it folds written out where that is a short fold itself, a distance: 7,000 for distances
+of two to four dimensions, this for eight: read from compiled programs."""
 TRAFFIC = 7.1
 """The weight of operations that take as long, as XLA estimates, as four bytes to write or to read. Of what two folds read, sqrt(d) of
 four dimensions and exp(-d) of three are computed by each; sqrt(d) of six and exp(-d) of four are written
@@ -46,7 +49,10 @@ def fold_bytes(
     operand = 0
     if term.arg in members:
         computed = [weights.of_map(m) for c in members if isinstance(m := program.terms[c], Map) and program.free[c] & term.over]
-        operand = size(term.arg) if _is_written_out(extent, last, results, max(computed, default=0.0)) else 0
+        is_written = _is_written_out(extent, last, results, max(computed, default=0.0))
+        in_columns = not last and habits.fold_parts(extent, last) == 1 and 1 < results < INNER_COLUMNS
+        folds = any(isinstance(program.terms[c], Fold) and program.free[c] & term.over for c in members if c != t)
+        operand = size(term.arg) if is_written or (in_columns and folds) else 0
     return partial + operand + _turned_bytes(program, members, size)
 
 
