@@ -1,9 +1,10 @@
-"""Masks of diagonals, one for each operation that reads them.
+"""Masks of diagonals, and single numbers in the shape of an array, one for each operation that reads them.
 
 ``jnp.eye``, ``jnp.trace`` and ``jnp.diag`` compare positions along two axes, which gives one value for all matrices of a size, since equal
 equations are merged. Its two axes then have the same names in all places that read it, and matrices that have nothing to do with each other
 meet under them: a product that sums over one of the names can no longer be read along its diagonal. Such a mask, and what is computed of it
-and of numbers alone, costs nothing; so each place has its own, whose axes are named as that place has them.
+and of numbers alone, costs nothing; so each place has its own, whose axes are named as that place has them. The same goes for one number in
+the shape of an array: means over the rows and the columns of a square matrix divide gradients by one such array.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from eqsat_mem.ir import ops
 
 
 def with_own_masks(flat: Flat) -> None:
-    """Give each operation a copy of its own of the mask of a diagonal, or of what is computed of one and of numbers alone."""
+    """Give each operation a copy of its own of the mask of a diagonal, of a number in the shape of an array, and of what is computed of
+    those and of numbers alone."""
     made: dict[int, Equation] = {}
     masks: set[int] = set()
     read: set[int] = set()
     equations: list[Equation] = []
     for eqn in flat.equations:
-        if _is_free(eqn) and all(v in made or v in flat.literals for v in eqn.ins):
+        one = _is_one_number(flat, eqn)
+        if one or (_is_free(eqn) and all(v in made or v in flat.literals for v in eqn.ins)):
             made.update(dict.fromkeys(eqn.outs, eqn))
-            if _is_mask(flat, eqn) or not masks.isdisjoint(eqn.ins):
+            if one or _is_mask(flat, eqn) or not masks.isdisjoint(eqn.ins):
                 masks.update(eqn.outs)
         else:
             found = masks.intersection(eqn.ins)
@@ -44,6 +47,11 @@ def _is_mask(flat: Flat, eqn: Equation) -> bool:
     """Whether positions along two axes of one extent are compared."""
     shape = flat.shapes[eqn.outs[0]]
     return eqn.prim.name == "eq" and len(shape) == 2 and shape[0] == shape[1]
+
+
+def _is_one_number(flat: Flat, eqn: Equation) -> bool:
+    """Whether all elements of a result are one number, which has no axes of its own."""
+    return eqn.prim.name == "broadcast_in_dim" and not flat.shapes[eqn.ins[0]] and bool(flat.shapes[eqn.outs[0]])
 
 
 def _needed(values: Iterable[int], made: Mapping[int, Equation]) -> list[int]:

@@ -99,3 +99,40 @@ def test_xla_writes_out_the_same(of, dimensions, written):
 
     (compiled,) = deviceless.compile_for(both, [f32(8192, dimensions)] * 2, H100, settings=["triton"]).settings
     assert (compiled.temporaries > 4 * 8192**2) == written
+
+
+def nearest_of_columns(x, y):
+    return distances(x, y).min(0)
+
+
+COLUMNS = [(2_500, 2_500, 4, True), (600, 300, 3, True), (2_500, 6_000, 2, True), (2_500, 9_000, 4, True), (2_500, 13_000, 4, False)]
+
+
+@pytest.mark.parametrize(("n", "m", "dimensions", "written"), COLUMNS)
+def test_short_folds_are_written_out_for_a_fold_of_few_columns(n, m, dimensions, written):
+    assert (peak(OWN, nearest_of_columns, f32(n, dimensions), f32(m, dimensions)) > 4 * n * m) == written
+
+
+@compiler
+@pytest.mark.parametrize(("n", "m", "dimensions", "written"), COLUMNS)
+def test_xla_writes_out_the_same_short_folds(n, m, dimensions, written):
+    (compiled,) = deviceless.compile_for(nearest_of_columns, [f32(n, dimensions), f32(m, dimensions)], H100, settings=["triton"]).settings
+    assert (compiled.temporaries >= 4 * n * m) == written
+
+
+def test_a_fold_whose_result_is_computed_with_holds_what_it_would_hold_alone():
+    def counts(x, radii):
+        return (distances(x, x)[:, :, None] <= radii).sum((0, 1))
+
+    alone, divided = (peak(OWN, f, f32(4000, 2), f32(16)) for f in (counts, lambda *a: counts(*a) / (4000 * 3999)))
+    assert divided >= alone - 4096 > 4 * 4000**2
+
+
+@compiler
+@pytest.mark.parametrize("function", [
+    lambda x, y: jnp.sqrt(distances(x, y)).min(0).mean() + jnp.sqrt(distances(x, y)).min(1).mean(),
+    lambda x, y: (distances(x, x)[:, :, None] <= jnp.linspace(0.01, 0.25, 16)).sum((0, 1)) / (2500 * 2499),
+])  # fmt: skip
+def test_distances_folded_along_columns_fit(function):
+    plan = planned(function, "3.5MiB", f32(2500, 3), f32(2500, 3), verify=True)
+    assert plan.compiled_peak_bytes <= 3.5 * 2**20 < 4 * 2500**2

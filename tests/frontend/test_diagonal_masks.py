@@ -81,3 +81,36 @@ def test_a_trace_of_centred_matrices_holds_none_of_them():
     fast = eqsat_mem.optimize(dependence, memory_limit=200 * 1024)  # a matrix has 625 KiB
     assert fast.plan(*args).peak_bytes <= 200 * 1024
     assert same_values(dependence, fast, args).same
+
+
+def two_sided(seed):
+    """The gradient of a loss of rows and columns of a square matrix, whose means divide by one number each."""
+    rng = random.Random(seed)
+    pairs = rng.choice([lambda x, y: jnp.sum((x[:, None] - y[None]) ** 2, -1), lambda x, y: x @ y.T, lambda x, y: jnp.tanh(x @ y.T) + 2])
+    ends = [lambda d, axis: d.min(axis), lambda d, axis: d.max(axis), jax.nn.logsumexp, lambda d, axis: jnp.sqrt(1 + (d**2).sum(axis))]
+    rows, columns = rng.choice(ends), rng.choice(ends)
+
+    def loss(x, y):
+        d = pairs(x, y)
+        return rows(d, 1).mean() + 0.5 * columns(d, 0).mean() + jnp.where(rows(d, 1) > 0.1, columns(d, 0), 0.0).mean()
+
+    return jax.grad(loss)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_and_columns_that_are_divided_by_one_number_keep_names_of_their_own(seed):
+    args = [made(N, 3), made(N, 3, seed=1)]
+    function = two_sided(seed)
+    program = load(jax.make_jaxpr(function)(*args), ["x", "y"])
+    expected = function(*args)
+    np.testing.assert_allclose(values(args, program)[0][0], expected, rtol=1e-4, atol=1e-4 * float(np.max(np.abs(expected))))
+
+
+def test_the_gradient_of_a_chamfer_distance_of_equally_many_points_reads_nothing_under_other_names():
+    def loss(x, y):
+        d = jnp.sqrt(jnp.sum((x[:, None] - y[None]) ** 2, -1))
+        return d.min(0).mean() + d.min(1).mean()
+
+    program = load(jax.make_jaxpr(jax.grad(loss))(made(N, 3), made(N, 3, seed=1)), ["x", "y"])
+    assert not [term for term in program.terms if isinstance(term, Rename)]

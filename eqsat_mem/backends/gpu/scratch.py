@@ -24,9 +24,9 @@ COLUMNS_AT_ONCE = 64
 SHORT_ROW, LONG_ROW = 2**9, 2**12
 """Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it:
 read from compiled programs."""
-INNER_COLUMNS = 8_553
-"""Columns below which a fold of columns has what it folds written out where that is a short fold itself, a distance: 7,000 for distances
-of two to four dimensions, this for eight: read from compiled programs."""
+INNER_COLUMNS = 12_587
+"""Columns below which a fold of columns has what it folds written out where that is a short fold itself, a distance: of four to eight
+dimensions over 2,500 and 4,096 rows; 7,382 of two dimensions: read from compiled programs."""
 TRAFFIC = 7.1
 """The weight of operations that take as long, as XLA estimates, as four bytes to write or to read. Of what two folds read, sqrt(d) of
 four dimensions and exp(-d) of three are computed by each; sqrt(d) of six and exp(-d) of four are written
