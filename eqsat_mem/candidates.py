@@ -177,26 +177,22 @@ class Forms:
             yield program
 
     def _further(self) -> Iterator[Program]:
-        yield from self._of(self.loaded)
-        counted = with_ranks(self.loaded, self.rules.passes) if self.placement is None else None
-        if counted is not None:
-            yield counted
-            yield from self._of(counted)
-
-    def _of(self, program: Program) -> Iterator[Program]:
-        """The further forms of a program."""
         from eqsat_mem.transforms.scan_rewrite import forms
 
-        parted = with_parts(program, self.rules.passes) if self.placement is None else None
-        if parted is not None:
-            yield parted
-            yield from forms(original(parted, self.rules), self.rules)
-        yield from forms(original(program, self.rules), self.rules)
-        taken = with_takes(program) if self.rules.names("Take") else None
-        if taken is not None:
-            apart = extract(self._candidates(taken).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
-            yield taken if self.placement is None else apart.program
-            yield from forms(apart, self.rules)
+        counted = with_ranks(self.loaded, self.rules.passes) if self.placement is None else None
+        for program in [self.loaded] if counted is None else [self.loaded, counted]:
+            if program is counted:
+                yield program
+            parted = with_parts(program, self.rules.passes) if self.placement is None else None
+            if parted is not None:
+                yield parted
+                yield from forms(original(parted, self.rules), self.rules)
+            yield from forms(original(program, self.rules), self.rules)
+            taken = with_takes(program) if self.rules.names("Take") else None
+            if taken is not None:
+                apart = extract(self._candidates(taken).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
+                yield taken if self.placement is None else apart.program
+                yield from forms(apart, self.rules)
 
     def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         if self.placement is not None:
