@@ -170,7 +170,7 @@ def _order(program: Program, of: dict[int, _Sort]) -> Iterator[int]:
 
 
 def _found(program: Program, sort: _Sort, values: dict[int, Array]) -> dict[int, Array]:
-    """What is read of a sort: the elements at all its positions, of which each read takes its own."""
+    """The elements that each read takes of a sort, which are found together."""
 
     def laid_out(t: int, axes: Any) -> Array:
         return to_axes(program, values[t], program.free[t], axes)
