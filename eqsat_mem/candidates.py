@@ -74,11 +74,9 @@ class SearchResult:
     before: Schedule
     fired: tuple[str, ...]
 
-
-def _priced_as(before: Schedule, rolled: SearchResult) -> Schedule:
-    """The program as written, with the time of the same program with loops over equal blocks: what is said of a plan with such loops, that
-    it is faster or slower, compares what is priced alike."""
-    return replace(before, seconds=rolled.before.seconds)
+    def of(self, before: Schedule) -> SearchResult:
+        """The same, found with loops over equal blocks, of a program as written; its time is that of these loops, priced alike."""
+        return replace(self, before=replace(before, seconds=self.before.seconds))
 
 
 @dataclass(eq=False)
@@ -127,12 +125,12 @@ class Forms:
         if before.fits(limit) and rolled.best.seconds > GAIN * rolled.before.seconds:  # the same loops: their prices compare
             return SearchResult(straight(before.ex, backend), before, ())
         if rolled.best.fits(limit) or self.deadline.passed():
-            return replace(rolled, before=_priced_as(before, rolled))
+            return rolled.of(before)
         return self._better_of(self._fastest_form(backend, limit, scheduler), rolled, limit)
 
     def _better_of(self, found: SearchResult, rolled: SearchResult, limit: int) -> SearchResult:
         """The better of two results, the first of which is of the program without loops over equal blocks."""
-        return replace(rolled, before=_priced_as(found.before, rolled)) if order(rolled.best, limit) < order(found.best, limit) else found
+        return rolled.of(found.before) if order(rolled.best, limit) < order(found.best, limit) else found
 
     def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of the first form that fits, without loops over equal blocks.
@@ -289,8 +287,7 @@ class Forms:
 
     def _candidates(self, program: Program) -> _Candidates:
         """The programs equal to one under the rules: kept for forms, and for those with plans of their bodies."""
-        known = self.candidates.get(id(program))
-        if known is not None:
+        if (known := self.candidates.get(id(program))) is not None:
             return known
         rules, options = self.rules, self.options
         unrolled = self.backend.unrolled_elements
