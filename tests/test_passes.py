@@ -54,7 +54,9 @@ def chain(x, *factors):
 
 
 def steps(x, v):
-    return lax.scan(lambda c, row: (c + jnp.tanh(row @ v), None), jnp.zeros(300), jnp.exp(x[:, :, None] * x[:, None]))[0]
+    """Rows that are normalised together, so that they are not computed in chunks."""
+    rows = jnp.exp(x[:, :, None] * x[:, None])
+    return lax.scan(lambda c, row: (jax.nn.softmax(c + jnp.tanh(row @ v)), None), jnp.zeros(300), rows)[0]
 
 
 def deep(ws, x):

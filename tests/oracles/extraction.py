@@ -14,13 +14,14 @@ def chaos(view: View, seed: int, rounds: int = 4) -> Extraction:
     """A program drawn at random: classes in use get another well-founded node, over and over."""
     rng = random.Random(seed)
     costs = node_costs(view, lambda program, t, unrolled: 1.0, 0.0)
-    dag = Dag(view, costs, greedy(view, costs), [view.class_of[t] for t in view.program.roots()])
+    roots = [view.class_of[t] for t in view.program.roots()]
+    dag = Dag(view, costs, greedy(view, costs), roots)
     for _ in range(rounds):
         for c in sorted(dag.count):
-            if c in dag.count:
-                k = rng.choice([k for k, cost in enumerate(costs.of[c]) if cost < math.inf])
-                if k != dag.chosen[c] and dag.buildable(c, k):
-                    dag.switch(c, k)
+            k = rng.choice([k for k, cost in enumerate(costs.of[c]) if cost < math.inf])
+            if dag.buildable(c, k):
+                dag.chosen[c] = k
+        dag = Dag(view, costs, dag.chosen, roots)
     return build(view, dag.choice())
 
 
