@@ -6,6 +6,8 @@ BIN := .venv/bin
 CORE := .venv/.core
 READY := .venv/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Each process of the tests would compile the package and the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
 

@@ -81,7 +81,7 @@ def _schedules(ex: Extraction, limit: int, backend: Backend) -> list[Schedule]:
     for new in search.expand(straight):
         for together in _same_index(list(new.chunks)):
             steps = ladder(search.full[together[0].index])
-            found += [search.evaluate(new.seq, {**new.chunks, **dict.fromkeys(together, chunk)}) for chunk in steps[1::2]]
+            found += [search.evaluate(new.seq, {**new.chunks, **dict.fromkeys(together, chunk)}, new.splits) for chunk in steps[1::2]]
     best = min(found, key=search.rank)
     found += [search.tile(new, best) for new in search.expand(best)]
     return [s for s in found if s.fits(limit)]

@@ -215,7 +215,8 @@ def in_own_process(experiment: Experiment, point: Point, options: argparse.Names
     if done.returncode < 0:
         return empty | {"status": f"killed by signal {-done.returncode}"}
     if done.returncode:
-        return empty | {"status": (done.stderr.strip().splitlines() or ["died"])[-1][:160]}
+        said = [line for line in done.stderr.strip().splitlines() if not line.startswith("more: ")]
+        return empty | {"status": (said or ["died"])[-1][:160]}
     return empty | json.loads(done.stdout.splitlines()[-1])
 
 

@@ -113,7 +113,7 @@ def _planned(at: Localiser, term: Block) -> Flow:
     args = tuple(at.value(a, own) for a, own in zip(term.args, shares, strict=True))
     ins = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.in_axes, shares, strict=True))
     outs = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.out_axes, results, strict=True))
-    new = replace(call, in_axes=ins, out_axes=outs, pointwise=0, folds=0)
+    new = replace(call, in_axes=ins, out_axes=outs, pointwise=0, folds=0, inside=None)
     room = at.bodies.limit - argument_bytes(local.program) - _live(at, args, new)
     made = [at.bodies.plan(body, *specs, max(room, 0)) for body, specs in zip(bodies(call), _specs(at, call, shares, results), strict=True)]
     planned = replace(new, bodies=tuple(s for s, _ in made), scratch_bytes=max(held for _, held in made))
