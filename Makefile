@@ -36,7 +36,7 @@ compiler: $(READY)
 # PyTorch for CPUs and torchax, for the tests of the page on them, which are skipped where these cannot be installed.
 torch: $(READY)
 	@$(BIN)/python -c 'from importlib.util import find_spec; exit(not find_spec("torchax"))' \
-	  || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch]' \
+	  || $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[torch]' \
 	  || echo "PyTorch for CPUs (the extra torch) cannot be installed: tests that need it will be skipped" >&2
 
 gpu: $(READY)
@@ -53,7 +53,7 @@ bench: $(READY)
 # What builds the site, for it and for its tests, which are skipped where this cannot be installed.
 builder: $(CORE)
 	@$(BIN)/python -c 'import latex2mathml, material, matplotlib, mermaidx' 2>/dev/null \
-	  || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[site]'
+	  || $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[site]'
 
 # The documentation with the gallery's programs run: build/site/index.html.
 site: builder

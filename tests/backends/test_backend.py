@@ -188,8 +188,9 @@ def test_nothing_is_rematerialised_where_no_tie_is_known():
     apart = {"without_rules": ["equal-blocks-as-loops"]}  # loops over the layers compute them again in any case
     least = partial(planned, limit=int(0.6 * written), function=gradient, shapes=shapes, **apart)
     assert "population_count" in least(CPU).source
-    with pytest.raises(MemoryLimitError):
-        least(Backend(CPU.device))
+    by_loops = least(Backend(CPU.device))
+    assert by_loops.loops
+    assert "population_count" not in by_loops.source
 
 
 def test_weights_name_operations_that_there_are():

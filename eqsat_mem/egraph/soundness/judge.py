@@ -57,8 +57,8 @@ GROUPS = {
     "around": Group((256, 256, 3, 2, 1), 2, range(256, MOST_ELEMENTS), FEW_KINDS, (("uint8", "int8"),)),
 }
 """Equal extents among them, for diagonals; ones; none; more elements than narrow dtypes can count; as many as bytes count to zero."""
-AGAIN = 32
-"""E-graphs of left sides at most, one where that is enough."""
+AGAIN, FEW = 32, 8
+"""E-graphs of left sides at most, one where that is enough; and how many tell that a rule is seen too rarely for all to be enough."""
 ROUNDS = 2
 """Steps of the rules that explore, besides one for each rule that states a fact for the next."""
 MOST_ROWS = 60_000
@@ -164,8 +164,8 @@ def judge(rule: Rule, rules: RuleSet, seed: int = 0) -> Verdict:
             wrong = [difference for difference in found if difference is not None]
             if wrong:
                 return Verdict(rule, matches, compared, min(wrong, key=_elements))
-            if compared >= THIN or not testable:
-                break
+            if compared >= THIN or not testable or (number >= FEW and compared * AGAIN < THIN * number / 2):
+                break  # it is seen often enough, or would not be in all that may be drawn
     reasons = {relation: why for file, relation, why in rules.unchecked if file == rule.file}
     untested = tuple(head for head, n in tested.items() if not n and head not in reasons)
     excused = [reasons[head] for head in heads if head in reasons]
