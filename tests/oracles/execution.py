@@ -197,7 +197,7 @@ class _Execution:
             if t in around.shifts:
                 level = around.shifts[t]
                 operands[level] = np.where(np.isneginf(operands[level]), 0, operands[level]).astype(operands[level].dtype)
-        key = (t, tuple(v.shape for v in operands.values()))
+        key = (t, *sizes, *(v.shape for v in operands.values()))  # the result of scalars has the extents of chunks, too
         if key not in self.jaxprs:
             structs = {c: jax.ShapeDtypeStruct(v.shape, v.dtype) for c, v in operands.items()}
             self.jaxprs[key] = jax.make_jaxpr(lambda values: meaning(program, values))(structs)
