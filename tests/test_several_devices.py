@@ -35,8 +35,8 @@ def test_more_on_several_devices(path):
 
 
 def run_on_several_devices(path, marked):
-    given = os.environ.get("XLA_FLAGS", "")
-    flags = f"{given} --xla_force_host_platform_device_count={devices(path)}" + " --xla_cpu_use_fusion_emitters=false" * (path.stem in VALUES)
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices(path)}"
+    flags += " --xla_cpu_use_fusion_emitters=false" * (path.stem in VALUES)
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", marked, str(path)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)

@@ -92,6 +92,8 @@ def _role(program: Program, t: int, index: int, found: Mapping[int, Role], given
         return Role.SUM if not has and _is_linear(program, term, read) else Role.OTHER
     if has:
         return Role.ROWS
+    if Role.ROWS in read:
+        return Role.OTHER  # some of the rows
     return Role.ZERO if _stays_zero(term, read) else Role.SAME
 
 

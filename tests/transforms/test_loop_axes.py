@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,8 @@ from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend import loop_roles
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Block, bits
+from eqsat_mem.ir import Block, Literal, Take, bits
+from eqsat_mem.ir.axis_roles import Role, result_roles
 from eqsat_mem.ir.interpreter import evaluate_term, to_axes
 from eqsat_mem.ir.ops import bind_call
 from eqsat_mem.schedule.loop_bodies import in_chunks
@@ -51,6 +54,15 @@ def small_too(monkeypatch):
 
 
 # --- roles against what the scan does -----------------------------------------------------------------
+
+
+def test_what_is_taken_of_some_rows_is_neither_theirs_nor_the_same_for_all():
+    program = program_of(lambda x: 2 * x, values((ROWS, WIDTH)))
+    (whole,) = program.outputs
+    place = program.add(Literal.of(3, np.dtype(np.int32)))
+    taken = program.add(Take(np.dtype(np.float32), whole.axes[0][0], place, whole.term))
+    program.outputs = [replace(whole, term=taken, axes=whole.axes[1:])]
+    assert result_roles(program, whole.axes[0][0], [Role.ROWS]) == [Role.OTHER]
 
 
 class Drawn:
