@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow test-all compiler torch versions repro bench builder site release-check gpu lint format clean
+.PHONY: demo test test-slow test-thorough test-all compiler torch versions repro bench builder site release-check gpu lint format clean
 
 demo: $(CORE)
 	$(BIN)/python -m eqsat_mem demo $(ARGS)
@@ -20,7 +20,10 @@ test: $(READY)
 	$(TESTS) -m "not slow" $(ARGS)
 
 test-slow: $(READY)
-	$(TESTS) -m slow $(ARGS)
+	$(TESTS) -m "slow and not thorough" $(ARGS)
+
+test-thorough: $(READY)
+	$(TESTS) -m thorough $(ARGS)
 
 test-all: $(READY)
 	$(TESTS) $(ARGS)

@@ -17,8 +17,12 @@ def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write the golden files of tests/codegen/golden anew")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """The tests that take minutes come first: at the end one worker would run them alone."""
+    """What is thorough is slow, too. The tests that take minutes come first: at the end one worker would run them alone."""
+    for item in items:
+        if item.get_closest_marker("thorough"):
+            item.add_marker("slow")
     items.sort(key=lambda item: item.path.name not in ("test_several_devices.py", "test_several_processes.py", "test_site.py"))
 
 

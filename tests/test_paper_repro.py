@@ -331,7 +331,7 @@ def test_an_interrupted_fit_goes_on(tmp_path):
         assert len(counted) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_more_inducing_points_fit_and_predict_better(tmp_path, here, monkeypatch, capsys):
     pytest.importorskip("scipy")
     monkeypatch.setattr(sgpr_reach, "CLOSE", 1.0)

@@ -31,7 +31,13 @@ def test_on_several_devices(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in FILES])
 def test_more_on_several_devices(path):
-    run_on_several_devices(path, "slow" if path.stem in FIRST else "")
+    run_on_several_devices(path, "slow and not thorough" if path.stem in FIRST else "not thorough")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in FILES if "tiered(" in path.read_text()])
+def test_most_on_several_devices(path):
+    run_on_several_devices(path, "thorough")
 
 
 def run_on_several_devices(path, marked):

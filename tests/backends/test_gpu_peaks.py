@@ -159,7 +159,7 @@ def test_the_autotuners_choices_are_kept_and_used_again(tmp_path, monkeypatch):
     assert all(flag.startswith("--xla_cpu_enable_fast_math=false --xla_gpu_") for flag in flags)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_all_stages_are_rehearsed_without_a_gpu(tmp_path):
     assert gpu_visit.main(["--results", str(tmp_path), "--scale", "tiny"]) == 0
     kept = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in gpu_visit.STAGES}

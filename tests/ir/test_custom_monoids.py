@@ -179,7 +179,7 @@ def test_the_check_passes_rules_that_are_right(tmp_path, text):
     assert judge(own, rules).status == "right", judge(own, rules).summary()
 
 
-@pytest.mark.parametrize("name", tiered(WRONG, []))
+@pytest.mark.parametrize("name", tiered(WRONG, [], [*WRONG][::2]))
 def test_the_check_catches_rules_that_are_wrong(tmp_path, name):
     rules = rules_of(tmp_path, WRONG[name])
     own = next(rule for rule in rules.rules if rule.file == "own")

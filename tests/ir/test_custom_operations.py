@@ -240,13 +240,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(RIGHT, ["into"]))
+@pytest.mark.parametrize("name", tiered(RIGHT, ["into"], [*RIGHT][1::2]))
 def test_the_check_passes_rules_that_are_right(tmp_path, name):
     found = verdict(rules_of(tmp_path, RIGHT[name]))
     assert found.status == "right", found.summary()
 
 
-@pytest.mark.parametrize("name", tiered(WRONG, ["swapped"]))
+@pytest.mark.parametrize("name", tiered(WRONG, ["swapped"], [*WRONG][1::2]))
 def test_the_check_catches_rules_that_are_wrong(tmp_path, name):
     found = verdict(rules_of(tmp_path, WRONG[name]))
     assert found.status == "wrong"

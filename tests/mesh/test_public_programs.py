@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import eqsat_mem
 from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -56,20 +57,20 @@ def scalar(fun):
 
 
 @pytest.mark.parametrize("lying", [in_shares, whole])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", tiered(PROGRAMS, [*PROGRAMS][::3], []))
 def test_a_program(name, lying, mesh):
     fun, args = PROGRAMS[name]
     agree(optimize(fun)(*lying(mesh, args)), jax.jit(fun)(*args))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", tiered(PROGRAMS, [*PROGRAMS][1::3], []))
 def test_its_gradient(name, mesh):
     fun, args = PROGRAMS[name]
     every = tuple(range(len(args)))
     agree(jax.grad(scalar(optimize(fun)), every)(*in_shares(mesh, args)), jax.jit(jax.grad(scalar(fun), every))(*args))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", tiered(PROGRAMS, [*PROGRAMS][2::3], []))
 def test_its_batched_form(name, mesh):
     fun, args = PROGRAMS[name]
     args = tuple(np.stack([a, 0.9 * a]) for a in args)
