@@ -1,5 +1,6 @@
 """Options of the tests, and what several of them set."""
 
+import gc
 import os
 
 os.environ["EQSAT_MEM_PROFILES"] = "none"  # plans do not depend on what somebody calibrated here
@@ -11,6 +12,8 @@ os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")  # which takes longer th
 
 import jax
 import pytest
+
+gc.set_threshold(50_000, 50, 100)  # a twentieth of the time of tests is that of looking through what JAX and hypothesis keep
 
 
 def pytest_addoption(parser):
