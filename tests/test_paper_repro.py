@@ -16,6 +16,7 @@ import pytest
 from benchmarks import measuring, peers
 from paper_repro import __main__ as everything
 from paper_repro import experiment, gp, kernel_mvm, knn, matmul_chains, sgpr, sgpr_reach, showing, transformer
+from tests.tiers import tiered
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {"kernel_mvm": "1MB", "transformer": "400kB"}
@@ -62,8 +63,7 @@ def test_a_script_runs_from_the_command_line_and_continues(tmp_path):
     assert "| 300 | 123 |" in again.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["kernel_mvm", "knn", "matmul_chains", "transformer"])
+@pytest.mark.parametrize("name", tiered(["kernel_mvm", "knn", "matmul_chains", "transformer"], [], ["kernel_mvm", "knn", "matmul_chains"]))
 def test_columns_agree_and_limits_hold(name, tmp_path, here, capsys):
     for at_most in ("1", "1000"):
         arguments = ["--scale", "tiny", "--only", name, "--results", str(tmp_path), "--at-most", at_most]

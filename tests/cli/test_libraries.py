@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 
 from tests.cli.test_run import python, run
+from tests.tiers import tiered
 
 HERE = Path(__file__).resolve().parent
 
-SCRIPTS = [
-    ("gpjax_regression", ["gpjax"], "4MiB"),
-    ("equinox_network", ["equinox", "optax"], "48MiB"),
-    ("flax_network", ["flax", "optax"], "24MiB"),
-    ("ott_sinkhorn", ["ott"], "8MiB"),
-]
+SCRIPTS = {
+    "gpjax_regression": (["gpjax"], "4MiB"),
+    "equinox_network": (["equinox", "optax"], "48MiB"),
+    "flax_network": (["flax", "optax"], "24MiB"),
+    "ott_sinkhorn": (["ott"], "8MiB"),
+}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "libraries", "limit"), SCRIPTS, ids=[name for name, *_ in SCRIPTS])
-def test_scripts_on_libraries_fit(name, libraries, limit, tmp_path):
+@pytest.mark.parametrize("name", tiered(SCRIPTS, [], ["equinox_network", "flax_network"]))
+def test_scripts_on_libraries_fit(name, tmp_path):
+    libraries, limit = SCRIPTS[name]
     missing = [library for library in libraries if find_spec(library) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed: pip install '.[libraries]'")

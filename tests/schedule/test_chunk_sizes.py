@@ -39,7 +39,9 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(PROGRAMS, ["nearest neighbours", "matrix chain"]))
+@pytest.mark.parametrize(
+    "name", tiered(PROGRAMS, ["nearest neighbours", "matrix chain"], [name for name in PROGRAMS if name != "batch normalisation"])
+)
 def test_tighter_limits_hold_no_more(name):
     function, shapes = PROGRAMS[name]
     args = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes]
