@@ -6,7 +6,8 @@ BIN := .venv/bin
 CORE := .venv/.core
 READY := .venv/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Each process of the tests would compile the package and the tests anew.
+# What is installed is compiled when it is first imported, once for all processes.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 unexport PYTHONDONTWRITEBYTECODE
 
 TESTS = $(BIN)/python -m pytest -n 2 --dist worksteal
@@ -33,30 +34,30 @@ versions:
 
 # XLA's compiler for GPUs, for the tests that ask it: they are skipped where it cannot be installed.
 compiler: $(READY)
-	@$(BIN)/python -c 'import jax_cuda13_plugin' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gpu]' \
+	@$(BIN)/python -c 'import jax_cuda13_plugin' 2>/dev/null || $(INSTALL) '.[gpu]' \
 	  || echo "the compiler for GPUs (the extra gpu) cannot be installed: tests that need it will be skipped" >&2
 
 # PyTorch for CPUs and torchax, for the tests of the page on them, which are skipped where these cannot be installed.
 torch: $(READY)
 	@$(BIN)/python -c 'from importlib.util import find_spec; exit(not find_spec("torchax"))' \
-	  || $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[torch]' \
+	  || $(INSTALL) '.[torch]' \
 	  || echo "PyTorch for CPUs (the extra torch) cannot be installed: tests that need it will be skipped" >&2
 
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu_visit $(ARGS)
 
 repro: $(READY)
-	@$(BIN)/python -c 'import faiss, h5py, matplotlib, pykeops, scipy, sklearn, tqdm' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[repro]'
+	@$(BIN)/python -c 'import faiss, h5py, matplotlib, pykeops, scipy, sklearn, tqdm' 2>/dev/null || $(INSTALL) '.[repro]'
 	$(BIN)/python -m paper_repro $(ARGS)
 
 bench: $(READY)
-	@$(BIN)/python -c 'import faiss, matplotlib, opt_einsum, pykeops, scipy, sklearn' 2>/dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@$(BIN)/python -c 'import faiss, matplotlib, opt_einsum, pykeops, scipy, sklearn' 2>/dev/null || $(INSTALL) '.[bench]'
 	$(BIN)/python -m benchmarks $(ARGS)
 
 # What builds the site, for it and for its tests, which are skipped where this cannot be installed.
 builder: $(CORE)
 	@$(BIN)/python -c 'import latex2mathml, material, matplotlib, mermaidx' 2>/dev/null \
-	  || $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[site]'
+	  || $(INSTALL) '.[site]'
 
 # The documentation with the gallery's programs run: build/site/index.html.
 site: builder
@@ -84,10 +85,10 @@ $(CORE): pyproject.toml constraints.txt
 	  { echo "eqsat_mem needs Python 3.11 or later; name one with: make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "making .venv with $(PYTHON); this happens once" >&2
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(INSTALL) .
 	@touch $@
 
 # The tools of development besides.
 $(READY): $(CORE)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,libraries]'
+	$(INSTALL) '.[test,libraries]'
 	@touch $@
