@@ -149,6 +149,8 @@ class BodyPlans:
         """The plan of a body for a backend, made until a deadline, under a limit in bytes."""
 
         def planner(limit: int) -> BodyPlan:
+            if aval_bytes(body.in_avals) + aval_bytes(body.out_avals) > limit:  # nothing fits
+                return replace(self.written(options, backend, body, limit), fits=False)
             request = self._request(options, backend, body, limit, deadline)
             try:
                 inner = _told(request, lambda: _plan(request, self, self._forms(key, request)))

@@ -11,6 +11,7 @@ from jax import lax
 import eqsat_mem
 from eqsat_mem import pipeline
 from eqsat_mem.backends.xla import compiled_peak
+from eqsat_mem.deadline import NEVER
 from eqsat_mem.events import Began, Searched, listening
 from eqsat_mem.frontend.fingerprint import fingerprint
 from eqsat_mem.frontend.load import load
@@ -200,6 +201,18 @@ def planned(size, limit):
     with listening(events.append):
         plan = pipeline.plan(jaxpr, Options(memory_limit=limit, verify=False), [f"x{k}" for k in range(len(jaxpr.in_avals))], "step", CPU)
     return plan, [event.limit_bytes for event in events if isinstance(event, Began)][1:], sum(isinstance(e, Searched) for e in events)
+
+
+def test_a_body_with_less_room_than_its_results_is_not_searched():
+    body = jax.make_jaxpr(lambda c, x: jnp.exp(c[:, None] - x) @ x)(f32(1000), f32(500))
+    plans, options, searched = pipeline.BodyPlans(), Options(memory_limit=2**30, verify=False), []
+    with listening(lambda event: searched.append(event) if isinstance(event, Searched) else None):
+        hopeless = plans.plan(options, CPU, NEVER, body, 4 * 1500 + 3999)
+        assert not searched
+        assert (hopeless.schedule, hopeless.fits) == (None, False)
+        assert hopeless.held == hopeless.written == plans.written(options, CPU, body, 1).held > 2_000_000
+        assert plans.plan(options, CPU, NEVER, body, 2**20).fits
+        assert searched
 
 
 @pytest.fixture(scope="module")
