@@ -86,7 +86,8 @@ def load_of(fun, args=POINTS):
 def test_a_rule_that_takes_too_long_is_found_among_others(tmp_path):
     links = " ".join(f"(link e {n})" for n in range(60))
     text = "(relation link (T i64))\n" + CARD + f'(rule ((= e (Exp a))) ({links}) :ruleset analysis :name "linked")\n'
-    text += CARD + f'(rule ({" ".join(f"(link e n{k})" for k in range(6))}) ((link e (+ n0 n5))) :ruleset splitting :name "joined")\n'
+    joined = " ".join(f"(link e n{k})" for k in range(6)) + " (= -1 (+ n0 (+ n1 (+ n2 (+ n3 (+ n4 n5))))))"
+    text += CARD + f'(rule ({joined}) ((link e n0)) :ruleset splitting :name "joined")\n'
     text += CARD + '(rewrite (Neg (Neg a)) a :ruleset simplify :name "innocent")\n'
     with pytest.raises(RuleError, match=r"^mine.egg:9: rule 'joined': takes more than 1 s"):
         saturate(load_of(distances), load_rules([file(tmp_path, text)]), Limits(max_seconds=6.0))
