@@ -92,6 +92,8 @@ class Backend:
     """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
     loops_beside_outputs: ClassVar[bool] = False
     """Whether bodies of loops take no memory of outputs that are not written yet, and other values only of such as are as large."""
+    begins_loops_ahead: ClassVar[bool] = False
+    """Whether what loops begin with, zeros that wait for nothing, is made at the beginning of the region around them."""
     packs: ClassVar[bool] = False
     """Whether gaps between the values of a loop's body count: see :mod:`eqsat_mem.schedule.packing`."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})

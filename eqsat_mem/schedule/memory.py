@@ -253,7 +253,8 @@ class Memory:
         packs = self.backend.packs and seq in self._sliced_along and all(isinstance(step, int) for step in fused.kept)
         outputs_ahead = self.backend.loops_beside_outputs and seq not in self._sliced_along and seq not in self._returned
         beside, joined = list[Placed](), dict[int, int]()
-        total = 0
+        begun = self._begun_ahead(seq, extents)
+        total, waiting = 0, sum(sum(states.values()) for states in begun)
         for position, (step, written) in enumerate(zip(fused.kept, self.written_out(seq, extents), strict=True)):
             dying, sliced = self._flow(seq, position, every[position], live)
             scratch, own, new = written, 0, dict[int, int]()
@@ -264,7 +265,7 @@ class Memory:
                 scratch += more + sum(map(sizes.__getitem__, sliced))
                 own += self.backend.scratch_bytes(self.ex, step, every[position], extents, sizes.__getitem__)
             elif isinstance(step, Loop):
-                new = {t: sizes[t] for t in step.folds} | {t: self.stored(t, extents) for t in step.stacks}
+                new = self._state(step, extents)
                 self._sliced_along[step.body] = step.index
                 scratch += sum(map(sizes.__getitem__, sliced)) + self._ahead(step, seq, extents)
             else:
@@ -272,7 +273,8 @@ class Memory:
             if not isinstance(step, int):
                 scratch += self._outputs_ahead(seq, live.keys() | made(step))
             taken_over = self._taken_over(step, new, dying, live, extents)
-            around.append(total + sum(new.values()) - taken_over + scratch + own)
+            waiting -= sum(begun[position].values())
+            around.append(total + sum(new.values()) - taken_over + scratch + own + waiting)
             if packs or outputs_ahead:
                 beside += (Placed(max(scratch, 0), position, position), Placed(max(own, 0), position, position))
             if (packs or outputs_ahead) and taken_over and isinstance(step, int):
@@ -283,13 +285,31 @@ class Memory:
             total += sum(new.values())
             for t, nbytes in new.items():
                 read = math.inf if t in seq.outs else fused.last_use.get(t, position)
-                lives.append((t, nbytes, position + isinstance(step, Seq), read))
+                lives.append((t, nbytes, 0 if t in begun[position] else position + isinstance(step, Seq), read))
             for t in (*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)):
                 total -= live.pop(t)
         if packs or outputs_ahead:  # the one inside of loops, the other around them
             place = with_gaps if packs else partial(with_outputs, fused.kept)
             around = place(around, places_of(lives, joined), beside)
         return Footprint(fused, tuple(around), tuple(lives))
+
+    def _begun_ahead(self, seq: Seq, extents: Extents) -> list[dict[int, int]]:
+        """The results of each kernel that are there from the beginning of a region: constants that loops and scans begin to write into."""
+        ahead = self.as_run and self.backend.begins_loops_ahead
+        return [self._begun(step, seq, extents) if ahead else {} for step in self.fused(seq).kept]
+
+    def _begun(self, step: Step, seq: Seq, extents: Extents) -> dict[int, int]:
+        if isinstance(step, Loop):
+            return self._state(step, extents)
+        if isinstance(step, Seq):
+            return dict(itertools.chain.from_iterable(states.items() for states in self._begun_ahead(step, extents)))
+        term = self.ex.program.terms[step]
+        stacked = isinstance(term, Block) and term.call.prim.name == "scan" and term.out >= term.call.params["num_carry"]
+        return {step: self.result(step, seq, extents)[0]} if stacked else {}
+
+    def _state(self, loop: Loop, extents: Extents) -> dict[int, int]:
+        """The results of a loop, which it carries, with their bytes."""
+        return {t: self.size(t, extents) for t in loop.folds} | {t: self.stored(t, extents) for t in loop.stacks}
 
     def _enter(self, stretch: Seq, seq: Seq) -> None:
         """Note of a stretch what the region around it does with it."""

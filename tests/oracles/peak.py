@@ -100,9 +100,17 @@ class _Run:
 
     # regions
 
-    def region(self, seq: Seq, extents: Extents, along: int | None, returned: frozenset[int]) -> dict[int, int]:
-        """Run a region, in a turn of a loop over ``along``; afterwards its results are still allocated: their bytes."""
+    def region(
+        self, seq: Seq, extents: Extents, along: int | None, returned: frozenset[int], begun: dict[int, int] | None = None
+    ) -> dict[int, int]:
+        """Run a region, in a turn of a loop over ``along``; afterwards its results are still allocated: their bytes.
+
+        What its loops begin with, constants, is allocated first of all, unless it is ``begun`` by the region around it.
+        """
         kernels = self.fused(seq)
+        if begun is None:
+            begun = self.loop_states(seq, extents)
+            self.heap.allocate(sum(begun.values()))
         readers = {t: sum(t in own for own in kernels.operands) + (t in seq.outs) for step in kernels.kept for t in made(step)}
         alive: dict[int, int] = {}
         for position, (step, operands) in enumerate(zip(kernels.kept, kernels.operands)):
@@ -112,8 +120,9 @@ class _Run:
             with self.heap.holding(self.written_out(seq, position, extents, along)):
                 if isinstance(step, Loop):
                     self.loop(step, operands, alive, extents, along)
+                    alive |= {t: begun[t] for t in made(step)}
                 elif isinstance(step, Seq):
-                    alive |= self.region(step, extents, along, returned.difference(*kernels.operands[position + 1 :]))
+                    alive |= self.region(step, extents, along, returned.difference(*kernels.operands[position + 1 :]), begun)
                 else:
                     own = kernels.members[position]
                     last = step in returned and not readers[step] - 1
@@ -121,6 +130,19 @@ class _Run:
             for t in {*dying, *(t for t in made(step) if t in alive and not readers[t])} & alive.keys():
                 self.heap.release(alive.pop(t))
         return alive
+
+    def loop_states(self, seq: Seq, extents: Extents) -> dict[int, int]:
+        """Bytes of what the loops of a region carry, those in stretches of it included, but not those in other loops."""
+        states: dict[int, int] = {}
+        for step in seq.steps:
+            if isinstance(step, Loop):
+                states |= {t: self.as_computed(t, extents) for t in step.folds} | {t: self.as_declared(t, extents) for t in step.stacks}
+            elif isinstance(step, Seq):
+                states |= self.loop_states(step, extents)
+            else:
+                term = self.program.terms[step]
+                assert not (isinstance(term, Block) and term.call.prim.name == "scan"), "what scans stack is not counted here"
+        return states
 
     def written_out(self, seq: Seq, position: int, extents: Extents, along: int | None) -> int:
         """Bytes of the copies that are there while a kernel runs: widened, at a larger shape, or position by position."""
@@ -140,13 +162,10 @@ class _Run:
     # steps
 
     def loop(self, loop: Loop, read: frozenset[int], alive: dict[int, int], extents: Extents, along: int | None) -> None:
-        results = {t: self.as_computed(t, extents) for t in loop.folds} | {t: self.as_declared(t, extents) for t in loop.stacks}
-        self.heap.allocate(sum(results.values()))
         inside = [c for _, seq in walk_regions(loop.body) for c in self.fused(seq).copies if self.is_made_before(c, loop.index)]
         widened = {(c.term, c.over): c for c in inside if not self.is_made_before(c, along)}
         with self.heap.holding(self.slices(read, alive, extents, along) + sum(self.copied(c, extents) for c in widened.values())):
             self.turns(loop, extents)
-        alive |= results
 
     def turns(self, loop: Loop, extents: Extents) -> None:
         def at(chunk: int) -> Extents:

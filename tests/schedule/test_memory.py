@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
@@ -22,7 +23,7 @@ from eqsat_mem.ir import argument_bytes
 from eqsat_mem.ir.loop_tree import Loop, Seq, loops, walk_regions
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, schedule, straight
-from eqsat_mem.schedule.split import region
+from eqsat_mem.schedule.split import region, split
 from tests.oracles import peak as oracle
 from tests.oracles.differential import random_tree
 from tests.oracles.peak import brute_force_peak
@@ -202,6 +203,29 @@ def compare_with_xla(ex: Extraction, limit: int | None, most: float = 1.15) -> N
 def test_predictions_are_what_xla_holds(name, limit):
     fun, shapes = XLA[name]
     compare_with_xla(traced(fun, *shapes), limit)
+
+
+def scan_after_products(x):
+    rows = (x @ x) @ x
+    stacked = lax.scan(lambda total, row: (total + row[0], jnp.sin(total + row)), jnp.float32(0), rows)[1]
+    return stacked.T @ stacked
+
+
+def loop_after_products(x, y):
+    return jnp.exp(((x @ x) @ x) @ y)
+
+
+@pytest.mark.parametrize(("fun", "shapes"), [(scan_after_products, [(256, 256)]), (loop_after_products, [(256, 256), (256, 1024)])])
+def test_what_loops_write_into_is_there_while_earlier_kernels_run(fun, shapes):
+    """Its zeros wait for nothing: XLA makes them before the products, the first of which it still holds as it makes the second."""
+    ex = traced(fun, *shapes)
+    columns = [k for k, index in enumerate(ex.program.indices) if index.extent == 1024]
+    tree = split(ex, region(ex), *columns) if columns else region(ex)
+    chunks = dict.fromkeys(loops(tree), 32)
+    made = Schedule(ex, CPU, tree, chunks, Memory(ex, CPU).total(tree, chunks), 0.0)
+    avals = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in ex.program.inputs]
+    held, _ = compiled_peak(emit(made).function, avals)
+    assert held == pytest.approx(made.peak_bytes, rel=1e-3)
 
 
 ROWS = 8192
