@@ -41,6 +41,7 @@ def test_one_that_cannot_plan_tells_the_other():
     assert failed["text"] in told["text"]
 
 
+@pytest.mark.thorough
 def test_one_that_is_late_is_waited_for():
     """Sums between processes are not made in shares on CPUs: gloo's ``psum_scatter`` gives up where others wait."""
     for status, told, errors in start("late"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import math
 import os
 import pickle
 import sys
@@ -31,6 +32,8 @@ MILLI = 1000
 """egglog 13 reports milliseconds as microseconds."""
 KEPT = 2
 """How many e-graphs with rules and nothing else a thread keeps, at about 7 MiB each: one serves every program under the same rules."""
+IDLE_S = 10.0
+"""The seconds after which a process that serves nobody ends."""
 HEADER = 8
 """Bytes before each message between processes, which tell its length."""
 
@@ -129,6 +132,14 @@ class LocalSession:
                 found[name] = sorts, output, rows
         return found
 
+    def mark(self) -> None:
+        """Note what there is, to come back to it."""
+        self._run("copy", ("(push)",))
+
+    def rewind(self) -> None:
+        """Forget what came after the mark."""
+        self._run("copied", ("(pop)",))
+
     def close(self) -> None:
         pass
 
@@ -180,12 +191,12 @@ class CopiedSession(LocalSession):
             super().declare(texts)
         else:
             self._graph = known
-        self._run("copy", ("(push)",))
+        self.mark()
         self._begun = tuple(texts)
 
     def close(self) -> None:
         if self._begun is not None:
-            self._run("copied", ("(pop)",))
+            self.rewind()
             ready = self._ready()
             ready[self._begun] = self._graph
             while len(ready) > KEPT:
@@ -273,13 +284,35 @@ def _exactly(given: IO[bytes], size: int) -> bytes:
     return data
 
 
-def serve(path: str, seconds: int, size: int) -> None:
+class ServedSession(LocalSession):
+    """An e-graph in a process of its own, which may serve several e-graphs that begin alike, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._idle: threading.Timer | None = None
+
+    def rewind(self) -> None:
+        """Forget what came after the mark, and end this process unless there is soon something to do."""
+        super().rewind()
+        self.mark()
+        self._idle = threading.Timer(IDLE_S, os._exit, (0,))
+        self._idle.start()
+
+    def begin(self, seconds: int) -> float:
+        """Allow so much processor time from now on; return what there was before."""
+        if self._idle is not None:
+            self._idle.cancel()
+        _allow(seconds)
+        return time.process_time()
+
+
+def serve(path: str, size: int) -> None:
     """Serve the process that started this one, within limits of processor time and memory, until it asks no more."""
     given, to = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what egglog prints is no message
     sys.modules["egglog.bindings"] = _loaded(Path(path))
-    _limit(seconds, size)
-    session = LocalSession()
+    _limit(size)
+    session = ServedSession()
     with suppress(EOFError):
         while True:
             method, arguments = receive(given)
@@ -291,16 +324,25 @@ def serve(path: str, seconds: int, size: int) -> None:
             send(to, (failed, answer, time.process_time()))
 
 
-def _limit(seconds: int, size: int) -> None:
-    """End this process where it takes more; not every system can."""
+def _limit(size: int) -> None:
+    """End this process where it takes more memory; not every system can."""
     try:
         import resource
     except ImportError:
         return
-    for kind, most in (("RLIMIT_CPU", seconds), ("RLIMIT_AS", size), ("RLIMIT_DATA", size), ("RLIMIT_CORE", 0)):
+    for kind, most in (("RLIMIT_AS", size), ("RLIMIT_DATA", size), ("RLIMIT_CORE", 0)):
         with suppress(ValueError, OSError, AttributeError):
             resource.setrlimit(getattr(resource, kind), (most, most))
 
 
+def _allow(seconds: int) -> None:
+    """End this process where it takes more processor time from now on; not every system can."""
+    with suppress(ImportError, ValueError, OSError, AttributeError):
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time()) + seconds, most))
+
+
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    serve(sys.argv[1], int(sys.argv[2]))

@@ -20,7 +20,7 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(SCRIPTS, [], ["equinox_network", "flax_network"]))
+@pytest.mark.parametrize("name", tiered(SCRIPTS, [], ["flax_network"]))
 def test_scripts_on_libraries_fit(name, tmp_path):
     libraries, limit = SCRIPTS[name]
     missing = [library for library in libraries if find_spec(library) is None]

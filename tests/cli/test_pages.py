@@ -27,7 +27,7 @@ def test_modules_of_pytorch_and_their_gradients_are_planned(tmp_path):
     assert "(Attention.forward, in " in process.stdout  # where the tensors at the peak are made
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_steps_of_keras_are_planned(tmp_path):
     needs("keras", "libraries")
     ((_, script),) = blocks(DOCS / "keras.md", "script")

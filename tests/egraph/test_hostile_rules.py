@@ -12,7 +12,7 @@ import pytest
 import eqsat_mem
 from eqsat_mem.egraph import saturate as saturation
 from eqsat_mem.egraph import worker
-from eqsat_mem.egraph.engine import LocalSession, Overrun, Panic
+from eqsat_mem.egraph.engine import Failure, LocalSession, Overrun, Panic
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate, session
 from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS
@@ -131,13 +131,67 @@ def test_a_worker_finds_what_is_found_in_this_process(tmp_path, name):
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be stopped there")
 def test_a_worker_that_waits_is_told_from_one_that_works(monkeypatch):
-    monkeypatch.setattr(worker, "PATIENCE", 0.1)
+    monkeypatch.setattr(worker, "PATIENCE", 0.5)
     monkeypatch.setattr(worker, "LEAST_S", 0.0)
     stopped = Worker(2)
-    stopped._process.send_signal(signal.SIGSTOP)
-    with pytest.raises(Overrun, match=r"^has no answer after 0.2 s, for 2 s of the processor$"):
+    stopped.rows()
+    stopped._process._popen.send_signal(signal.SIGSTOP)
+    with pytest.raises(Overrun, match=r"^has no answer after 1.0 s, for 2 s of the processor$"):
         stopped.rows()
     stopped.close()
+
+
+GROWING = (
+    "growing",
+    ("(ruleset r)", "(relation number (i64))", "(number 0)", '(rule ((number n)) ((number (+ n 1))) :ruleset r :name "more")'),
+)
+
+
+def test_a_process_that_came_to_no_harm_serves_the_next_worker_that_begins_alike():
+    first = Worker(3)
+    first.declare([GROWING])
+    assert first.step("r", 4)[0]
+    first.declare([("later", ("(number 100)",))])
+    process, rows = first._process, first.rows()
+    first.close()
+    again = Worker(3)
+    again.declare([GROWING])
+    assert again._process is process
+    assert again.rows() == rows - 5  # none of what came later
+    with pytest.raises(Failure):
+        again.declare([("unknown", ("(number unbound)",))])
+    again.close()
+    other = Worker(3)
+    other.declare([GROWING])
+    assert other._process is not process
+    other.close()
+
+
+def test_a_process_that_has_ended_meanwhile_is_not_taken_over():
+    first = Worker(3)
+    first.declare([GROWING])
+    process = first._process
+    first.close()
+    process._popen.kill()
+    process._popen.wait()
+    again = Worker(3)
+    again.declare([GROWING])
+    assert again._process is not process
+    assert again.step("r", 1)[0]
+    again.close()
+
+
+def test_what_a_process_did_before_does_not_count_against_the_next_worker():
+    processes = []
+    for _ in range(2):
+        busy = Worker(1)
+        busy.declare([GROWING])
+        assert busy.spent < 0.2
+        while busy.spent < 0.6:
+            busy.step("r", 50)
+        processes.append(busy._process)
+        busy.close()
+    assert processes[0] is processes[1]  # which took more than a second by now
 
 
 def test_a_worker_ends_at_its_limits():

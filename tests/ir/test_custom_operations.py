@@ -246,7 +246,7 @@ def test_the_check_passes_rules_that_are_right(tmp_path, name):
     assert found.status == "right", found.summary()
 
 
-@pytest.mark.parametrize("name", tiered(WRONG, ["swapped"], [*WRONG][1::2]))
+@pytest.mark.parametrize("name", tiered(WRONG, ["swapped"], ["no root"]))
 def test_the_check_catches_rules_that_are_wrong(tmp_path, name):
     found = verdict(rules_of(tmp_path, WRONG[name]))
     assert found.status == "wrong"

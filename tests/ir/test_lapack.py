@@ -86,7 +86,7 @@ def calls():
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CALLS)
 def test_a_process_grows_by_what_is_counted(calls, name):
     of = calls[name]

@@ -15,16 +15,14 @@ def double_precision():
         yield
 
 
-@pytest.mark.parametrize("block", tiered(range(12), [0, 1], []))
+@pytest.mark.parametrize("block", tiered(range(12), [0], []))
 @pytest.mark.filterwarnings("ignore")
 def test_plans_of_random_programs_run(block):
     for seed in range(6 * block, 6 * (block + 1)):
         assert (found := failure(seed, devices=True)) is None, found
 
 
-@pytest.mark.parametrize(
-    ("first", "devices"), tiered([(18, False), *((k, k % 4 == 0) for k in range(300, 330, 6))], [(18, False), (300, True)], [])
-)
+@pytest.mark.parametrize(("first", "devices"), tiered([(18, False), *((k, k % 4 == 0) for k in range(300, 330, 6))], [(18, False)], []))
 @pytest.mark.filterwarnings("ignore")
 def test_plans_of_programs_with_odd_extents_run(first, devices):
     for seed in range(first, first + 6):
@@ -34,7 +32,7 @@ def test_plans_of_programs_with_odd_extents_run(first, devices):
 ON_DEVICES = (3080, 11041)
 
 
-@pytest.mark.parametrize("seed", tiered([1007, 1015, 1268, 2015, 3080, 10075, 11041], [1015, 3080, 11041], []))
+@pytest.mark.parametrize("seed", tiered([1007, 1015, 1268, 2015, 3080, 10075, 11041], [3080, 11041], []))
 @pytest.mark.filterwarnings("ignore")
 def test_programs_that_once_failed(seed):
     """Shares laid out anew under other names; fewer elements in a share than are picked; shares along one of two mesh axes that deal out

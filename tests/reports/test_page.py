@@ -83,7 +83,7 @@ def data_of(name):
     return json.loads(Reader(written(name)).texts["data"])
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, ["longer"]))
+@pytest.mark.parametrize("name", tiered(NAMES, ["longer"], ["scan"]))
 def test_it_is_well_formed_and_asks_for_nothing(name):
     reader = Reader(written(name))
     assert {"html", "head", "body", "main", "aside", "svg", "table", "pre", "script"} <= {tag for tag, _ in reader.tags}
@@ -98,7 +98,7 @@ def test_it_is_well_formed_and_asks_for_nothing(name):
         assert way not in written(name)
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, ["longer"]))
+@pytest.mark.parametrize("name", tiered(NAMES, ["longer"], ["scan"]))
 def test_every_class_that_is_named_is_there(name):
     data, reader = data_of(name), Reader(written(name))
     buttons = {attrs["data-class"] for _, attrs in reader.tags if "data-class" in attrs}
@@ -115,7 +115,7 @@ def extracted(plan):
     return {t for t in reachable if origin is None or t in origin[1]}
 
 
-@pytest.mark.parametrize("name", tiered(["bound", "longer"], ["longer"]))
+@pytest.mark.parametrize("name", tiered(["bound", "longer"], ["longer"], []))
 def test_every_value_of_the_programs_has_a_class(name):
     plan = planned(name)
     original = jaxpr_html(plan.record.jaxpr, plan.record.arg_names, dict.fromkeys(variables(plan.record.jaxpr.jaxpr), 0))
@@ -135,7 +135,7 @@ def variables(jaxpr):
     return [*jaxpr.invars, *(var for eqn in jaxpr.eqns for var in eqn.outvars)]
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, ["longer"]))
+@pytest.mark.parametrize("name", tiered(NAMES, ["longer"], ["scan"]))
 def test_the_plan_chooses_one_way_for_each_of_its_values(name):
     data, plan = data_of(name), planned(name)
     chosen = [sum(node["chosen"] for node in found["nodes"]) for found in data["classes"].values()]
@@ -158,7 +158,7 @@ def test_other_ways_are_there():
     assert any(node["written"] and not node["chosen"] for node in nodes)
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, ["longer"]))
+@pytest.mark.parametrize("name", tiered(NAMES, ["longer"], ["scan"]))
 def test_every_point_is_there_and_adds_up(name):
     data, plan = data_of(name), planned(name)
     before, after = plan.record.timelines(plan)
@@ -175,7 +175,7 @@ def test_every_point_is_there_and_adds_up(name):
             assert all(0 <= number < len(data["tensors"]) for number, _ in point["held"])
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, ["longer"]))
+@pytest.mark.parametrize("name", tiered(NAMES, ["longer"], ["scan"]))
 def test_the_reasons_are_there(name):
     text, why = written(name), planned(name).explain()
     for part in ("Memory", "the program as traced", "The emitted source"):

@@ -141,7 +141,7 @@ TESTS = """\
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_suite_of_every_outcome(tmp_path, monkeypatch, capsys):
     (tmp_path / "checkouts" / "lib" / "tests").mkdir(parents=True)
     (tmp_path / "checkouts" / "lib" / "tests" / "a_test.py").write_text(textwrap.dedent(TESTS))
