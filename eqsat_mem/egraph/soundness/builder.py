@@ -57,7 +57,7 @@ class Builder:
                 raise IllFormed(f"{node.constructor} stands for an operation of the program, which no rule can make")
         if node.constructor in self.encoder.own:
             return self._operation(node, args)
-        dtypes = tuple(str(program.terms[a].dtype) for a in args)
+        dtypes = tuple(dtype_name(program.terms[a].dtype) for a in args)
         if node.constructor in primitive_of():
             op = primitive_of()[node.constructor]
             return program.add(ir.Map(np.dtype(dtype_of_map(op, dtypes)), op, tuple(args)))
@@ -153,6 +153,12 @@ class Builder:
             arg = add(ir.Map(whole, "bitcast_convert_type", (arg,), (("new_dtype", whole),)))
         out = add(ir.Fold(whole, "add" if kind(dtype) == "c" else "or", 1 << j, self._where_equal(i, j, arg)))
         return out if whole == dtype else add(ir.Map(dtype, "bitcast_convert_type", (out,), (("new_dtype", dtype),)))
+
+
+@cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The name of a dtype, which numpy puts together each time that it is asked."""
+    return str(dtype)
 
 
 def _is_number_of(number: float, dtype: str) -> bool:

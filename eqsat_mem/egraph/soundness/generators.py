@@ -6,6 +6,7 @@ One left side is drawn in every dtype, by the same random numbers, and kept wher
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,21 +14,20 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import primitives
 
 from eqsat_mem import ir
 from eqsat_mem.egraph import language
 from eqsat_mem.egraph.encode import Node
 from eqsat_mem.egraph.language import COMPARISONS, primitive_of, roles
 from eqsat_mem.egraph.rule_files import Rule, RuleSet
-from eqsat_mem.egraph.soundness import guards, patterns
-from eqsat_mem.egraph.soundness.builder import Builder, IllFormed, folds, takes_one_dtype
+from eqsat_mem.egraph.soundness import guards, opaque_leaves, patterns
+from eqsat_mem.egraph.soundness.builder import Builder, IllFormed, dtype_name, folds, takes_one_dtype
 from eqsat_mem.egraph.soundness.instrument import stated_heads
 from eqsat_mem.egraph.soundness.patterns import App, Shape
 from eqsat_mem.egraph.soundness.values import kind
 from eqsat_mem.errors import RuleError
-from eqsat_mem.ir import bits, mask_of
-from eqsat_mem.ir.ops import MONOIDS, Monoid, call_on
+from eqsat_mem.ir import mask_of
+from eqsat_mem.ir.ops import MONOIDS
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 SOME_DTYPES = (
@@ -49,11 +49,12 @@ TRIES = 80
 """Left sides tried for each that is wanted, in vain; a rule whose guards are hardly ever met is tried as often in all as it has to."""
 MISSES = 160
 """Left sides tried in a row, in vain, before a group of indices is given up."""
+HOPELESS = 16
+"""Left sides tried in one dtype, in vain, before others are tried first; what is found in those is drawn in that dtype too."""
 KEYS = 1_000_000
 """The first key of nodes that are no terms of the program."""
 SMALL = {"Neg", "Mul", "Max"}
 """Constructors of the terms that stand for anything, besides folds and contractions."""
-_TOTAL = Monoid("total", 0, lambda a, b: a + b)
 
 
 @dataclass
@@ -78,6 +79,8 @@ class Generator:
     def __init__(self, rule: Rule, rules: RuleSet, drawn: Drawn, seed: int, corners: bool) -> None:
         self.drawn, self.seed, self.corners = drawn, seed, corners
         self.places = language.PLACES in stated_heads(rule)
+        self.tries: Counter[str] = Counter()
+        self.hits: Counter[str] = Counter()
         rng = random.Random(seed)
         shapes = (patterns.shape(rule, rules, rng) for _ in range(TRIES))
         self.shapes = list(islice((shape for shape in shapes if shape is not None), SHAPES))
@@ -96,10 +99,14 @@ class Generator:
             missed += 1
             seed = f"{self.seed} {group} {attempt}"
             allowed = dtypes[found % len(dtypes)]
-            first = self._draw(seed, universe, allowed[attempt % len(allowed)], about)
+            hopeful = [dtype for dtype in allowed if self.hits[dtype] or self.tries[dtype] < HOPELESS] or allowed
+            dtype = hopeful[attempt % len(hopeful)]
+            self.tries[dtype] += 1
+            first = self._draw(seed, universe, dtype, about)
             if first is None or not first.fits():
                 continue
             found, missed = found + 1, 0
+            self.hits[dtype] += 1
             for dtype in allowed:
                 draw = self._draw(seed, universe, dtype, about)
                 if draw is not None:
@@ -168,7 +175,7 @@ class Draw:
         t = self.terms.get(term, self.drawn.terms.get(term, term))
         if not 0 <= t < len(self.program.terms):
             return guards.UNKNOWN
-        return self.builder.encoder.bits_of(self.program.free[t]) if name == "free" else str(self.program.terms[t].dtype)
+        return self.builder.encoder.bits_of(self.program.free[t]) if name == "free" else dtype_name(self.program.terms[t].dtype)
 
     def extent(self, mask: int) -> float:
         try:
@@ -347,45 +354,18 @@ class Draw:
             free = mask_of(i for i in self.universe if self.rng.random() < (0.85 if self.places else self.density))
         if self.program.extent(free) > MOST_ELEMENTS:
             raise IllFormed("more elements than can be judged")
-        leaf = self.builder.leaf(free, dtype)
-        asked = self.shape.functions
+        asked, leaf = self.shape.functions, self.builder.leaf(free, dtype)
         if "summed" in asked and dtype in ("float64", "float32"):
-            leaf = self._mixed(free, "float32" if dtype == "float64" else "bfloat16", dtype)
+            leaf = opaque_leaves.contraction(self.builder, free, "float32" if dtype == "float64" else "bfloat16", dtype)
         if "combined" in asked and dtype in FLOATS and free:
-            leaf = self._combination(leaf, free, dtype)
+            leaf = opaque_leaves.combination(self.builder, leaf, free, dtype)
         if "selected" in asked and dtype in FLOATS and free:
-            leaf = self._selection(leaf, free, dtype)
+            leaf = opaque_leaves.selection(self.builder, leaf, free, dtype)
         if "searched" in asked and dtype == "int32" and free:
-            leaf = self._search(free)
+            leaf = opaque_leaves.search(self.builder, free)
         self.terms[leaf] = leaf
         self.leaves.append((dtype, leaf))
         return leaf
-
-    def _mixed(self, free: int, narrow: str, wide: str) -> int:
-        """A contraction of narrow numbers to wide ones, into which rules do not look."""
-        one, two = self.builder.leaf(free, narrow), self.builder.leaf(free, narrow)
-        return self.program.add(ir.Dot(np.dtype(wide), free & -free, one, two))
-
-    def _combination(self, leaf: int, free: int, dtype: str) -> int:
-        """A fold by a monoid of the user's along an index."""
-        call = call_on(_TOTAL.operation, [(bits(free)[0],)], [free], np.dtype(dtype))
-        return self.program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
-
-    def _search(self, free: int) -> int:
-        """A search for the place of the largest element along an index."""
-        axes, place = tuple((i,) for i in bits(free)), np.dtype("int32")
-        params = {"axes": (0,), "index_dtype": place}
-        call = ir.Call(primitives.argmax_p, params, (axes,), (axes[1:],), (place,), free & (free - 1))
-        return self.program.add(ir.Block(place, call, (self.builder.leaf(free, "float32"),), 0))
-
-    def _selection(self, leaf: int, free: int, dtype: str) -> int:
-        """The largest element along an index, as an operation that picks elements."""
-        rest = list(bits(free))
-        axes = tuple((i,) for i in rest)
-        params = {"k": 1, "axis": len(axes) - 1}
-        kept, over = mask_of(rest[:-1]), 1 << rest[-1]
-        call = ir.Call(primitives.top_k_p, params, (axes,), ((*axes[:-1], ()),) * 2, (np.dtype(dtype), np.dtype("int32")), kept, over)
-        return self.program.add(ir.Block(np.dtype(dtype), call, (leaf,), 0))
 
 
 def _atom(text: str, role: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 from eqsat_mem.egraph import language
@@ -53,7 +54,8 @@ def met(shape: Shape, terms: Terms) -> bool:
 def value(tree: Tree, use: int, terms: Terms) -> Any:
     """The value of an expression of index sets, numbers and strings; UNKNOWN where it is not known."""
     if isinstance(tree, str):
-        return _literal(tree) if _literal(tree) is not UNKNOWN else terms.bound((tree, use))
+        known = _literal(tree)
+        return terms.bound((tree, use)) if known is UNKNOWN else known
     head, *args = tree
     if head in ("free", "dtype"):
         term = value(args[0], use, terms)
@@ -96,6 +98,7 @@ def _equal(args: Sequence[Tree], use: int, terms: Terms) -> bool | None:
     return True if all(v is not UNKNOWN or isinstance(a, str) for a, v in sides) else UNKNOWN
 
 
+@cache
 def _literal(atom: str) -> Any:
     if atom.startswith('"'):
         return atom.strip('"')

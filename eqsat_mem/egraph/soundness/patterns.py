@@ -209,6 +209,16 @@ def _premise(out: Shape, premise: Tree, use: int, rules: RuleSet, rng: random.Ra
     return not _is_stated(head, rules.own) or _state(out, premise, use, rules, rng, depth)
 
 
+@cache
+def _stating(rule: Rule) -> Mapping[str, Sequence[tuple[list[Tree], list[Tree], Tree]]]:
+    """The premises and actions of a rule that state facts of a relation, and those facts, by relation."""
+    found: dict[str, list[tuple[list[Tree], list[Tree], Tree]]] = {}
+    for premises, actions in directions(rule):
+        for said in stated(actions):
+            found.setdefault(said[0], []).append((premises, actions, said))
+    return found
+
+
 def _is_stated(head: str, own: language.Own) -> bool:
     """Whether rules state it: it is no part of the language."""
     return head not in language.NAMES | language.PRIMITIVES and not is_constructor(head, own)
@@ -216,13 +226,7 @@ def _is_stated(head: str, own: language.Own) -> bool:
 
 def _state(out: Shape, fact: Tree, use: int, rules: RuleSet, rng: random.Random, depth: int) -> bool:
     """Add the premises of some rule that states a fact."""
-    ways = [
-        (premises, actions, said)
-        for rule in rules.rules
-        for premises, actions in directions(rule)
-        for said in stated(actions)
-        if said[0] == fact[0]
-    ]
+    ways = [way for rule in rules.rules for way in _stating(rule).get(fact[0], ())]
     if not ways or depth == 0:
         return False
     premises, actions, said = rng.choice(ways)
