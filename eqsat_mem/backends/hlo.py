@@ -151,8 +151,13 @@ TYPES = {
 """The names of XLA's ``PrimitiveType`` by number."""
 TEXTS = {11: "kind", 28: "custom_call_target", 43: "backend_config"}
 DOT, DOT_AXES = 30, {1: "lhs_contracting_dims", 2: "rhs_contracting_dims", 3: "lhs_batch_dims", 4: "rhs_batch_dims"}
-ATTRIBUTES = frozenset({"dimensions", *TEXTS.values(), *DOT_AXES.values()})
-"""The attributes that are read."""
+WINDOW, WINDOW_FIELDS = 15, (1, 3, 4, 6)
+"""Of each axis: the size of the window, the padding before and behind, and how far apart the elements of the operand lie."""
+LABELS, KERNEL_OUTPUT, INPUT_SPATIAL = 16, 4, 11
+GROUPS = 50
+ATTRIBUTES = frozenset({"dimensions", "window", "dim_labels", "feature_group_count", *TEXTS.values(), *DOT_AXES.values()})
+"""The attributes that are read. ``window`` has four numbers for each axis of the window; ``dim_labels`` of a convolution are the axis of
+the results in the kernel, and the spatial axes of the operand."""
 
 Fields = Mapping[int, Sequence[int | bytes]]
 
@@ -186,6 +191,13 @@ def _from_fields(fields: Fields, names: Mapping[int, str], called: Mapping[int, 
     attributes["dimensions"] = _numbers(fields, 14)
     for dot in map(_fields, _submessages(fields, DOT)):
         attributes |= {name: _numbers(dot, number) for number, name in DOT_AXES.items()}
+    for axis in (_fields(axis) for window in _submessages(fields, WINDOW) for axis in _submessages(_fields(window), 1)):
+        size, low, high, apart = (_signed(_number(axis, number)) for number in WINDOW_FIELDS)
+        attributes["window"] = (*attributes.get("window", ()), size, low, high, max(apart, 1))
+    for labels in map(_fields, _submessages(fields, LABELS)):
+        attributes["dim_labels"] = (_number(labels, KERNEL_OUTPUT), *_numbers(labels, INPUT_SPATIAL))
+    if (groups := _number(fields, GROUPS)) > 1:
+        attributes["feature_group_count"] = (groups,)
     return Instruction(
         _text(fields, 1),
         _text(fields, 2),
@@ -245,6 +257,10 @@ def _text(fields: Fields, number: int) -> str:
 def _number(fields: Fields, number: int) -> int:
     numbers = _numbers(fields, number)
     return numbers[-1] if numbers else 0
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
 
 
 def _numbers(fields: Fields, number: int) -> tuple[int, ...]:
@@ -326,7 +342,19 @@ def _value(name: str, text: str) -> Attribute:
     """Return an attribute in the form that the message has: axes as numbers, text without quotes."""
     if name in TEXTS.values():
         return re.sub(r"\\(.)", r"\1", text[1:-1]) if text.startswith('"') else text
+    if name == "window":
+        return _window(dict(part.split("=") for part in text.strip("{}").split() if "=" in part))
+    if name == "dim_labels":
+        operand, kernel, _ = re.split(r"_|->", text)
+        return (kernel.index("o"), *(operand.index(digit) for digit in sorted(set(operand) - set("bf?"))))
     return tuple(int(axis) for axis in re.findall(r"\d+", text))
+
+
+def _window(parts: Mapping[str, str]) -> tuple[int, ...]:
+    sizes = parts.get("size", "").split("x") if parts.get("size") else []
+    pads = parts.get("pad", "x".join(["0_0"] * len(sizes))).split("x")
+    apart = parts.get("lhs_dilate", "x".join("1" * len(sizes))).split("x")
+    return tuple(int(n) for size, pad, far in zip(sizes, pads, apart, strict=True) for n in (size, *pad.split("_"), far))
 
 
 def _behind(text: str, at: int) -> int:

@@ -13,11 +13,14 @@ from jax import lax
 from eqsat_mem.backends import hlo
 from eqsat_mem.backends.hlo import UNREAD, from_message, from_text, message_of, read
 
+WNC = ("WNC", "WIO", "WNC")
+
 
 def everything(x):
     """Calls, loops, branches, tuples, constants, custom calls, and operations with axes."""
     looped = lax.fori_loop(0, 3, lambda t, c: jnp.tanh(c @ x) + t, x)
     chosen = lax.cond(x[0, 0] > 0, jnp.sin, lambda x: jnp.sort(x, 0), x)
+    grouped = x.reshape(3, 3, 4)
     table = jnp.asarray([[1.0, 2.0], [3.0, -jnp.inf]]) * x[:2, :2]
     return (
         looped,
@@ -31,6 +34,7 @@ def everything(x):
         jnp.einsum("bij,bkj->bik", x.reshape(3, 2, 6), x.reshape(3, 2, 6)),
         x.astype(jnp.bfloat16) * jax.random.normal(jax.random.key(0), (6,), jnp.bfloat16),
         lax.conv(x[None, None], x[None, None, :3, :3], (1, 1), "SAME"),
+        lax.conv_general_dilated(grouped, x[:2, :4].reshape(2, 2, 2), (1,), [(-1, 2)], feature_group_count=2, dimension_numbers=WNC),
     )
 
 

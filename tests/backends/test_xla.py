@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu.backend import CpuBackend
+from eqsat_mem.backends.cpu.convolutions import convolution_bytes
 from eqsat_mem.backends.cpu.hidden_scratch import LONE_AXIS, PACKED, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
 from eqsat_mem.backends.xla import compiled_peak, donations
 from eqsat_mem.testing import same_values
@@ -173,6 +175,51 @@ def test_batched_contractions_of_turned_operands_are_packed_all_at_once(spec, x,
 
     _, compiled = compiled_peak(contract, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x, y)])
     assert scratch(compiled) == packed * PACKED * 4 * (np.prod(x) + np.prod(y))
+
+
+def convolved(shape, kernel, **options):
+    given = {"window_strides": (1, 1), "padding": [(0, 0)] * 2, "dimension_numbers": ("NHWC", "HWIO", "NHWC"), **options}
+    _, compiled = compiled_peak(lambda x, k: lax.conv_general_dilated(x, k, **given), shapes(shape, kernel))
+    structured, printed = hlo.from_message(hlo.message_of(compiled)), hlo.from_text(compiled.as_text())
+    assert convolution_bytes(structured) == convolution_bytes(printed)
+    return convolution_bytes(structured) / 2**20
+
+
+PADDED = {"padding": [(1, 1)] * 2}
+SQUARES = 32 * (66 / 64) ** 2
+"""32 pictures of 64 x 64 x 64 numbers, with padding, in MiB."""
+
+
+@cpu_only
+@pytest.mark.parametrize(
+    ("shape", "kernel", "options", "expected"),
+    [
+        ((32, 64, 64, 64), (3, 3, 64, 64), PADDED, SQUARES + 9 / 64),
+        ((32, 64, 64, 64), (3, 3, 64, 64), {"padding": [(0, 1)] * 2, "window_strides": (2, 2)}, 32 * (65 / 64) ** 2 + 9 / 64),
+        ((32, 64, 64, 64), (3, 3, 64, 64), {}, 9 * 32 * (62 / 64) ** 2),
+        ((32, 64, 64, 64), (3, 3, 64, 64), {"padding": [(-1, -1)] * 2}, 32 * (62 / 64) ** 2 + 9 / 64),
+        ((32, 64, 64, 64), (1, 1, 64, 64), {}, 32),
+        ((32, 64, 64, 64), (3, 3, 16, 64), PADDED | {"feature_group_count": 4}, SQUARES + 9 * 32 + 9 / 256),
+        ((32, 64, 64, 64), (3, 3, 1, 64), PADDED | {"feature_group_count": 64}, SQUARES + 9 / 4096),
+        ((16, 64, 64, 32), (64, 64, 32, 16), PADDED, 8 * (66 / 64) ** 2 + 8),
+        ((16, 14, 14, 512), (3, 3, 512, 512), PADDED, 2 * 8 + 9),
+        ((32, 32, 32, 64), (3, 3, 64, 64), {"padding": [(2, 2)] * 2, "lhs_dilation": (2, 2)}, 9 * 8),
+        ((32, 64, 64, 16), (3, 3, 16, 16), PADDED, 0),
+    ],
+)
+def test_what_convolutions_copy_is_held_although_not_reported(shape, kernel, options, expected):
+    assert convolved(shape, kernel, **options) == pytest.approx(expected, rel=1e-6)
+
+
+@cpu_only
+def test_the_limit_counts_what_convolutions_copy():
+    def valid(x, k):
+        return lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    held, compiled = compiled_peak(valid, shapes((4, 34, 34, 64), (3, 3, 64, 64)))
+    memory = compiled.memory_analysis()
+    outside = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    assert held >= outside + 9 * memory.output_size_in_bytes
 
 
 def counted_bytes(function, avals):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu import fusion, weights
+from eqsat_mem.backends.cpu.convolutions import convolution_bytes
 from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, is_seen, workspace_bytes
 from eqsat_mem.backends.cpu.idioms import CpuIdioms
 from eqsat_mem.backends.cpu.profile import CpuDevice, built_in
@@ -265,4 +266,5 @@ class CpuBackend(Backend):
         module = hlo.read(compiled)
         unseen = () if is_seen() else (BLIND,)
         unread = (UNREAD.format(len(module.unread), module.unread[0]),) if module.unread else ()
-        return Hidden(int(max(DOUBT * hidden_scratch_bytes(module), workspace_bytes(module))), (*unseen, *unread))
+        found = DOUBT * hidden_scratch_bytes(module), workspace_bytes(module), convolution_bytes(module)
+        return Hidden(int(max(found)), (*unseen, *unread))
