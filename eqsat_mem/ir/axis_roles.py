@@ -164,7 +164,7 @@ def _of_block(program: Program, term: Block, index: int, has: bool, read: Sequen
     if bound & bit:
         return Role.OTHER
     if Role.SUM in read:
-        return Role.SUM if not has and _is_linear_block(program, term, read) else Role.OTHER
+        return Role.SUM if not has and _is_linear_block(term, read) else Role.OTHER
     if folded(term) & bit:
         return Role.SUM if block_op(call.prim.name).monoid == "add" else Role.OTHER
     if has:
@@ -172,12 +172,13 @@ def _of_block(program: Program, term: Block, index: int, has: bool, read: Sequen
     return Role.OTHER if Role.ROWS in read or call.effects else Role.SAME
 
 
-def _is_linear_block(program: Program, term: Block, read: Sequence[Role]) -> bool:
-    """Whether a block is linear in all operands of its own dtype together, and these are sums, or zero."""
-    if not block_op(term.call.prim.name).linear:
+def _is_linear_block(term: Block, read: Sequence[Role]) -> bool:
+    """Whether a block is linear in some operands together, these are sums, or zero, and the others do not depend on the axis."""
+    linear = block_op(term.call.prim.name).linear
+    if linear is None:
         return False
-    own = [program.terms[a].dtype == term.dtype for a in term.args]
-    return all(role in ((Role.SUM, Role.ZERO) if values else (Role.SAME, Role.ZERO)) for values, role in zip(own, read))
+    values = range(len(read))[linear]
+    return all(role in ((Role.SUM, Role.ZERO) if k in values else (Role.SAME, Role.ZERO)) for k, role in enumerate(read))
 
 
 def _of_loop(term: Block, index: int, has: bool, read: Sequence[Role]) -> Role:

@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr
 from eqsat_mem.ir import Axes, Block, Call, Input, Program, Rename, argument_bytes, axes_mask, children, is_leaf, itemsize, mask_of
 from eqsat_mem.ir.jaxprs import consts_and_carries, largest_value
 from eqsat_mem.ir.mesh import Spec, whole
+from eqsat_mem.mesh import rows
 from eqsat_mem.transforms.plan_bodies import BODIES, SMALL_BYTES, bodies
 
 if TYPE_CHECKING:
@@ -160,6 +161,12 @@ def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...]]:
     return shares, tuple(results)
 
 
+def _is_found_in(at: Localiser, t: int, reader: int) -> bool:
+    """Whether a term reads a value under another name, or rows of it wherever they lie."""
+    term = at.old.terms[reader]
+    return t not in children(term) or (bool(rows.read(term)) and children(term)[0] == t)
+
+
 def _wanted(at: Localiser, term: Block) -> dict[int, int]:
     """The indices of which all that read a result of a loop or branch take shares, for each of its results."""
     old, found = at.old, dict[int, int]()
@@ -167,7 +174,7 @@ def _wanted(at: Localiser, term: Block) -> dict[int, int]:
         other = old.terms[t]
         if not isinstance(other, Block) or other.call is not term.call or other.args != term.args:
             continue
-        reads = [at.computed(u) if t in children(old.terms[u]) else 0 for u in old.readers(t) if not isinstance(old.terms[u], Rename)]
+        reads = [0 if _is_found_in(at, t, u) else at.computed(u) for u in old.readers(t) if not isinstance(old.terms[u], Rename)]
         for o, spec in zip(old.outputs, at.placement.results, strict=True):
             if old.source_of(o.term) == t:
                 own = zip(o.axes, spec or (), strict=spec is not None)

@@ -106,8 +106,8 @@ class _Padding:
     def computed(self, t: int) -> int:
         """The indices along which a term is computed padded, those that it folds among them."""
         term, free = self.old.terms[t], self.old.free
-        if is_leaf(term):
-            return 0
+        if is_leaf(term) or (isinstance(term, Block) and term.call.inside is not None):
+            return 0  # the body of a loop is traced for its extents, and what it sums is inside
         read = mask_of(i for c in children(term) for i in bits(free[c]))
         able = (self.ex.splits.get(t, 0) & free[t]) | (self.ex.accumulates.get(t, 0) & folded(term) & read & ~free[t])
         if isinstance(term, Block) and (picks(term.call) or block_op(term.call.prim.name).monoid is None):

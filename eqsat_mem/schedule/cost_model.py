@@ -55,7 +55,10 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
             if program.shares is not None and call.bodies and all(body is not None for body in call.bodies):
                 return trips(call) * sum(body.seconds for body in call.bodies)  # the traced body is that of all devices
             if call.inside is not None and (chunk := call.inside.extents(ins)):
-                return chunk_share(call, chunk, backend) * arithmetic_s(program, t, [i.extent for i in program.indices], backend)
+                # those of its share in the program of one of several devices, whose traced body is that of all
+                whole = [i.extent for i in program.indices]
+                ins, outs = ([_shape(whole, axes) for axes in side] for side in (call.in_axes, call.out_axes))
+                width, spread = width * chunk_share(call, chunk, backend), None
             weight = backend.weights.of_block(call, ins, outs)
             return weight * width * (1.0 if spread is None else spread) / device.elements
     return 0.0

@@ -197,12 +197,18 @@ def _positions(read: Block, d: int, operands: Sequence[Array], shape: Sequence[i
     """The positions along axis ``d`` that a read has, those outside being the nearest inside."""
     params = read.call.params
     if read.call.prim is primitives.gather_p:
-        return jnp.clip(operands[0].astype(np.int32), 0, shape[d] - 1)
+        return _clipped(operands[0], shape[d] - 1)
     if read.call.prim is primitives.slice_p:
         stride = 1 if params["strides"] is None else params["strides"][d]
         return jnp.arange(params["start_indices"][d], params["limit_indices"][d], stride, dtype=np.int32)
     size = params["slice_sizes"][d]
-    return jnp.clip(operands[d].astype(np.int32), 0, shape[d] - size) + lax.iota(np.int32, size)
+    return _clipped(operands[d], shape[d] - size) + lax.iota(np.int32, size)
+
+
+def _clipped(positions: Array, last: int) -> Array:
+    """Positions of any integer dtype from the first to the last; wide ones are compared before they are narrowed."""
+    wide = positions if positions.dtype.itemsize > 4 or positions.dtype == np.uint32 else positions.astype(np.int32)
+    return jnp.clip(wide, 0, last).astype(np.int32)
 
 
 def of_ranks(x: Array, ranks: Array, axis: int) -> Array:

@@ -13,6 +13,7 @@ from eqsat_mem import optimize
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Fold, Map
+from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ir.mesh import Devices, Placement, Spreading
 from eqsat_mem.mesh.invariant import check
 from eqsat_mem.mesh.localise import localise
@@ -118,3 +119,41 @@ def test_the_invariant_finds_sums_of_positions_beyond_the_last():
     program.terms[fold] = Fold(program.terms[fold].dtype, "add", program.terms[fold].over, program.terms[program.terms[fold].arg].args[2])
     with pytest.raises(AssertionError, match="beyond the last"):
         check(program)
+
+
+def layers(x, w):
+    return jax.lax.scan(lambda h, wt: (jnp.tanh(h @ wt), None), x, w)[0]
+
+
+@pytest.mark.parametrize("rows", [1000, 1001])
+def test_scans_of_rows_that_are_not_looked_into_run_in_shares(rows):
+    mesh, x, w = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,)), whole(rows, 64), whole(3, 64, 64)
+    lying = (S, R) if rows % 8 == 0 else (R, R)
+    planned = optimize(layers, memory_limit="64MiB", mesh=mesh, in_shardings=lying)(x, w)
+    np.testing.assert_allclose(planned, layers(x, w), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_what_a_large_scan_leaves_are_read_wherever_they_lie():
+    def summed(x, c):
+        y = jnp.exp(jnp.sin(jnp.exp(jnp.cos(x))))
+        return jax.lax.scan(lambda h, ct: (jnp.exp(jnp.sin(h * ct)), None), y, c)[0].sum()
+
+    mesh, x, c = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,)), whole(400_001), whole(3)
+    np.testing.assert_allclose(optimize(summed, memory_limit="1GiB", mesh=mesh)(x, c), summed(x, c), rtol=1e-5)
+
+
+def test_what_a_scan_sums_over_rows_is_not_padded():
+    """Rows of zeros count where the body has other values of them: it takes the exponential."""
+
+    def sums(x, w):
+        def step(carry, wt):
+            h = jnp.tanh(carry[0] @ wt)
+            return (h, carry[1] + jnp.exp(h).sum(0)), None
+
+        return jax.lax.scan(step, (x, jnp.zeros(64)), w)[0][1]
+
+    x, w = whole(1001, 64), whole(3, 64, 64)
+    ex = original(load(jax.make_jaxpr(sums)(x, w), ["x", "w"]))
+    i = next(k for k, index in enumerate(ex.program.indices) if index.extent == 1001)
+    wide, _, _ = padded(ex, {i: ("x",)}, Spreading(((i, ("x",)),)), DEVICES)
+    np.testing.assert_allclose(evaluate(wide.program, [x, w])[0], sums(x, w), rtol=1e-5)

@@ -400,3 +400,19 @@ class Batched:
         ]
         new = ways[self.step]()
         return new, jnp.cos(new) * x
+
+
+def test_a_place_that_is_a_sum_of_the_numbers_it_points_at_is_no_sum():
+    """Places have the dtype of the values here, and JAX does not wrap unsigned ones: parts of a place point elsewhere."""
+
+    def histogram(x, w):
+        def step(carry, _):
+            rows = jnp.cos(carry[0] @ w)
+            count = (rows[:, 0] > 0.99).astype(jnp.uint32).sum()
+            return (rows, lax.dynamic_update_slice(carry[1], count[None], (count,))), None
+
+        return lax.scan(step, (jnp.exp(x), jnp.zeros(2048, jnp.uint32)), None, length=4)[0][1]
+
+    program = program_of(histogram, values((1003, 32), (32, 32)))
+    assert scans(program)
+    assert not any(call.folds for call in scans(program))

@@ -143,3 +143,17 @@ def test_two_sorts_one_of_which_decides_what_the_other_sorts():
     assert plan.compiled_peak_bytes <= 150 * 2**10
     for mine, theirs in zip(jax.jit(plan.function)(x), jax.jit(fun)(x), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "place"), [("uint32", 4_000_000_000), ("int64", 2**32), ("int64", -(2**32)), ("uint8", 200), ("int8", -3)]
+)
+def test_places_beyond_the_last_are_the_last_in_any_dtype(dtype, place):
+    def one(x, i):
+        return lax.dynamic_index_in_dim(jnp.sort(distances(x).reshape(-1)), i, keepdims=False)
+
+    with jax.enable_x64(True):
+        x, i = jnp.asarray(made(N, 3)), jnp.asarray(place, dtype)
+        counted = with_ranks(loaded(one, x, i))
+        assert counted is not None
+        assert values([x, i], counted)[0][0] == one(x, i)

@@ -75,7 +75,7 @@ class BlockOp:
         monoid: the monoid by which it combines elements along the ``shared`` axes, which it folds.
         writes_into: whether it combines them with elements of its first operand, too, where it writes them. The shared axes are then folded
             if that operand is a number that changes nothing when it is combined once more.
-        linear: whether it is linear in all operands of its result's dtype together.
+        linear: the operands in which it is linear, in all of them together; None if it is not. The others are places, or masks.
     """
 
     name: str
@@ -89,7 +89,7 @@ class BlockOp:
     written_out: Callable[[Params, Sequence[str]], str] | None = None
     monoid: str | None = None
     writes_into: bool = False
-    linear: bool = False
+    linear: slice | None = None
 
 
 def all_but(bound: Sequence[int], rank: int, operands: Sequence[int] = (0,), results: Sequence[int] = (0,)) -> list[Group]:

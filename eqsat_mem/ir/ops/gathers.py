@@ -98,7 +98,7 @@ GATHERS = [BlockOp("gather", _gather, _resize_gather, _gather_text, moves=True)]
         shared=_meeting,
         monoid=monoid,
         writes_into=True,
-        linear=name == "scatter-add",
+        linear=slice(0, None, 2) if name == "scatter-add" else None,  # what it writes into, and the updates
     )
     for name, monoid in {
         "scatter": None,

@@ -112,18 +112,22 @@ def _ints(values: Sequence[Any]) -> str:
 
 
 SHAPING = [
-    BlockOp("slice", _slice, _resize_slice, _slice_text, moves=True, linear=True),
-    BlockOp("dynamic_slice", _dynamic_slice, _resize_dynamic_slice, _dynamic_slice_text, moves=True, linear=True),
-    BlockOp("dynamic_update_slice", _dynamic_update_slice, text=_dynamic_update_slice_text, linear=True),
-    BlockOp("pad", _pad, text=_pad_text, moves=True, linear=True),
+    BlockOp("slice", _slice, _resize_slice, _slice_text, moves=True, linear=slice(None)),
+    BlockOp("dynamic_slice", _dynamic_slice, _resize_dynamic_slice, _dynamic_slice_text, moves=True, linear=slice(1)),
+    BlockOp("dynamic_update_slice", _dynamic_update_slice, text=_dynamic_update_slice_text, linear=slice(2)),
+    BlockOp("pad", _pad, text=_pad_text, moves=True, linear=slice(None)),
     BlockOp(
-        "concatenate", _concatenate, text=lambda p, a, s: f"lax.concatenate([{', '.join(a)}], {p['dimension']})", moves=True, linear=True
+        "concatenate",
+        _concatenate,
+        text=lambda p, a, s: f"lax.concatenate([{', '.join(a)}], {p['dimension']})",
+        moves=True,
+        linear=slice(None),
     ),
-    BlockOp("split", _split, text=lambda p, a, s: f"lax.split({a[0]}, {_ints(p['sizes'])}, {p['axis']})", linear=True),
-    BlockOp("stack", _stack, text=lambda p, a, s: f"jnp.stack([{', '.join(a)}], {p['axis']})", linear=True),
-    BlockOp("unstack", _unstack, text=lambda p, a, s: f"jnp.unstack({a[0]}, axis={p['axis']})", linear=True),
-    BlockOp("rev", _rev, text=lambda p, a, s: f"lax.rev({a[0]}, {_ints(p['dimensions'])})", moves=True, linear=True),
-    BlockOp("reshape", _reshape, _resize_reshape, lambda p, a, s: f"lax.reshape({a[0]}, {_ints(p['new_sizes'])})", linear=True),
+    BlockOp("split", _split, text=lambda p, a, s: f"lax.split({a[0]}, {_ints(p['sizes'])}, {p['axis']})", linear=slice(None)),
+    BlockOp("stack", _stack, text=lambda p, a, s: f"jnp.stack([{', '.join(a)}], {p['axis']})", linear=slice(None)),
+    BlockOp("unstack", _unstack, text=lambda p, a, s: f"jnp.unstack({a[0]}, axis={p['axis']})", linear=slice(None)),
+    BlockOp("rev", _rev, text=lambda p, a, s: f"lax.rev({a[0]}, {_ints(p['dimensions'])})", moves=True, linear=slice(None)),
+    BlockOp("reshape", _reshape, _resize_reshape, lambda p, a, s: f"lax.reshape({a[0]}, {_ints(p['new_sizes'])})", linear=slice(None)),
     BlockOp(
         "bitcast_convert_type",
         _bitcast,
