@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +19,9 @@ from eqsat_mem.events import Clock, Extracted, Searched, Stepped, tell
 from eqsat_mem.frontend.concatenations import with_parts
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.takes import with_takes
-from eqsat_mem.ir import Program, Take, itemsize
-from eqsat_mem.ir.mesh import Devices, Placement, share_of
+from eqsat_mem.ir import Program, Take
+from eqsat_mem.ir.jaxprs import share_bytes
+from eqsat_mem.ir.mesh import Devices, Placement
 from eqsat_mem.options import Options, format_bytes
 from eqsat_mem.passes import SCANS
 from eqsat_mem.ranking import better, order
@@ -264,12 +264,12 @@ class Forms:
     ) -> tuple[Schedule, int]:
         """The body of a loop or branch as each device runs it, and what it holds besides its arguments."""
         forms, placed = self._inside(body), placement.of(ins, outs)
-        shapes = (share_of(aval.shape, spec, placement.devices) for aval, spec in zip(body.in_avals, ins, strict=True))
-        given = sum(math.prod(shape) * itemsize(aval.dtype) for shape, aval in zip(shapes, body.in_avals, strict=True))
+        given, left = (share_bytes(avals, specs, placement.devices) for avals, specs in ((body.in_avals, ins), (body.out_avals, outs)))
 
         def planner(limit: int) -> BodyPlan:
             forms.placement, forms.deadline = placed, self.deadline.part(1 / 2)
-            best = forms.fastest(backend, limit).best if search else forms.written(backend, limit)
+            hopeless = given + left > limit
+            best = forms.fastest(backend, limit).best if search and not hopeless else forms.written(backend, limit)
             held = max(best.peak_bytes - given, 0)
             return BodyPlan(best, held, held, best.peak_bytes, best.seconds, best.fits(limit))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from eqsat_mem.ir.mesh import Devices, Spec, share_of
 from eqsat_mem.ir.program import itemsize
 
 IMPURE = frozenset({"rng_uniform", "empty", "create_token"})
@@ -54,6 +55,12 @@ def repeatable(jaxpr: Any) -> bool:
 def aval_bytes(avals: Iterable[Any]) -> int:
     """Bytes of all values of these types."""
     return sum(math.prod(getattr(a, "shape", ())) * itemsize(a.dtype) for a in avals if hasattr(a, "dtype"))
+
+
+def share_bytes(avals: Iterable[Any], specs: Iterable[Spec | None], devices: Devices) -> int:
+    """Bytes that one of several devices has of arrays, without those of which nobody says how they lie."""
+    known = ((aval, spec) for aval, spec in zip(avals, specs, strict=True) if spec is not None)
+    return sum(math.prod(share_of(aval.shape, spec, devices)) * itemsize(aval.dtype) for aval, spec in known)
 
 
 def _result_bytes(jaxpr: Any) -> Iterator[int]:

@@ -11,9 +11,13 @@ from jax.sharding import PartitionSpec as P
 from eqsat_mem import optimize
 from eqsat_mem.api.meshes import described
 from eqsat_mem.backends.cpu.backend import CpuBackend
+from eqsat_mem.candidates import Forms, rules_of
+from eqsat_mem.events import Clock, Searched, listening
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.mesh import Placement
 from eqsat_mem.mesh.choose import left_as
+from eqsat_mem.options import Options
+from eqsat_mem.pipeline import BodyPlans
 
 
 def f32(*shape):
@@ -125,3 +129,17 @@ def test_of_plans_that_take_about_as_long_the_one_that_receives_less_is_taken():
         out_shardings=both,
     )
     assert kernel.plan(f32(8192, 3), f32(8192, 3), f32(8192, 4)).received_bytes == 0
+
+
+def test_a_body_with_less_room_than_its_share_of_what_it_leaves_is_not_searched(mesh):
+    body = jax.make_jaxpr(lambda c, x: jnp.exp(c[:, None] - x) @ x)(f32(8000), f32(500))
+    backend, options, rows = CpuBackend.built_in(), Options(memory_limit=2**30, verify=False), ((("x",),), ((),))
+    placement = Placement(described(mesh), rows, rows[:1])
+    forms = Forms(load(body, "cx"), rules_of(options, backend), options, backend, BodyPlans(), Clock(), placement)
+    searched = []
+    with listening(lambda event: searched.append(event) if isinstance(event, Searched) else None):
+        hopeless, held = forms._body(placement, backend, True, body, rows, rows[:1], 3999)
+        assert not searched
+        assert hopeless.peak_bytes > held > 2_000_000
+        assert forms._body(placement, backend, True, body, rows, rows[:1], 2**17)[1] <= 2**17
+        assert searched
