@@ -351,7 +351,7 @@ def _value(name: str, text: str) -> Attribute:
 
 
 def _window(parts: Mapping[str, str]) -> tuple[int, ...]:
-    sizes = parts.get("size", "").split("x") if parts.get("size") else []
+    sizes = parts["size"].split("x") if "size" in parts else []
     pads = parts.get("pad", "x".join(["0_0"] * len(sizes))).split("x")
     apart = parts.get("lhs_dilate", "x".join("1" * len(sizes))).split("x")
     return tuple(int(n) for size, pad, far in zip(sizes, pads, apart, strict=True) for n in (size, *pad.split("_"), far))

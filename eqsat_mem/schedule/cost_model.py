@@ -55,7 +55,7 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
             if program.shares is not None and call.bodies and all(body is not None for body in call.bodies):
                 return trips(call) * sum(body.seconds for body in call.bodies)  # the traced body is that of all devices
             if call.inside is not None and (chunk := call.inside.extents(ins)):
-                # those of its share in the program of one of several devices, whose traced body is that of all
+                # The body is counted as it was traced, at the extents of all devices, also in the program of one of several.
                 whole = [i.extent for i in program.indices]
                 ins, outs = ([_shape(whole, axes) for axes in side] for side in (call.in_axes, call.out_axes))
                 width, spread = width * chunk_share(call, chunk, backend), None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from eqsat_mem.backends import hlo
-from eqsat_mem.backends.cpu.hidden_scratch import LIBRARY_FUSION
+from eqsat_mem.backends.cpu.hidden_scratch import library_computations
 from eqsat_mem.backends.hlo import Instruction, Module
 
 # Growth of resident memory in the first run, on 2 cores, jax 0.10, in MiB without the result; benchmarks/calibration/convolutions.py.
@@ -29,8 +29,7 @@ COPIED_ONCE = 64
 
 def convolution_bytes(module: Module) -> int:
     """The most bytes that one convolution of a program allocates: they run one at a time."""
-    fusions = (i for i in module.instructions if i.op == "fusion" and LIBRARY_FUSION in i.text("backend_config"))
-    library = {name for fusion in fusions for name in fusion.called}
+    library = set(library_computations(module))
     found = ((i, body, name in library) for name, body in module.computations.items() for i in body.values() if i.op == "convolution")
     return max((_in_library(i, body) if inside else _by_itself(i, body) for i, body, inside in found), default=0)
 

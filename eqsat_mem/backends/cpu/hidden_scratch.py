@@ -81,11 +81,17 @@ def hidden_scratch_bytes(module: Module) -> int:
     """
     fusions = [i for i in module.instructions if i.op == "fusion"]
     fused = {name for fusion in fusions for name in fusion.called}
-    called = [name for fusion in fusions if LIBRARY_FUSION in fusion.text("backend_config") for name in fusion.called]
+    called = library_computations(module)
     sums = {i.computation for i in module.instructions if i.op == "add"}
     bodies = {name: {i.name: i for i in body.values() if i.type != "tuple"} for name, body in module.computations.items()}
     packed = (nbytes for name, body in bodies.items() if name not in fused for nbytes in _packed(body))
     return max((*(sum(_scratch(bodies[name], sums)) for name in called if name in bodies), *packed), default=0)
+
+
+def library_computations(module: Module) -> list[str]:
+    """The names of the computations that XLA:CPU passes to its kernel library as fusions."""
+    fusions = (i for i in module.instructions if i.op == "fusion" and LIBRARY_FUSION in i.text("backend_config"))
+    return [name for fusion in fusions for name in fusion.called]
 
 
 SEEN_IN = frozenset({"0.10.0", "0.10.1", "0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1"})
