@@ -285,7 +285,7 @@ class Search:
     def further(self, beam: Sequence[Schedule], rival: Schedule | None, turn: int) -> Iterator[tuple[Schedule, Schedule]]:
         """The trees that one more split makes of others, with these: with a rival that fits, the splits that it has, if there are such."""
         every = len(self.straight.seq.steps)
-        if rival is not None and rival.fits(self.limit) and (every > LARGE_PROGRAM or (every > FOLLOWING and rival.splits)):
+        if rival is not None and rival.fits(self.limit) and (every > LARGE_PROGRAM or (every > FOLLOWING and self.shares_splits(rival))):
             only = rival.splits[turn : turn + 1] if every > LARGE_PROGRAM else rival.splits
             following = ((new, s) for s in beam for new in self.expand(s, only))
             first = next(following, None)
@@ -293,6 +293,11 @@ class Search:
                 yield from () if first is None else chain((first,), following)
                 return
         yield from ((new, s) for s in beam for new in self.expand(s))
+
+    def shares_splits(self, rival: Schedule) -> bool:
+        """Whether a rival has splits, along indices that this program has too: one spread otherwise over devices names other extents."""
+        own, others = self.ex.program.indices, rival.ex.program.indices
+        return bool(rival.splits) and all(own[i : i + 1] == [others[i]] for i, _ in rival.splits)
 
     def expand(self, s: Schedule, only: Collection[Split] | None = None) -> Iterator[Schedule]:
         """The schedules that one more split gives (one of ``only``, if there are any), their chunks still to be chosen."""
