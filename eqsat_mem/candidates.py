@@ -229,7 +229,7 @@ class Forms:
                     written = next(search for search, s in zip(searches, group, strict=True) if s.of is known.written)
                     planned = form is self.loaded and any(loops.are_large(call, form) for call in calls(form))
                     before = self.written(backend, limit) if planned else written.unmodified()
-                found = _searched(searches, scheduler, known)
+                found = settled(_searched(searches, scheduler, known))
                 best = found if best is None or order(found, limit) < order(best, limit) else best
                 if best.fits(limit) or self.deadline.passed():
                     break

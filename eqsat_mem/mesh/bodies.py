@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.ir import Axes, Block, Call, Input, Program, Rename, argument_bytes, axes_mask, children, is_leaf, itemsize, mask_of
+from eqsat_mem.ir import Axes, Block, Call, Input, Program, Rename, argument_bytes, axes_mask, bits, children, is_leaf, itemsize, mask_of
 from eqsat_mem.ir.jaxprs import consts_and_carries, largest_value
 from eqsat_mem.ir.mesh import Spec, whole
 from eqsat_mem.mesh import rows
@@ -114,11 +114,22 @@ def _planned(at: Localiser, term: Block) -> Flow:
     args = tuple(at.value(a, own) for a, own in zip(term.args, shares, strict=True))
     ins = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.in_axes, shares, strict=True))
     outs = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.out_axes, results, strict=True))
-    new = replace(call, in_axes=ins, out_axes=outs, pointwise=0, folds=0, inside=None)
+    new = replace(call, in_axes=ins, out_axes=outs, **_chunks(at, call, any((*shares, *results))))
     room = at.bodies.limit - argument_bytes(local.program) - _live(at, args, new)
     made = [at.bodies.plan(body, *specs, max(room, 0)) for body, specs in zip(bodies(call), _specs(at, call, shares, results), strict=True)]
     planned = replace(new, bodies=tuple(s for s, _ in made), scratch_bytes=max(held for _, held in made))
     return Flow(planned, args, results)
+
+
+def _chunks(at: Localiser, call: Call, dealt: bool) -> dict[str, Any]:
+    """The chunks that a loop may run on: none where its body is one of shares, whose extents its operands alone do not tell."""
+    if dealt:
+        return {"pointwise": 0, "folds": 0, "inside": None}
+    plain = at.local.plain
+    able = {
+        kind: mask_of(plain[i] for i in bits(mask) if i in plain) for kind, mask in (("pointwise", call.pointwise), ("folds", call.folds))
+    }
+    return able if any(able.values()) else _chunks(at, call, dealt=True)
 
 
 def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...]]:

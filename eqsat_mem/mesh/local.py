@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from jax.extend.core import primitives
 
+from eqsat_mem.egraph.encode import pointwise
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.online_folds import Rescaled
 from eqsat_mem.ir import (
     Axes,
@@ -31,9 +33,11 @@ from eqsat_mem.ir import (
     Source,
     Term,
     bits,
+    folded,
     mask_of,
 )
 from eqsat_mem.ir.mesh import Names, Placement, Shares, Spec, share_of, whole
+from eqsat_mem.ir.ops import searched
 from eqsat_mem.ir.ops.collectives import (
     REDUCTIONS,
     Collective,
@@ -98,6 +102,14 @@ class Local:
     def axes(self, axes: Axes, shares: int) -> Axes:
         """Axes of an array of the whole program as axes of a local one."""
         return tuple(tuple(k for i in axis for k in self.form(i, shares)) for axis in axes)
+
+    def state(self, ex: Extraction, t: int, u: int, shares: int) -> None:
+        """State of a local term what is stated of the one that it comes from, as far as its operation allows it."""
+        made = self.program.terms[u]
+        can = (pointwise(self.program, u), folded(made), searched(made.call) if isinstance(made, Block) else -1)
+        for (table, facts), able in zip(((self.splits, ex.splits), (self.accumulates, ex.accumulates), (self.unrolls, ex.unrolls)), can):
+            if mask := self.mask(facts.get(t, 0), shares) & able:
+                table[u] = mask
 
     def share_extent(self, i: int) -> int:
         """The number of positions of an index that one device has."""

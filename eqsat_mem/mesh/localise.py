@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from eqsat_mem.egraph.encode import pointwise
 from eqsat_mem.egraph.extract import Extraction, picked_with
 from eqsat_mem.egraph.online_folds import Rescaled
 from eqsat_mem.ir import (
@@ -33,7 +32,7 @@ from eqsat_mem.ir import (
     with_children,
 )
 from eqsat_mem.ir.mesh import Names, Placement, Spec, Spreading
-from eqsat_mem.ir.ops import picks, searched
+from eqsat_mem.ir.ops import picks
 from eqsat_mem.mesh.again import is_made_again, once_more
 from eqsat_mem.mesh.bodies import Bodies, Flow, flow_of
 from eqsat_mem.mesh.local import PLACES, Local
@@ -222,6 +221,7 @@ class Localiser:
                 return self.renamed(t, term, shares)
             case Block() if (flow := flow_of(self, term)) is not None:
                 result = local.program.add(replace(term, call=flow.call, args=flow.args), self.old.source.get(t))
+                local.state(self.ex, t, result, 0)
                 return self.converted(result, t, flow.shares[term.out], shares)
         computed, have = self.computed(t), self.natural(t)
         if have & ~shares and is_made_again(self, t, shares):
@@ -357,11 +357,7 @@ class Localiser:
         made = self.local_term(term, computed, args)
         u = local.program.add(made, self.old.source.get(t))
         self.origin.setdefault(u, t)
-        stated = ((local.splits, self.ex.splits), (local.accumulates, self.ex.accumulates), (local.unrolls, self.ex.unrolls))
-        can = (pointwise(local.program, u), folded(made), searched(made.call) if isinstance(made, Block) else -1)
-        for (table, facts), able in zip(stated, can, strict=True):
-            if mask := local.mask(facts.get(t, 0), computed) & able:
-                table[u] = mask
+        local.state(self.ex, t, u, computed)
         if t in self.ex.rescales and not given and (known := self.rescaled(t, u, computed)) is not None:
             local.rescales[u] = known
         return u

@@ -52,9 +52,10 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
             outs = [_shape(extents, axes) for axes in call.out_axes]
             if isinstance(term, Block) and call.prim.name in EXCHANGES:
                 return exchange_s(program, t, extents, backend)
-            if program.shares is not None and call.bodies and all(body is not None for body in call.bodies):
+            chunk = call.inside.extents(ins) if call.inside is not None else None
+            if not chunk and program.shares is not None and call.bodies and all(body is not None for body in call.bodies):
                 return trips(call) * sum(body.seconds for body in call.bodies)  # the traced body is that of all devices
-            if call.inside is not None and (chunk := call.inside.extents(ins)):
+            if chunk:
                 # The body is counted as it was traced, at the extents of all devices, also in the program of one of several.
                 whole = [i.extent for i in program.indices]
                 ins, outs = ([_shape(whole, axes) for axes in side] for side in (call.in_axes, call.out_axes))

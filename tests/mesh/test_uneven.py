@@ -157,3 +157,19 @@ def test_what_a_scan_sums_over_rows_is_not_padded():
     i = next(k for k, index in enumerate(ex.program.indices) if index.extent == 1001)
     wide, _, _ = padded(ex, {i: ("x",)}, Spreading(((i, ("x",)),)), DEVICES)
     np.testing.assert_allclose(evaluate(wide.program, [x, w])[0], sums(x, w), rtol=1e-5)
+
+
+def test_a_scan_of_rows_that_devices_do_not_divide_runs_in_chunks_of_them():
+    def slopes(w, x):
+        def energy(w):
+            last, each = jax.lax.scan(lambda h, _: (h_new := jnp.tanh(h @ w), jnp.sum(h_new**2)), x, None, length=6)
+            return jnp.sum(last**2) + jnp.sum(each)
+
+        return jax.value_and_grad(energy)(w)
+
+    x, w = whole(1001, 63), whole(63, 63) / 4
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    f = optimize(slopes, memory_limit="640KiB", mesh=mesh, in_shardings=R)
+    assert f.plan(w, x).compiled_peak_bytes <= 640 * 2**10
+    for mine, plain in zip(jax.tree.leaves(f(w, x)), jax.tree.leaves(jax.jit(slopes)(w, x)), strict=True):
+        np.testing.assert_allclose(mine, plain, rtol=1e-4, atol=1e-3)
