@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
@@ -25,6 +26,8 @@ WIDE = 120
 TITLE = 6
 MOST_LOOPS = 8
 MOST_TENSORS = 5
+MOST_SPECS = 6
+"""Shardings beyond which equal ones are counted."""
 LITTLE = 0.01
 """What is compiled beyond the predicted peak is told where it is more than this part of it."""
 SHORTEST_CODE = 20
@@ -124,8 +127,7 @@ def _shares(plan: Plan) -> Iterator[str]:
     """The shardings of arguments and results on a mesh, and the values that its devices share out and exchange."""
     if plan.mesh is None or plan.unchanged:
         return
-    sides = [", ".join("as XLA likes" if spec is None else _spec_text(spec) for spec in specs) for specs in (plan.in_specs, plan.out_specs)]
-    yield f"arguments lie as {sides[0] or 'nothing'}, results as {sides[1] or 'nothing'}"
+    yield f"arguments: {_lying(plan.in_specs)}; results: {_lying(plan.out_specs)}"
     yield from (f"spread  {index}" for index in plan.spread)
     yield from (f"sent    {exchange}" for exchange in plan.collectives)
     yield f"received per call: {format_bytes(plan.received_bytes)}"
@@ -135,7 +137,19 @@ def _mesh_text(plan: Plan) -> str:
     return ", ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
 
 
-def _spec_text(spec: PartitionSpec) -> str:
+def _lying(specs: Sequence[PartitionSpec | None]) -> str:
+    """How arrays lie, in their order; many are counted."""
+    texts = [*map(_spec_text, specs)]
+    if len(texts) <= MOST_SPECS:
+        return ", ".join(texts) or "none"
+    return ", ".join(f"{times} {text}" for text, times in Counter(texts).most_common())
+
+
+def _spec_text(spec: PartitionSpec | None) -> str:
+    if spec is None:
+        return "as XLA likes"
+    if not any(spec):
+        return "whole"
     entries = ["None" if entry is None else str(entry) if isinstance(entry, tuple) else repr(entry) for entry in spec]
     return f"P({', '.join(entries)})"
 

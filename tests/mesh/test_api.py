@@ -369,3 +369,12 @@ def test_rows_that_lie_in_shares_are_not_sent_for_a_few_percent_of_time(mesh):
     plan = optimize(smoothed, memory_limit="160MiB", mesh=mesh, in_shardings=(S, R, S), out_shardings=R).plan(*args)
     assert {sent.kind for sent in plan.collectives} == {"psum"}
     assert plan.received_bytes < 100
+
+
+def test_many_shardings_are_counted(mesh):
+    def steps(params, x):
+        return [jnp.sum(kernel_product(x, x, w)) for w in params]
+
+    args = [jax.ShapeDtypeStruct((N, 1), jnp.float32)] * 12, jax.ShapeDtypeStruct((N, 3), jnp.float32)
+    text = str(optimize(steps, memory_limit="1MiB", mesh=mesh, in_shardings=(R, S), out_shardings=R).plan(*args))
+    assert "arguments: 12 whole, 1 P('x', None); results: 12 whole\n" in text
