@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from eqsat_mem.units import count, format_bytes
 
@@ -155,13 +155,16 @@ class MemoryLimitError(EqsatMemError):
 def tensor_lines(tensors: Sequence[Tensor], total_bytes: int, most: int = 12) -> list[str]:
     """Return one line for each of the first tensors: its size, its description, and the user's file and line if known.
 
+    Those alike in description and line are counted in one.
+
     Args:
         tensors: tensors that are held at once, largest first.
         total_bytes: what is held at that point altogether, in bytes. What the tensors do not add up to is listed as scratch.
         most: how many tensors are listed at most. The others, and those below a thousandth of all, are added up in one line.
     """
-    large = [k for k, (_, nbytes, _) in enumerate(tensors[:most]) if nbytes >= total_bytes / SMALL]
-    shown, others = [tensors[k] for k in large], [tensor for k, tensor in enumerate(tensors) if k not in large]
+    alike = sorted(_alike(tensors), key=lambda group: -group[0][1] * len(group))
+    large = [k for k, group in enumerate(alike[:most]) if group[0][1] * len(group) >= total_bytes / SMALL]
+    shown, others = [_together(alike[k]) for k in large], [tensor for k, group in enumerate(alike) if k not in large for tensor in group]
     if len(others) == 1:
         shown, others = [*shown, *others], []
     if others:
@@ -175,6 +178,19 @@ def tensor_lines(tensors: Sequence[Tensor], total_bytes: int, most: int = 12) ->
         f"  {size:>{width}}  {description}" + (f"  at {source}" if source else "")
         for size, (description, _, source) in zip(sizes, shown, strict=True)
     ]
+
+
+def _alike(tensors: Sequence[Tensor]) -> Iterable[list[Tensor]]:
+    """Tensors of the same size, description and line together."""
+    groups: dict[Tensor, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor, []).append(tensor)
+    return groups.values()
+
+
+def _together(alike: Sequence[Tensor]) -> Tensor:
+    description, nbytes, source = alike[0]
+    return (f"{len(alike)} x {description}" if len(alike) > 1 else description), nbytes * len(alike), source
 
 
 def _distinct(limit: int, smallest: int) -> tuple[str, str]:

@@ -108,10 +108,11 @@ def test_what_a_program_prints_that_was_left_as_it_was(plan):
 
 def test_long_lists_say_what_they_leave_out(plan):
     loops = [LoopSummary("n", 8, 2)] * 11
-    tensors = [("exp", 1000, None)] * 9
+    tensors = [*((f"exp {k}", 1000, None) for k in range(8)), ("exp 7", 1000, None)]
     lines = str(dataclasses.replace(plan, loops=loops, peak_tensors=tensors, peak_bytes=9000)).splitlines()
     assert "      and 3 more loops, in .loops" in lines
-    assert lines[-2] == "        3.91 KiB  in 4 smaller tensors"
+    assert lines[-7] == "        1.95 KiB  2 x exp 7"
+    assert lines[-2] == "        2.93 KiB  in 3 smaller tensors"
 
 
 def test_in_a_notebook(plan):
