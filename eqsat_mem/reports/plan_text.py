@@ -138,7 +138,7 @@ def _mesh_text(plan: Plan) -> str:
 
 
 def _lying(specs: Sequence[PartitionSpec | None]) -> str:
-    """How arrays lie, in their order; many are counted."""
+    """The shardings of arrays, in their order; many are counted."""
     texts = [*map(_spec_text, specs)]
     if len(texts) <= MOST_SPECS:
         return ", ".join(texts) or "none"

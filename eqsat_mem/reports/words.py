@@ -17,6 +17,8 @@ AXES = {1: ("elements of {}",), 2: ("rows of {}", "columns of {}")}
 """How the axes of an argument are called, by how many it has; of more than two they are numbered from 0."""
 
 
+CUT = frozenset({"slice", "dynamic_slice", "rev", "pad"})
+"""Operations whose results have the axes of their first operand, or parts of them."""
 MOST_SPANS = 2
 """Functions whose lines are told of a loop."""
 KINDS = {"gather_shares": "all_gather", "sum_to_shares": "psum_scatter", "exchange_shares": "all_to_all", "merge_top_k": "all_gather"}
@@ -42,8 +44,25 @@ def axis_of(program: Program, index: int) -> str:
 
 
 def axis_names(program: Program) -> dict[int, str]:
-    """The indices that arguments or results have, with their axes."""
-    return {i: name for i in range(len(program.indices)) if (name := axis_of(program, i))}
+    """The indices that arguments or results have, with their axes, and those of what is laid out anew or cut from them."""
+    return with_inherited(program, {i: name for i in range(len(program.indices)) if (name := axis_of(program, i))})
+
+
+def with_inherited(program: Program, names: Mapping[int, str]) -> dict[int, str]:
+    """Names of indices, with those of indices that stand for the same axis of a value, or for a part of it."""
+    found = dict(names)
+    for term in program.terms:
+        if isinstance(term, Rename):
+            alike: Iterable[tuple[int, int]] = term.pairs
+        elif isinstance(term, Block) and str(term.call.prim.name) in CUT:
+            axes = zip(term.call.in_axes[0], term.call.out_axes[term.out])
+            alike = [(whole[0], part[0]) for whole, part in axes if len(whole) == len(part) == 1]
+        else:
+            continue
+        for before, after in alike:
+            if before in found:
+                found.setdefault(after, found[before])
+    return found
 
 
 def names_in_body(program: Program, names: Mapping[int, str], block: Block, body: Program) -> dict[int, str]:
@@ -59,7 +78,7 @@ def names_in_body(program: Program, names: Mapping[int, str], block: Block, body
             for inside, around in zip(reversed(term.axes), reversed(outer)):
                 if len(inside) == len(around) == 1 and body.indices[inside[0]].extent == program.indices[around[0]].extent:
                     found.update({inside[0]: names[around[0]]} if around[0] in names else {})
-    return found
+    return with_inherited(body, found)
 
 
 def loop_name(program: Program, names: Mapping[int, str], seq: Seq, loop: Loop) -> str:

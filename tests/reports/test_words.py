@@ -6,11 +6,12 @@ import pytest
 
 from eqsat_mem import optimize
 from eqsat_mem.events import Clock
+from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Input, Map, Program
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.ir.program import Buffer, Output
 from eqsat_mem.ir.source import Source
-from eqsat_mem.reports.words import axis_of, describe, pieces, spans
+from eqsat_mem.reports.words import axis_names, axis_of, describe, pieces, spans
 
 
 def program(*inputs):
@@ -54,6 +55,18 @@ def test_an_index_of_results_only_and_one_of_neither():
     assert describe(p, 0, [1, 7, 8]) == "f32[1] argument x"
 
 
+def test_what_is_cut_from_an_axis_and_laid_out_anew_has_its_name():
+    def windows(x, y):
+        scores = x[:, :-1].T @ y
+        return jnp.sum(jax.nn.softmax(scores, -1) @ jax.nn.softmax(scores, -1).T)
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((6, 1025), (6, 9))]
+    loaded = load(jax.make_jaxpr(windows)(*shapes), ["x", "y"])
+    names = axis_names(loaded)
+    found = {names.get(i) for i, index in enumerate(loaded.indices) if index.extent == 1024}
+    assert found == {"columns of x"}
+
+
 def attended(x, w):
     weights = jax.nn.softmax((x @ w) @ x.T, axis=-1)
     return x + weights @ x
@@ -78,8 +91,8 @@ def test_what_a_body_holds_and_loops_over_is_told():
 
 def test_an_index_of_no_argument_is_named_after_the_largest_value_cut():
     def f(x):
-        half = x[:2_000]
-        return jnp.sum(jnp.exp(half[:, None] * half[None]) @ half)
+        points = jnp.sin(jnp.arange(2_000.0) * x[0])
+        return jnp.sum(jnp.exp(points[:, None] * points[None]) @ points)
 
     plan = optimize(f, memory_limit="100KiB", verify=False).plan(jax.ShapeDtypeStruct((2_001,), jnp.float32))
     assert {loop.axis for loop in plan.loops} <= {"rows of f32[2000,2000]", "columns of f32[2000,2000]"}
