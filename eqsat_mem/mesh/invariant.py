@@ -66,8 +66,17 @@ def _check_operands(program: Program, shares: Shares, t: int, where: str) -> Non
         mixed = shares.dealt_out(program.free[c]) & ~shares.dealt_out(every)
         assert not mixed, f"a share meets the whole at {where}"
     if isinstance(term, Block):
-        bound = axes_mask(sum(term.call.in_axes, ())) & ~(term.call.pointwise | term.call.folds | _own_rows(program, term))
+        bound = axes_mask(sum(term.call.in_axes, ())) & ~(
+            term.call.pointwise | term.call.folds | _own_rows(program, term) | _untouched(term)
+        )
         assert not shares.dealt_out(axes_mask(sum(term.call.in_axes, ()))) & bound, f"an operation binds an index in shares at {where}"
+
+
+def _untouched(term: Block) -> int:
+    """The indices of axes that a reshape leaves as they are: shares of them are as good as the whole."""
+    if term.call.prim.name != "reshape":
+        return 0
+    return axes_mask(tuple(a for a, b in zip(term.call.in_axes[0], term.call.out_axes[0]) if a == b))
 
 
 def _summed(program: Program, shares: Shares, t: int) -> Iterator[tuple[int, int]]:
