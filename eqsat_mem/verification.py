@@ -23,6 +23,14 @@ CLOSE = 1.25
 """A plan may fit though up to so many times the limit is predicted."""
 ATTEMPTS = 6
 """The number of searches and compilations for one limit, each for a lower planned limit than the one before."""
+FAR_SLOWER = 2.0
+"""Times as written, or as a plan that held too much, from which on plans are tried that are predicted to hold more than one that fits."""
+SLOWER = 1.2
+"""The same where one that fits leaves half of the room."""
+ROOM = 1.5
+"""Such plans are predicted to hold up to so many times the limit."""
+TRIED = 3
+"""The number of searches for them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +62,7 @@ def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
     if kept is not None:
         return kept
     try:
-        planned = _emit_within(request, forms, best)
+        planned = _emit_within(request, forms, best, before.seconds)
     except MemoryLimitError:  # as predicted, something would have fitted
         kept = keep(request, forms.loaded, before) if request.verifies and not may_stay else None
         if kept is None:
@@ -91,8 +99,8 @@ def _as_held(chosen: Chosen) -> float:
     return s.seconds + max(held - predicted, 0.0)
 
 
-def _emit_within(request: Request, forms: Forms, best: Schedule) -> Chosen:
-    """Emit a program that holds no more than the limit once compiled.
+def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: float) -> Chosen:
+    """Emit a program that holds no more than the limit once compiled; ``as_written_s`` is the time of the program as written.
 
     Where no prediction is low enough, or where one that is leaves most of the room, XLA fuses less than the backend assumes: the search
     begins again with its cautious variant. Then with the compiler options under which programs hold least.
@@ -107,7 +115,7 @@ def _emit_within(request: Request, forms: Forms, best: Schedule) -> Chosen:
             try:
                 s = forms.fastest(backend, request.limit).best if errors or found else best
                 if found is None or (s.fits(request.limit) and s.seconds < found.schedule.seconds):
-                    found = _verified(request, forms, backend, s)
+                    found = _verified(request, forms, backend, s, as_written_s)
             except MemoryLimitError as error:
                 errors.append(error)
             if found is not None and (cautious is None or backend == cautious or not _leaves_room(found, request.limit)):
@@ -117,12 +125,16 @@ def _emit_within(request: Request, forms: Forms, best: Schedule) -> Chosen:
 
 def _leaves_room(chosen: Chosen, limit: int) -> bool:
     """Whether a program that was planned for less than the limit holds less than half of what it may beside arguments and outputs."""
+    return chosen.planned_limit < limit and _is_half_empty(chosen, limit)
+
+
+def _is_half_empty(chosen: Chosen, limit: int) -> bool:
     program = chosen.schedule.ex.program
     fixed, held = argument_bytes(program) + output_bytes(program), chosen.compiled_bytes
-    return chosen.planned_limit < limit and held is not None and 2 * (held - fixed) < limit - fixed
+    return held is not None and 2 * (held - fixed) < limit - fixed
 
 
-def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule) -> Chosen:
+def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule, as_written_s: float) -> Chosen:
     """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
 
     Where nothing fits the next planned limit, it was too low a guess: the one after is halfway back to the last program that was compiled.
@@ -131,6 +143,7 @@ def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule) 
     limit = request.limit
     planned_limit, above = limit, 0
     smallest: tuple[int, Schedule] | None = None
+    quick = as_written_s
     for attempt in range(ATTEMPTS):
         if attempt and request.deadline.passed():
             break
@@ -140,7 +153,8 @@ def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule) 
             found = compiled(request, backend, best, planned_limit)
             held = found.compiled_bytes
             if held is None or held <= limit:
-                return found
+                return _fastest_that_holds_less(request, forms, found, quick, above)
+            quick = min(quick, best.seconds)
             if smallest is None or held < smallest[0]:
                 smallest = held, best
             if planned_limit > limit:
@@ -154,6 +168,38 @@ def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule) 
             break
     closest_bytes, closest = smallest or (best.peak_bytes, best)
     raise _too_large(request, forms, closest, closest_bytes)
+
+
+def _fastest_that_holds_less(request: Request, forms: Forms, fitting: Chosen, quick: float, above: int) -> Chosen:
+    """A plan that fits, or where it takes far longer than it has to, one that is predicted to hold more and holds less once compiled.
+
+    Args:
+        request: what is planned.
+        forms: the forms of the program.
+        fitting: the plan that fits.
+        quick: seconds of the program as written, or of a plan that held too much.
+        above: the predicted peak of the last plan that held too much; 0 where there is none.
+    """
+    backend, limit = fitting.backend, request.limit
+    much = SLOWER if _is_half_empty(fitting, limit) else FAR_SLOWER
+    low, high = fitting.schedule.peak_bytes, above or max(int(ROOM * limit), fitting.schedule.peak_bytes)
+    planned = (low + high) // 2 if above else high
+    for _ in range(TRIED if fitting.check is not None and fitting.schedule.seconds > much * quick else 0):
+        if request.deadline.passed():
+            break
+        s = forms.fastest(backend, planned).best
+        if not s.fits(planned) or fitting.schedule.seconds <= SLOWER * s.seconds:
+            if planned == high:
+                break
+            low = planned
+        else:
+            found = compiled(request, backend, s, planned)
+            if found.compiled_bytes is not None and found.compiled_bytes <= limit:
+                fitting, low = found, planned
+            else:
+                high = min(s.peak_bytes, planned)
+        planned = (low + high) // 2
+    return fitting
 
 
 def compiled(request: Request, backend: Backend, s: Schedule, planned_limit: int) -> Chosen:

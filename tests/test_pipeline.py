@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,7 @@ import eqsat_mem
 from eqsat_mem import MemoryLimitError, events, pipeline
 from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.candidates import MEMORY_PRICES
+from eqsat_mem.options import Options
 from eqsat_mem.schedule.checks import Check
 from eqsat_mem.transforms import plan_bodies
 from tests.oracles.targets import CPU
@@ -214,6 +216,28 @@ def test_xla_is_asked_where_the_smallest_plan_is_predicted_to_hold_a_little_more
 
 
 # --- programs inside programs ----------------------------------------------------------------------------
+
+
+class Generous(CpuBackend):
+    """A backend whose compiled programs hold a part of what XLA says beside arguments and results."""
+
+    part = 1.0
+
+    def check(self, *args, **kwargs):
+        found = super().check(*args, **kwargs)
+        return dataclasses.replace(found, held_bytes=int(60_000 + self.part * (found.held_bytes - 60_000)))
+
+
+@pytest.mark.parametrize(("limit", "part"), [(133_000, 1.0), (140_000, 0.5)])
+def test_far_faster_plans_are_tried_that_are_predicted_to_hold_more_and_do_not(limit, part):
+    def laplacian_kernel(x, v):
+        return jnp.exp(-jnp.sum(jnp.abs(x[:, None] - x[None]), -1)) @ v
+
+    backend = type("Backend", (Generous,), {"part": part})(CPU.device)
+    jaxpr = jax.make_jaxpr(laplacian_kernel)(*arguments([(3000, 3), (3000,)]))
+    plan = pipeline.plan(jaxpr, Options(memory_limit=limit), ["x", "v"], "laplacian_kernel", backend)
+    assert plan.compiled_peak_bytes <= limit < plan.peak_bytes
+    assert plan.predicted_s < plan.original_predicted_s
 
 
 def through_scan(x, y, v):

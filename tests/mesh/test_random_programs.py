@@ -36,6 +36,6 @@ ON_DEVICES = (3080, 11041)
 @pytest.mark.filterwarnings("ignore")
 def test_programs_that_once_failed(seed):
     """Shares laid out anew under other names; fewer elements in a share than are picked; shares along one of two mesh axes that deal out
-    another index together; a result one axis of which is laid out anew beside another in shares; a value compared with its maximum, computed
-    once in shares and once whole; places without values."""
+    another index together; a result one axis of which is laid out anew beside another in shares; a value compared with its maximum, once
+    computed in shares and once whole; places without values."""
     assert (found := failure(seed, seed in ON_DEVICES)) is None, found
