@@ -39,7 +39,9 @@ def plain_form(
         return Plain(_traced(flat, partial(_bits, params["shape"], params["bit_width"]), ins), ins, DRAWS)
     if DIAGONALS in passes and (diagonal := diagonal_gathers.plain_form(flat, producer, name, params, ins)) is not None:
         return diagonal
-    return row_gathers.plain_form(flat, producer, name, params, ins) if ROWS in passes else None
+    if ROWS in passes and (rows := row_gathers.plain_form(flat, producer, name, params, ins)) is not None:
+        return rows
+    return row_gathers.batched_form(flat, producer, name, params, ins)
 
 
 def _definition(flat: Flat, name: str, params: dict[str, Any], ins: Sequence[int]) -> Any:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import primitives
 
 from eqsat_mem.frontend.diagonal_gathers import Constants, written
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
@@ -35,6 +36,44 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
     values = [ins[0], rows.column, *ins[2:]]
     form = rows.write(write) if write is not None else rows.read(params)
     return Plain(jax.make_jaxpr(form)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in values)), values, ROWS)
+
+
+def batched_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Plain | None:
+    """The same gather or scatter, with axes whose positions count 0, 1, 2, ... as batch axes; ``None`` if it has no such axes, or no others.
+
+    ``x[arange(n)[:, None], p]`` takes several elements of each row. Where ``x`` is in memory anyway, it stays as it is.
+    """
+    if (name != "gather" and written(name, params) is None) or not _is_computed(flat, producer, ins[0]):
+        return None
+    reads, numbers, shape = name == "gather", params["dimension_numbers"], flat.shapes[ins[0]]
+    names = _GATHER if reads else _SCATTER
+    batch, of_indices, gone, dims = ([int(d) for d in getattr(numbers, field)] for field in names)
+    columns = _columns(flat, producer, ins[1], len(dims))
+    if columns is None or len(dims) < 2:
+        return None
+    counted: dict[int, int] = {}
+    for d, column in zip(dims, columns):
+        along = _counts_along(flat, producer, column, shape[d], {*of_indices, *counted.values()})
+        if along is not None and d in gone and len(counted) < len(dims) - 1:
+            counted[d] = along
+    if not counted:
+        return None
+    pairs = sorted([*zip(batch, of_indices), *counted.items()])
+    left = [column for d, column in zip(dims, columns) if d not in counted]
+    rest = [d for d in dims if d not in counted]
+    new = ([d for d, _ in pairs], [a for _, a in pairs], [d for d in gone if d not in counted], rest)
+    changed = {**params, "dimension_numbers": numbers._replace(**{field: tuple(value) for field, value in zip(names, new)})}
+
+    def form(x: Any, *others: Any) -> Any:
+        positions = lax.concatenate(others[: len(left)], others[0].ndim - 1) if len(left) > 1 else others[0]
+        return getattr(primitives, f"{name.replace('-', '_')}_p").bind(x, positions, *others[len(left) :], **changed)
+
+    values = [ins[0], *left, *ins[2:]]
+    return Plain(jax.make_jaxpr(form)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in values)), values)
+
+
+_GATHER = "operand_batching_dims", "start_indices_batching_dims", "collapsed_slice_dims", "start_index_map"
+_SCATTER = "operand_batching_dims", "scatter_indices_batching_dims", "inserted_window_dims", "scatter_dims_to_operand_dims"
 
 
 def _is_computed(flat: Flat, producer: Mapping[int, Equation], value: int) -> bool:

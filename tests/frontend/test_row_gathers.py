@@ -9,6 +9,7 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.frontend.load import load
+from eqsat_mem.ir import Block
 from tests.oracles.evaluation import values
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -124,6 +125,46 @@ def test_arrays_that_are_in_memory_are_read_where_they_are():
 def test_several_elements_of_a_row_are_gathered():
     several = np.array([[0, 1], [2, 2], [3, 4], [0, 0], [1, 4], [2, 3]], np.int32)
     assert "gather" in str(same(lambda x, i: jnp.take_along_axis(x * 2, i, 1), made(N, V), several))
+
+
+SEVERAL = np.array([[0, 1], [2, 2], [3, 4], [0, 0], [1, 4], [2, 3]], np.int32)
+
+
+def rows():
+    return jnp.arange(N)[:, None]
+
+
+FEW = {
+    "read": lambda x, i: (x * 2)[rows(), i],
+    "read, swapped": lambda x, i: (x.T * 2)[i, rows()],
+    "read, of vectors": lambda x, i: (x[..., None] * made(D))[rows(), i],
+    "read, outside": lambda x, i: (x * 2).at[rows(), i + 3].get(mode="fill", fill_value=7.0),
+    "read, clipped": lambda x, i: (x * 2).at[rows(), i + 3].get(mode="clip"),
+    "read in a grid": lambda x, i: jnp.einsum("ab,cd->abcd", x, x)[rows(), jnp.arange(2), i, i],
+    "added": lambda x, i: (x * 2).at[rows(), i].add(x[:, :2]),
+    "multiplied, outside": lambda x, i: (x * 2).at[rows(), i + 3].mul(x[:, :2]),
+    "derivative": lambda x, i: jax.grad(lambda x: jnp.sum((x * 2)[rows(), i] ** 2))(x),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_rows_that_are_counted_are_batches(name):
+    program = same(FEW[name], made(N, V), SEVERAL)
+    call = next(term.call for term in program.terms if isinstance(term, Block) and term.call.prim.name.startswith(("gather", "scatter")))
+    numbers = call.params["dimension_numbers"]
+    assert numbers.operand_batching_dims
+
+
+@pytest.mark.parametrize("several", [1, 9])
+def test_several_elements_of_each_row_of_a_product_are_gathered_in_pieces(several):
+    def picked(a, b, i):
+        return (a @ b.T)[jnp.arange(a.shape[0])[:, None], i]
+
+    rng = np.random.default_rng(0)
+    args = [made(600, 8), made(800, 8), rng.integers(0, 800, (600, several)).astype(np.int32)]
+    optimized = eqsat_mem.optimize(picked, memory_limit=600 * 800)
+    assert optimized.plan(*args).compiled_peak_bytes <= 600 * 800
+    np.testing.assert_allclose(optimized(*args), jax.jit(picked)(*args), rtol=1e-5, atol=1e-5)
 
 
 def test_a_contrastive_loss_over_both_sides_is_computed_in_pieces():
