@@ -39,7 +39,7 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
 
 
 def batched_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Plain | None:
-    """The same gather or scatter, with axes whose positions count 0, 1, 2, ... as batch axes; ``None`` if it has no such axes, or no others.
+    """The same gather or scatter, with axes whose positions count 0, 1, ... as batch axes; ``None`` if it has no such axes, or no others.
 
     ``x[arange(n)[:, None], p]`` takes several elements of each row. Where ``x`` is in memory anyway, it stays as it is.
     """
