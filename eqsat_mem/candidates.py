@@ -356,10 +356,10 @@ def _left(placement: Placement, backend: Backend, body: Program, ins: Specs) -> 
 
 def _extracted(view: View, rules: RuleSet, backend: Backend, deadline: Deadline) -> _Candidates:
     seconds = partial(term_seconds, backend=backend)
-    written = as_written(view)
+    written = backend.as_emitted(as_written(view))
     has_takes = any(isinstance(term, Take) for term in view.program.terms)
     prices = (*MEMORY_PRICES, ROWS_PRICE) if has_takes else MEMORY_PRICES
-    found = [written, *extractions(view, seconds, prices, deadline)]
+    found = [written, *map(backend.as_emitted, extractions(view, seconds, prices, deadline))]
     for ex, price in zip(found, (None, *prices)):
         tell(Extracted(ex, price))
     found += [new for ex in found if (new := reordered(ex, rules, seconds)) is not None]

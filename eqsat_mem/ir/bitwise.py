@@ -33,6 +33,17 @@ def compared(program: Program) -> dict[int, frozenset[int]]:
     return found
 
 
+def rounded_in(program: Program) -> set[int]:
+    """The terms that values depend on which must keep their bits."""
+    stack = [t for exact in compared(program).values() for t in exact]
+    found = set(stack)
+    while stack:
+        new = set(children(program.terms[stack.pop()])) - found
+        found |= new
+        stack += new
+    return found
+
+
 def between(program: Program, terms: Iterable[int], origin: int, t: int) -> Iterator[tuple[int, set[int]]]:
     """Yield the terms on paths from ``origin`` to ``t``.
 

@@ -151,6 +151,10 @@ class Backend:
         """The same target whose folds are never tile kernels: a program as its author wrote it runs on this one."""
         return self
 
+    def as_emitted(self, ex: Extraction) -> Extraction:
+        """A program with what it is emitted with of what rules allow."""
+        return ex
+
     def as_written(self, ex: Extraction) -> Extraction:
         """A program with what rules allow of it where it runs as its author wrote it, for predictions."""
         return ex

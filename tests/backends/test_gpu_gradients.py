@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eqsat_mem
@@ -79,7 +80,32 @@ def test_a_plan_that_left_most_of_the_room_is_compared_with_a_cautious_one(monke
     def planned():
         return eqsat_mem.optimize(quadratic, memory_limit=limit, device="h100", tiles=False).plan(*avals)
 
+    fastest = planned()
+    monkeypatch.setattr(verification, "TRIED", 0)
     plan = planned()
     assert plan.compiled_peak_bytes <= limit
+    assert fastest.predicted_s <= 1.1 * plan.predicted_s
     monkeypatch.setattr(verification, "_leaves_room", lambda chosen, limit: False)
     assert plan.predicted_s < 0.3 * planned().predicted_s
+
+
+@compiler
+def test_extremes_in_two_directions_of_one_distance_compare_what_both_compute():
+    """Chamfer distances of two clouds of points: the gradient compares each distance with its row's least and with its column's."""
+
+    def chamfer(x, y):
+        def loss(x):
+            d = distances(x, y)
+            return d.min(1).mean() + d.min(0).mean()
+
+        return jax.value_and_grad(loss)(x)
+
+    limit = 60 * 2**20
+    plan = eqsat_mem.optimize(chamfer, memory_limit=limit, device="h100").plan(f32(8000, 3), f32(7500, 3))
+    assert plan.compiled_peak_bytes <= limit < 4 * 8000 * 7500
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((n, 3)).astype(np.float32) for n in (80, 75))
+    small = eqsat_mem.optimize(chamfer, memory_limit="20KiB", device="h100", verify=False).plan(x, y)
+    assert small.loops
+    for mine, plain in zip(jax.jit(small.function)(x, y), jax.tree.leaves(jax.jit(chamfer)(x, y)), strict=True):
+        np.testing.assert_allclose(mine, plain, rtol=1e-4, atol=1e-6)

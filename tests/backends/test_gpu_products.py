@@ -59,7 +59,8 @@ def distances(x, y):
 
 def peak(backend, function, *avals):
     program = load(jax.make_jaxpr(function)(*avals), [f"x{k}" for k in range(len(avals))], backend.preferences)
-    return straight(original(program, load_rules(only=("splitting",), without=backend.needless_rules)), backend.without_tiles()).peak_bytes
+    rules = load_rules(only=("splitting",), without=backend.needless_rules)
+    return straight(backend.as_emitted(original(program, rules)), backend.without_tiles()).peak_bytes
 
 
 def test_a_cautious_backend_holds_what_several_folds_read():

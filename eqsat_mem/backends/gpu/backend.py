@@ -21,6 +21,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import DeviceCompilerError
 from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, itemsize
+from eqsat_mem.ir.bitwise import rounded_in
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
@@ -86,7 +87,6 @@ class GpuBackend(Backend):
     platform: ClassVar[str] = "gpu"
     loops_beside_outputs: ClassVar[bool] = True
     tie: ClassVar[Tie] = BitTie()
-    needless_rules: ClassVar[tuple[str, ...]] = (*Backend.needless_rules, "unroll-fold")  # short folds are computed inside their readers
     packs: ClassVar[bool] = True
     adds_in_place: ClassVar[bool] = True
 
@@ -146,6 +146,11 @@ class GpuBackend(Backend):
 
     def without_tiles(self) -> Self:
         return replace(self, tiles=None)
+
+    def as_emitted(self, ex: Extraction) -> Extraction:
+        """Short folds are computed inside their readers; those are written out whose bits must be the same in all of them."""
+        folds = {t for t in ex.unrolls if isinstance(ex.program.terms[t], Fold)}
+        return replace(ex, unrolls={t: over for t, over in ex.unrolls.items() if t not in folds - rounded_in(ex.program)}) if folds else ex
 
     def as_written(self, ex: Extraction) -> Extraction:
         """Without what only emitted source writes out element by element."""
