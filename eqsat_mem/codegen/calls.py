@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr
 from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Scope, identifier, shape_of, tuple_text
 from eqsat_mem.ir import Call, Program
-from eqsat_mem.ir.jaxprs import consts_and_carries
+from eqsat_mem.ir.jaxprs import combination_of, consts_and_carries
 from eqsat_mem.ir.ops import Operation, bind_call, block_op, block_text, param_text
 
 STANDS_FOR = 7_000_000_000
@@ -216,8 +216,7 @@ class CallWriter:
 
     def combination(self, call: Call, scope: Scope) -> str:
         """Write the function with which a call reduces, and return its name."""
-        half, p = len(call.in_axes) // 2, call.params
-        jaxpr = p["jaxpr"] if isinstance(p["jaxpr"], ClosedJaxpr) else ClosedJaxpr(p["jaxpr"], p.get("consts", ()))
+        half, jaxpr = len(call.in_axes) // 2, combination_of(call.params)
         return self.functions.local(Body("combine", jaxpr, None, (), (("left", half), ("right", half)), tuple_text), scope)
 
 

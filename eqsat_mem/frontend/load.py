@@ -44,6 +44,7 @@ from eqsat_mem.ir import (
     mask_of,
     ops,
 )
+from eqsat_mem.ir.jaxprs import combination_of, leaves_alone
 from eqsat_mem.passes import EVERY, Pass
 
 SELECTION_CHUNKS = 4
@@ -256,11 +257,17 @@ class _Builder:
         if own is not None:
             return in_axes[0][-1] if own.monoid is not None else ()
         selection = ops.block_op(eqn.prim.name).selection
-        if selection is None or selection.text is None:
+        if selection is None or (selection.text is None and not self._begins_with_nothing(eqn)):
             return ()
         axis = in_axes[0][selection.axis(eqn.params, len(in_axes[0]))]
         long = self.program.extent(mask_of(axis)) >= SELECTION_CHUNKS * selection.least(eqn.params)
         return axis if len(axis) == 1 and long else ()
+
+    def _begins_with_nothing(self, eqn: Equation) -> bool:
+        """Whether what a reduction by a function begins with changes nothing, so that every chunk may begin with it."""
+        start = [self.flat.literals.get(v) for v in eqn.ins[len(eqn.ins) // 2 :]]
+        is_known = all(value is not None and issubdtype(value.dtype, np.number) for value in start)
+        return is_known and leaves_alone(combination_of(eqn.params), start)
 
     def _meeting(self, eqn: Equation, in_axes: Sequence[Axes], out_axes: Sequence[Axes], args: Sequence[int]) -> int:
         """The indices whose elements an operation combines: none if what it writes them into would count once per chunk."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from eqsat_mem.ir.mesh import Devices, Spec, share_of
 from eqsat_mem.ir.program import itemsize
@@ -87,3 +89,22 @@ def consts_and_carries(params: Mapping[str, Any]) -> tuple[int, int]:
         return int(params["num_consts"]), int(params["num_carry"])
     consts, carry, _ = (len(list(part)) for part in params["ft_in"].unpack())
     return consts, carry
+
+
+def combination_of(params: Mapping[str, Any]) -> ClosedJaxpr:
+    """The function with which a ``reduce`` or ``reduce_window`` combines two elements."""
+    jaxpr = params["jaxpr"]
+    return jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, params.get("consts", ()))
+
+
+def leaves_alone(combination: ClosedJaxpr, start: Sequence[Any]) -> bool:
+    """Whether combined with ``start``, on either side, a few other values stay as they are: nothing else tells that it is an identity."""
+    others = [np.array([7 * k + value for value in PROBES]).astype(v.dtype) for k, v in enumerate(start)]
+    begin = [np.broadcast_to(value, len(PROBES)) for value in start]
+    with jax.ensure_compile_time_eval():
+        both = jax.jit(jax.vmap(jaxpr_as_fun(combination)))
+        found = [both(*begin, *others), both(*others, *begin)]
+    return all(np.array_equal(made, other) for side in found for made, other in zip(side, others, strict=True))
+
+
+PROBES = (-30, -1, 0, 2, 50)

@@ -109,3 +109,20 @@ def test_extremes_in_two_directions_of_one_distance_compare_what_both_compute():
     assert small.loops
     for mine, plain in zip(jax.jit(small.function)(x, y), jax.tree.leaves(jax.jit(chamfer)(x, y)), strict=True):
         np.testing.assert_allclose(mine, plain, rtol=1e-4, atol=1e-6)
+
+
+@compiler
+def test_places_of_extremes_in_two_directions_are_searched_in_one_loop():
+    def matches(x, y):
+        products = x @ y.T
+        return products.argmax(1), products.argmax(0)
+
+    limit = 60 * 2**20
+    plan = eqsat_mem.optimize(matches, memory_limit=limit, device="h100").plan(f32(8000, 32), f32(7500, 32))
+    assert plan.compiled_peak_bytes <= limit < 4 * 8000 * 7500
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((n, 32)).astype(np.float32) for n in (80, 75))
+    small = eqsat_mem.optimize(matches, memory_limit="30KiB", device="h100", verify=False).plan(x, y)
+    assert small.loops
+    for mine, plain in zip(jax.jit(small.function)(x, y), jax.jit(matches)(x, y), strict=True):
+        np.testing.assert_array_equal(mine, plain)

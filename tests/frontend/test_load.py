@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
+import eqsat_mem
 from eqsat_mem import ir
 from eqsat_mem.frontend import load as loading
 from eqsat_mem.ir import interpreter
@@ -497,3 +498,36 @@ def test_few_random_bits_and_those_of_other_generators_are_drawn_whole() -> None
 def test_a_device_put_to_nowhere_is_its_operand():
     program = loading.load(jax.make_jaxpr(lambda x: jax.device_put(jnp.exp(x)))(1.0), ["x"])
     assert [type(term).__name__ for term in program.terms] == ["Input", "Map"]
+
+
+def least_pair(one, other):
+    """The lesser of two numbers with its place, the first of equal ones."""
+    (x, i), (y, j) = one, other
+    first = (x < y) | ((x == y) & (i < j))
+    return jnp.where(first, x, y), jnp.where(first, i, j)
+
+
+def both_ways(start):
+    def searched(x, y):
+        """Least numbers of rows and of columns, with their places, by a function of one's own."""
+        d = jnp.abs(x[:, None] - y)
+        places = [lax.broadcasted_iota(np.int32, d.shape, axis) for axis in (1, 0)]
+        return [lax.reduce((d, at), start, least_pair, (axis,)) for at, axis in zip(places, (1, 0))]
+
+    return searched
+
+
+def test_reductions_by_a_function_run_in_chunks_where_they_begin_with_an_identity():
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(n).astype(np.float32) for n in (700, 900))
+    identity, number = (np.float32(np.inf), np.int32(2**31 - 1)), (np.float32(0.001), np.int32(5))
+    fast = eqsat_mem.optimize(both_ways(identity), memory_limit="200KiB")
+    assert fast.plan(x, y).compiled_peak_bytes <= 200 * 2**10 < 4 * 700 * 900
+    for mine, plain in zip(jax.tree.leaves(fast(x, y)), jax.tree.leaves(both_ways(identity)(x, y)), strict=True):
+        np.testing.assert_array_equal(mine, plain)
+    folds = [
+        {term.call.folds for term in loading.load(jax.make_jaxpr(both_ways(start))(x, y), "xy").terms if isinstance(term, ir.Block)}
+        for start in (identity, number)
+    ]
+    assert len(folds[0]) == 2
+    assert folds[1] == {0}
