@@ -297,7 +297,7 @@ class Search:
     def shares_splits(self, rival: Schedule) -> bool:
         """Whether a rival has splits, along indices that this program has too: one spread otherwise over devices names other extents."""
         own, others = self.ex.program.indices, rival.ex.program.indices
-        return bool(rival.splits) and all(own[i : i + 1] == [others[i]] for i, _ in rival.splits)
+        return bool(rival.splits) and all(own[i : i + 1] == others[i : i + 1] for i, _ in rival.splits)
 
     def expand(self, s: Schedule, only: Collection[Split] | None = None) -> Iterator[Schedule]:
         """The schedules that one more split gives (one of ``only``, if there are any), their chunks still to be chosen."""
