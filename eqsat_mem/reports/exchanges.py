@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from eqsat_mem.units import format_bytes
 
@@ -59,3 +60,13 @@ class Exchange:
         often = f", {self.times:,} times" if self.times > 1 else ""
         text = f"{self.kind} of {self.of} over {', '.join(self.axes)}: {format_bytes(self.bytes)}{often}"
         return text + (f"  at {self.at}" if self.at else "")
+
+
+def together(exchanges: Iterable[Exchange]) -> list[Exchange]:
+    """Exchanges of which those that differ in nothing but how often they run are one."""
+    alike: dict[Exchange, Exchange] = {}
+    for one in exchanges:
+        key = replace(one, received=0, times=0)
+        known = alike.get(key, key)
+        alike[key] = replace(one, received=known.received + one.received, times=known.times + one.times)
+    return list(alike.values())

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 from eqsat_mem.errors import tensor_lines
 from eqsat_mem.passes import named
+from eqsat_mem.reports.exchanges import together
 from eqsat_mem.units import count, format_bytes, time_text, wrapped
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _shares(plan: Plan) -> Iterator[str]:
         return
     yield f"arguments: {_lying(plan.in_specs)}; results: {_lying(plan.out_specs)}"
     yield from (f"spread  {index}" for index in plan.spread)
-    yield from (f"sent    {exchange}" for exchange in plan.collectives)
+    yield from (f"sent    {exchange}" for exchange in together(plan.collectives))
     yield f"received per call: {format_bytes(plan.received_bytes)}"
 
 

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from eqsat_mem import optimize
 from eqsat_mem.errors import MemoryLimitError, OptionError
+from eqsat_mem.reports.exchanges import Exchange, together
 from tests.oracles.collectives import KINDS, collectives
 
 S, R = P("x"), P()
@@ -378,3 +379,9 @@ def test_many_shardings_are_counted(mesh):
     args = [jax.ShapeDtypeStruct((N, 1), jnp.float32)] * 12, jax.ShapeDtypeStruct((N, 3), jnp.float32)
     text = str(optimize(steps, memory_limit="1MiB", mesh=mesh, in_shardings=(R, S), out_shardings=R).plan(*args))
     assert "arguments: 12 whole, 1 P('x', None); results: 12 whole\n" in text
+
+
+def test_exchanges_alike_are_told_together():
+    first, second = (Exchange("psum", ("x",), "f32[4] add", 16, 28 * times, times, "a.py:1 (f)") for times in (2, 3))
+    other = Exchange("psum", ("x",), "f32[4] add", 16, 28, 1, "a.py:2 (f)")
+    assert together([first, other, second]) == [Exchange("psum", ("x",), "f32[4] add", 16, 140, 5, "a.py:1 (f)"), other]
