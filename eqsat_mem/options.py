@@ -163,7 +163,7 @@ def parse_seconds(text: str, argument: str) -> float:
     try:
         return _positive_seconds(float(text), argument)
     except ValueError:
-        raise OptionError(f"{argument} must be a number of seconds above zero, not {text!r}.") from None
+        raise _not_seconds(text, argument) from None
 
 
 def resolve_limit(options: Options, capacity: int | None = None, mesh: Any = None) -> int:
@@ -259,9 +259,20 @@ def _positive_int(value: Any, argument: str) -> int:
 
 
 def _positive_seconds(value: Any, argument: str) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+    check_seconds(value, argument)
+    if math.isfinite(value) and value > 0:
         return float(value)
-    raise OptionError(f"{argument} must be a number of seconds above zero, not {value!r}.")
+    raise _not_seconds(value, argument)
+
+
+def check_seconds(value: Any, argument: str) -> None:
+    """Raises :class:`OptionError` unless a value is a number, of seconds say."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+        raise _not_seconds(value, argument)
+
+
+def _not_seconds(value: Any, argument: str) -> OptionError:
+    return OptionError(f"{argument} must be a number of seconds above zero, not {value!r}.")
 
 
 def _paths(value: Any, argument: str) -> tuple[str, ...]:

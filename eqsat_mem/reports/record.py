@@ -11,7 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from eqsat_mem.ir import Program
-from eqsat_mem.options import Options
+from eqsat_mem.options import Options, check_seconds
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.plan_files import Identity, identity
 from eqsat_mem.reports.plan_text import headline
@@ -74,6 +74,8 @@ class Record:
         from eqsat_mem.reports.explain import explained
         from eqsat_mem.reports.progress import on_stderr
 
+        if max_seconds is not None:
+            check_seconds(max_seconds, "max_seconds")
         if not self._explained:
             with self.settings(), on_stderr(plan.name):
                 why = explained(plan, self, Deadline(math.inf if max_seconds is None else max_seconds, now))
