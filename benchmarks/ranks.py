@@ -20,11 +20,11 @@ from benchmarks.measuring import prepare, take_turns
 from benchmarks.programs import BENCHMARKS, Benchmark
 from benchmarks.racing import Question, Row, main, markdown
 from eqsat_mem.backends.choose import backend_in_use
-from eqsat_mem.candidates import MEMORY_PRICES
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, as_written, extract
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import saturate
+from eqsat_mem.equal_programs import MEMORY_PRICES
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.schedule.backend import Backend

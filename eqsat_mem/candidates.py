@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.deadline import NEVER, Deadline
-from eqsat_mem.egraph.extract import Extraction, as_written, extract, extractions, original, run_as_is
-from eqsat_mem.egraph.graph import View
+from eqsat_mem.egraph.extract import extract, original, run_as_is
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, attributed, saturate
-from eqsat_mem.events import Clock, Extracted, Searched, Stepped, tell
+from eqsat_mem.equal_programs import ROWS_PRICE, Candidates, extracted_of
+from eqsat_mem.events import Clock, Searched, tell
 from eqsat_mem.frontend.concatenations import with_parts
 from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.shifts import with_shifts
 from eqsat_mem.frontend.takes import with_takes
-from eqsat_mem.ir import Program, Take
+from eqsat_mem.ir import Program
 from eqsat_mem.ir.jaxprs import share_bytes
 from eqsat_mem.ir.mesh import Devices, Placement
 from eqsat_mem.options import Options, format_bytes
@@ -30,20 +31,12 @@ from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.loop_bodies import settled, slow_in_chunks
 from eqsat_mem.schedule.search import Schedule, Search, fastest, straight
-from eqsat_mem.schedule.timing import Known
-from eqsat_mem.transforms.contraction_order import reordered
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier, calls, floor_bytes, plan_bodies
 from eqsat_mem.transforms.ranks import with_ranks
 
 if TYPE_CHECKING:  # what few programs need is imported where they do: a first plan would take a tenth longer
     from eqsat_mem.mesh.bodies import Bodies, Specs
-    from eqsat_mem.mesh.choose import Spread
-    from eqsat_mem.schedule.remat import Moved
 
-MEMORY_PRICES = (0.0, 1e-10, 1e-8)
-"""Seconds per byte of contractions, blocks and renamed values, for each of which a program is extracted: from fastest to smallest."""
-ROWS_PRICE = 1e-6
-"""A further price for programs with takes: no rows are taken of computed values where rules allow to compute the rows alone."""
 LONG = 500
 """Terms beyond which a program with equal blocks is searched as it was written only where its loops do not fit: that takes seconds."""
 GAIN = 0.7
@@ -101,7 +94,7 @@ class Forms:
     def __post_init__(self) -> None:
         self.made = [self.loaded]
         self.others: Iterator[Program] | None = None
-        self.candidates: dict[int, _Candidates] = {}
+        self.candidates: dict[int, Candidates] = {}
         self.bodies: dict[Hashable, Forms] = {}
         self.fingerprints = Fingerprints()
         self.frontiers: defaultdict[Hashable, Frontier] = defaultdict(Frontier)
@@ -191,6 +184,9 @@ class Forms:
                 apart = extract(self._candidates(taken).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
                 yield taken if self.placement is None else apart.program
                 yield from forms(apart, self.rules)
+            shifted = with_shifts(program, self.rules.passes) if self.placement is None else None
+            if shifted is not None:
+                yield shifted
 
     def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         if self.placement is not None:
@@ -285,7 +281,7 @@ class Forms:
             self.bodies[key] = replace(self, loaded=loaded, clock=Clock(), loops=None)
         return self.bodies[key]
 
-    def _candidates(self, program: Program) -> _Candidates:
+    def _candidates(self, program: Program) -> Candidates:
         """The programs equal to one under the rules: kept for forms, and for those with plans of their bodies."""
         if (known := self.candidates.get(id(program))) is not None:
             return known
@@ -293,58 +289,16 @@ class Forms:
         unrolled = self.backend.unrolled_elements
         limits = Limits(options.max_rows, options.max_iterations, options.max_seconds, unrolled_elements=unrolled, deadline=self.deadline)
 
-        def extracted(rules: RuleSet) -> _Candidates:
+        def extracted(rules: RuleSet) -> Candidates:
             with self.clock("saturate"):
                 view = saturate(program, rules, limits, self.backend.rounds_operands)
             with self.clock("extract"):
-                return _extracted(view, rules, self.backend, self.deadline.part(1 / 2))
+                return extracted_of(view, rules, self.backend, self.deadline.part(1 / 2))
 
         known = attributed(rules, extracted)
         if any(program is form for form in (*self.made, *self.planned.values())):
             self.candidates[id(program)] = known
         return known
-
-
-@dataclass(frozen=True, eq=False)
-class _Candidates:
-    """Programs that compute the same, whatever limit they are searched for: the one that was ``written`` is among them."""
-
-    view: View
-    written: Extraction
-    every: Sequence[Extraction]
-    moved: dict[tuple[int, Backend], Moved] = field(default_factory=dict)
-    known: dict[tuple[int, Backend], Known] = field(default_factory=dict)
-    groups: dict[tuple[Placement, Backend, int | None], tuple[list[list[Spread]], Iterator[list[Spread]]]] = field(default_factory=dict)
-
-    def spread_on(self, placement: Placement, backend: Backend, loops: Bodies, deadline: Deadline) -> Iterator[list[Spread]]:
-        """The programs of one device in groups, each made when it is asked for; kept for other limits where there are no bodies to plan."""
-        program = self.written.program
-        key = placement, backend, loops.limit if any(loops.are_large(call, program) for call in calls(program)) else None
-        if key not in self.groups:
-            from eqsat_mem.mesh.choose import spread
-
-            every = [self.written, *(ex for ex in self.every if ex is not self.written)]
-            self.groups[key] = [], spread(every, placement, backend, loops, deadline)
-        made, further = self.groups[key]
-        yield from made
-        for group in further:
-            made.append(group)
-            yield group
-
-    def of(self, ex: Extraction, backend: Backend) -> Known:
-        """Figures that searches for other limits have computed of one of the programs."""
-        key = id(ex), backend
-        if key not in self.known:
-            self.known[key] = Known.nothing(ex, backend)
-        return self.known[key]
-
-    def rematerialised(self, s: Schedule, limit: int, deadline: Deadline) -> Schedule:
-        """A schedule with values rematerialised; moves of one without loops are kept, since no limit changes them."""
-        from eqsat_mem.schedule.remat import Moved
-
-        if s.chunks:
-            return Moved(s).fitting(limit, deadline)
-        return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).fitting(limit, deadline)
 
 
 def _left(placement: Placement, backend: Backend, body: Program, ins: Specs) -> tuple[Specs, frozenset[int]]:
@@ -354,20 +308,7 @@ def _left(placement: Placement, backend: Backend, body: Program, ins: Specs) -> 
     return left_as(body, placement.of(ins, (None,) * len(body.outputs)), backend)
 
 
-def _extracted(view: View, rules: RuleSet, backend: Backend, deadline: Deadline) -> _Candidates:
-    seconds = partial(term_seconds, backend=backend)
-    written = backend.as_emitted(as_written(view))
-    has_takes = any(isinstance(term, Take) for term in view.program.terms)
-    prices = (*MEMORY_PRICES, ROWS_PRICE) if has_takes else MEMORY_PRICES
-    found = [written, *map(backend.as_emitted, extractions(view, seconds, prices, deadline))]
-    for ex, price in zip(found, (None, *prices)):
-        tell(Extracted(ex, price))
-    found += [new for ex in found if (new := reordered(ex, rules, seconds)) is not None]
-    tell(Stepped("pass", Counter(name for ex in found for name in ex.program.passes)))
-    return _Candidates(view, written, list({str(ex.program): ex for ex in reversed(found)}.values())[::-1])  # one per program text
-
-
-def _searched(searches: Sequence[Search], scheduler: Scheduler, known: _Candidates) -> Schedule:
+def _searched(searches: Sequence[Search], scheduler: Scheduler, known: Candidates) -> Schedule:
     """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are."""
     limit, backend, deadline = searches[0].limit, searches[0].backend, searches[0].deadline
     best, closest = _best(searches, scheduler)

@@ -129,7 +129,16 @@ RANKS = Pass(
     told="elements of sorted values are found by counting, bit by bit",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ROLLS, PARTS, RANKS, ORDER, SCANS)
+SHIFTS = Pass(
+    "shifts-by-position",
+    "x[1:][i] = x[i + 1], [a, b][i] = where(i < n, a[i], b[i - n]), and a padding likewise",
+    "bitwise",
+    "each element is the one that is copied otherwise; what is read at a position outside is not used",
+    "differences of neighbours, rolls and stencils are made in chunks of rows",
+    "frontend/shifts.py",
+)
+
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ROLLS, PARTS, SHIFTS, RANKS, ORDER, SCANS)
 """All passes, in the order in which a program meets them."""
 
 

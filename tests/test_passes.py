@@ -81,6 +81,10 @@ def middle(x):
     return jnp.median(jnp.sum((x[:, None] - x[None]) ** 2, -1))
 
 
+def variation(x):
+    return jnp.mean(jnp.sqrt((x[1:, 1:] - x[:-1, 1:]) ** 2 + (x[1:, 1:] - x[1:, :-1]) ** 2 + 1e-6))
+
+
 PROGRAMS = {
     "search-by-folds": (nearest, [f32(900, 8), f32(800, 8)], 120 * KIB),
     "draws-by-position": (dropped, [jax.random.key(0)], 100 * KIB),
@@ -88,6 +92,7 @@ PROGRAMS = {
     "rows-by-mask": (labels, [f32(600, 4), f32(500, 4), np.arange(600, dtype=np.int32) % 500], 400 * KIB),
     "equal-blocks-as-loops": (deep, [f32(14, 32, 32), f32(500, 32)], 3 * 2**20),
     "sums-of-parts": (tangents, [f32(100, 30), f32(30, 40), f32(40)], 300 * KIB),
+    "shifts-by-position": (variation, [f32(400, 300)], 700 * KIB),
     "ranks-by-counting": (middle, [f32(300, 3)], 150 * KIB),
     "order-of-products": (chain, [f32(2, 300), *[f32(300, 301)[:, :300] for _ in range(11)], f32(300, 1)], 2**30),
     "slices-in-scans": (steps, [f32(400, 300), f32(300)], 4 * 2**20),

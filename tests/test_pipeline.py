@@ -17,7 +17,7 @@ from jax import lax
 import eqsat_mem
 from eqsat_mem import MemoryLimitError, events, pipeline
 from eqsat_mem.backends.cpu.backend import CpuBackend
-from eqsat_mem.candidates import MEMORY_PRICES
+from eqsat_mem.equal_programs import MEMORY_PRICES
 from eqsat_mem.options import Options
 from eqsat_mem.schedule.checks import Check
 from eqsat_mem.transforms import plan_bodies

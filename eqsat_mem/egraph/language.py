@@ -147,7 +147,7 @@ LANGUAGE = """
 
 (rewrite (Ren s d a) a :when ((= (& (free a) s) 0)) :ruleset simplify :name "rename-nothing")
 (rewrite (Ren s s a) a :ruleset simplify :name "rename-to-itself")
-(rewrite (Take i p a) a :when ((= (& (free a) i) 0)) :ruleset simplify :name "take-of-nothing")
+(rewrite (Take i p a) a :subsume :when ((= (& (free a) i) 0)) :ruleset simplify :name "take-of-nothing")
 (rewrite (Take d p (Ren s d a)) (Take s p a) :when ((= fa (free a)) (!= (& fa s) 0) (= (& fa d) 0)) :ruleset simplify :name "take-Ren")
 (rewrite (Diag j i a) a :when ((= (& (free a) j) 0)) :ruleset simplify :name "diagonal-of-nothing")
 (rewrite (Diag j i a) (Ren j i a) :when ((= fa (free a)) (!= (& fa j) 0) (= (& fa i) 0)) :ruleset simplify :name "diagonal-is-rename")

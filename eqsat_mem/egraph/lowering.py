@@ -44,6 +44,7 @@ class Lowering:
     def __init__(self, program: Program, allowed: Allowed) -> None:
         self.old, self.before = program, allowed
         self.new, self.after = program.empty_like(), Allowed()
+        self.others: Table = {}
 
     def run(self, which: Mapping[int, Lower]) -> tuple[Program, Allowed, Mapping[int, int]]:
         """The program with the terms ``which`` written out, what may be done with it, and the new number of each term."""
@@ -59,6 +60,12 @@ class Lowering:
                 if t not in which:
                     allow(after, ids[t], mask)
         return new, self.after, ids
+
+    def beside(self, index: int) -> int:
+        """Another index of the same extent, for values that are read whole where the index itself is in chunks."""
+        if index not in self.others:
+            self.others[index] = self.new.new_index(self.new.indices[index].name, self.new.indices[index].extent)
+        return self.others[index]
 
     def sliced(self, term: Term, mask: int) -> int:
         """A new term, which may be computed slice by slice along those of these indices that it has."""

@@ -17,7 +17,7 @@ Seconds = Callable[[Program, int, bool], float]
 TOLL = 1.15
 """The factor on the cost of terms that rules made: they replace terms as written, which are as accurate as their author expects, for a
 gain only."""
-HELD = ir.Dot | ir.DotPlus | ir.Block | ir.Rename | ir.Take
+HELD = ir.Dot | ir.DotPlus | ir.Block | ir.Rename
 """Terms whose bytes have a price: other values may be computed on the way to a reader; a rename reads one that is not."""
 
 
@@ -76,8 +76,23 @@ def _is_ill_formed(view: View, program: Program, node: Node, args: Sequence[int]
 def _held_bytes(program: Program, t: int) -> int:
     """The bytes that choosing a term puts into memory: its value's, and those of a computed value that rows are taken of."""
     term = program.terms[t]
-    read = term.arg if isinstance(term, ir.Take) and not ir.is_leaf(program.terms[term.arg]) else None
+    read = _read_rows(program, term) if isinstance(term, ir.Take) else None
     return (program.nbytes(t) if isinstance(term, HELD) else 0) + (0 if read is None else program.nbytes(read))
+
+
+def _read_rows(program: Program, take: ir.Take) -> int | None:
+    """The computed value that a take reads whole, if it reads one.
+
+    Columns of rows of an argument are taken in chunks of rows, rows of its columns are not: such takes are all in one order.
+    """
+    t, along = take.arg, [take.index]
+    while isinstance(term := program.terms[t], ir.Take) and not program.free[term.positions] >> take.index & 1:
+        t, along = term.arg, [*along, term.index]
+    if not ir.is_leaf(term):
+        return t
+    axes = sum(term.axes, ()) if isinstance(term, ir.Input | ir.Const) else ()
+    places = [axes.index(i) for i in along if i in axes]
+    return take.arg if places != sorted(places, reverse=True) else None
 
 
 class _Made:

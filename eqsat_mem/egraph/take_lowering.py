@@ -1,4 +1,7 @@
-"""Takes of extracted programs as JAX has them: slices where positions count in even steps, gathers elsewhere."""
+"""Takes of extracted programs as JAX has them: slices where positions count in even steps, gathers elsewhere.
+
+Where shifted copies are read at positions (:mod:`eqsat_mem.frontend.shifts`), a slice keeps its positions: a chunk of them is a slice, too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from jax import lax
 from jax.extend.core import primitives
 
 from eqsat_mem.egraph.lowering import Lower, Lowering
-from eqsat_mem.ir import Axes, Block, Call, Iota, Literal, Map, Program, Take, bits, mask_of
+from eqsat_mem.ir import Axes, Block, Call, Const, Input, Iota, Literal, Map, Program, Rename, Take, bits, mask_of
+from eqsat_mem.ir.ops import shift_to_p, slice_at_p
+from eqsat_mem.passes import SHIFTS
 
 
 def takes(program: Program) -> dict[int, Lower]:
@@ -21,6 +26,9 @@ def takes(program: Program) -> dict[int, Lower]:
 def _lower(into: Lowering, t: int, ids: Mapping[int, int]) -> int:
     term = into.old.on(t, ids)
     assert isinstance(term, Take)
+    if into.new.free[term.positions] >> term.index & 1:  # chunks of positions along the index read it whole
+        whole = into.beside(term.index)
+        term = Take(term.dtype, whole, term.positions, into.new.add(Rename(term.dtype, ((term.index, whole),), term.arg)))
     block = as_block(into.new, term)
     taken = into.sliced(block, into.before.splits.get(t, 0) & block.call.pointwise)
     if t in into.old.source:
@@ -31,7 +39,16 @@ def _lower(into: Lowering, t: int, ids: Mapping[int, int]) -> int:
 def as_block(program: Program, term: Take) -> Block:
     """The slice or gather that computes a take, which stands in no program yet."""
     steps = _steps(program, term.positions)
-    return _gather(program, term) if steps is None or not _inside(program, term, steps) else _slice(program, term, steps)
+    if steps is None:
+        return _gather(program, term)
+    if _inside(program, term, steps):
+        return _slice(program, term, steps)
+    consecutive = steps.along is not None and steps.stride == 1 and SHIFTS.name in program.passes
+    innermost = _laid_out(program, term.arg)[-1] == term.index
+    if not consecutive or not innermost:
+        return _gather(program, term)
+    after = steps.start + _count(program, steps) - program.indices[term.index].extent
+    return _at_positions(program, term, shift_to_p, {"before": max(-steps.start, 0), "after": max(after, 0)})
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,9 @@ def _steps(program: Program, t: int) -> _Steps | None:
         case Map(op="add" | "sub" | "mul" as op):
             one, other = (_steps(program, a) for a in term.args)
             return None if one is None or other is None else _combined(op, one, other)
+        case Map(op="clamp"):
+            least, counted, most = (_steps(program, a) for a in term.args)
+            return counted if counted is not None and _between(program, least, counted, most) else None
     return None
 
 
@@ -73,27 +93,49 @@ def _combined(op: str, one: _Steps, other: _Steps) -> _Steps | None:
     return _Steps(counted.start * number.start, counted.stride * number.start, counted.along)
 
 
+def _between(program: Program, least: _Steps | None, counted: _Steps, most: _Steps | None) -> bool:
+    """Whether all positions are at least and at most some numbers."""
+    if least is None or most is None or least.along is not None or most.along is not None:
+        return False
+    ends = sorted((counted.start, counted.start + counted.stride * (_count(program, counted) - 1)))
+    return least.start <= ends[0] and ends[1] <= most.start
+
+
+def _count(program: Program, steps: _Steps) -> int:
+    return 1 if steps.along is None else program.indices[steps.along].extent
+
+
 def _inside(program: Program, term: Take, steps: _Steps) -> bool:
     """Whether the positions are those of a slice: ascending, and of the index that is read."""
-    last = steps.start + steps.stride * (program.extent(program.free[term.positions]) - 1)
+    last = steps.start + steps.stride * (_count(program, steps) - 1)
     ascends = steps.along is None or steps.stride > 0
     return ascends and 0 <= steps.start <= last < program.indices[term.index].extent
 
 
 def _slice(program: Program, term: Take, steps: _Steps) -> Block:
-    before = list(bits(program.free[term.arg]))
+    before = _laid_out(program, term.arg)
+    if steps.along is not None and SHIFTS.name in program.passes:
+        return _at_positions(program, term, slice_at_p, {"stride": steps.stride})
     count = program.extent(program.free[term.positions])
     ends = [(0, program.indices[i].extent, 1) for i in before]
     ends[before.index(term.index)] = steps.start, steps.start + (count - 1) * steps.stride + 1, max(steps.stride, 1)
     names = ("start_indices", "limit_indices", "strides")
     after = () if steps.along is None else (steps.along,)
-    axes: Axes = tuple((i,) for i in before)
+    whole: Axes = tuple((i,) for i in before)
     rows: Axes = tuple(after if i == term.index else (i,) for i in before)
-    return _block(term, primitives.slice_p, dict(zip(names, zip(*ends, strict=True))), (axes,), rows, (term.arg,))
+    return _block(term, primitives.slice_p, dict(zip(names, zip(*ends, strict=True))), (whole,), rows, (term.arg,))
+
+
+def _at_positions(program: Program, term: Take, prim: object, params: dict[str, object]) -> Block:
+    """A slice whose positions are an operand, so that it is pointwise in their index, too."""
+    before, (along,) = _laid_out(program, term.arg), bits(program.free[term.positions])
+    axes: Sequence[Axes] = (tuple((i,) for i in before), ((along,),))
+    rows: Axes = tuple((along if i == term.index else i,) for i in before)
+    return _block(term, prim, {"axis": before.index(term.index), **params}, axes, rows, (term.arg, term.positions))
 
 
 def _gather(program: Program, term: Take) -> Block:
-    before, batch = list(bits(program.free[term.arg])), list(bits(program.free[term.positions]))
+    before, batch = _laid_out(program, term.arg), list(bits(program.free[term.positions]))
     rest = [i for i in before if i != term.index]
     axis, outer = before.index(term.index), len(batch)
     numbers = lax.GatherDimensionNumbers(tuple(range(outer, outer + len(rest))), (axis,), (axis,))
@@ -108,6 +150,17 @@ def _gather(program: Program, term: Take) -> Block:
     places: Axes = tuple((i,) for i in batch)
     axes = tuple((i,) for i in before), (*places, ())
     return _block(term, primitives.gather_p, params, axes, (*places, *((i,) for i in rest)), (term.arg, term.positions))
+
+
+def _laid_out(program: Program, t: int) -> list[int]:
+    """The indices of a value in the order in which an argument has them in memory, of other values in their own."""
+    term = program.terms[t]
+    if isinstance(term, Rename):
+        to = dict(term.pairs)
+        return [to.get(i, i) for i in _laid_out(program, term.arg)]
+    if isinstance(term, Input | Const) and all(len(axis) == 1 for axis in term.axes) and len(set(term.axes)) == len(term.axes):
+        return [axis[0] for axis in term.axes]
+    return list(bits(program.free[t]))
 
 
 def _block(term: Take, prim: object, params: dict[str, object], axes: Sequence[Axes], rows: Axes, args: tuple[int, ...]) -> Block:

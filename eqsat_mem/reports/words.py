@@ -17,7 +17,7 @@ AXES = {1: ("elements of {}",), 2: ("rows of {}", "columns of {}")}
 """How the axes of an argument are called, by how many it has; of more than two they are numbered from 0."""
 
 
-CUT = frozenset({"slice", "dynamic_slice", "rev", "pad"})
+CUT = frozenset({"slice", "slice_at", "shift_to", "dynamic_slice", "rev", "pad"})
 """Operations whose results have the axes of their first operand, or parts of them."""
 MOST_SPANS = 2
 """Functions whose lines are told of a loop."""

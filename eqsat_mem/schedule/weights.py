@@ -326,7 +326,8 @@ def _selection(ins: Shapes, outs: Shapes, params: Params) -> float:
 THREEFRY = 60.0
 """Additions per random number: Threefry-2x32 is twenty rounds of an addition, a rotation and an exclusive or."""
 SCATTERS = ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
-_MOVES = ("slice", "dynamic_slice", "dynamic_update_slice", "pad", "concatenate", "split", "stack", "unstack", "rev")
+_SLICES = ("slice", "slice_at", "shift_to", "dynamic_slice", "dynamic_update_slice")
+_MOVES = (*_SLICES, "pad", "concatenate", "split", "stack", "unstack", "rev")
 _DRAWS = ("random_bits", "random_split", "random_fold_in", "threefry2x32")
 _WINDOWS = (
     "reduce_window",

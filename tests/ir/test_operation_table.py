@@ -246,6 +246,8 @@ BLOCK_CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("reshape", lambda x: lax.reshape(x, (5, 4, 3, 7)), (f32(5, 3, 4, 7),)),
     ("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, np.int16), (f32(3, 5),)),
     ("optimization_barrier", lambda x, y: lax.optimization_barrier((x, y)), (f32(3, 5), f32(4))),
+    ("slice_at", partial(ops.slice_at_p.bind, axis=1, stride=2), (f32(3, 5), np.arange(3, dtype=np.int32))),
+    ("shift_to", partial(ops.shift_to_p.bind, axis=1, before=1, after=1), (f32(3, 2), np.arange(3, dtype=np.int32))),
     ("with_sums", partial(ops.with_sums_p.bind, parts=1, first=True), (f32(3, 5), f32(3, 5))),
     ("with_sums", partial(ops.with_sums_p.bind, parts=2, first=False), (f32(4, 3, 20), f32(4, 3, 20))),
     ("gather", lambda x, i: x[i], (f32(5, 3), INDICES)),
@@ -341,6 +343,16 @@ def operand(aval: Any) -> Any:
     return jnp.asarray(RNG.integers(0, 3, aval.shape), aval.dtype)
 
 
+def operands_of(name: str, eqn: Any) -> list[Any]:
+    """Values for an equation: positions of slices ascend in even steps."""
+    values = [operand(v.aval) for v in eqn.invars]
+    steps = {"slice_at": (0, 2), "shift_to": (-1, 1)}
+    if name in steps:
+        start, stride = steps[name]
+        values[1] = start + stride * jnp.arange(values[1].size, dtype=jnp.int32)
+    return values
+
+
 def call_of(eqn: Any) -> Call:
     """The call of an equation, with one index for each group and one for each bound axis."""
     ins, outs = [v.aval.shape for v in eqn.invars], [v.aval.shape for v in eqn.outvars]
@@ -370,7 +382,7 @@ def close(a: Any, b: Any) -> None:
 def test_pointwise_axes_of_a_block_are_pointwise(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     eqn = find(jax.make_jaxpr(function)(*args).jaxpr, name)
     assert eqn is not None, "the function does not reach the primitive"
-    call, operands = call_of(eqn), [operand(v.aval) for v in eqn.invars]
+    call, operands = call_of(eqn), operands_of(name, eqn)
 
     def slices(operands: Any) -> Any:
         whole = ops.bind_call(call, operands)
@@ -387,7 +399,7 @@ def test_pointwise_axes_of_a_block_are_pointwise(name: str, function: Callable[.
 @pytest.mark.parametrize(("name", "function", "args"), TIERED_CASES, ids=[f"{c[0]}{n}" for n, c in enumerate(BLOCK_CASES)])
 def test_source_and_cost_of_a_block(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     eqn = find(jax.make_jaxpr(function)(*args).jaxpr, name)
-    call, operands = call_of(eqn), [operand(v.aval) for v in eqn.invars]
+    call, operands = call_of(eqn), operands_of(name, eqn)
     shapes = [a.shape for a in operands]
     for backend in (Backend, CPU):
         assert backend.weights.of_block(call, shapes, [v.aval.shape for v in eqn.outvars]) >= 0

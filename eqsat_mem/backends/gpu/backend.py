@@ -44,7 +44,7 @@ BLOCKS_PER_CORE = 8
 THREADS, TILE = 512, 64
 """Elements of an elementwise kernel, and rows and columns of a product, that one block computes: blocks of launches in
 benchmarks/gpu_model.py."""
-FUSED_BLOCKS = frozenset({"slice", "dynamic_slice", "gather", "pad", "rev"})
+FUSED_BLOCKS = frozenset({"slice", "slice_at", "shift_to", "dynamic_slice", "gather", "pad", "rev"})
 """Block operations that are computed inside the elementwise kernels and folds that read them."""
 BY_COLUMNS = frozenset({"triangular_solve", "cholesky", "lu", "qr", "householder_product", "eigh", "svd"})
 """Operations whose libraries store matrices by columns."""

@@ -303,9 +303,9 @@ def bound_gradient(x: Array, y: Array, z: Array, scale: Array, noise: Array) -> 
 
 
 def rows_of_computed(x: Array, y: Array) -> Any:
-    """Rows and slices of an elementwise value, a fold and a contraction, which are read as takes."""
+    """Rows, slices and slices of slices of an elementwise value, a fold and a contraction, which are read as takes."""
     places, below = jnp.array([2, 0, 2]), jnp.arange(5)[:, None] > jnp.arange(4)
-    return jnp.where(below, sq(x, y), 0.0)[places], (x @ y.T)[1:], jnp.max(x[:, None] - y, -1)[0]
+    return jnp.where(below, sq(x, y), 0.0)[places], (x @ y.T)[1:], jnp.max(x[:, None] - y, -1)[0], sq(x, y)[1:, :2][:3]
 
 
 TOTAL = Monoid("total", 0, lambda a, b: a + b)

@@ -25,6 +25,7 @@ from eqsat_mem.ir.ops.online_rescaling import RESCALING
 from eqsat_mem.ir.ops.ordering import ORDERING
 from eqsat_mem.ir.ops.random import RANDOMS
 from eqsat_mem.ir.ops.shaping import SHAPING
+from eqsat_mem.ir.ops.slice_at import SLICES, shift_to_p, slice_at_p
 from eqsat_mem.ir.ops.source_text import is_key, param_text, primitive_text
 
 __all__ = [
@@ -32,10 +33,10 @@ __all__ = [
     "Operation", "Place", "Selection", "Shapes", "Text", "accumulator", "bind_call", "block_op", "block_text", "call_groups", "call_on",
     "call_params", "foldable", "held_inside", "is_elementwise", "is_key", "joins", "longer", "map_of", "map_params", "map_row", "map_text",
     "named_axes", "of_one_rank", "operation_of", "param_text", "parts_of", "picks", "primitive_text", "result_axes", "searched",
-    "with_sums_p",
+    "shift_to_p", "slice_at_p", "with_sums_p",
 ]  # fmt: skip
 
-_ROWS = [*SHAPING, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *SUMMING, *USER, *COLLECTIVES]
+_ROWS = [*SHAPING, *SLICES, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *SUMMING, *USER, *COLLECTIVES]
 BLOCKS: dict[str, BlockOp] = {row.name: row for row in _ROWS}
 
 
