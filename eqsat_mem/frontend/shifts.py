@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
+import jax
 import numpy as np
 
 from eqsat_mem.ir import Axis, Block, Iota, Literal, Map, Program, Take, mask_of
@@ -28,7 +29,7 @@ def with_shifts(program: Program, passes: Collection[Pass] = EVERY) -> Program |
 
 @dataclass
 class _Shifting:
-    """One rewriting: of each take that stands for a slice, where it starts and its stride."""
+    """One rewriting: of each take that stands for a slice, along one axis, where it starts and its stride."""
 
     old: Program
     cuts: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class _Shifting:
         def read(new: Program, t: int, ids: Mapping[int, int]) -> int | None:
             nonlocal changed
             term = self.old.on(t, ids)
-            if not isinstance(term, Block) or term.call.prim.name not in ways:
+            if not isinstance(term, Block) or term.call.prim.name not in ways or jax.dtypes.issubdtype(term.dtype, jax.dtypes.extended):
                 return None
             found = ways[term.call.prim.name](new, term)
             changed |= found is not None
@@ -67,8 +68,7 @@ class _Shifting:
         found = term.args[0]
         for d in cut:
             start, stride = params["start_indices"][d], 1 if params["strides"] is None else params["strides"][d]
-            place = new.add(Iota(PLACES, after[d][0])) if after[d] else _number(new, 0)
-            found = self._cut(new, found, before[d][0], place, start, stride)
+            found = self._part(new, found, before[d], after[d], start, stride)
         return found
 
     def _piece(self, new: Program, term: Block) -> int | None:
@@ -77,16 +77,14 @@ class _Shifting:
         before, after = call.in_axes[0][d], call.out_axes[term.out][d]
         if len(before) != 1 or len(after) > 1 or not new.extent(mask_of(after)):
             return None
-        place = new.add(Iota(PLACES, after[0])) if after else _number(new, 0)
-        return self._cut(new, term.args[0], before[0], place, sum(call.params["sizes"][: term.out]), 1)
+        return self._part(new, term.args[0], before, after, sum(call.params["sizes"][: term.out]), 1)
 
-    def _cut(self, new: Program, t: int, index: int, place: int, start: int, stride: int) -> int:
-        """A value at ``start`` and ``stride`` times a place."""
-        if not new.free[t] >> index & 1:
-            return t
-        strided = place if stride == 1 else new.add(Map(PLACES, "mul", (place, _number(new, stride))))
-        taken = new.add(Take(new.terms[t].dtype, index, _moved(new, strided, start), t))
-        self.cuts[taken] = start, stride
+    def _part(self, new: Program, t: int, before: Axis, after: Axis, start: int, stride: int) -> int:
+        """A part of a value, whose axis is called otherwise."""
+        place = new.add(Iota(PLACES, after[0])) if after else _number(new, 0)
+        taken = _cut(new, t, before[0], place, start, stride)
+        if taken != t:
+            self.cuts[taken] = start, stride
         return taken
 
     def _concatenation(self, new: Program, term: Block) -> int | None:
@@ -127,10 +125,18 @@ class _Shifting:
         term = new.terms[part]
         if isinstance(term, Take) and part in self.cuts:
             if new.free[term.positions] >> axis[0] & 1:
-                return self._cut(new, term.arg, term.index, place, *self.cuts[part])
+                return _cut(new, term.arg, term.index, place, *self.cuts[part])
             if not new.free[term.arg] & new.free[place] & ~mask_of(axis):
-                return self._cut(new, self._read(new, term.arg, axis, place), term.index, term.positions, 0, 1)
+                return new.add(Take(term.dtype, term.index, term.positions, self._read(new, term.arg, axis, place)))
         return new.add(Take(term.dtype, axis[0], place, part))
+
+
+def _cut(program: Program, t: int, index: int, place: int, start: int, stride: int) -> int:
+    """A value at ``start`` and ``stride`` times a place."""
+    if not program.free[t] >> index & 1:
+        return t
+    strided = place if stride == 1 else program.add(Map(PLACES, "mul", (place, _number(program, stride))))
+    return program.add(Take(program.terms[t].dtype, index, _moved(program, strided, start), t))
 
 
 def _moved(program: Program, place: int, by: int) -> int:

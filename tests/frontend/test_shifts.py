@@ -67,6 +67,16 @@ def joined(x):
     return jnp.concatenate([x[3:], jnp.exp(x), x[:2] * x[0]])
 
 
+def joined_corners(x):
+    corner = lax.concatenate([jnp.exp(x)[2:, 1:]], 0)
+    return jnp.concatenate([corner, x[:2, 1:]], 0), jnp.concatenate([x[2:, 3:], corner], 1)
+
+
+def keys(x):
+    made = jax.random.split(jax.random.key(3), 6)
+    return jax.vmap(lambda k: jax.random.normal(k, (5,)))(jnp.concatenate([made[1:], made[:1]])) * jnp.roll(jnp.sin(x), 1, 1)[:6, 1:]
+
+
 def of_rows(x):
     return jnp.concatenate([x[:1], jnp.sin(x)[-1:]]).sum(0)
 
@@ -93,6 +103,8 @@ PROGRAMS = [
     padded_at_edges,
     split,
     joined,
+    joined_corners,
+    keys,
     of_rows,
     windows,
     total_variation_gradient,
@@ -110,7 +122,7 @@ def rows_price(program, t, unrolled):
     return 1e-6
 
 
-@pytest.mark.parametrize("fun", tiered(PROGRAMS, [differences, rolled, padded, split, windows]), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fun", tiered(PROGRAMS, [differences, rolled, padded, split, joined_corners, windows]), ids=lambda f: f.__name__)
 def test_every_form_of_a_program_with_shifts_computes_the_same(fun):
     x = made(7, 6)
     program = shifted(fun, x)
