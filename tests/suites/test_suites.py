@@ -65,8 +65,8 @@ SLOW = """\
     DEAF
     note("a", "began")
     note("a", "passed")
-    note("b", "began")
     try:
+        note("b", "began")
         while True:
             time.sleep(0.01)
     finally:
@@ -85,7 +85,7 @@ def test_what_runs_when_time_is_up_is_not_broken_and_its_report_is_written(hears
 
     def wait(process, timeout=None):
         if timeout == 1:  # until the second test runs
-            while "b" not in (tmp_path / "results" / "lib" / "run" / "tests.a_test.jsonl").read_text():
+            while '"b"' not in (tmp_path / "results" / "lib" / "run" / "tests.a_test.jsonl").read_text():
                 pass
             raise subprocess.TimeoutExpired("pytest", timeout)
         return waited(process, timeout)
