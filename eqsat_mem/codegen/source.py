@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqsat_mem.ir import Axes, shortest
-from eqsat_mem.ir.ops import is_key
+from eqsat_mem.ir.ops import is_key, value_text
 from eqsat_mem.ir.ops.elementwise import atom, dtype_text
 
 Layout = tuple[int, ...]
@@ -124,10 +124,7 @@ def shape_of(extents: Sequence[int], axes: Axes) -> tuple[int, ...]:
 
 def number(value: Any, dtype: Any = None) -> str:
     """A number, of a dtype or of its own, in as few digits as float32 or float64 needs."""
-    value = shortest(value, dtype)
-    if isinstance(value, float) and not np.isfinite(value):
-        return "jnp.nan" if value != value else "jnp.inf" if value > 0 else "-jnp.inf"
-    return repr(value)
+    return value_text(shortest(value, dtype))
 
 
 SMALL = 16

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 
@@ -25,44 +25,13 @@ from eqsat_mem.ir.precision import rounds
 from eqsat_mem.schedule.checks import Check, Hidden, lowered, telling_of_missing_calls
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.kernel import Kernel
 from eqsat_mem.schedule.ties import Tie
 from eqsat_mem.schedule.weights import BASE, Weights
 
 if TYPE_CHECKING:
     from eqsat_mem.schedule.fusion import Fused
     from eqsat_mem.schedule.tiles import Tile
-
-
-class Kernel(NamedTuple):
-    """One kernel of a region, as the time model sees it.
-
-    Attributes:
-        ex: the program with what rules allow.
-        step: the term that the kernel keeps.
-        members: the terms that it computes, ascending.
-        operands: the kept values that it reads.
-        extents: the extents of all indices where it runs.
-        nbytes: bytes of its result.
-        outside: whether it runs outside of all loops.
-        emitted: whether it runs as emitted source, not as its author wrote it.
-        unrolled: whether it computes a fold that is unrolled, element by element.
-        stacked: whether the loop around it stacks its result.
-    """
-
-    ex: Extraction
-    step: int
-    members: Sequence[int]
-    operands: Collection[int]
-    extents: Sequence[int]
-    nbytes: int
-    outside: bool
-    emitted: bool
-    unrolled: bool
-    stacked: bool
-
-    @property
-    def term(self) -> Term:
-        return self.ex.program.terms[self.step]
 
 
 # --- behaviour ---------------------------------------------------------------------------------------
@@ -147,8 +116,12 @@ class Backend:
         """
         return (self,)
 
+    def plain(self) -> Self:
+        """The same target for a program as its author wrote it, without what only emitted source asks the compiler for."""
+        return self
+
     def without_tiles(self) -> Self:
-        """The same target whose folds are never tile kernels: a program as its author wrote it runs on this one."""
+        """The same target whose folds are never tile kernels."""
         return self
 
     def as_emitted(self, ex: Extraction) -> Extraction:

@@ -198,7 +198,7 @@ def _is_virtual(
             return True
         case Fold():
             if ex.unrolls.get(t):
-                return alone
+                return alone and (not folds or backend.fuses_into_fold(ex, t, folds[0], alone))
             few = backend.compute_fold_again(ex, t, first)
             return few and all(backend.fuses_fold(ex, t, program.extent(term.over), reader, alone) for reader in first)
         case Block():

@@ -124,7 +124,7 @@ def _distinct(found: Iterable[tuple[Schedule, Schedule]]) -> list[tuple[Schedule
 
 def unscheduled(ex: Extraction, backend: Backend) -> Schedule:
     """A program as its author wrote it, to be emitted: nothing is predicted."""
-    return Schedule(ex, backend.without_tiles(), region(ex), {}, 0, 0.0)
+    return Schedule(ex, backend.plain(), region(ex), {}, 0, 0.0)
 
 
 def straight(ex: Extraction, backend: Backend, emitted: bool = True) -> Schedule:
@@ -204,7 +204,7 @@ class Search:
 
     def unmodified(self) -> Schedule:
         """The program run as it is written, not as emitted source."""
-        plain, seq = self.backend.without_tiles(), region(self.ex)
+        plain, seq = self.backend.plain(), region(self.ex)
         memory = Memory(plain.as_written(self.ex), plain, as_written=True)
         return Schedule(self.ex, plain, seq, {}, memory.total(seq, {}), Timing(memory, emitted=False).total(seq, {}))
 

@@ -11,10 +11,11 @@ from typing import Any
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Map, Program, Term, argument_bytes, output_sizes
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Trees, made
-from eqsat_mem.schedule.backend import Backend, Kernel, moves
+from eqsat_mem.schedule.backend import Backend, moves
 from eqsat_mem.schedule.cost_model import arithmetic_s, exchange_s, spread_weight
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.fusion import Fused
+from eqsat_mem.schedule.kernel import Kernel
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.sizes import Extents, extents_inside
 

@@ -16,6 +16,7 @@ import pytest
 from jax import lax
 
 from eqsat_mem.codegen.emit import emit
+from eqsat_mem.codegen.source import number
 from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Index
@@ -323,3 +324,14 @@ def test_contractions_over_several_indices_read_operands_as_they_lie():
     assert " transpose(" not in text
     assert " copy(" not in text
     np.testing.assert_allclose(code.function(heads, weights)[0], np.einsum("nhe,hed->nd", heads, weights), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("real", [0.0, -0.0, 1.5, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("imag", [0.0, -0.0, 2.5, np.inf, -np.inf, np.nan])
+def test_complex_numbers_are_written_with_every_bit(real, imag):
+    value = np.complex64(complex(real, imag))
+    text = number(value)
+    again = np.complex64(eval(text, {"jnp": jnp}))
+    assert np.array_equal(np.array([again]).view(np.float32), np.array([value]).view(np.float32), equal_nan=True)
+    assert (np.signbit(again.real), np.signbit(again.imag)) == (np.signbit(value.real), np.signbit(value.imag))
+    assert "jnp" in text or np.isfinite([real, imag]).all()

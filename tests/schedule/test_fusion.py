@@ -10,11 +10,13 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from eqsat_mem import pipeline
 from eqsat_mem.backends.cpu.fusion import ends
 from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.ir import Map
 from eqsat_mem.ir.loop_tree import loops, walk_regions, with_region
+from eqsat_mem.options import Options
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import Schedule, straight
 from eqsat_mem.schedule.split import Choices, region, split
@@ -70,6 +72,26 @@ def divided_by_a_root(x, y):
     return lax.top_k((x @ y) / jnp.sqrt(jnp.sum(x * x, 1)[:, None] * jnp.sum(y * y, 0)), 2)
 
 
+def pairs_of_many_operations(x, y):
+    """All pairs are written to memory, since the kernel library would take longer for so many operations than XLA's own code."""
+    return jnp.min(1 / (1 + jnp.sqrt(1 + jnp.abs(x[:, None] - y) ** 3)), 1)
+
+
+def pairs_of_few_operations(x, y):
+    return jnp.min(jnp.abs(x[:, None] - y), 1)
+
+
+def pairs_of_logarithms(x, y):
+    """Those of the kernel library are faster than XLA's."""
+    return jnp.sum(jnp.log1p(jnp.sqrt(1 + jnp.abs(x[:, None] - y) ** 3)), 1)
+
+
+def pairs_of_shared_values(x, y):
+    """Each sum reads what is in memory."""
+    pairs, other = (jnp.sqrt(1 + jnp.abs(x[:, None] - y) ** k) for k in (3, 4))
+    return jnp.sum(pairs * other, 1), jnp.sum(pairs * pairs, 1), jnp.sum(other * other, 1)
+
+
 MECHANISMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     f.__name__: (f, shapes)
     for f, shapes in [
@@ -81,6 +103,9 @@ MECHANISMS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
         (cheap_value_of_a_product, [SQUARE, SQUARE, ROW]),
         (ready_early_and_read_late, [SQUARE, SQUARE]),
         (divided_by_a_root, [(N, 8), (8, 4 * N)]),
+        (pairs_of_many_operations, [ROW, (4 * N,)]),
+        (pairs_of_few_operations, [ROW, (4 * N,)]),
+        (pairs_of_logarithms, [ROW, (4 * N,)]),
     ]
 }
 
@@ -115,6 +140,31 @@ def test_fusions_end_at_folds_that_are_read_elementwise():
     """A fold that a loop hands on, or a contraction reads, is an array anyway."""
     ex = traced(lambda x, y: (jnp.max(x, 1) - jnp.sum(y, 1), jnp.sum(x, 0) @ y), (8, 8), (8, 8))
     assert len(ends(ex, region(ex), Memory(ex, CPU).fused(region(ex)))) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "pairs"),
+    [(pairs_of_many_operations, 1), (pairs_of_few_operations, 0), (pairs_of_logarithms, 0), (pairs_of_shared_values, 0)],
+)
+def test_operands_of_many_operations_stay_out_of_the_kernel_library(function, pairs):
+    """But in a program as its author wrote it, and where every bit is to stay."""
+    ex = traced(function, ROW, (4 * N,))
+    fences = {backend: emit(straight(ex, backend)).source.count("reduce_precision") for backend in (CPU, CPU.plain(), CPU.keeping_bits())}
+    assert fences == {CPU: pairs, CPU.plain(): 0, CPU.keeping_bits(): 0}
+
+
+def test_columns_of_unrolled_sums_are_computed_from_columns_of_arguments():
+    """Where the kernel library is to compute nothing inside, the sum is written to memory rather than what it sums."""
+
+    def nearest(x, y):
+        return jnp.min(jnp.sum(jnp.log(x[:, None] / y) + (x[:, None] - y) ** 2 / y, -1), 1)
+
+    jaxpr = jax.make_jaxpr(nearest)(*(jax.ShapeDtypeStruct((500, 8), jnp.float32) for _ in range(2)))
+    for backend in (CPU, CPU.cautious()):
+        plan = pipeline.plan(jaxpr, Options(memory_limit="200KiB", verify=False), "xy", "nearest", backend)
+        assert "[:, :, 7]" not in plan.source
+        assert "[:, 7]" in plan.source
+        assert "reduce_precision" in plan.source
 
 
 def element_of_a_product(x, y, v):

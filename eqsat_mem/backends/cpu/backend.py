@@ -17,10 +17,11 @@ from eqsat_mem.backends.cpu.vector_width import compiler_options
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
-from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
+from eqsat_mem.schedule.backend import Backend, extent_of
 from eqsat_mem.schedule.checks import Hidden
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.kernel import Kernel
 from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.weights import Weights
 
@@ -92,7 +93,7 @@ UNREAD = (
     "the compiled peak: leave room below the limit, or use a version of jaxlib that the README names."
 )
 
-_USUAL, _BITWISE = CpuIdioms(), CpuIdioms(keeps_bits=True)
+_USUAL, _PLAIN, _BITWISE = CpuIdioms(), CpuIdioms(keeps_apart=False), CpuIdioms(keeps_apart=False, keeps_bits=True)
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,13 @@ class CpuBackend(Backend):
     Attributes:
         device: the figures of the processor.
         fuses_operands: False for versions of XLA:CPU that materialise the operands of folds.
+        keeps_heavy: whether emitted source keeps the operands of folds that take many operations out of the kernel library.
         keeps_bits: whether source may only be written so that every bit stays.
     """
 
     device: CpuDevice
     fuses_operands: bool = True
+    keeps_heavy: bool = True
     keeps_bits: bool = False
 
     platform: ClassVar[str] = "cpu"
@@ -138,10 +141,13 @@ class CpuBackend(Backend):
 
     @property
     def idioms(self) -> Idioms:
-        return _BITWISE if self.keeps_bits else _USUAL
+        return _BITWISE if self.keeps_bits else _USUAL if self.keeps_heavy else _PLAIN
 
     def keeping_bits(self) -> Self:
-        return replace(self, keeps_bits=True)
+        return replace(self, keeps_bits=True, keeps_heavy=False)
+
+    def plain(self) -> Self:
+        return replace(self, keeps_heavy=False) if self.keeps_heavy else self
 
     def among(self, devices: int) -> Self:
         """Virtual devices share the cores, and their caches; each has its part of all rates."""
@@ -157,9 +163,11 @@ class CpuBackend(Backend):
     # fusion
 
     def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
-        """The kernel library computes the operations that it knows; operands of others are materialised."""
+        """The kernel library computes the operations that it knows, and unrolled folds; operands of others are materialised."""
         term = ex.program.terms[t]
-        return self.fuses_operands and alone and isinstance(term, Map) and fusion.computes_inside(ex.program, term, fold)
+        if not self.fuses_operands or not alone or (self.keeps_heavy and t == fold.arg and fusion.is_heavy(ex, fold, self.is_cheap)):
+            return False
+        return not isinstance(term, Map) or fusion.computes_inside(ex.program, term, fold)
 
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """Folds go to the kernel library, whatever their length."""
@@ -170,7 +178,8 @@ class CpuBackend(Backend):
         return isinstance(program.terms[step], Map) and all(self.is_cheap(program, u) for u in members)
 
     def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
-        return fusion.as_run(ex, replace(fused, streamed=fusion.streamed(ex, fused, escapes)))
+        apart = fusion.lone_operands(ex, fused, escapes) if self.keeps_heavy else frozenset()
+        return fusion.as_run(ex, replace(fused, streamed=fusion.streamed(ex, fused, escapes, apart)))
 
     # memory
 
@@ -229,6 +238,9 @@ class CpuBackend(Backend):
         if not kernel.emitted:
             slow = (t for t in kernel.operands if fusion.stalls(kernel.ex, t, kernel.extents, (kernel.term,)))
             seconds += STALL * sum(map(of_term, slow)) + self._by_columns_s(kernel)
+        if fusion.folds_in_library(kernel.ex, kernel.step):
+            inside = ((t, fusion.slowness(kernel.ex.program.terms[t])) for t in kernel.members)
+            seconds += sum((slower - 1) * of_term(t) for t, slower in inside if slower > 1)
         if kernel.outside and kernel.unrolled:
             seconds *= STRIDED if kernel.emitted else NOT_UNROLLED
         elementwise = isinstance(kernel.term, Map) or bool(kernel.ex.unrolls.get(kernel.step))

@@ -8,7 +8,8 @@ of all others. The facts come from optimised HLO and from measured resident memo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,8 @@ from eqsat_mem.schedule.fusion import Copy, Fused
 from eqsat_mem.schedule.split import has_effects
 from eqsat_mem.schedule.weights import traced
 
+ADDITIONS = frozenset({"neg", "abs", "square", "floor", "ceil", "round", "integer_pow", "add", "sub", "mul", "max", "min"})
+"""The operations that take no longer than an addition."""
 WIDE = ("float32", "float64")
 """The dtypes in which the kernel library folds and computes."""
 NARROW = ("bfloat16", "float16")
@@ -30,6 +33,15 @@ FOLDED = frozenset({"add", "max", "min"})
 KNOWN = frozenset({"neg", "abs", "sign", "square", "floor", "ceil", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log1p",
                    "logistic", "tanh", "erf", "integer_pow", "add", "sub", "mul", "div", "max", "min", "pow"})  # fmt: skip
 """The elementwise operations that the kernel library computes inside a fold."""
+HEAVY = 6
+"""Operations for each element of a fold's operand from which on XLA:CPU's own code, which writes the operand to memory, is faster than
+the kernel library, which runs them one after the other on small blocks. Sweep: benchmarks/calibration/fused_operands.py."""
+GAINED = {"sign": 15, "erf": 8, "logistic": 4, "log": -5, "log1p": -13, "expm1": -12}
+"""What such code gains by an operation, in the gains by an addition, where it is not one; the library's logarithms are the faster ones.
+Sweep: benchmarks/calibration/fused_operands.py."""
+SLOWER, SLOWEST = 3.0, {"sign": 50.0}
+"""The factor by which the library takes longer for an addition, and for some operations. Sweep:
+benchmarks/calibration/fused_operands.py."""
 LONG = 2**15
 """The extent of a fold's result along some index above which the fold takes ten times as long if the elementwise operations that
 read it are in its fusion: the kernel library then copies an operand. Only folds of values that are not materialised, such as all
@@ -74,6 +86,38 @@ def computes_inside(program: Program, term: Map, fold: Fold) -> bool:
     return knows(term) or (str(term.dtype) == "bfloat16" and _is_known(term))
 
 
+def is_heavy(ex: Extraction, fold: Fold, is_cheap: Callable[[Program, int], bool]) -> bool:
+    """Whether the operand of a fold by the kernel library takes many operations, and is larger than everything that they read.
+
+    Emitted source keeps such an operand, all pairwise distances say, out of the library's fusion: see :data:`HEAVY`. It reads little, so
+    that chunks of it stay in the caches. An operand as large as what it reads would only be read and written once more. What is read more
+    than once, and is not cheap, is in memory.
+    """
+    program, count = ex.program, 0.0
+    if fold.monoid not in FOLDED or not is_wide(fold.dtype):
+        return False
+    seen, stack = {fold.arg}, [(fold.arg, program.free[fold.arg], 1)]
+    while stack:
+        t, joint, times = stack.pop()
+        term = program.terms[t]
+        over = ex.unrolls.get(t, 0)
+        if isinstance(term, Fold) and over:
+            times *= program.extent(over)
+            joint |= over
+        elif not isinstance(term, Map) or (t != fold.arg and len(program.readers(t)) > 1 and not is_cheap(program, t)):
+            return False
+        count += times * GAINED.get(term.op, 1) if isinstance(term, Map) else times
+        inner = [c for c in program.operands(t) if c not in seen and not joint & ~program.free[c]]
+        seen.update(inner)
+        stack.extend((c, joint, times) for c in inner)
+    return count >= HEAVY
+
+
+def slowness(term: Term) -> float:
+    """The factor by which the kernel library takes longer for an operation inside a fold; 1 where its function is as fast as XLA's."""
+    return SLOWEST.get(term.op, SLOWER if term.op in ADDITIONS else 1.0) if isinstance(term, Map) else 1.0
+
+
 def is_narrow(program: Program, t: int) -> bool:
     """Whether the elements of a value are floating-point numbers that XLA:CPU widens to float32 for contractions."""
     return _is_narrow(program.terms[t].dtype)
@@ -106,7 +150,7 @@ def _is_narrow(dtype: Any) -> bool:
 # --- rows streamed from kernel to kernel --------------------------------------------------------------
 
 
-def streamed(ex: Extraction, fused: Fused, escapes: Collection[int]) -> frozenset[int]:
+def streamed(ex: Extraction, fused: Fused, escapes: Collection[int], apart: Collection[int]) -> frozenset[int]:
     """Return the values that the kernel library streams row by row instead of materialising them.
 
     Such a value is folded along its rows and read again together with the result of the fold, as in a softmax or a variance, and only
@@ -116,6 +160,7 @@ def streamed(ex: Extraction, fused: Fused, escapes: Collection[int]) -> frozense
         ex: the program.
         fused: the kernels of a region.
         escapes: the values that are needed as arrays: after the region, in its loops and nested sequences, or under renamed indices.
+        apart: the values that a fence keeps out of the library.
     """
     readers: dict[int, list[int]] = {}
     for kernel, read in zip(fused.kept, fused.operands, strict=True):
@@ -127,7 +172,7 @@ def streamed(ex: Extraction, fused: Fused, escapes: Collection[int]) -> frozense
     found: set[int] = set()
     for t in reversed(members):
         users = readers.get(t, [])
-        if not users or t in escapes or t in ex.exact or not all(u in known and _runs_rows(ex, u, t) for u in users):
+        if not users or t in escapes or t in ex.exact or t in apart or not all(u in known and _runs_rows(ex, u, t) for u in users):
             continue
         folded_in = any(isinstance(ex.program.terms[u], Fold) for u in users)
         inside = all(u not in escapes and set(readers.get(u, ())) <= set(users) for u in users[:-1])
@@ -242,6 +287,16 @@ def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int
 
 
 # --- folds that continue, or stall --------------------------------------------------------------------
+
+
+def lone_operands(ex: Extraction, fused: Fused, escapes: Collection[int]) -> frozenset[int]:
+    """The kept operands of folds that the kernel library would compute inside its fusion: it knows them, and nothing else reads them."""
+    terms = ex.program.terms
+    reading = Counter(t for operands in fused.operands for t in operands)
+    folds = (t for t in fused.kept if isinstance(t, int) and folds_in_library(ex, t))
+    args = {term.arg for t in folds if isinstance(term := terms[t], Fold)}
+    alone = (t for t in args.intersection(fused.kept) if reading[t] == 1 and t not in escapes)
+    return frozenset(t for t in alone if ex.unrolls.get(t) or (isinstance(term := terms[t], Map) and knows(term)))
 
 
 def ends(ex: Extraction, seq: Seq, fused: Fused) -> frozenset[int]:

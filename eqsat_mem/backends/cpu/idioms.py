@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from eqsat_mem.backends.cpu.fusion import ends
+from eqsat_mem.backends.cpu.fusion import ends, lone_operands
 from eqsat_mem.backends.cpu.top_k import block_length, top_k_by_blocks
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Fold
@@ -24,10 +24,12 @@ class CpuIdioms(Idioms):
     """Idioms that keep XLA:CPU's libraries from allocating hidden memory, and let them read operands in their own layout.
 
     Attributes:
+        keeps_apart: whether the kept operands of folds stay out of the kernel library's fusion.
         keeps_bits: whether contractions keep the order of their operands, and triangular solves their side, because libraries may add
             products in another order otherwise.
     """
 
+    keeps_apart: bool = True
     keeps_bits: bool = False
 
     sums_lone_axes: ClassVar[bool] = True
@@ -39,7 +41,7 @@ class CpuIdioms(Idioms):
         Sums that a loop rescales are among them, because the library would multiply inside its fold.
         """
         folds = {t for t in rescaled if isinstance(ex.program.terms[t], Fold) and not ex.rescales[t].extreme}
-        return ends(ex, seq, fused) | folds
+        return ends(ex, seq, fused) | folds | (lone_operands(ex, fused, seq.outs) if self.keeps_apart else frozenset())
 
     def fence(self, text: str, dtype: Any) -> str:
         """Return an identity that the kernel library does not support: its fusion ends here, and all readers get the same bits."""

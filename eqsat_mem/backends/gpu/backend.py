@@ -24,12 +24,13 @@ from eqsat_mem.ir import Block, Dot, Fold, Map, Program, itemsize
 from eqsat_mem.ir.bitwise import rounded_in
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import block_op
-from eqsat_mem.schedule.backend import Backend, Kernel, extent_of
+from eqsat_mem.schedule.backend import Backend, extent_of
 from eqsat_mem.schedule.checks import Check, Hidden
 from eqsat_mem.schedule.cost_model import arithmetic_s, sides
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.idioms import Idioms
+from eqsat_mem.schedule.kernel import Kernel
 from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.tiles import MOST_WRITTEN_OUT, Tile, computed_for, joined
 from eqsat_mem.schedule.weights import Weights
@@ -143,6 +144,9 @@ class GpuBackend(Backend):
     def variants(self, program: Program) -> tuple[Self, ...]:
         may_help = self.tiles is not None and any(self.tiles.suits(program, t) for t in range(len(program.terms)))
         return (self, self.without_tiles()) if may_help else (self.without_tiles(),)
+
+    def plain(self) -> Self:
+        return self.without_tiles()
 
     def without_tiles(self) -> Self:
         return replace(self, tiles=None)

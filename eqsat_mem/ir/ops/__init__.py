@@ -17,7 +17,7 @@ from eqsat_mem.ir.ops.collectives import COLLECTIVES
 from eqsat_mem.ir.ops.control import CONTROL, OPAQUE, held_inside
 from eqsat_mem.ir.ops.custom.monoid import Monoid
 from eqsat_mem.ir.ops.custom.operation import USER, Operation, call_on, named_axes, operation_of
-from eqsat_mem.ir.ops.elementwise import ALIASES, IDENTITIES, MAPS, MapOp, map_params, map_text, of_one_rank
+from eqsat_mem.ir.ops.elementwise import ALIASES, IDENTITIES, MAPS, MapOp, map_params, map_text, of_one_rank, value_text
 from eqsat_mem.ir.ops.gathers import GATHERS
 from eqsat_mem.ir.ops.linear_algebra import ALGEBRA
 from eqsat_mem.ir.ops.monoids import MONOIDS, REDUCTIONS, MonoidOp, accumulator, foldable
@@ -33,7 +33,7 @@ __all__ = [
     "Operation", "Place", "Selection", "Shapes", "Text", "accumulator", "bind_call", "block_op", "block_text", "call_groups", "call_on",
     "call_params", "foldable", "held_inside", "is_elementwise", "is_key", "joins", "longer", "map_of", "map_params", "map_row", "map_text",
     "named_axes", "of_one_rank", "operation_of", "param_text", "parts_of", "picks", "primitive_text", "result_axes", "searched",
-    "shift_to_p", "slice_at_p", "with_sums_p",
+    "shift_to_p", "slice_at_p", "value_text", "with_sums_p",
 ]  # fmt: skip
 
 _ROWS = [*SHAPING, *SLICES, *GATHERS, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *SUMMING, *USER, *COLLECTIVES]

@@ -122,6 +122,8 @@ def value_text(value: Any) -> str:
         return value_text(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return "jnp.nan" if math.isnan(value) else "jnp.inf" if value > 0 else "-jnp.inf"
+    if isinstance(value, complex) and any(not math.isfinite(v) or (v == 0 and math.copysign(1, v) < 0) for v in (value.real, value.imag)):
+        return f"complex({value_text(value.real)}, {value_text(value.imag)})"  # a sum of the two loses signs of zero
     if isinstance(value, tuple):
         return "(" + ", ".join(map(value_text, value)) + ("," if len(value) == 1 else "") + ")"
     return repr(value)
