@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jax.dtypes import issubdtype
 from jax.extend.core import ClosedJaxpr, primitives
+from jax.numpy import finfo
 
 from eqsat_mem.frontend.axis_inference import Inference, Translation
 from eqsat_mem.frontend.axis_unification import Variables, index_names, index_order
@@ -209,10 +210,13 @@ class _Builder:
             self.program.repeated[t] = self.program.repeated.get(t, 0) | repeated
 
     def iota(self, eqn: Equation, how: Translation) -> None:
-        """An iota over a product of indices is the sum of theirs, each times its stride."""
+        """An iota over a product of indices is the sum of theirs, each times its stride.
+
+        Positions are counted in integers where not all of them are numbers of the dtype, so that those of a chunk are rounded once.
+        """
         dtype = self.flat.dtypes[eqn.outs[0]]
         axis = self.axes_of(eqn.outs[0])[eqn.params["dimension"]]
-        if len(axis) == 1:
+        if len(axis) == 1 and not (issubdtype(dtype, np.inexact) and self.program.extent(mask_of(axis)) > 2 ** (finfo(dtype).nmant + 1)):
             self.term[eqn.outs[0]] = self.program.add(Iota(dtype, axis[0]), eqn.source)
             return
         whole, position, stride = np.dtype(np.int32), None, 1

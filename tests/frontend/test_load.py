@@ -531,3 +531,17 @@ def test_reductions_by_a_function_run_in_chunks_where_they_begin_with_an_identit
     ]
     assert len(folds[0]) == 2
     assert folds[1] == {0}
+
+
+@pytest.mark.parametrize(("dtype", "n"), [("float16", 3000), ("bfloat16", 700), ("int8", 700), ("uint8", 700), ("float32", 700)])
+def test_positions_of_a_chunk_are_rounded_once(dtype, n):
+    """Of positions beyond what a dtype counts, that of the chunk and those in it would be rounded, and their sum once more."""
+
+    def f(x, y):
+        where = lax.iota(dtype, n)
+        return jnp.max(jnp.where(x[:, None] * y > where[:, None].astype(jnp.float32), 0, where[:, None]), 1)
+
+    args = [jnp.zeros(n), jnp.zeros(n)]
+    planned = eqsat_mem.optimize(f, memory_limit=80 * n, verify=False)
+    assert planned.plan(*args).loops
+    assert np.array_equal(planned(*args), jax.jit(f)(*args))

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 from jax.extend.core import primitives
 
-from eqsat_mem.backends.cpu.top_k import top_k_by_blocks
+from eqsat_mem.backends.cpu.top_k import block_length, top_k_by_blocks
 from eqsat_mem.ir import Call, ops
 from eqsat_mem.ir.ops.collectives import COLLECTIVES
 from eqsat_mem.schedule.backend import Backend
@@ -486,3 +486,21 @@ def test_a_selection_whose_results_are_read_in_slices_stays_one(extent: int, sea
 
     text = jax.jit(largest_and_others).lower(f32(64, extent)).compile().as_text()
     assert text.count('custom_call_target="TopK"') == searches
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "special", [(0.0, -0.0), (-0.0,), (np.nan,), (-np.nan, np.nan, np.inf), (np.inf, -np.inf, -0.0, 0.0, -np.nan, 1e-45)]
+)
+@pytest.mark.parametrize("share", [0.01, 0.99])
+def test_a_selection_by_blocks_is_that_of_all_elements(dtype: str, special: tuple[float, ...], share: float) -> None:
+    """Also of zeros with signs, infinities, and what is not a number, in the order of their bits; other numbers are negative here."""
+    rng = np.random.default_rng(0)
+    plain = -rng.integers(0 if dtype == "int32" else 1, 5, (6, 2000)).astype(np.float32)
+    drawn = np.where(rng.random(plain.shape) < share, rng.choice(np.float32(special), plain.shape), plain)
+    x = jnp.asarray(np.clip(np.nan_to_num(drawn), -9, 9) if dtype == "int32" else drawn, dtype)
+    assert block_length(x.shape[1], 3) is not None
+    want, got = (jax.jit(f, static_argnums=1)(x, 3) for f in (lax.top_k, top_k_by_blocks))
+    assert np.array_equal(want[1], got[1])
+    assert np.array_equal(np.signbit(want[0]), np.signbit(got[0]))
+    assert np.array_equal(want[0].astype("float32"), got[0].astype("float32"), equal_nan=True)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from eqsat_mem.backends.cpu.fusion import ends, lone_operands
-from eqsat_mem.backends.cpu.top_k import block_length, top_k_by_blocks
+from eqsat_mem.backends.cpu.top_k import block_length, in_order, top_k_by_blocks
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Fold
 from eqsat_mem.ir.loop_tree import Seq
@@ -108,7 +108,7 @@ def _transposed(text: str, axes: Sequence[int]) -> str:
 _BLOCKS = {
     "conv_general_dilated": BlockSource(_convolution),
     "triangular_solve": BlockSource(in_order=_solve_in_order),
-    "top_k": BlockSource(_top_k, helpers=(block_length, top_k_by_blocks)),
+    "top_k": BlockSource(_top_k, helpers=(block_length, in_order, top_k_by_blocks)),
 }
 
 _REORDERED = frozenset({"triangular_solve"})

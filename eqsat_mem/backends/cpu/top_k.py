@@ -18,8 +18,6 @@ def top_k_by_blocks(x: Any, k: int) -> Any:
     The k largest elements lie in the k blocks with the largest maxima: each other block has k elements ahead of all of its own, the
     blocks' maxima (where two are equal, the earlier block's comes first, as its element does in ``x``). Candidates stay in the order of
     ``x``.
-    A maximum may pass over what is not a number (XLA:CPU's does), which comes before all numbers: a sum tells. (It also tells of a block
-    with both infinities, or whose sums overflow both ways; then elements that are equal in more than k blocks may come in another order.)
     Behind barriers, since XLA takes a ``top_k`` whose results are read in slices for a sort of all elements; one for each result, since
     a barrier around both ends the process where a program runs on several devices.
     """
@@ -32,8 +30,7 @@ def top_k_by_blocks(x: Any, k: int) -> Any:
     head = head.reshape(*x.shape[:-1], count, block)
     largest = lax.reduce_max(head, (x.ndim,))
     if jnp.issubdtype(x.dtype, jnp.floating):
-        total = lax.reduce_sum(head, (x.ndim,))
-        largest = jnp.where(jnp.isnan(total), jnp.nan, largest)
+        largest = in_order(head, largest)
     found = lax.sort(lax.top_k(largest, k)[1])
     candidates = jnp.take_along_axis(head, found[..., None], axis=-2).reshape(*x.shape[:-1], k * block)
     places = (found[..., None] * block + jnp.arange(block, dtype=jnp.int32)).reshape(candidates.shape)
@@ -42,6 +39,32 @@ def top_k_by_blocks(x: Any, k: int) -> Any:
     places = jnp.concatenate([places, jnp.broadcast_to(rest, tail.shape)], axis=-1)
     values, chosen = lax.top_k(candidates, k)
     return lax.optimization_barrier(values), jnp.take_along_axis(places, lax.optimization_barrier(chosen), axis=-1)
+
+
+def in_order(x: Any, largest: Any) -> Any:
+    """The maxima of ``x`` along the last axis in the order of ``lax.top_k``: ``-nan < -inf < -0.0 < 0.0 < inf < nan``.
+
+    ``largest`` are the maxima as numbers, which may be ``-0.0`` beside ``0.0``, and may pass over what is not a number: a sum tells.
+    """
+    integer = {1: jnp.int8, 2: jnp.int16, 4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
+    low, high = jnp.iinfo(integer).min, jnp.iinfo(integer).max
+
+    def rank(v: Any) -> Any:
+        bits = lax.bitcast_convert_type(v, integer)
+        return bits ^ (bits >> (8 * x.dtype.itemsize - 1) & high)
+
+    def with_zeros(x: Any) -> Any:
+        return jnp.where(zero & (lax.reduce_max(1 / x, (x.ndim - 1,)) == jnp.inf), 0, largest)
+
+    def by_rank(x: Any) -> Any:
+        least = lax.bitcast_convert_type(integer(-1), x.dtype)
+        return lax.reduce(x, least, lambda a, b: lax.select(rank(a) >= rank(b), a, b), (x.ndim - 1,))
+
+    if x.dtype.itemsize == 1:  # some of these have no infinity
+        return by_rank(x)
+    zero = lax.bitcast_convert_type(largest, integer) == low
+    no_number = jnp.any(jnp.isnan(lax.reduce_sum(x, (x.ndim - 1,))))
+    return lax.switch(jnp.where(no_number, 2, jnp.any(zero)), [lambda x: largest, with_zeros, by_rank], x)
 
 
 def block_length(n: int, k: int) -> int | None:
