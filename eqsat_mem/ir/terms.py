@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from jax.dtypes import issubdtype
 
 Axis = tuple[int, ...]
 Axes = tuple[Axis, ...]
@@ -87,7 +88,8 @@ class Literal(Term):
 
     @staticmethod
     def of(value: Any, dtype: Any) -> Literal:
-        value = np.asarray(value).item()
+        exact = np.asarray(value)
+        value = int(exact) if issubdtype(exact.dtype, np.integer) else exact.item()  # NumPy has no item of narrow integers
         return Literal(dtype, value, f"{type(value).__name__}:{value!r}")
 
 

@@ -49,8 +49,14 @@ def run(turn: Callable[..., Sequence[Any]], first: Sequence[Any], turns: int) ->
     last, written = lax.scan(step, [first[k] for k in carry], over, length=turns, reverse=backwards)
     results: dict[int, Any] = dict(zip(carry, last, strict=True))
     results |= {k: _axis_moved(x, 0, a.axis) for (k, a), x in zip(stacked.items(), written, strict=True)}
-    results |= {k: np.asarray(start + step * turns, first[k].dtype) for k, (step, start) in known.items()}
+    results |= {k: _wrapped(start + step * turns, first[k].dtype) for k, (step, start) in known.items()}
     return [results[k] for k in range(len(first))]
+
+
+def _wrapped(count: int, dtype: np.dtype) -> np.ndarray:
+    """A count that goes on from the lowest number of its dtype behind the highest."""
+    width = np.dtype(dtype).itemsize
+    return np.asarray(count % 2 ** (8 * width), f"uint{8 * width}").astype(dtype)
 
 
 def _axis_moved(x: Any, source: int, to: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -71,7 +72,7 @@ def gather(op: Op, x: Any, indices: Any, *sizes: Any) -> Any:
         collapsed_slice_dims=tuple(numbers.collapsed_slice_dims),
         start_index_map=tuple(numbers.start_index_map),
         operand_batching_dims=tuple(numbers.operand_batching_dims),
-        start_indices_batching_dims=tuple(numbers.start_indices_batching_dims),
+        start_indices_batching_dims=_behind_vectors(numbers.start_indices_batching_dims, numbers.index_vector_dim),
     )
     return lax.gather(
         x,
@@ -105,7 +106,7 @@ def scatter(op: Op, *operands: Any) -> Any:
         inserted_window_dims=tuple(numbers.inserted_window_dims),
         scatter_dims_to_operand_dims=tuple(numbers.scattered_dims_to_operand_dims),
         operand_batching_dims=tuple(numbers.input_batching_dims),
-        scatter_indices_batching_dims=tuple(numbers.scatter_indices_batching_dims),
+        scatter_indices_batching_dims=_behind_vectors(numbers.scatter_indices_batching_dims, numbers.index_vector_dim),
     )
     x, indices, updates = operands
     return _SCATTERS[combiner](
@@ -122,6 +123,11 @@ def scatter(op: Op, *operands: Any) -> Any:
 def _vectors_last(indices: Any, axis: int) -> Any:
     """Indices with their vectors along the last axis, where JAX wants them; an axis behind the last one is of extent one."""
     return lax.expand_dims(indices, (axis,)) if axis == np.ndim(indices) else jnp.moveaxis(indices, axis, -1)
+
+
+def _behind_vectors(dims: Sequence[int], axis: int) -> tuple[int, ...]:
+    """The axes of indices once their vectors are along the last axis."""
+    return tuple(d - (d > axis) for d in dims)
 
 
 SHAPES: dict[str, Row] = {

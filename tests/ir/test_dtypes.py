@@ -25,6 +25,10 @@ CASES = {
     "complex gradient": (jax.grad(lambda a: jnp.sum(jnp.abs(a @ a.T) ** 2)), [A + 1j * A]),
     "integers": (lambda a: (a[:, None] * a[None]).sum(-1) // 3 % 7, [np.arange(300, dtype=np.int32).reshape(30, 10)]),
     "small integers": (lambda a: (jnp.sum(a, dtype=jnp.uint8), jnp.max(a), a ^ 3), [np.arange(200, dtype=np.uint8)]),
+    "four bits": (
+        lambda k, u: (k + jnp.int4(1), k * 3 // jnp.int4(2), jnp.max(u, 1), u | jnp.uint4(9)),
+        [(A > 0).astype(jnp.int4), (A > 1).astype(jnp.uint4)],
+    ),
     "booleans": (lambda a: (jnp.any(a > 0), jnp.all(a > -9, 0), jnp.sum(a > 0)), [A]),
     "weak results": (lambda a: (2.0 * jnp.float32(1), jnp.asarray(3.0) + 0, 1.5, 2), [X]),
     "weak arguments": (lambda s, n, a: (s * 2, s + a, s, n + 1, a * n), [2.0, 3, X]),

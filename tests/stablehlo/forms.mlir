@@ -181,6 +181,26 @@ func.func @main(%x: tensor<4x6xf32>, %at: tensor<1x3xi32>) -> (tensor<3x6xf32>) 
   return %r : tensor<3x6xf32>
 }
 
+// gather of each row's, vectors first
+func.func @main(%x: tensor<3x6xf32>, %at: tensor<1x3x3xi32>) -> (tensor<3x3xf32>) {
+  %r = "stablehlo.gather"(%x, %at) {dimension_numbers = #stablehlo.gather<collapsed_slice_dims = [1], operand_batching_dims = [0],
+  start_indices_batching_dims = [1], start_index_map = [1], index_vector_dim = 0>, slice_sizes = array<i64: 1, 1>}
+  : (tensor<3x6xf32>, tensor<1x3x3xi32>) -> tensor<3x3xf32>
+  return %r : tensor<3x3xf32>
+}
+
+// scatter into each row's, vectors first
+func.func @main(%x: tensor<3x6xf32>, %at: tensor<1x3x3xi32>, %u: tensor<3x3xf32>) -> (tensor<3x6xf32>) {
+  %r = "stablehlo.scatter"(%x, %at, %u) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+  %s = stablehlo.add %a, %b : tensor<f32>
+  stablehlo.return %s : tensor<f32> }) {
+  scatter_dimension_numbers = #stablehlo.scatter<inserted_window_dims = [1], input_batching_dims = [0],
+  scatter_indices_batching_dims = [1], scatter_dims_to_operand_dims = [1], index_vector_dim = 0>}
+  : (tensor<3x6xf32>, tensor<1x3x3xi32>, tensor<3x3xf32>) -> tensor<3x6xf32>
+  return %r : tensor<3x6xf32>
+}
+
 // convolution
 func.func @main(%x: tensor<2x5x6x3xf32>, %k: tensor<3x2x3x4xf32>) -> (tensor<2x4x5x4xf32>) {
   %r = stablehlo.convolution(%x, %k) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f], window = {stride = [1, 2], pad = [[1, 0], [2, 2]], reverse = [false, false]} {feature_group_count = 1 : i64, batch_group_count = 1 : i64} : (tensor<2x5x6x3xf32>, tensor<3x2x3x4xf32>) -> tensor<2x4x5x4xf32>

@@ -84,6 +84,8 @@ PROGRAMS = {
     "scan of scans": (lambda x: lax.scan(lambda c, r: (c, lax.scan(lambda d, s: (d + s, d * s), c, r)), 1.0, x), X),
     "gradient of a scan": (jax.value_and_grad(lambda x: jnp.sum(lax.scan(lambda c, r: (jnp.tanh(c + r), c), x[0], x)[1])), X),
     "counted": (lambda x: lax.fori_loop(2, 5, lambda i, c: c.at[i].set(c[i - 1] * 2 + i), x), X),
+    "counters that wrap": (lambda x: lax.fori_loop(np.int8(0), np.int8(100), lambda i, c: (c[0] + np.uint32(0x9E3779B9), c[1] + np.int8(3),
+        c[2] * 1.01), (np.uint32(7), np.int8(7), x)), X),
     "map": (lambda x: lax.map(lambda r: jnp.sort(r)[:3], x, batch_size=4), X),
     "associative scan": (lambda x: lax.associative_scan(jnp.multiply, x), X),
     "random": (lambda s: [f(jax.random.key(s), (5,)) for f in (jax.random.normal, jax.random.uniform, jax.random.gumbel,
