@@ -64,7 +64,7 @@ def in_order(x: Any, largest: Any) -> Any:
         return by_rank(x)
     zero = lax.bitcast_convert_type(largest, integer) == low
     no_number = jnp.any(jnp.isnan(lax.reduce_sum(x, (x.ndim - 1,))))
-    return lax.switch(jnp.where(no_number, 2, jnp.any(zero)), [lambda x: largest, with_zeros, by_rank], x)
+    return lax.switch(jnp.where(no_number, 2, jnp.any(zero).astype(jnp.int32)), [lambda x: largest, with_zeros, by_rank], x)
 
 
 def block_length(n: int, k: int) -> int | None:
