@@ -152,7 +152,7 @@ class MemoryLimitError(EqsatMemError):
         return f"Raise memory_limit (or EQSAT_MEM_LIMIT) to {enough}, or {other}."
 
 
-def tensor_lines(tensors: Sequence[Tensor], total_bytes: int, most: int = 12) -> list[str]:
+def tensor_lines(tensors: Sequence[Tensor], total_bytes: int, most: int = 12, other: str = "smaller tensor") -> list[str]:
     """Return one line for each of the first tensors: its size, its description, and the user's file and line if known.
 
     Those alike in description and line are counted in one.
@@ -161,6 +161,7 @@ def tensor_lines(tensors: Sequence[Tensor], total_bytes: int, most: int = 12) ->
         tensors: tensors that are held at once, largest first.
         total_bytes: what is held at that point altogether, in bytes. What the tensors do not add up to is listed as scratch.
         most: how many tensors are listed at most. The others, and those below a thousandth of all, are added up in one line.
+        other: what each of the others is.
     """
     alike = sorted(_alike(tensors), key=lambda group: -group[0][1] * len(group))
     large = [k for k, group in enumerate(alike[:most]) if group[0][1] * len(group) >= total_bytes / SMALL]
@@ -168,7 +169,7 @@ def tensor_lines(tensors: Sequence[Tensor], total_bytes: int, most: int = 12) ->
     if len(others) == 1:
         shown, others = [*shown, *others], []
     if others:
-        shown.append((f"in {count(len(others), 'smaller tensor')}", sum(nbytes for _, nbytes, _ in others), None))
+        shown.append((f"in {count(len(others), other)}", sum(nbytes for _, nbytes, _ in others), None))
     scratch = total_bytes - sum(nbytes for _, nbytes, _ in tensors)
     if scratch > 0:
         shown.append(("scratch of operations", scratch, None))

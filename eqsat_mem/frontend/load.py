@@ -19,7 +19,7 @@ from eqsat_mem.frontend.axis_inference import Inference, Translation
 from eqsat_mem.frontend.axis_unification import Variables, index_names, index_order
 from eqsat_mem.frontend.diagonal_masks import with_own_masks
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
-from eqsat_mem.frontend.inline import flatten
+from eqsat_mem.frontend.inline import flatten, source_of
 from eqsat_mem.frontend.loop_roles import Alike
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.ir import (
@@ -45,7 +45,7 @@ from eqsat_mem.ir import (
     mask_of,
     ops,
 )
-from eqsat_mem.ir.jaxprs import combination_of, leaves_alone
+from eqsat_mem.ir.jaxprs import combination_of, leaves_alone, stacked_by
 from eqsat_mem.passes import EVERY, Pass
 
 SELECTION_CHUNKS = 4
@@ -249,7 +249,9 @@ class _Builder:
         call = Call(eqn.prim, dict(eqn.params), in_axes, out_axes, dtypes, pointwise, folds, eqn.effects, held, inside=how.inside)
         if how.inside is not None:
             self.program.passes |= how.inside.program.passes
-        terms = [self.program.add(Block(dtype, call, args, k), eqn.source) for k, dtype in enumerate(dtypes)]
+        sources = (source_of(e) if (e := stacked_by(eqn.prim, eqn.params, k)) is not None else None for k in range(len(dtypes)))
+        made = enumerate(zip(dtypes, sources, strict=True))
+        terms = [self.program.add(Block(dtype, call, args, k), source or eqn.source) for k, (dtype, source) in made]
         for v, term in zip(eqn.outs, terms):
             self.term[v] = term
         if eqn.effects:

@@ -108,3 +108,11 @@ def leaves_alone(combination: ClosedJaxpr, start: Sequence[Any]) -> bool:
 
 
 PROBES = (-30, -1, 0, 2, 50)
+
+
+def stacked_by(prim: Any, params: Mapping[str, Any], out: int) -> Any:
+    """The equation in the body of a scan whose results it stacks as its own result ``out``; None of carries and of other operations."""
+    if prim.name != "scan" or out < params["num_carry"]:
+        return None
+    body = params["jaxpr"].jaxpr
+    return next((eqn for eqn in body.eqns if any(v is body.outvars[out] for v in eqn.outvars)), None)

@@ -119,8 +119,11 @@ def peak_tensors(s: Schedule) -> list[Tensor]:
 def _values_at_peak(s: Schedule, inside: str) -> Iterator[Tensor]:
     program, memory = s.ex.program, Memory(s.ex, s.backend)
     live, running = memory.at_peak(s.seq, memory.full_extents(), s.chunks)
+    over = sum(nbytes for _, nbytes, _ in live) + sum(program.input_bytes()) - s.peak_bytes
     for t, nbytes, extents in live:
-        yield inside + describe(program, t, extents), nbytes, place_of(program, t)
+        own = max(nbytes - max(int(over), 0), 0) if t == running else nbytes  # it may be written where an operand stood
+        if own:
+            yield inside + describe(program, t, extents), own, place_of(program, t)
     if running is None or operation(program, running) not in LOOPS:
         return
     where = f"{inside}in {operation(program, running)}: "

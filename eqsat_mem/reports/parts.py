@@ -18,7 +18,7 @@ ROLES = {
     "gradients": ("#b565a7", "#c47ab8"),
     "loop state": ("#e0962e", "#dd9a3c"),
     "temporaries": ("#3d78c9", "#5b93dd"),
-    "scratch": ("#c3c9d2", "#565f6b"),
+    "scratch": ("#a8865c", "#9a7b55"),
 }
 """The roles, in the order in which they are stacked from below, with their colours on a light and on a dark ground."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jax.sharding import PartitionSpec
 
-from eqsat_mem.errors import tensor_lines
+from eqsat_mem.errors import Tensor, tensor_lines
 from eqsat_mem.passes import named
 from eqsat_mem.reports.exchanges import together
 from eqsat_mem.units import count, format_bytes, time_text, wrapped
@@ -197,9 +197,24 @@ def _peak(plan: Plan, width: int) -> Iterator[str]:
     more = (plan.compiled_peak_bytes or 0) - plan.peak_bytes
     compiled = f" ({format_bytes(more)} more compiled)" if more > LITTLE * plan.peak_bytes else ""
     yield f"{format_bytes(plan.peak_bytes)} predicted{compiled}: {parts}; the largest besides arguments:"
-    for line in tensor_lines(others, plan.peak_bytes - sum(nbytes for _, nbytes, _ in arguments), MOST_TENSORS):
+    total = plan.peak_bytes - sum(nbytes for _, nbytes, _ in arguments)
+    for line in tensor_lines(list(_by_line(others)), total, MOST_TENSORS, other="other"):
         code, room = plan.lines.get(line.partition("  at ")[2], ""), width - TITLE - len(line) - 2
         yield f"{line}: {code if len(code) <= room else code[: room - 3] + '...'}" if code and room >= SHORTEST_CODE else line
+
+
+def _by_line(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Those of each line as one, with the largest of them; the largest line first. Others stay as they are."""
+    lines: dict[Any, list[Tensor]] = {}
+    for k, tensor in enumerate(tensors):
+        lines.setdefault(k if tensor[2] is None else tensor[2], []).append(tensor)
+    for of_line in sorted(lines.values(), key=lambda of_line: -sum(nbytes for _, nbytes, _ in of_line)):
+        description, largest, source = max(of_line, key=lambda tensor: tensor[1])
+        if len({(text, nbytes) for text, nbytes, _ in of_line}) == 1:
+            yield from of_line
+        else:
+            every = sum(nbytes for _, nbytes, _ in of_line)
+            yield f"{len(of_line)} tensors, the largest {format_bytes(largest)} {description}", every, source
 
 
 def _more(plan: Plan) -> str:

@@ -68,8 +68,10 @@ def label_rows(points: Sequence[Point], letters: int) -> Iterator[tuple[int, int
     for _, start, end, loop in loop_spans(points):
         text = f"over {loop}"
         wide = min((len(text) + 1) / letters, 1.0)
-        left = min(start / len(points), 1.0 - wide)
-        place = left, max(left + wide, end / len(points))
+        left = start / len(points)
+        if left + wide > 1:
+            left = max(end / len(points) - wide, 0)
+        place = min(left, start / len(points)), max(left + wide, end / len(points))
         row = next((k for k, others in enumerate(taken) if all(place[1] <= a or place[0] >= b for a, b in others)), len(taken))
         if row == len(taken):
             taken.append([])

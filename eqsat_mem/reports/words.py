@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import jax
 
 from eqsat_mem.ir import Block, Input, Map, Program, Rename, Take, bits, is_leaf, itemsize
+from eqsat_mem.ir.jaxprs import stacked_by
 from eqsat_mem.ir.loop_tree import Loop, Seq, made
 from eqsat_mem.schedule.search import Schedule
 
@@ -21,6 +22,8 @@ CUT = frozenset({"slice", "slice_at", "shift_to", "dynamic_slice", "rev", "pad"}
 """Operations whose results have the axes of their first operand, or parts of them."""
 MOST_SPANS = 2
 """Functions whose lines are told of a loop."""
+_NAMES = {"dot_general": "dot", "reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "select_n": "where", "integer_pow": "power"}
+"""What primitives of a scan's body are called."""
 KINDS = {"gather_shares": "all_gather", "sum_to_shares": "psum_scatter", "exchange_shares": "all_to_all", "merge_top_k": "all_gather"}
 """The functions of ``jax.lax`` that send what each collective does."""
 
@@ -143,7 +146,9 @@ def operation(program: Program, t: int) -> str:
         case Input():
             return f"argument {program.inputs[term.slot].name}"
         case Block():
-            return KINDS.get(term.call.prim.name, str(term.call.prim.name))
+            inside = stacked_by(term.call.prim, term.call.params, term.out)
+            name = KINDS.get(term.call.prim.name, str(term.call.prim.name))
+            return name if inside is None else f"{_NAMES.get(inside.primitive.name, inside.primitive.name)}, kept by {name}"
         case Map():
             return term.op
         case Rename():

@@ -112,7 +112,7 @@ def test_long_lists_say_what_they_leave_out(plan):
     lines = str(dataclasses.replace(plan, loops=loops, peak_tensors=tensors, peak_bytes=9000)).splitlines()
     assert "      and 3 more loops, in .loops" in lines
     assert lines[-7] == "        1.95 KiB  2 x exp 7"
-    assert lines[-2] == "        2.93 KiB  in 3 smaller tensors"
+    assert lines[-2] == "        2.93 KiB  in 3 others"
 
 
 def test_in_a_notebook(plan):

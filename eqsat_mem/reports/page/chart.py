@@ -85,16 +85,17 @@ def _limit_note(scale: Scale, limit_bytes: int) -> str:
 def _panel(panel: Panel, scale: Scale, limit_bytes: int) -> str:
     peak = panel.points[panel.peak]
     at = (panel.peak + 0.5) / len(panel.points)
-    lines = [f'<line class="grid" x1="0" x2="1000" y1="{_y(tick, scale)}" y2="{_y(tick, scale)}"/>' for tick in scale.ticks]
+    grid = (f'<line class="grid" x1="0" x2="1000" y1="{_y(tick, scale)}" y2="{_y(tick, scale)}"/>' for tick in scale.ticks)
+    pictured = [*grid, *_areas(panel, scale)]
     if scale.limit_is_near:
-        lines.append(f'<line class="limit" x1="0" x2="1000" y1="{_y(limit_bytes, scale)}" y2="{_y(limit_bytes, scale)}"/>')
+        pictured.append(f'<line class="limit" x1="0" x2="1000" y1="{_y(limit_bytes, scale)}" y2="{_y(limit_bytes, scale)}"/>')
     label = f"Memory {panel.title}: {format_bytes(peak.nbytes)} at the peak, {peak.what}, over {count(len(panel.points), 'step')}"
     side = "start" if at < 0.2 else "end" if at > 0.8 else "middle"
     return (
         f'<div class="panel"><h3>{panel.title}</h3>\n'
         f'<div class="plot" data-panel="{panel.which}">'
         f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" role="img" aria-label="{escape(label)}">'
-        f"{''.join(_areas(panel, scale))}{''.join(lines)}</svg>"
+        f"{''.join(pictured)}</svg>"
         f'<span class="peak {side}" style="left: {_percent(at)}; bottom: {_percent(peak.nbytes / scale.top)}">'
         f"{format_bytes(peak.nbytes)}</span>"
         f'<span class="cursor" style="width: {_percent(1 / len(panel.points))}" hidden=""></span></div>\n'
@@ -133,5 +134,6 @@ def _loops(points: Sequence[Point]) -> Iterator[str]:
         rows = max(rows, row + 1)
         top, wide = f"top: {1.7 * row:.1f}em", (end - start) / len(points)
         yield f'<i style="left: {_percent(start / len(points))}; width: {_percent(wide)}; {top}"></i>'
-        yield f'<span style="left: {_percent(left)}; {top}" title="loop {escape(text)}">{escape(text)}</span>'
+        at = f"right: {_percent(1 - end / len(points))}" if 0 < left < start / len(points) else f"left: {_percent(left)}"
+        yield f'<span style="{at}; {top}" title="loop {escape(text)}">{escape(text)}</span>'
     yield f'<b style="height: {1.7 * rows:.1f}em"></b>'

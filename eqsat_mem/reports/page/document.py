@@ -174,7 +174,8 @@ def _source(plan: Plan, values: ShownValues | None) -> str:
 
 def _why(plan: Plan, record: Record, why: Explanation | None, values: ShownValues | None, seconds: float | None) -> str:
     if why is None:
-        return "<p>Not asked: which rules the plan needs, the runners-up and other ways to compute each value. <code>--why</code> asks.</p>"
+        asks = "<code>eqsat_mem.page(plan, why_seconds=60)</code> asks, and <code>--why</code> on the command line"
+        return f"<p>Not asked: which rules the plan needs, the runners-up and other ways to compute each value. {asks}.</p>"
     parts = [f'<p class="unasked">{escape(sentence)}</p>' for sentence in _not_reached(why, seconds)]
     if why.unchanged:
         parts.append("<p>The function runs as it was written: it fits, and nothing found is predicted to be much faster.</p>")

@@ -38,9 +38,13 @@ function heldRow(color, size, ...text) {
   return element("div", "held", element("i", "chip " + color), element("b", "", bytes(size)), element("span", "", ...text));
 }
 
+// Colours in the order of the legend, so that the pieces of a role are side by side.
+const roles = [...document.querySelectorAll(".legend .chip")].map((chip) => chip.classList[1]);
+
 function composition(point) {
   const bar = element("div", "composition");
-  for (const [number, size] of point.held) {
+  const rank = ([number]) => roles.indexOf(tensor(number).color);
+  for (const [number, size] of [...point.held].sort((a, b) => rank(a) - rank(b))) {
     const { what, color } = tensor(number);
     const piece = element("i", color);
     piece.style.width = (100 * size) / Math.max(point.nbytes, 1) + "%";
@@ -49,6 +53,17 @@ function composition(point) {
   }
   if (point.more) bar.append(element("i", "rest"));
   return bar;
+}
+
+// Tensors alike in size, description and line are one row.
+function alike(held) {
+  const groups = new Map();
+  for (const [number, size] of held) {
+    const { what, place, color } = tensor(number);
+    const key = [what, place, color, size].join("|");
+    groups.set(key, [...(groups.get(key) ?? []), [number, size]]);
+  }
+  return [...groups.values()].sort((a, b) => b.length * b[0][1] - a.length * a[0][1]);
 }
 
 function mark(panel, at) {
@@ -66,10 +81,12 @@ function showPoint(place, keepHash) {
   slider.value = place;
   const step = `${panel.title}, step ${at + 1} of ${data.points[panel.which].length}`;
   slider.setAttribute("aria-valuetext", `${step}: ${bytes(point.nbytes)}, ${point.what}`);
-  const rows = point.held.map(([number, size]) => {
+  const rows = alike(point.held).map((group) => {
+    const [number, size] = group[0];
     const { what, place: line, color, home } = tensor(number);
     const name = home === null ? what : valueButton(home, what);
-    return heldRow(color, size, name, ...(line ? [element("small", "", line)] : []));
+    const times = group.length > 1 ? `${group.length} x ` : "";
+    return heldRow(color, size * group.length, times, name, ...(line ? [element("small", "", line)] : []));
   });
   if (point.more) rows.push(heldRow("", point.more[1], `in ${point.more[0]}`));
   const about = [element("p", "hint", step + (at === panel.peak ? ", the peak" : "")), element("p", "", "while computing " + point.what)];
@@ -209,5 +226,6 @@ function follow() {
   else if (id in data.classes) showClass(id, null);
 }
 showPoint(+slider.value, true);
+detail.parentElement.open = !matchMedia("(max-width: 60rem)").matches;
 follow();
 addEventListener("hashchange", follow);
