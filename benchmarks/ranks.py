@@ -30,7 +30,8 @@ from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import ladder
 from eqsat_mem.schedule.cost_model import term_seconds
-from eqsat_mem.schedule.search import Schedule, Search
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import Search
 from eqsat_mem.schedule.split import region
 
 PROGRAMS = {

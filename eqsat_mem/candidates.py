@@ -30,7 +30,8 @@ from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.loop_bodies import settled, slow_in_chunks
-from eqsat_mem.schedule.search import Schedule, Search, fastest, straight
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import Search, fastest, straight
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier, calls, floor_bytes, plan_bodies
 from eqsat_mem.transforms.ranks import with_ranks
 
@@ -338,4 +339,4 @@ def _best(searches: Sequence[Search], scheduler: Scheduler) -> tuple[Schedule, S
         found = scheduler(search, best)
         found = better(best, found, search.limit)
         best, of = found, (of if found is best else search)
-    return best, of
+    return of.simplified(best), of

@@ -32,7 +32,8 @@ from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.record import Record, Scheduler
 from eqsat_mem.request import Request, request_of
 from eqsat_mem.schedule.backend import Backend
-from eqsat_mem.schedule.search import Schedule, fastest
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import fastest
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier
 from eqsat_mem.verification import Chosen, choose
 

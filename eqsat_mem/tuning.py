@@ -24,7 +24,8 @@ from eqsat_mem.reports.measured import MeasuredPlan, Tuning
 from eqsat_mem.reports.outline import outline
 from eqsat_mem.request import Request
 from eqsat_mem.schedule.chunk_sizes import tied
-from eqsat_mem.schedule.search import Schedule, Search
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import Search
 from eqsat_mem.verification import Chosen, compiled, keep
 
 MOST = 8

@@ -16,7 +16,7 @@ from eqsat_mem.reports.outline import output_bytes, peak_tensors, restrictions
 from eqsat_mem.request import Request
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
-from eqsat_mem.schedule.search import Schedule, unscheduled
+from eqsat_mem.schedule.schedules import Schedule, unscheduled
 from eqsat_mem.transforms.plan_bodies import has_plans
 
 CLOSE = 1.25

@@ -18,7 +18,7 @@ from eqsat_mem.egraph.rule_files import SOUNDNESS, load_rules
 from eqsat_mem.errors import RuleError
 from eqsat_mem.frontend.load import load
 from eqsat_mem.passes import EVERY, FILE
-from eqsat_mem.schedule.search import unscheduled
+from eqsat_mem.schedule.schedules import unscheduled
 from tests.oracles.targets import CPU
 from tests.tiers import tiered
 

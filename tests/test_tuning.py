@@ -15,7 +15,7 @@ from eqsat_mem.__main__ import main
 from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.reports.measured import MeasuredPlan, Tuning
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -287,7 +287,11 @@ def _why_not(traced: Any) -> str:
         return "it uses references to arrays (jax.new_ref), which it may change"
     if not all(isinstance(aval, ShapedArray) for aval in avals):
         return "it takes values of types that are not arrays"
-    if len(avals) != len(jax.tree.leaves(traced.args_info)):
+    try:
+        described = traced.args_info
+    except Exception as error:
+        return f"a class of its arguments cannot hold descriptions of arrays: unflattening raised {type(error).__name__}"
+    if len(avals) != len(jax.tree.leaves(described)):
         return "it uses a value of a function whose tracing has ended"
     if not all(isinstance(extent, int) for aval in avals for extent in aval.shape):
         return "its shapes are symbols: plans are for numbers"

@@ -17,7 +17,7 @@ from eqsat_mem.egraph.lowering import Allowed
 from eqsat_mem.egraph.soundness.judge import Difference
 from eqsat_mem.ir import Program, bits
 from eqsat_mem.ir.ops.elementwise import dtype_text
-from eqsat_mem.schedule.search import unscheduled
+from eqsat_mem.schedule.schedules import unscheduled
 
 HEADER = """import jax
 import jax.numpy as jnp

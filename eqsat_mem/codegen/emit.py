@@ -31,7 +31,7 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Input, Literal, Map, Program
 from eqsat_mem.ir.ops import Operation
 from eqsat_mem.schedule.backend import Backend
-from eqsat_mem.schedule.search import Schedule, unscheduled
+from eqsat_mem.schedule.schedules import Schedule, unscheduled
 
 
 @dataclass(frozen=True)

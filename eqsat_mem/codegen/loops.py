@@ -15,7 +15,7 @@ from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import MONOIDS, MonoidOp, accumulator, block_op, picks
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import least_chunk, selection_of
 
 DEEP = 100

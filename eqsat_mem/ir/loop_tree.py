@@ -136,6 +136,20 @@ def with_region(seq: Seq, path: Path, new: Seq) -> Seq:
     return replace(seq, steps=(*seq.steps[: path[0]], changed, *seq.steps[path[0] + 1 :]))
 
 
+def dissolved(seq: Seq, loop: Loop) -> Seq:
+    """Return the tree in which the body of ``loop`` runs once, for all of its index."""
+    steps: list[Step] = []
+    for step in seq.steps:
+        if step is loop:
+            steps.append(replace(loop.body, outs=frozenset(made(loop))))
+        elif isinstance(step, Loop):
+            body = dissolved(step.body, loop)
+            steps.append(step if body is step.body else replace(step, body=body))
+        else:
+            steps.append(dissolved(step, loop) if isinstance(step, Seq) else step)
+    return seq if all(new is old for new, old in zip(steps, seq.steps)) else replace(seq, steps=tuple(steps))
+
+
 def enclosing(seq: Seq, path: Path) -> list[Loop]:
     """Return the loops around the sequence at a path, outermost first."""
     around: list[Loop] = []

@@ -31,7 +31,7 @@ from eqsat_mem.events import (
     Tried,
 )
 from eqsat_mem.reports.outline import outline
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.units import format_bytes, time_text
 
 VARIABLE = "EQSAT_MEM_DEBUG"

@@ -25,7 +25,8 @@ from eqsat_mem.reports.record import Record
 from eqsat_mem.reports.runners_up import SearchRecord, rivals
 from eqsat_mem.reports.words import array_type, describe
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import Schedule, Search, fastest
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import Search, fastest
 from eqsat_mem.schedule.timing import Timing
 from eqsat_mem.transforms.plan_bodies import calls
 

@@ -37,7 +37,7 @@ from eqsat_mem.reports.words import (
     whole_bytes,
 )
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.units import format_bytes
 
 

@@ -10,7 +10,7 @@ from eqsat_mem.ir.source import Source
 from eqsat_mem.reports.timeline import Point
 from eqsat_mem.reports.words import array_type, bodies_of, describe, operation
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 
 ROLES = {
     "arguments": ("#8793a6", "#8b97aa"),

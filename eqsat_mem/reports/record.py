@@ -16,7 +16,7 @@ from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.plan_files import Identity, identity
 from eqsat_mem.reports.plan_text import headline
 from eqsat_mem.schedule.backend import Backend
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 
 if TYPE_CHECKING:
     from eqsat_mem.reports.explain import Searches

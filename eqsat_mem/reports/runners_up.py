@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from eqsat_mem.egraph.saturate import rule_of
 from eqsat_mem.events import Event, Extracted, Kept, Nesting, Scheduled, Searched, Stepped
 from eqsat_mem.reports.outline import outline
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.units import format_bytes, times_as_long
 
 MOST_RIVALS = 8

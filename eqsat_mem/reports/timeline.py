@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.reports.words import axis_names, describe, loop_name
 from eqsat_mem.schedule.memory import Live, Memory
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.sizes import Extents, extents_inside
 
 

@@ -12,7 +12,7 @@ import jax
 from eqsat_mem.ir import Block, Input, Map, Program, Rename, Take, bits, is_leaf, itemsize
 from eqsat_mem.ir.jaxprs import stacked_by
 from eqsat_mem.ir.loop_tree import Loop, Seq, made
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 
 AXES = {1: ("elements of {}",), 2: ("rows of {}", "columns of {}")}
 """How the axes of an argument are called, by how many it has; of more than two they are numbered from 0."""

@@ -12,7 +12,7 @@ from eqsat_mem.deadline import Deadline
 from eqsat_mem.ir.loop_tree import Path, Seq, at, enclosing, made
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.moves import Move, apply, tie_of, written
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.sizes import extents_inside
 from eqsat_mem.schedule.split import has_effects
 

@@ -13,7 +13,7 @@ from eqsat_mem.ir.loop_tree import Seq, loops, walk_regions
 from eqsat_mem.schedule.backend import Backend
 
 if TYPE_CHECKING:
-    from eqsat_mem.schedule.search import Schedule
+    from eqsat_mem.schedule.schedules import Schedule
 
 SLOW = 2.0
 """Times as written from which scans in chunks are compared with steps that run again: their small kernels are priced high."""

@@ -16,7 +16,7 @@ from eqsat_mem.ir import Input, Program, Rename, children, is_leaf, with_childre
 from eqsat_mem.ir.loop_tree import Loop, Path, Seq, enclosing, made
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import gathers
 from eqsat_mem.schedule.ties import Tie
 from eqsat_mem.schedule.timing import Timing

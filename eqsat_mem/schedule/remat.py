@@ -28,7 +28,7 @@ from eqsat_mem.schedule.delays import delayed
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.moves import Move, apply, tie_of, written
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.sizes import Extents, extents_inside
 from eqsat_mem.schedule.split import has_effects
 

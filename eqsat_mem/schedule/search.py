@@ -18,11 +18,12 @@ from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.events import Kept, Scheduled, Tried, tell
 from eqsat_mem.ir import argument_bytes, bits, children, folded
-from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, enclosing, loops, walk_regions, with_region
+from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, dissolved, enclosing, loops, walk_regions, with_region
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import climbed, first_chunk, ladder, same_loop, tied
 from eqsat_mem.schedule.cost_model import again_s
 from eqsat_mem.schedule.memory import Memory
+from eqsat_mem.schedule.schedules import Schedule, Split
 from eqsat_mem.schedule.sinking import sunk
 from eqsat_mem.schedule.sizes import Extents, extents_inside
 from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region
@@ -48,25 +49,6 @@ CANDIDATES = 6
 """The number of indices of a region that are tried."""
 WORTHWHILE = 0.05
 """The share of a schedule's time that a region must lose to memory traffic and overheads to be split for speed."""
-
-Split = tuple[int, int]
-"""A step of the search: an index, and which of the ways to split a region along it."""
-
-
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """A loop tree with its chunk sizes, predicted peak in bytes and predicted seconds; ``splits`` made it from the straight program."""
-
-    ex: Extraction
-    backend: Backend
-    seq: Seq
-    chunks: Chunks
-    peak_bytes: int
-    seconds: float
-    splits: tuple[Split, ...] = ()
-
-    def fits(self, limit: float) -> bool:
-        return self.peak_bytes <= limit
 
 
 def schedule(
@@ -120,11 +102,6 @@ def _distinct(found: Iterable[tuple[Schedule, Schedule]]) -> list[tuple[Schedule
         loops_of = tuple((loop.index, chunk, len(loop.folds), len(loop.stacks)) for loop, chunk in new.chunks.items())
         kept.setdefault((new.peak_bytes, new.seconds, loops_of), (new, parent))
     return list(kept.values())
-
-
-def unscheduled(ex: Extraction, backend: Backend) -> Schedule:
-    """A program as its author wrote it, to be emitted: nothing is predicted."""
-    return Schedule(ex, backend.plain(), region(ex), {}, 0, 0.0)
 
 
 def straight(ex: Extraction, backend: Backend, emitted: bool = True) -> Schedule:
@@ -256,6 +233,12 @@ class Search:
     def descend(self, s: Schedule, together: Sequence[Loop]) -> Schedule:
         """Smaller, then larger chunks of loops over one index for as long as that helps (past one step that does not)."""
         return climbed(s, self.steps(together), s.chunks[together[0]], lambda best, n: self.improved(best, dict.fromkeys(together, n)))
+
+    def simplified(self, s: Schedule) -> Schedule:
+        """The same tree less the loops that later ones made superfluous."""
+        for k in reversed(range(len(s.chunks))):
+            s = min(s, self.start(dissolved(s.seq, [*loops(s.seq)][k]), s, s.splits), key=self.rank)
+        return s
 
     def improved(self, s: Schedule, chunks: Chunks) -> Schedule | None:
         """The same tree with other chunks of some loops, if that is better. Of time and memory, what decides is asked first."""

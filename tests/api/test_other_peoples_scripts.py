@@ -283,6 +283,27 @@ def test_what_jax_cannot_compile_is_an_error_of_the_script(limit, jit, ledger, x
     assert outcomes(ledger) == [("left alone", "JAX raised NotImplementedError when it was to be compiled")]
 
 
+@jax.tree_util.register_pytree_node_class
+class Cloud:
+    """A class whose ``__init__``, which unflattening calls, asks for what arrays and tracers have."""
+
+    def __init__(self, points):
+        self.points = points[:, None] if points.ndim == 1 else points
+
+    def tree_flatten(self):
+        return (self.points,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def test_classes_that_hold_nothing_but_arrays(jit, ledger, x):
+    np.testing.assert_array_equal(jit(lambda cloud: nearest(cloud.points[:, 0]))(Cloud(x)), jax.jit(nearest)(x))
+    reason = "a class of its arguments cannot hold descriptions of arrays: unflattening raised AttributeError"
+    assert outcomes(ledger) == [("left alone", reason)]
+
+
 @pytest.mark.parametrize("limit", ["64MiB", "1B"])
 def test_what_is_not_planned_is_not_kept(limit, jit, x, monkeypatch):
     monkeypatch.setenv("EQSAT_MEM_LIMIT", limit)

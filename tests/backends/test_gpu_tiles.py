@@ -28,7 +28,8 @@ from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import plan
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import Schedule, straight
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import straight
 from eqsat_mem.schedule.split import region, split
 from tests.oracles import pairs
 from tests.oracles.pairs import PROGRAMS

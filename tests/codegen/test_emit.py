@@ -21,7 +21,8 @@ from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Index
 from eqsat_mem.ir.loop_tree import loops, with_region
-from eqsat_mem.schedule.search import Schedule, straight
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import straight
 from eqsat_mem.schedule.split import Choices, region, split
 from tests.oracles.targets import CPU
 from tests.schedule.test_search import kernel_vector

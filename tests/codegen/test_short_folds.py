@@ -10,7 +10,7 @@ from eqsat_mem.egraph.saturate import saturate
 from eqsat_mem.ir import Buffer, Dot, Fold, Index, Input, Literal, Output, Program
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ir.ops import MONOIDS
-from eqsat_mem.schedule.search import unscheduled
+from eqsat_mem.schedule.schedules import unscheduled
 from tests.oracles.targets import CPU
 
 FLOATS = np.array([1.5, -np.inf, 0.0, np.inf, np.nan, -2.0], np.float32)

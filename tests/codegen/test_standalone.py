@@ -16,7 +16,7 @@ import eqsat_mem
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import region
 from tests.oracles.targets import CPU
 from tests.tiers import tiered

@@ -19,7 +19,7 @@ from eqsat_mem.ir import Block, Dot, DotPlus, Map
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.schedule.cost_model import term_seconds
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import region, split
 from tests.oracles.targets import CPU
 

@@ -17,7 +17,8 @@ from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.egraph.soundness.sample_programs import program_of
 from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.schedule.cost_model import term_seconds
-from eqsat_mem.schedule.search import Schedule, schedule
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import schedule
 from tests.oracles.targets import CPU
 
 FILES = [path.stem for path in default_files()]

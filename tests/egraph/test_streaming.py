@@ -17,7 +17,7 @@ from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.loop_tree import Loop, loops, with_region
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import region, split
 from tests.oracles.execution import execute
 from tests.oracles.targets import CPU

@@ -23,7 +23,8 @@ from eqsat_mem.ir.loop_tree import Loop, Seq, enclosing, loops, walk_regions, wi
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.remat import Moved
-from eqsat_mem.schedule.search import Schedule, schedule, straight
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import schedule, straight
 from eqsat_mem.schedule.split import Choices, Kind, kind_of, least_chunk, region, shared_slices, split
 from eqsat_mem.schedule.timing import Timing
 from eqsat_mem.transforms import plan_bodies

@@ -12,7 +12,7 @@ import numpy as np
 from eqsat_mem.ir import Block, Dot, Fold, Index, Program, Rename, bits, children, interpreter, is_leaf
 from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import MONOIDS, block_op
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from tests.oracles import stepwise
 
 Ranges = dict[int, slice]

@@ -25,7 +25,8 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.mesh import Devices, Placement, Shares, Spec
 from eqsat_mem.mesh.choose import Spread, spread
 from eqsat_mem.reports.outline import exchanges
-from eqsat_mem.schedule.search import Schedule, schedule, straight
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import schedule, straight
 from tests.oracles import stepwise
 from tests.oracles.collectives import KINDS, collectives
 from tests.oracles.differential import Case, Mismatch, compare, extractions

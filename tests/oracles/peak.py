@@ -16,7 +16,7 @@ from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.ir import Block, Dot, Fold, Map, bits, children, is_leaf, itemsize
 from eqsat_mem.ir.loop_tree import Loop, Seq, made, walk_regions
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.strided_reads import Columns
 
 Extents = tuple[int, ...]

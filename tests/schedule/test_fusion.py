@@ -18,7 +18,8 @@ from eqsat_mem.ir import Map
 from eqsat_mem.ir.loop_tree import loops, walk_regions, with_region
 from eqsat_mem.options import Options
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import Schedule, straight
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import straight
 from eqsat_mem.schedule.split import Choices, region, split
 from tests.oracles.targets import CPU
 from tests.schedule.test_split import traced

@@ -22,7 +22,8 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import argument_bytes
 from eqsat_mem.ir.loop_tree import Loop, Seq, loops, walk_regions
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import Schedule, schedule, straight
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import schedule, straight
 from eqsat_mem.schedule.split import region, split
 from tests.oracles import peak as oracle
 from tests.oracles.differential import random_tree

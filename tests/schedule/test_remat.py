@@ -20,7 +20,8 @@ from eqsat_mem.ir.loop_tree import loops, walk_regions
 from eqsat_mem.options import Options
 from eqsat_mem.schedule import remat
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.search import Schedule, schedule, straight
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import schedule, straight
 from eqsat_mem.schedule.split import region, split
 from eqsat_mem.schedule.ties import BitTie
 from eqsat_mem.schedule.timing import Timing

@@ -7,16 +7,18 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir.loop_tree import enclosing, loops, walk_regions
+from eqsat_mem.ir.loop_tree import dissolved, enclosing, loops, walk_regions
 from eqsat_mem.schedule.chunk_sizes import first_chunk, ladder
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import BEHIND, FOLLOWING, Search, fastest, schedule, straight
 from eqsat_mem.schedule.sizes import extents_inside
 from eqsat_mem.schedule.timing import Known
+from tests.oracles.execution import execute
 from tests.oracles.targets import CPU, TINY
 from tests.schedule.test_split import bound, softmax, traced
 from tests.tiers import tiered
@@ -191,3 +193,26 @@ def test_chunk_ladders_ascend_from_one_and_prefer_divisors(extent):
     assert first_chunk(steps) in steps
     if extent == 1000:
         assert 125 in steps
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_body_of_any_loop_may_run_once_for_all_of_its_index(name):
+    ex, args = program(name), [jax.random.normal(jax.random.key(k), shape) for k, shape in enumerate(PROGRAMS[name][1])]
+    search = Search(ex, 1, TINY)
+    made = fastest(search)
+    wanted = execute(search.straight, args)
+    for k, loop in enumerate(found := list(loops(made.seq))):
+        once = search.start(dissolved(made.seq, loop), made)
+        assert len(list(loops(once.seq))) == len(found) - 1, k
+        for got, want in zip(execute(once, args), wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
+
+
+def test_loops_that_later_ones_made_superfluous_are_left_out():
+    search = Search(program("bound gradient"), 2**14, TINY)
+    made = fastest(search)
+    simple = search.simplified(made)
+    assert len(simple.chunks) < len(made.chunks)
+    assert simple.seconds < made.seconds
+    assert simple.peak_bytes <= 2**14
+    assert search.simplified(simple) is simple

@@ -18,7 +18,7 @@ from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Program, bits
 from eqsat_mem.ir.loop_tree import Loop, Seq, Trees, at, enclosing, loops, made, walk_regions, with_region
-from eqsat_mem.schedule.search import Schedule
+from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import Choices, Kind, kind_of, region, shared_slices, split
 from tests.oracles.execution import execute
 from tests.oracles.targets import CPU
