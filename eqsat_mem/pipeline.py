@@ -27,7 +27,16 @@ from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, resolve_device
 from eqsat_mem.passes import Pass
 from eqsat_mem.reports.measured import Tuning
-from eqsat_mem.reports.outline import body_loops, exchanges, lines_at_peak, loop_summaries, output_bytes, peak_tensors, spread_indices
+from eqsat_mem.reports.outline import (
+    body_loops,
+    computed_again,
+    exchanges,
+    lines_at_peak,
+    loop_summaries,
+    output_bytes,
+    peak_tensors,
+    spread_indices,
+)
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.record import Record, Scheduler
 from eqsat_mem.request import Request, request_of
@@ -252,6 +261,7 @@ def _report(request: Request, found: SearchResult, chosen: Chosen, clock: Clock,
         original_predicted_s=found.before.seconds,
         seconds=clock.seconds,
         loops=[*loop_summaries(s), *body_loops(s)],
+        computed_again=computed_again(s),
         rules_fired=() if chosen.unchanged else found.fired,
         peak_tensors=peak_tensors(s),
         lines=lines_at_peak(s),

@@ -249,9 +249,10 @@ class _Builder:
         call = Call(eqn.prim, dict(eqn.params), in_axes, out_axes, dtypes, pointwise, folds, eqn.effects, held, inside=how.inside)
         if how.inside is not None:
             self.program.passes |= how.inside.program.passes
-        sources = (source_of(e) if (e := stacked_by(eqn.prim, eqn.params, k)) is not None else None for k in range(len(dtypes)))
+        inside = [map(source_of, reversed(stacked_by(eqn.prim, eqn.params, k))) for k in range(len(dtypes))]
+        sources = [next(filter(None, of), eqn.source) for of in inside]
         made = enumerate(zip(dtypes, sources, strict=True))
-        terms = [self.program.add(Block(dtype, call, args, k), source or eqn.source) for k, (dtype, source) in made]
+        terms = [self.program.add(Block(dtype, call, args, k), source) for k, (dtype, source) in made]
         for v, term in zip(eqn.outs, terms):
             self.term[v] = term
         if eqn.effects:

@@ -110,9 +110,16 @@ def leaves_alone(combination: ClosedJaxpr, start: Sequence[Any]) -> bool:
 PROBES = (-30, -1, 0, 2, 50)
 
 
-def stacked_by(prim: Any, params: Mapping[str, Any], out: int) -> Any:
-    """The equation in the body of a scan whose results it stacks as its own result ``out``; None of carries and of other operations."""
-    if prim.name != "scan" or out < params["num_carry"]:
-        return None
-    body = params["jaxpr"].jaxpr
-    return next((eqn for eqn in body.eqns if any(v is body.outvars[out] for v in eqn.outvars)), None)
+def stacked_by(prim: Any, params: Mapping[str, Any], out: int) -> list[Any]:
+    """The equation in the body of a scan whose results it stacks as its own result ``out``, and those within it that compute them, the
+    innermost last; none of carries and of other operations.
+    """
+    return [*_made_by(params["jaxpr"].jaxpr, out)] if prim.name == "scan" and out >= params["num_carry"] else []
+
+
+def _made_by(body: Any, out: int) -> Iterator[Any]:
+    for eqn in body.eqns:
+        if any(v is body.outvars[out] for v in eqn.outvars):
+            yield eqn
+            if eqn.primitive.name == "jit":
+                yield from _made_by(eqn.params["jaxpr"].jaxpr, eqn.outvars.index(body.outvars[out]))

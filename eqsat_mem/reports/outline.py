@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from eqsat_mem.errors import Tensor
 from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, Program, Rename, Term, itemsize, output_sizes
-from eqsat_mem.ir.loop_tree import Loop, Seq
+from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import collectives
 from eqsat_mem.ir.ops.collectives import EXCHANGES, REDUCTIONS
 from eqsat_mem.ir.ops.control import LOOPS
@@ -100,6 +101,31 @@ def body_loops(s: Schedule, names: Mapping[int, str] | None = None) -> Iterator[
                 own = names_in_body(program, names, term, body.ex.program)
                 found = (*loop_summaries(body, own), *body_loops(body, own))
                 yield from (replace(loop, inside=loop.inside or inside) for loop in found)
+
+
+def computed_again(s: Schedule) -> list[str]:
+    """The results of contractions, folds and calls that several loops compute, each again, in words: the largest first."""
+    program = s.ex.program
+    regions: defaultdict[Hashable, set[int]] = defaultdict(set)
+    results: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for number, (_, seq) in enumerate(walk_regions(s.seq)):
+        for t in seq.steps:
+            if isinstance(t, int) and isinstance(term := program.terms[t], Block | Dot | Fold):
+                run = (id(term.call), term.args) if isinstance(term, Block) else t
+                regions[run].add(number)
+                results[run].append(t)
+    several = sorted(
+        (results[run] for run, places in regions.items() if len(places) > 1), key=lambda ts: -max(whole_bytes(program, t) for t in ts)
+    )
+    return [_as_run(program, ts) for ts in several]
+
+
+def _as_run(program: Program, results: Sequence[int]) -> str:
+    """The computation of some results: a loop of the user's by its name and line, another by its largest result."""
+    first, t = min(results), largest_first(program, results)[0]
+    if operation(program, first) in LOOPS:
+        return operation(program, first) + at_place(program, first)
+    return f"{format_bytes(whole_bytes(program, t))} {told(program, t)}"
 
 
 def peak_tensors(s: Schedule) -> list[Tensor]:

@@ -108,6 +108,8 @@ class Plan:
         seconds: seconds that each stage of planning took.
         loops: the loops of the plan in the order of the program, outer ones before those inside, then those that it puts into the
             bodies of the user's own loops and branches.
+        computed_again: the results that several loops compute, each for itself, rather than keep: the largest first, in words, with the
+            bytes that they would have whole and their lines.
         rules_fired: the names of the rules that matched something in the program, and of the passes that changed it.
         peak_tensors: ``(description, bytes, source)`` of every tensor that is held at the plan's predicted peak, largest first.
         lines: the user's lines of ``peak_tensors`` by their sources, as far as they can be read.
@@ -141,6 +143,7 @@ class Plan:
     original_predicted_s: float | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     loops: Sequence[LoopSummary] = ()
+    computed_again: Sequence[str] = ()
     rules_fired: Sequence[str] = ()
     peak_tensors: Sequence[Tensor] = ()
     lines: Mapping[str, str] = field(default_factory=dict)
@@ -310,6 +313,7 @@ def to_json(plan: Plan) -> str:
     for name in ("in_specs", "out_specs"):
         record[name] = [None if spec is None else list(spec) for spec in getattr(plan, name)]
     record["spread"], record["collectives"] = [asdict(index) for index in plan.spread], [asdict(sent) for sent in plan.collectives]
-    record["rules_fired"], record["doubts"] = list(plan.rules_fired), list(plan.doubts)
+    for name in ("computed_again", "rules_fired", "doubts"):
+        record[name] = list(getattr(plan, name))
     record["peak_tensors"] = [dict(zip(("description", "bytes", "source"), tensor, strict=True)) for tensor in plan.peak_tensors]
     return json.dumps(record, indent=2)

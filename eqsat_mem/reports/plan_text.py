@@ -82,7 +82,7 @@ def figures(plan: Plan) -> list[tuple[str, str, str]]:
     """The bytes and seconds of the plan, before and after, in rows of text; the first is a heading."""
     fixed = plan.argument_bytes + plan.output_bytes
     rows = [
-        ("", "before", "after"),
+        ("", "as written", "planned"),
         ("peak, predicted", format_bytes(plan.original_peak_bytes), format_bytes(plan.peak_bytes)),
         ("  arguments", format_bytes(plan.argument_bytes), format_bytes(plan.argument_bytes)),
         ("  outputs", format_bytes(plan.output_bytes), format_bytes(plan.output_bytes)),
@@ -170,6 +170,8 @@ def _loops(plan: Plan) -> Iterator[str]:
         yield from _loop(loops)
     if left := sum(map(len, groups[MOST_LOOPS:])):
         yield f"and {count(left, 'more loop')}, in .loops"
+    if plan.computed_again:
+        yield f"computed again rather than kept: {_and_others(plan.computed_again)}"
 
 
 def _alike(loops: Sequence[LoopSummary]) -> Iterator[list[LoopSummary]]:
@@ -184,8 +186,12 @@ def _loop(loops: Sequence[LoopSummary]) -> Iterator[str]:
     several = f", in {len(loops)} loops" if len(loops) > 1 else ""
     yield largest.turn(min(loop.chunk for loop in loops)) + several
     if never := [value for loop in loops for value in loop.never_whole]:
-        more = f" and {count(len(never) - 1, 'other value')}" if len(never) > 1 else ""
-        yield f"{'  ' * (largest.depth + 1)}never whole: {never[0]}{more}"
+        yield f"{'  ' * (largest.depth + 1)}never whole: {_and_others(never)}"
+
+
+def _and_others(values: Sequence[str]) -> str:
+    """The first of some values, and how many others there are."""
+    return values[0] + (f" and {count(len(values) - 1, 'other value')}" if len(values) > 1 else "")
 
 
 def _peak(plan: Plan, width: int) -> Iterator[str]:
@@ -196,7 +202,7 @@ def _peak(plan: Plan, width: int) -> Iterator[str]:
     others = sorted((tensor for tensor in plan.peak_tensors if tensor not in arguments), key=lambda tensor: -tensor[1])
     more = (plan.compiled_peak_bytes or 0) - plan.peak_bytes
     compiled = f" ({format_bytes(more)} more compiled)" if more > LITTLE * plan.peak_bytes else ""
-    yield f"{format_bytes(plan.peak_bytes)} predicted{compiled}: {parts}; the largest besides arguments:"
+    yield f"{format_bytes(plan.peak_bytes)} predicted{compiled}: {parts}; besides arguments:"
     total = plan.peak_bytes - sum(nbytes for _, nbytes, _ in arguments)
     for line in tensor_lines(list(_by_line(others)), total, MOST_TENSORS, other="other"):
         code, room = plan.lines.get(line.partition("  at ")[2], ""), width - TITLE - len(line) - 2
@@ -218,5 +224,6 @@ def _by_line(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def _more(plan: Plan) -> str:
-    planned = f"   planned in {time_text(sum(plan.seconds.values()))}" if plan.seconds else ""
+    how = "kept from an earlier planning, read in" if "cache" in plan.seconds else "planned in"
+    planned = f"   {how} {time_text(sum(plan.seconds.values()))}" if plan.seconds else ""
     return f".explain() why   .show() a picture   .source the program{planned}"

@@ -148,7 +148,7 @@ def operation(program: Program, t: int) -> str:
         case Block():
             inside = stacked_by(term.call.prim, term.call.params, term.out)
             name = KINDS.get(term.call.prim.name, str(term.call.prim.name))
-            return name if inside is None else f"{_NAMES.get(inside.primitive.name, inside.primitive.name)}, kept by {name}"
+            return f"{_NAMES.get(inside[-1].primitive.name, inside[-1].primitive.name)}, kept by {name}" if inside else name
         case Map():
             return term.op
         case Rename():

@@ -44,7 +44,7 @@ def test_what_a_plan_prints(plan):
         "  limit       #                                         64 MiB\n"
         "how   128 of 122,880 rows of x at a time (960 turns)\n"
         "        within, 256 of 10,007 along index m at a time (40 turns, the last of 23)\n"
-        "peak  6 MiB predicted: arguments 3 MiB, outputs 1 MiB, temporaries 2 MiB; the largest besides arguments:\n"
+        "peak  6 MiB predicted: arguments 3 MiB, outputs 1 MiB, temporaries 2 MiB; besides arguments:\n"
         "          2 MiB  exp  at kernel.py:12 (matvec): return jnp.exp(-distance) @ v\n"
         "        512 KiB  v\n"
         "        3.5 MiB  scratch of operations\n"
@@ -100,7 +100,7 @@ def test_what_a_program_prints_that_was_left_as_it_was(plan):
         "matvec fits as written: 56.25 GiB of 1 TiB\n"
         "  as written  ########################################  56.25 GiB\n"
         "  limit                                                 1 TiB\n"
-        "peak  56.25 GiB predicted: arguments 3 MiB, outputs 1 MiB, temporaries 56.25 GiB; the largest besides arguments:\n"
+        "peak  56.25 GiB predicted: arguments 3 MiB, outputs 1 MiB, temporaries 56.25 GiB; besides arguments:\n"
         "        56.25 GiB  scratch of operations\n"
         "more  .explain() why   .show() a picture   .source the program"
     )
@@ -113,6 +113,22 @@ def test_long_lists_say_what_they_leave_out(plan):
     assert "      and 3 more loops, in .loops" in lines
     assert lines[-7] == "        1.95 KiB  2 x exp 7"
     assert lines[-2] == "        2.93 KiB  in 3 others"
+
+
+def test_values_of_one_line_are_one_entry_of_the_peak(plan):
+    place = "kernel.py:12 (matvec)"
+    tensors = [("f32[2] exp", 2 * MiB, place), ("f32[1] sub", MiB, place), ("v", MiB // 2, None), ("w", MiB // 2, None)]
+    lines = str(dataclasses.replace(plan, peak_tensors=tensors)).splitlines()
+    assert lines[7:-1] == [
+        "          3 MiB  2 tensors, the largest 2 MiB f32[2] exp  at kernel.py:12 (matvec): return jnp.exp(-distance) @ v",
+        "        512 KiB  v",
+        "        512 KiB  w",
+        "          2 MiB  scratch of operations",
+    ]
+
+
+def test_a_plan_of_the_cache_says_so(plan):
+    assert str(dataclasses.replace(plan, seconds={"cache": 0.004})).endswith("kept from an earlier planning, read in 4 ms")
 
 
 def test_in_a_notebook(plan):

@@ -147,3 +147,31 @@ def test_stages_add_up():
     with clock("outer"), clock("inner"):
         pass
     assert clock.seconds == {"inner": 3.0, "outer": 7.0}
+
+
+def test_what_a_scan_keeps_has_the_operation_and_line_of_its_body():
+    def step(carry, x):
+        squashed = jax.jit(jnp.tanh)(x @ carry)
+        return carry + 1, (squashed, jnp.exp(x))
+
+    def f(carry, xs):
+        return jax.lax.scan(step, carry, xs)
+
+    p = load(jax.make_jaxpr(f)(jnp.ones((3, 3)), jnp.ones((5, 4, 3))), ["carry", "xs"])
+    told = [(describe(p, o.term), p.source[o.term].line - f.__code__.co_firstlineno) for o in p.outputs]
+    assert told == [
+        ("f32[3,3] scan", 1),
+        ("f32[5,4,3] tanh, kept by scan", -3),
+        ("f32[5,4,3] exp, kept by scan", -2),
+    ]
+
+
+def test_what_several_loops_compute_is_told():
+    def softmax(q, k, v):
+        return jax.nn.softmax(q @ k.T, -1) @ v
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in [(500, 8), (4000, 8), (4000, 8)]]
+    plan = optimize(jax.grad(lambda *a: jnp.sum(softmax(*a) ** 2), (0, 1, 2)), memory_limit="1.5MiB").plan(*args)
+    assert plan.computed_again[0].startswith("7.63 MiB f32[500,4000] ")
+    assert f"      computed again rather than kept: {plan.computed_again[0]}" in str(plan)
+    assert optimize(softmax, memory_limit="8GiB").plan(*args).computed_again == []

@@ -142,7 +142,8 @@ def _loops(plan: Plan) -> str:
     if not plan.loops and not changes:
         return "<p>No loops: other operations in another order.</p>"
     own = [_loop(effect.loop, _effect(effect)) for effect in loop_effects(plan.schedule)]
-    return f"<ul>{''.join([*changes, *own, *(_loop(loop) for loop in plan.loops if loop.inside)])}</ul>"
+    again = [f"<li>Computed again rather than kept: {escape('; '.join(plan.computed_again))}</li>"] if plan.computed_again else []
+    return f"<ul>{''.join([*changes, *own, *(_loop(loop) for loop in plan.loops if loop.inside), *again])}</ul>"
 
 
 def _loop(loop: LoopSummary, effect: str = "") -> str:
@@ -152,7 +153,8 @@ def _loop(loop: LoopSummary, effect: str = "") -> str:
 
 
 def _effect(effect: LoopEffect) -> str:
-    return f"In one turn: {format_bytes(effect.one_turn_peak_bytes)}, {time_text(effect.one_turn_s)}; {effect.balance()}."
+    held, took = format_bytes(effect.one_turn_peak_bytes), time_text(effect.one_turn_s)
+    return f"With all of it at a time, and the rest as planned, it would hold {held} and take {took}."
 
 
 def _lines(panels: Sequence[Panel]) -> str:

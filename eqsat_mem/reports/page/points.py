@@ -9,7 +9,7 @@ from eqsat_mem.reports.page.chart import Panel, css_class
 from eqsat_mem.units import count
 
 MOST = 40
-"""The number of tensors of a point that are listed; the others are added up."""
+"""The number of tensors of a point that are listed, besides scratch; the others are added up."""
 
 
 def point_data(panels: Sequence[Panel], classes: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
@@ -25,12 +25,13 @@ def point_data(panels: Sequence[Panel], classes: Mapping[str, Mapping[int, int]]
         known = classes.get(panel.which, {})
         points[panel.which] = []
         for point, parts in zip(panel.points, panel.parts, strict=True):
-            held = []
-            for part in parts[:MOST]:
+            scratch = [part for part in parts if part.role == "scratch"]
+            tensors = [part for part in parts if part.role != "scratch"]
+            rest, held = tensors[MOST:], []
+            for part in sorted((*tensors[:MOST], *scratch), key=lambda part: -part.nbytes):
                 place = "" if part.source is None else str(part.source)
                 tensor = part.what, place, part.role, css_class(part.role), None if part.term is None else known.get(part.term)
                 held.append([numbers.setdefault(tensor, len(numbers)), part.nbytes])
-            rest = parts[MOST:]
             more = [count(len(rest), "smaller tensor"), sum(part.nbytes for part in rest)] if rest else None
             points[panel.which].append(
                 {"what": point.what, "place": point.place, "loops": point.loops, "nbytes": point.nbytes, "held": held, "more": more}
