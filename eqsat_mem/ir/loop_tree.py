@@ -136,18 +136,30 @@ def with_region(seq: Seq, path: Path, new: Seq) -> Seq:
     return replace(seq, steps=(*seq.steps[: path[0]], changed, *seq.steps[path[0] + 1 :]))
 
 
-def dissolved(seq: Seq, loop: Loop) -> Seq:
-    """Return the tree in which the body of ``loop`` runs once, for all of its index."""
+def dissolved(seq: Seq, loop: Loop) -> Seq | None:
+    """Return the tree in which the body of ``loop`` runs once, for all of its index; None if it computes what is computed beside it."""
     steps: list[Step] = []
     for step in seq.steps:
+        inside = step.body if isinstance(step, Loop) else step
         if step is loop:
             steps.append(replace(loop.body, outs=frozenset(made(loop))))
-        elif isinstance(step, Loop):
-            body = dissolved(step.body, loop)
-            steps.append(step if body is step.body else replace(step, body=body))
+        elif isinstance(inside, int):
+            steps.append(inside)
         else:
-            steps.append(dissolved(step, loop) if isinstance(step, Seq) else step)
-    return seq if all(new is old for new, old in zip(steps, seq.steps)) else replace(seq, steps=tuple(steps))
+            new = dissolved(inside, loop)
+            if new is None:
+                return None
+            steps.append(step if new is inside else replace(step, body=new) if isinstance(step, Loop) else new)
+    if all(new is old for new, old in zip(steps, seq.steps)):
+        return seq
+    changed = replace(seq, steps=tuple(steps))
+    return changed if max(Counter(_made_beside(changed)).values()) == 1 else None
+
+
+def _made_beside(seq: Seq) -> Iterator[int]:
+    """Yield the terms that the steps of a sequence compute outside of loops, and those that its loops make."""
+    for step in seq.steps:
+        yield from _made_beside(step) if isinstance(step, Seq) else made(step)
 
 
 def enclosing(seq: Seq, path: Path) -> list[Loop]:

@@ -237,7 +237,8 @@ class Search:
     def simplified(self, s: Schedule) -> Schedule:
         """The same tree less the loops that later ones made superfluous."""
         for k in reversed(range(len(s.chunks))):
-            s = min(s, self.start(dissolved(s.seq, [*loops(s.seq)][k]), s, s.splits), key=self.rank)
+            if (seq := dissolved(s.seq, [*loops(s.seq)][k])) is not None:
+                s = min(s, self.start(seq, s, s.splits), key=self.rank)
         return s
 
     def improved(self, s: Schedule, chunks: Chunks) -> Schedule | None:
