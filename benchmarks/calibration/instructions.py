@@ -40,7 +40,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "round": {"rounding_method": lax.RoundingMethod.TO_NEAREST_EVEN},
     "reduce_precision": {"exponent_bits": 8, "mantissa_bits": 7},
 }
-COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "is_finite"}
+COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "lt_to", "le_to", "is_finite"}
 OTHER = {4: (jnp.bfloat16, jnp.int32), 8: (jnp.float32, jnp.int64), 2: (jnp.float32, jnp.int16)}
 """By bytes of a number: the dtype that it is converted to, and the one that its bits are read as."""
 DTYPES = {"single": jnp.float32, "double": jnp.float64, "narrow": jnp.bfloat16}
@@ -201,8 +201,8 @@ def table(target: Target) -> dict[str, dict[str, Issued]]:
 
 HEAD = '''"""Machine instructions of elementwise operations on a GPU, and their cost in additions.
 
-``python -m benchmarks.calibration.instructions`` makes the table from machine code: XLA:GPU's of JAX {jax} for {target} (compute capability
-{capability}), on the longest straight way through it.
+``python -m benchmarks.calibration.instructions`` makes the table from machine code compiled by XLA:GPU of JAX {jax} for {target}
+(compute capability {capability}), counting the longest straight-line path through it.
 """
 
 from __future__ import annotations
@@ -213,23 +213,25 @@ from types import MappingProxyType
 from eqsat_mem.backends.gpu.targets import Target
 
 SPECIAL_LANES = 16
-"""Elements of a special function (a root, an exponential by hardware, a reciprocal) that a multiprocessor begins in a clock cycle."""
+"""The elements of a special function (a hardware root, exponential or reciprocal) that a multiprocessor begins in a clock cycle:
+CUDA C++ Programming Guide 13.0, throughput of native instructions."""
 
 COUNTS: Mapping[str, tuple[tuple[float, float, float] | None, ...]] = MappingProxyType(
     {{
-        # for float32, float64 and bfloat16 numbers: all instructions, those of the float64 lanes, those of the special-function unit
+        # for float32, float64 and bfloat16: all instructions, those on the float64 lanes, those on the special-function unit
 {rows}
     }}
 )
-"""Instructions for one element, by operation. None: XLA has no kernel for it, or a loop; integers stand under float32."""
+"""Instructions per element, by operation; None if XLA has no kernel for it, or one with a loop. Operations on integers are counted
+as float32."""
 
 
 def weight(op: str, itemsize: int, target: Target) -> float | None:
-    """The cost of one element in float32 additions of a card, or None where the table has none.
+    """Return the cost of one element in float32 additions of a card, or None if the table lacks it.
 
     Args:
-        op: the operation, as in the table of elementwise operations.
-        itemsize: bytes of a number: 4, 8 or 2 (1 counts as 4).
+        op: the name of the operation in the table of elementwise operations.
+        itemsize: bytes of an element: 4, 8 or 2 (others count as 4).
         target: the card.
     """
     counts = COUNTS.get(op, (None, None, None))[{{8: 1, 2: 2}}.get(itemsize, 0)]

@@ -38,7 +38,7 @@ COMMUTATIVE = frozenset({"Mul", "Dot"})
 RULESETS = ("simplify", "explore", "splitting")
 """The rulesets that rules of a rule file may be in."""
 
-COMPARISONS = frozenset({"Eq", "Ne", "Lt", "Le", "Gt", "Ge", "IsFinite"})
+COMPARISONS = frozenset({"Eq", "Ne", "Lt", "Le", "Gt", "Ge", "LtTo", "LeTo", "IsFinite"})
 FACTS_OF_NAMES = {
     "floating": ("float32", "float64"),
     "fractional": ("bfloat16", "float16", "float32", "float64"),

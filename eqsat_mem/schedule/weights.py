@@ -250,6 +250,7 @@ ELEMENTWISE: Mapping[str, float] = {
     "nextafter": 4.0,
     "population_count": 2.0,
     "clz": 2.0,
+    **dict.fromkeys(("lt_to", "le_to"), 6.0),
 }
 """Additions per element where nothing is measured: by the order of magnitude of a polynomial, or of a series."""
 

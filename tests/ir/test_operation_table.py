@@ -33,9 +33,9 @@ OPERANDS = {
     "bfloat16": FLOATS.astype(jnp.bfloat16),
 }
 ARITY = {name: 3 if name in ("clamp", "select_n", "regularized_incomplete_beta") else 2 for name in (
-    "add", "sub", "mul", "div", "rem", "max", "min", "nextafter", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "shift_left",
-    "shift_right_logical", "shift_right_arithmetic", "pow", "atan2", "complex", "igamma", "igammac", "igamma_grad_a", "polygamma", "zeta",
-    "clamp", "select_n", "regularized_incomplete_beta")}  # fmt: skip
+    "add", "sub", "mul", "div", "rem", "max", "min", "nextafter", "eq", "ne", "lt", "le", "gt", "ge", "lt_to", "le_to", "and", "or", "xor",
+    "shift_left", "shift_right_logical", "shift_right_arithmetic", "pow", "atan2", "complex", "igamma", "igammac", "igamma_grad_a",
+    "polygamma", "zeta", "clamp", "select_n", "regularized_incomplete_beta")}  # fmt: skip
 PARAMS: dict[str, dict[str, Any]] = {
     "integer_pow": {"y": 3},
     "round": {"rounding_method": lax.RoundingMethod.TO_NEAREST_EVEN},

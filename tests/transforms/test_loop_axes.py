@@ -416,3 +416,24 @@ def test_a_place_that_is_a_sum_of_the_numbers_it_points_at_is_no_sum():
     program = program_of(histogram, values((1003, 32), (32, 32)))
     assert scans(program)
     assert not any(call.folds for call in scans(program))
+
+
+def distances(x):
+    return jnp.sqrt(jnp.sum((x[:, None] - x[None]) ** 2, -1))
+
+
+EDGES = np.linspace(0, 4, 23, dtype=np.float32)
+SEARCHES = {
+    "histogram": lambda x: jnp.histogram(distances(x), bins=22, range=(0.0, 4.0))[0],
+    "weighted histogram": lambda x: jnp.histogram(distances(x), bins=EDGES, weights=jnp.cos(distances(x)))[0],
+    "digitize": lambda x: jnp.digitize(distances(x), EDGES).sum(1),
+    "searchsorted from the right": lambda x: jnp.searchsorted(EDGES, distances(x), side="right").max(0),
+    "interp": lambda x: jnp.interp(distances(x), EDGES, np.sin(EDGES)).sum(0),
+    "gradient of interp": jax.grad(lambda x: jnp.interp(distances(x + 1e-3), EDGES, np.sin(EDGES)).sum()),
+}
+
+
+@pytest.mark.parametrize("name", tiered(SEARCHES, [], ["histogram", "interp"]))
+def test_computed_values_are_searched_for_in_chunks(name):
+    plan = squeezed(SEARCHES[name], values((500, 3)), 1 / 6, tolerance=1e-4)
+    assert not plan.unchanged

@@ -30,7 +30,7 @@ from eqsat_mem.schedule.weights import (
 
 MEASURED: Mapping[str, float] = {
     "div": 7.5, "rem": 600, "sign": 1.5, "integer_pow": 2, "clamp": 1.5, "round": 1.5, "nextafter": 4,
-    "population_count": 2, "clz": 2, "real": 0.5, "imag": 0.5, "conj": 0.5,
+    "population_count": 2, "clz": 2, "lt_to": 4, "le_to": 6, "real": 0.5, "imag": 0.5, "conj": 0.5,
     "pow": 195, "sqrt": 12, "rsqrt": 15, "cbrt": 525, "exp": 21, "exp2": 21, "expm1": 37.5, "log": 33, "log1p": 63, "logistic": 30,
     "sin": 600, "cos": 300, "tan": 375, "asin": 450, "acos": 750, "atan": 420, "atan2": 675,
     "sinh": 67.5, "cosh": 30, "tanh": 24, "asinh": 90, "acosh": 90, "atanh": 90,

@@ -185,9 +185,9 @@ def _row(name: str, text: Text = "lax", constructor: str | None = None, **defaul
 
 
 _MEANINGLESS = frozenset({"sharding", "out_sharding", "weak_type"})
-_BINARY = frozenset({"add", "sub", "mul", "div", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "polygamma",
-                     "pow", "rem", "atan2", "nextafter", "igamma", "igammac", "igamma_grad_a", "shift_left", "shift_right_logical",
-                     "shift_right_arithmetic", "complex", "zeta"})  # fmt: skip
+_BINARY = frozenset({"add", "sub", "mul", "div", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "lt_to", "le_to", "and", "or",
+                     "xor", "pow", "rem", "atan2", "nextafter", "igamma", "igammac", "igamma_grad_a", "polygamma", "shift_left",
+                     "shift_right_logical", "shift_right_arithmetic", "complex", "zeta"})  # fmt: skip
 _TERNARY = frozenset({"select_n", "clamp", "regularized_incomplete_beta"})
 _ACCURATE = {"accuracy": None}
 
@@ -217,6 +217,8 @@ _ROWS = [
     _row("le", "{0} <= {1}"),
     _row("gt", "{0} > {1}"),
     _row("ge", "{0} >= {1}"),
+    _row("lt_to", "lax.lt_to_p.bind(*jnp.broadcast_arrays({0}, {1}))"),
+    _row("le_to", "lax.le_to_p.bind(*jnp.broadcast_arrays({0}, {1}))"),
     _row("is_finite"),
     _row("select_n", _select, constructor="Select"),
     # bits
