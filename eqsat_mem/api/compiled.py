@@ -24,14 +24,15 @@ from eqsat_mem.backends.choose import backend_in_use
 from eqsat_mem.reports.plan import Plan
 
 MOST_SIGNATURES = 1024
+Kind = frozenset[tuple[str, Any]] | None
+"""The compiler options of a function of plans; None for one of programs as written."""
 traceback_util.register_exclusion(str(Path(__file__).parent.parent))  # hides our frames from users, as JAX hides its own
 for _name in ("compiled", "planning", "planning_jit"):  # and from where JAX says that something was traced
     source_info_util.register_exclusion(str(Path(__file__).with_name(f"{_name}.py")))
 
 
 class NotOurs(Exception):
-    """A function for plans was called with arguments for which the program stays as written, or the other way round. It never leaves this
-    package."""
+    """A function of one kind was called with arguments for which the program is of another. It never leaves this package."""
 
 
 class JitByPlan:
@@ -51,7 +52,7 @@ class JitByPlan:
         self._positions, self._names = static_arguments(fun, jit_options)
         self._compiler_options: dict[str, Any] | None = None
         self._chosen: dict[Hashable, Any] = {}
-        self._made: dict[bool, Any] = {}
+        self._made: dict[Kind, Any] = {}
         self._direct: dict[Any, Any] = {}
         self._running = threading.local()
 
@@ -88,7 +89,7 @@ class JitByPlan:
         if known is None:
             if len(self._chosen) >= MOST_SIGNATURES:
                 self._chosen.clear()
-            known = self._chosen[key] = self._of(is_planned(self.plans(args, kwargs)))
+            known = self._chosen[key] = self._of(self._kind(self.plans(args, kwargs)))
         return known
 
     def of_all_arguments(self) -> Any:
@@ -116,15 +117,20 @@ class JitByPlan:
             self._compiler_options = {} if self._jit_options.get("compiler_options") else dict(backend_in_use().compiler_options)
         return self._compiler_options
 
-    def _of(self, planned: bool) -> Any:
-        """The function that plans, or programs as written, are called by."""
-        if planned not in self._made:
-            options = {"compiler_options": self._options()} if planned and self._options() else {}
-            self._made[planned] = jit(self._own(planned), **{**self._jit_options, **options})
-        return self._made[planned]
+    def _kind(self, plans: Sequence[Plan]) -> Kind:
+        """The compiler options on which the plans of a function agree, if it has any; none where the user has options."""
+        planned = [frozenset(plan.compiler_options.items()) for plan in plans if not plan.unchanged]
+        return frozenset.intersection(*planned) if planned and self._options() else frozenset() if planned else None
 
-    def _own(self, planned: bool) -> Callable[..., Any]:
-        """A function for ``jax.jit`` to trace, which runs what ``plain`` is traced to if that has a plan, or if it has none."""
+    def _of(self, kind: Kind) -> Any:
+        """The function that plans with these compiler options, or programs as written, are called by."""
+        if kind not in self._made:
+            options = {"compiler_options": dict(kind)} if kind else {}
+            self._made[kind] = jit(self._own(kind), **{**self._jit_options, **options})
+        return self._made[kind]
+
+    def _own(self, kind: Kind) -> Callable[..., Any]:
+        """A function for ``jax.jit`` to trace, which runs what ``plain`` is traced to if that is of this kind."""
 
         @functools.wraps(self._fun)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -133,7 +139,7 @@ class JitByPlan:
             traced = self.plain.trace(*args, **kwargs)
             values = getattr(self._running, "values", None)
             known = () if values is None else _leaves(values[0], values[1], self._positions, self._names)[0]
-            if is_planned(plans_in(traced.jaxpr, known)) is not planned:
+            if self._kind(plans_in(traced.jaxpr, known)) != kind:
                 raise NotOurs
             inputs = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, Tracer)]  # all that is not static
             return self._evaluated(traced, inputs, args, kwargs)
@@ -228,8 +234,3 @@ def plans_in(closed: Any, arguments: Sequence[Any] = ()) -> list[Plan]:
     known = {id(var): value for var, value in zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *arguments])}
     bound = (eqn for eqn in jaxpr.eqns if eqn.primitive is planned_p)
     return [eqn.params["function"].plan([known.get(id(var)) for var in eqn.invars]) for eqn in bound]
-
-
-def is_planned(plans: Sequence[Plan]) -> bool:
-    """Whether any of the plans of a function is not its program as written."""
-    return any(not plan.unchanged for plan in plans)

@@ -27,11 +27,12 @@ from eqsat_mem.api.meshes import AnyMesh, Lying, given_to_jit, placement, shardi
 from eqsat_mem.api.primitive import bind_placed
 from eqsat_mem.api.run_report import Entry, Ledger, say
 from eqsat_mem.api.subjects import identity, subject
-from eqsat_mem.backends.choose import backend_for, backend_in_use
+from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.errors import EqsatMemError, PlanningError
 from eqsat_mem.frontend.effects import uses_references
 from eqsat_mem.ir.jaxprs import total_bytes
 from eqsat_mem.options import Options, format_bytes, resolve_device, resolve_limit
+from eqsat_mem.reports.plan import Plan
 
 ROOM = 2
 """A program fits without a plan if so many times the bytes of all that it ever makes are within the limit."""
@@ -95,9 +96,9 @@ class Planning:
         self._script_run = run
         self._static = static_arguments(reference(), options)
         self._inner = {name: value for name, value in options.items() if name != "compiler_options"}  # which JAX refuses within others
-        self._known: dict[Hashable, bool] = {}
+        self._known: dict[Hashable, Any] = {}
         self._functions: WeakKeyDictionary[Jaxpr, dict[Lying | None, _Bound | None]] = WeakKeyDictionary()
-        self._jitted: dict[Lying | None, Any] = {}
+        self._jitted: dict[Hashable, Any] = {}
 
     def function_for(self, original: Any, args: Any, kwargs: Any) -> Any:
         """The ``jax.jit`` function of the plans, for arguments that lie as these do, if this call has a plan, which is made where that is
@@ -114,8 +115,8 @@ class Planning:
             if len(self._known) >= MOST_SIGNATURES:
                 self._known.clear()
             bound = self._function(traced, lying)
-            known = self._known[key, lying] = bound is not None and self._lowers(bound, traced, lying, args, kwargs)
-        return self._function_of_plans(lying) if known else None
+            known = self._known[key, lying] = bound is not None and self._lowered(bound, traced, lying, args, kwargs)
+        return known or None
 
     def _lying(self, args: Any, kwargs: Any) -> Lying | None:
         """The mesh and the shardings of the arguments of a call; None for one device."""
@@ -129,19 +130,20 @@ class Planning:
             return None
         return given.lying(traced, named)
 
-    def _lowers(self, bound: _Bound, traced: Any, lying: Lying | None, args: Any, kwargs: Any) -> bool:
-        """Whether JAX can lower the function of the plans for these arguments, which it then keeps; the outcome is noted."""
+    def _lowered(self, bound: _Bound, traced: Any, lying: Lying | None, args: Any, kwargs: Any) -> Any:
+        """The function of the plans, if JAX can lower it for these arguments, which it then keeps; else False. The outcome is noted."""
         start = time.perf_counter()
         try:
             with jax.explain_cache_misses(False):
-                self._function_of_plans(lying).lower(*args, **kwargs)
+                function = self._function_of_plans(lying, bound.function.plan())
+                function.lower(*args, **kwargs)
         except Exception as error:
             self._functions[traced.jaxpr.jaxpr][lying] = None
             known = {name: getattr(bound.entry, name) for name in ("function", "place", "arguments")}
             self._failed(error, {**known, "planning_s": time.perf_counter() - start})
             return False
         self._script_run.ledger.add(bound.entry)
-        return True
+        return function
 
     def clear(self) -> None:
         """Forget all plans and their compiled programs."""
@@ -176,13 +178,14 @@ class Planning:
         vars(call).pop("__wrapped__")
         return call
 
-    def _function_of_plans(self, lying: Lying | None) -> Any:
-        """The ``jax.jit`` function of the plans, compiled as plans are, unless the user says how."""
-        if lying not in self._jitted:
-            options = {} if self._options.get("compiler_options") else dict(backend_in_use().compiler_options)
+    def _function_of_plans(self, lying: Lying | None, plan: Plan) -> Any:
+        """The ``jax.jit`` function of plans like this one, compiled as it is, unless the user says how."""
+        options = {} if self._options.get("compiler_options") else dict(plan.compiler_options)
+        key = lying, frozenset(options.items())
+        if key not in self._jitted:
             given = {**self._options, "compiler_options": options} if options else self._options
-            self._jitted[lying] = real_jit(self._traced_by_jax(lying), **given)
-        return self._jitted[lying]
+            self._jitted[key] = real_jit(self._traced_by_jax(lying), **given)
+        return self._jitted[key]
 
     def _function(self, traced: Any, lying: Lying | None) -> _Bound | None:
         """The function whose plan is that of what was traced; None where it runs as written, of which a note is made once."""

@@ -38,13 +38,18 @@ def nested_jaxprs(jaxpr: Any) -> Iterator[Any]:
             yield from nested_jaxprs(inner)
 
 
-def holds_64_bits(jaxpr: Any) -> bool:
-    """Whether a value of a jaxpr has a dtype that JAX keeps only where ``jax_enable_x64`` is on."""
-    return any(
-        str(getattr(var.aval, "dtype", "")) in ("int64", "uint64", "float64", "complex128")
+def dtypes_in(jaxpr: Any) -> set[str]:
+    """The names of the dtypes of all values of a jaxpr."""
+    return {
+        str(getattr(var.aval, "dtype", ""))
         for inner in nested_jaxprs(jaxpr)
         for var in (*inner.invars, *inner.constvars, *(var for eqn in inner.eqns for var in (*eqn.invars, *eqn.outvars)))
-    )
+    }
+
+
+def holds_64_bits(jaxpr: Any) -> bool:
+    """Whether a value of a jaxpr has a dtype that JAX keeps only where ``jax_enable_x64`` is on."""
+    return not dtypes_in(jaxpr).isdisjoint(("int64", "uint64", "float64", "complex128"))
 
 
 def repeatable(jaxpr: Any) -> bool:

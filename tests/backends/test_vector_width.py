@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,9 @@ from eqsat_mem.api import compiled, primitive
 from eqsat_mem.api.compiled import JitByPlan
 from eqsat_mem.backends.cpu import profile, vector_width
 from eqsat_mem.backends.cpu.backend import CpuBackend
+from eqsat_mem.ir.ops import MAPS
+from tests.ir.test_operation_table import SLOW_TO_COMPILE, map_cases
+from tests.tiers import tiered
 
 WIDE = {vector_width.OPTION: "512"}
 POINTS = np.random.default_rng(0).standard_normal((1500, 3)).astype(np.float32)
@@ -52,6 +56,62 @@ def test_options_are_only_those_that_this_jaxlib_knows(monkeypatch):
     assert vector_width.compiler_options(512) == (WIDE if jax.default_backend() == "cpu" else {})
     monkeypatch.setattr(vector_width, "OPTION", "xla_cpu_no_such_option")
     assert vector_width.compiler_options(512) == {}
+
+
+def angles(x):
+    return jnp.arctan(jnp.sum((x[:, None] - x[None]) ** 2, -1)).sum(1)
+
+
+def phases(x):
+    return jnp.log(jax.lax.complex(jnp.ones((len(x), len(x)), x.dtype), x[:, :1] - x[:, 0])).imag.sum(1)
+
+
+def angles_of_steps(x):
+    return jax.lax.scan(lambda carry, row: (carry, jnp.arctan2(row - x, 1.0).sum()), 0, x)[1]
+
+
+@pytest.mark.parametrize("function", [angles, phases, angles_of_steps])
+def test_programs_with_angles_keep_the_usual_width(function):
+    machine = CpuBackend(dataclasses.replace(profile.built_in(), vector_bits=512))
+    assert machine.compiling(jax.make_jaxpr(energies)(POINTS)) is machine
+    assert machine.compiling(jax.make_jaxpr(function)(POINTS)).compiler_options == {}
+    x = POINTS.astype(np.float64)
+    want = {
+        angles: lambda: np.arctan(((x[:, None] - x[None]) ** 2).sum(-1)).sum(1),
+        phases: lambda: np.arctan(x[:, :1] - x[:, 0]).sum(1),
+        angles_of_steps: lambda: np.arctan(x[:, None] - x).sum((1, 2)),
+    }[function]()
+    fast = optimize(function, memory_limit="4MiB")
+    assert "xla_cpu_prefer_vector_width" not in fast.plan(POINTS).compiler_options
+    np.testing.assert_allclose(fast(POINTS), want, rtol=1e-4, atol=1e-2)
+
+
+def test_plans_of_one_function_have_options_of_their_own(wide, monkeypatch):
+    """By their dtypes: those of numbers are compiled for wide vectors, those of complex numbers are not."""
+    monkeypatch.setattr(CpuBackend, "compiler_options", property(lambda self: WIDE if self.device.vector_bits > 256 else {}))
+    monkeypatch.setattr(profile, "machine_bits", lambda: 512)
+    fast = optimize(lambda x: jnp.abs(energies(x)), memory_limit="4MiB")
+    for x in (POINTS, POINTS.astype(np.complex64), POINTS):
+        np.testing.assert_allclose(fast(x), jnp.abs(energies(x)), rtol=1e-3)
+    assert fast.plan(POINTS).compiler_options == WIDE
+    assert fast.plan(POINTS.astype(np.complex64)).compiler_options == {}
+    assert wide.count(WIDE) == 1
+
+
+@pytest.mark.parametrize("part", tiered(range(4), [], range(4)))
+def test_other_elementwise_operations_are_right_with_wide_vectors(part):
+    names = list(MAPS)[part::4]
+    cases = [(name, args, params) for name in names if name not in SLOW_TO_COMPILE for args, params in map_cases(name)]
+    cases = [case for case in cases if case[0] not in vector_width.ANGLES and not np.iscomplexobj(case[1][0])]
+
+    def every(operands):
+        return [MAPS[name].bind(*own, **params) for own, (name, _, params) in zip(operands, cases, strict=True)]
+
+    many = [[np.tile(a, 40) for a in args] for _, args, _ in cases]
+    compiled = jax.jit(every).lower(many)
+    for (name, _, _), want, got in zip(cases, compiled.compile()(many), compiled.compile(WIDE)(many), strict=True):
+        got, want = (np.asarray(a).view(np.float32) if jnp.iscomplexobj(a) else np.asarray(a, np.float64) for a in (got, want))
+        np.testing.assert_allclose(got, want, rtol=1e-5, err_msg=name)
 
 
 def test_a_plan_is_compiled_with_them_and_a_program_as_written_without(wide):
@@ -224,7 +284,7 @@ def test_a_new_signature_that_stays_as_written_is_not_compiled_as_a_plan(wide):
     small = POINTS[:50]
     assert np.array_equal(fast(small), jax.jit(energies)(small))
     by_plan = fast._function_for((small,), {})
-    assert by_plan.chosen((small,), {}) is by_plan._made[False]
+    assert by_plan.chosen((small,), {}) is by_plan._made[None]
     fast.clear_cache()
     assert fast._last is None
 

@@ -7,13 +7,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+from jax.extend.core import ClosedJaxpr
+
 from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu import fusion, weights
 from eqsat_mem.backends.cpu.convolutions import convolution_bytes
 from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, is_seen, workspace_bytes
 from eqsat_mem.backends.cpu.idioms import CpuIdioms
 from eqsat_mem.backends.cpu.profile import CpuDevice, built_in
-from eqsat_mem.backends.cpu.vector_width import compiler_options
+from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, compiler_options, computes_angles
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
@@ -272,6 +274,10 @@ class CpuBackend(Backend):
     @property
     def compiler_options(self) -> Mapping[str, str]:
         return compiler_options(self.device.vector_bits)
+
+    def compiling(self, jaxpr: ClosedJaxpr) -> Self:
+        wide = self.device.vector_bits > USUAL_BITS
+        return replace(self, device=replace(self.device, vector_bits=USUAL_BITS)) if wide and computes_angles(jaxpr.jaxpr) else self
 
     def hidden(self, compiled: Any) -> Hidden:
         """The scratch of kernel libraries, and LAPACK's."""
