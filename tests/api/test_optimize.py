@@ -6,7 +6,7 @@ import re
 import threading
 import time
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ class PlanAsTraced:
     record: None = None
     unchanged: bool = False
     is_here: bool = True
-    compiler_options: tuple[()] = ()
+    compiler_options: dict[str, str] = field(default_factory=dict)
 
     def function(self, *args):
         return jaxpr_as_fun(self.jaxpr)(*args)
