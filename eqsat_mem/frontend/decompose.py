@@ -97,11 +97,9 @@ def _while_any(params: dict[str, Any], *args: Any) -> Any:
     return lax.while_loop(lambda carry: jax.numpy.any(runs(carry)), step, list(args[second:]))
 
 
-def _chosen(which: Any, *cases: Any) -> Any:
+def _chosen(which: Any, first: Any, *others: Any) -> Any:
     """One of any number of cases, by its number, as choices between two."""
-    if len(cases) == 1:
-        return cases[0]
-    return lax.select(lax.lt(which, np.int32(len(cases) - 1)), _chosen(which, *cases[:-1]), cases[-1])
+    return reduce(lambda chosen, case: lax.select(lax.lt(which, np.int32(case[0])), chosen, case[1]), enumerate(others, 1), first)
 
 
 def _solve(params: dict[str, Any], *args: Any) -> Any:

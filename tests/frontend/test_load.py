@@ -545,3 +545,13 @@ def test_positions_of_a_chunk_are_rounded_once(dtype, n):
     planned = eqsat_mem.optimize(f, memory_limit=80 * n, verify=False)
     assert planned.plan(*args).loops
     assert np.array_equal(planned(*args), jax.jit(f)(*args))
+
+
+def test_choices_among_more_cases_than_calls_may_nest():
+    def chosen(n, a):
+        return jax.lax.select_n(n, *(a + k for k in range(1200)))
+
+    args = np.array([0, 700, 1199, 5], np.int32), np.arange(4, dtype=np.float32)
+    program = loading.load(jax.make_jaxpr(chosen)(*args), ["n", "a"])
+    ((got,),) = values(args, program)
+    np.testing.assert_array_equal(got, [0, 701, 1201, 8])
