@@ -47,11 +47,13 @@ class TakenUpRecord:
 
 
 def taken_up(plan: Plan, request: Request, again: Callable[[Plan], Plan]) -> Plan:
-    """A loaded plan as the answer to a request; ``again`` makes it once more."""
+    """A loaded plan as the answer to a request, less compiler options that are not for it here; ``again`` makes it once more."""
     if plan.unchanged:  # such a program runs bit for bit as it was traced, and not as its source
         run = jaxpr_as_fun(request.jaxpr)
         plan = replace(plan, function=lambda *args: tuple(run(*args)))
-    return replace(plan, record=TakenUpRecord(request, partial(again, plan)))
+    known = request.backend.compiler_options.items()
+    options = {name: value for name, value in plan.compiler_options.items() if (name, value) in known}
+    return replace(plan, record=TakenUpRecord(request, partial(again, plan)), compiler_options=options)
 
 
 @dataclass(frozen=True)

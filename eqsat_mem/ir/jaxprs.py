@@ -119,7 +119,7 @@ def stacked_by(prim: Any, params: Mapping[str, Any], out: int) -> list[Any]:
     """The equation in the body of a scan whose results it stacks as its own result ``out``, and those within it that compute them, the
     innermost last; none of carries and of other operations.
     """
-    return [*_made_by(params["jaxpr"].jaxpr, out)] if prim.name == "scan" and out >= params["num_carry"] else []
+    return [*_made_by(params["jaxpr"].jaxpr, out)] if prim.name == "scan" and out >= consts_and_carries(params)[1] else []
 
 
 def _made_by(body: Any, out: int) -> Iterator[Any]:

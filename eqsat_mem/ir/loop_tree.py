@@ -153,7 +153,7 @@ def dissolved(seq: Seq, loop: Loop) -> Seq | None:
     if all(new is old for new, old in zip(steps, seq.steps)):
         return seq
     changed = replace(seq, steps=tuple(steps))
-    return changed if max(Counter(_made_beside(changed)).values()) == 1 else None
+    return changed if max(Counter(_made_beside(changed)).values(), default=1) == 1 else None
 
 
 def _made_beside(seq: Seq) -> Iterator[int]:

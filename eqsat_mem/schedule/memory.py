@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Const, Dot, Input, Map, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
+from eqsat_mem.ir.jaxprs import consts_and_carries
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
@@ -304,7 +305,7 @@ class Memory:
         if isinstance(step, Seq):
             return dict(itertools.chain.from_iterable(states.items() for states in self._begun_ahead(step, extents)))
         term = self.ex.program.terms[step]
-        stacked = isinstance(term, Block) and term.call.prim.name == "scan" and term.out >= term.call.params["num_carry"]
+        stacked = isinstance(term, Block) and term.call.prim.name == "scan" and term.out >= consts_and_carries(term.call.params)[1]
         return {step: self.result(step, seq, extents)[0]} if stacked else {}
 
     def _state(self, loop: Loop, extents: Extents) -> dict[int, int]:
