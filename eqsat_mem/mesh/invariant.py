@@ -12,7 +12,7 @@ from eqsat_mem.ir.mesh import Shares, Spec
 from eqsat_mem.ir.ops import MONOIDS
 from eqsat_mem.mesh.rows import row_axis
 
-JOINING = frozenset({"all_reduce", "gather_shares", "sum_to_shares", "merge_top_k"})
+JOINING = frozenset({"all_reduce", "gather_shares", "sum_to_shares", "merge_top_k", "merge_top_k_in_rounds"})
 """Collectives after which nobody's part is missing along their mesh axes."""
 
 

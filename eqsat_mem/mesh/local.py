@@ -44,7 +44,7 @@ from eqsat_mem.ir.ops.collectives import (
     all_reduce_p,
     exchange_p,
     gather_p,
-    merge_p,
+    merging,
     number_p,
     own_p,
     scatter_p,
@@ -234,7 +234,7 @@ class Local:
             axis = call.params["axis"] % len(call.in_axes[0])
             params = {"names": names, "devices": self.devices.count(names), "share": share, "axis": axis}
             free = self.program.free[found[0]]
-            merge = Call(merge_p, params, call.out_axes, call.out_axes, call.out_dtypes, call.pointwise & free)
+            merge = Call(merging(params["devices"]), params, call.out_axes, call.out_axes, call.out_dtypes, call.pointwise & free)
             every = [self.program.add(Block(dtype, merge, tuple(found), k), source) for k, dtype in enumerate(call.out_dtypes)]
             self.splits.update({t: call.pointwise & self.program.free[t] for t in every})
             self._known[key] = every[0]

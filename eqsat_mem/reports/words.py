@@ -24,7 +24,13 @@ MOST_SPANS = 2
 """Functions whose lines are told of a loop."""
 _NAMES = {"dot_general": "dot", "reduce_sum": "add", "reduce_max": "max", "reduce_min": "min", "select_n": "where", "integer_pow": "power"}
 """What primitives of a scan's body are called."""
-KINDS = {"gather_shares": "all_gather", "sum_to_shares": "psum_scatter", "exchange_shares": "all_to_all", "merge_top_k": "all_gather"}
+KINDS = {
+    "gather_shares": "all_gather",
+    "sum_to_shares": "psum_scatter",
+    "exchange_shares": "all_to_all",
+    "merge_top_k": "all_gather",
+    "merge_top_k_in_rounds": "ppermute",
+}
 """The functions of ``jax.lax`` that send what each collective does."""
 
 

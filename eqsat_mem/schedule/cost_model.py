@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.take_lowering import as_block
 from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, Take, children, folded, itemsize
-from eqsat_mem.ir.ops.collectives import EXCHANGES, SENT_BY, received_bytes
+from eqsat_mem.ir.ops.collectives import EXCHANGES, SENT_BY, received_bytes, rounds
 from eqsat_mem.ir.precision import of_rules
 from eqsat_mem.schedule.backend import Backend, extent_of
 from eqsat_mem.schedule.loop_bodies import chunk_share
@@ -74,8 +74,9 @@ def exchange_s(program: Program, t: int, extents: Sequence[int], backend: Backen
     read = sum(math.prod(_shape(extents, axes)) * itemsize(program.terms[a].dtype) for axes, a in zip(call.in_axes, term.args, strict=True))
     made = sum(math.prod(_shape(extents, axes)) * itemsize(dtype) for axes, dtype in zip(call.out_axes, call.out_dtypes, strict=True))
     assert program.shares is not None, "a program of one device exchanges nothing"
-    received = received_bytes(call.prim.name, call.params, read, made)
-    return backend.exchange_s(SENT_BY.get(call.prim.name, call.prim.name), received, call.params["names"], program.shares.devices)
+    name, params, times = call.prim.name, call.params, rounds(call.prim.name, call.params)
+    received = received_bytes(name, params, read, made) / times
+    return times * backend.exchange_s(SENT_BY.get(name, name), received, params["names"], program.shares.devices)
 
 
 def again_s(ex: Extraction, t: int, extents: Sequence[int], backend: Backend) -> float:

@@ -378,6 +378,7 @@ WORKSPACES: Mapping[str, BlockWeight] = {
     **dict.fromkeys(("argmax", "argmin"), per_result(1.0)),  # XLA computes extremes together with their places
     "threefry2x32": lambda ins, outs, params: float(math.prod(outs[0])),
     "merge_top_k": lambda ins, outs, params: 4.0 * params["devices"] * math.prod(ins[0]),
+    "merge_top_k_in_rounds": lambda ins, outs, params: 8.0 * math.log2(params["devices"]) * math.prod(ins[0]),
 }
 
 BASE = Weights(ELEMENTWISE, BLOCKS, WORKSPACES)

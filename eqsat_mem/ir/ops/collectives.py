@@ -46,6 +46,24 @@ def merge_top_k_shares(values: Any, places: Any, share: int, names: Any, axis: i
     return values, jnp.take_along_axis(everywhere, chosen, axis)
 
 
+def merge_top_k_in_rounds(values: Any, places: Any, share: int, names: Any, devices: int, axis: int) -> Any:
+    """The same in rounds, of a power of two of devices: neighbours first, then pairs of them, and so on, merge what they have."""
+    k, here = values.shape[axis], lax.axis_index(names)
+    places = places + here.astype(places.dtype) * share
+    apart = 1
+    while apart < devices:
+        pairs = [(device, device ^ apart) for device in range(devices)]
+        is_second = (here & apart) != 0
+        every, everywhere = (
+            jnp.where(is_second, jnp.concatenate([theirs, x], axis), jnp.concatenate([x, theirs], axis))
+            for x, theirs in ((x, lax.ppermute(x, names, pairs)) for x in (values, places))
+        )
+        values, chosen = lax.top_k(every, k, axis=axis)
+        places = jnp.take_along_axis(everywhere, chosen, axis)
+        apart *= 2
+    return values, places
+
+
 def _all_reduce(x: Any, *, monoid: str, names: Names, devices: int) -> Any:
     return getattr(lax, REDUCTIONS[monoid])(x, names)
 
@@ -74,6 +92,10 @@ def _merge(values: Any, places: Any, *, names: Names, devices: int, share: int, 
     return merge_top_k_shares(values, places, share, names, axis)
 
 
+def _merge_in_rounds(values: Any, places: Any, *, names: Names, devices: int, share: int, axis: int) -> Any:
+    return merge_top_k_in_rounds(values, places, share, names, devices, axis)
+
+
 all_reduce_p = Collective("all_reduce", _all_reduce)
 gather_p = Collective("gather_shares", _gather)
 scatter_p = Collective("sum_to_shares", _scatter)
@@ -81,6 +103,15 @@ exchange_p = Collective("exchange_shares", _exchange)
 own_p = Collective("own_share", _own)
 number_p = Collective("device_number", _number)
 merge_p = Collective("merge_top_k", _merge, multiple_results=True)
+merge_in_rounds_p = Collective("merge_top_k_in_rounds", _merge_in_rounds, multiple_results=True)
+
+ROUNDS_FROM = 64
+"""Devices from which they merge what they have picked in rounds, if they are a power of two: 64 receive six shares each instead of 63."""
+
+
+def merging(devices: int) -> Collective:
+    """The exchange by which so many devices merge what they have picked."""
+    return merge_in_rounds_p if devices >= ROUNDS_FROM and devices.bit_count() == 1 else merge_p
 
 
 def names_text(names: Names) -> str:
@@ -104,12 +135,22 @@ COLLECTIVES = [
     BlockOp("own_share", text=_text("lax.dynamic_index_in_dim({0}, lax.axis_index({names}), {axis}, keepdims=False)"), moves=True),
     BlockOp("device_number", text=_text("lax.axis_index({names})")),
     BlockOp("merge_top_k", text=_text("merge_top_k_shares({0}, {1}, {share}, {names}, {axis})"), helpers=(merge_top_k_shares,)),
+    BlockOp(
+        "merge_top_k_in_rounds",
+        text=_text("merge_top_k_in_rounds({0}, {1}, {share}, {names}, {devices}, {axis})"),
+        helpers=(merge_top_k_in_rounds,),
+    ),
 ]
 
-EXCHANGES = frozenset({"all_reduce", "gather_shares", "sum_to_shares", "exchange_shares", "merge_top_k"})
+EXCHANGES = frozenset({"all_reduce", "gather_shares", "sum_to_shares", "exchange_shares", "merge_top_k", "merge_top_k_in_rounds"})
 """The rows that send something from device to device."""
-SENT_BY = {"merge_top_k": "gather_shares"}
-"""Those that send it by another row's collective."""
+SENT_BY = {"merge_top_k": "gather_shares", "merge_top_k_in_rounds": "exchange_shares"}
+"""Those that send it by another row's collective, or at its price."""
+
+
+def rounds(name: str, params: Params) -> int:
+    """The exchanges, one after the other, of which one consists."""
+    return int(params["devices"]).bit_length() - 1 if name == "merge_top_k_in_rounds" else 1
 
 
 def received_bytes(name: str, params: Params, in_bytes: float, out_bytes: float) -> float:
@@ -127,4 +168,6 @@ def received_bytes(name: str, params: Params, in_bytes: float, out_bytes: float)
             return in_bytes * (devices - 1) / devices
         case "merge_top_k":
             return in_bytes * (devices - 1)
+        case "merge_top_k_in_rounds":
+            return in_bytes * rounds(name, params)
     return 0.0
