@@ -20,7 +20,7 @@ from eqsat_mem.frontend.concatenations import with_parts
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.shifts import with_shifts
 from eqsat_mem.frontend.takes import with_takes
-from eqsat_mem.ir import Program
+from eqsat_mem.ir import Block, Program
 from eqsat_mem.ir.jaxprs import share_bytes
 from eqsat_mem.ir.mesh import Devices, Placement
 from eqsat_mem.options import Options, format_bytes
@@ -30,6 +30,7 @@ from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.loop_bodies import settled, slow_in_chunks
+from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import Search, fastest, straight
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier, calls, floor_bytes, plan_bodies
@@ -40,6 +41,9 @@ if TYPE_CHECKING:  # what few programs need is imported where they do: a first p
 
 LONG = 500
 """Terms beyond which a program with equal blocks is searched as it was written only where its loops do not fit: that takes seconds."""
+TIGHTENED = 2
+"""Times that bodies of loops get less room where one of them holds the peak and that does not fit: they are told what lies around them
+before that is planned."""
 GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
 
@@ -192,9 +196,28 @@ class Forms:
     def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         if self.placement is not None:
             return self._fastest_spread(form, self.placement, backend, limit, scheduler)
+        program, saved = self._planned(form, backend, limit)
+        found, room = self._fastest_of(program, saved, backend, limit, scheduler), limit
+        for _ in range(TIGHTENED):
+            over = found.best.peak_bytes - limit
+            if over <= 0 or not _peaks_inside(found.best) or self.deadline.passed():
+                break
+            room -= over
+            last, (program, saved) = program, self._planned(form, backend, room)
+            if program is last:
+                break
+            tighter = self._fastest_of(program, saved, backend, limit, scheduler)
+            found = min(found, tighter, key=lambda f: order(f.best, limit))
+        return found
+
+    def _planned(self, form: Program, backend: Backend, room: int) -> tuple[Program, int]:
+        """A form with plans of its bodies for so much room, and the most bytes that one of them saves."""
         with self.clock("bodies"):
-            program, saved = plan_bodies(form, limit, partial(self.planner.plan, self.options, backend, self.deadline.part(1 / 2)))
-            program = self._once(form, program)
+            program, saved = plan_bodies(form, room, partial(self.planner.plan, self.options, backend, self.deadline.part(1 / 2)))
+            return self._once(form, program), saved
+
+    def _fastest_of(self, program: Program, saved: int, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
+        """The fastest schedule of a form whose bodies are planned."""
         known = self._candidates(program)
         with self.clock("schedule"):
             knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
@@ -320,6 +343,14 @@ def _searched(searches: Sequence[Search], scheduler: Scheduler, known: Candidate
         if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and _least_bytes(s) <= useful:
             best = min(best, known.rematerialised(s, limit, deadline), key=partial(order, limit=limit))
     return best
+
+
+def _peaks_inside(s: Schedule) -> bool:
+    """Whether a schedule holds most while the planned body of a loop or branch runs."""
+    memory = Memory(s.ex, s.backend)
+    _, running = memory.at_peak(s.seq, memory.full_extents(), s.chunks)
+    term = None if running is None else s.ex.program.terms[running]
+    return isinstance(term, Block) and any(term.call.bodies)
 
 
 def _least_bytes(s: Schedule) -> int:

@@ -43,6 +43,8 @@ TILED = 2
 """Of the trees that a large program may become by one more split, as many of the best get chunk sizes of their own."""
 BEHIND = 4.0
 """A tree that takes so many times as long as the best found, in whatever program, is split no further."""
+ANOTHER = 1.25
+"""A tree without the largest value of the best may hold so many times as much and is split further: another peak is the highest now."""
 MOST_STEPS = 120_000
 """Steps of trees that one search looks at: ten times what programs of a hundred terms need, and all that those of thousands get."""
 CANDIDATES = 6
@@ -87,8 +89,8 @@ def fastest(search: Search, rival: Schedule | None = None) -> Schedule:
         if not beam:
             break
         tell(Kept(tuple(beam)))
-        if not search.rank(beam[0]) < search.rank(best) and not search.has_knobs:  # which may ask for splits that take time
-            break
+        if not (search.rank(beam[0]) < search.rank(best) or search.has_knobs or search.is_past_a_peak(beam[0], best)):
+            break  # knobs may ask for splits that take time
         best = min(best, beam[0], key=search.rank)
         beam = [s for s in beam if not any(search.is_behind(s, other) for other in (best, rival))]
     tell(Scheduled(best, search.limit))
@@ -166,6 +168,15 @@ class Search:
     def is_behind(self, s: Schedule, other: Schedule | None) -> bool:
         """Whether a tree is too slow for further splits to make it better than another. Knobs come before time."""
         return other is not None and other.fits(self.limit) and s.seconds > BEHIND * other.seconds and not self.has_knobs
+
+    def is_past_a_peak(self, s: Schedule, best: Schedule) -> bool:
+        """Whether a tree does not hold the largest value of the best so far, which does not fit, at its own peak: of two peaks of one height
+        one is gone, though what is held hardly changes."""
+        if best.fits(self.limit) or s.peak_bytes > ANOTHER * best.peak_bytes:
+            return False
+        (held, _), (there, _) = (self.memory.at_peak(of.seq, self.full, of.chunks) for of in (best, s))
+        largest = max(held, key=lambda live: live.nbytes, default=None)
+        return largest is not None and not any(live.term == largest.term and live.nbytes == largest.nbytes for live in there)
 
     def excess(self, s: Schedule) -> int:
         """Bytes by which the largest value is above the threshold outside of loops, or above the split size inside, where given."""

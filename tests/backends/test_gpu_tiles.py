@@ -283,11 +283,12 @@ def test_a_program_as_written_has_no_tile_kernels():
 
 @pytest.mark.slow
 def test_a_tile_kernel_stands_inside_a_loop(monkeypatch):
-    """Rows come in chunks where something else holds values of all pairs; what the kernel reads of them is a copy of a slice."""
+    """Rows come in chunks where values of all pairs are held before and after; what the kernel reads of them is a copy of a slice."""
 
     def weighted_by_rank(x, y, z):
-        nearest = jnp.sort(pairs.distances(x, y), 1)[:, 1]
-        return jnp.sum(jnp.exp(-pairs.distances(x, z) / nearest[:, None]), 1)
+        ordered = jnp.sort(pairs.distances(x, y), 1)
+        weights = jnp.sum(jnp.exp(-pairs.distances(x, z) / ordered[:, 1:2]), 1)
+        return jnp.max(jnp.cumsum(ordered * weights[:, None], 1), 1)
 
     avals = f32((1280, 3), (3000, 3), (2500, 3))
     made = planned(weighted_by_rank, avals, backend(SMALL), memory_limit="8MiB")
