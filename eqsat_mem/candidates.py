@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.deadline import NEVER, Deadline
-from eqsat_mem.egraph.extract import extract, original, run_as_is
+from eqsat_mem.egraph.extract import Extraction, extract, original, run_as_is
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, attributed, saturate
 from eqsat_mem.equal_programs import ROWS_PRICE, Candidates, extracted_of
@@ -220,15 +220,18 @@ class Forms:
         """The fastest schedule of a form whose bodies are planned."""
         known = self._candidates(program)
         with self.clock("schedule"):
-            knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
-            variants = ((ex, own) for ex in known.every for own in backend.variants(ex.program))
-            every = (Search(ex, limit, own, *knobs, known.of(ex, own), self.deadline) for ex, own in variants)
-            searches = sorted(every, key=lambda search: search.straight.seconds)
+            searches = sorted(self._searches(known.every, known, backend, limit), key=lambda search: search.straight.seconds)
             best = settled(_searched(searches, scheduler, known))
             tell(Searched(best, known.view))
             before = next(search for search in searches if search.ex is known.written).unmodified()
             fired = tuple(sorted({*known.view.matches, *best.ex.program.passes}))
             return SearchResult(best, replace(before, peak_bytes=before.peak_bytes + saved), fired)
+
+    def _searches(self, every: Sequence[Extraction], known: Candidates, backend: Backend, limit: int) -> list[Search]:
+        """The searches of programs that compute the same, each on all variants of a backend that may help it."""
+        knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
+        variants = ((ex, own) for ex in every for own in backend.variants(ex))
+        return [Search(ex, limit, own, *knobs, known.of(ex, own), self.deadline) for ex, own in variants]
 
     def _once(self, form: Program, planned: Program) -> Program:
         """A form with plans of its bodies: the one that had the same plans before, if any."""
@@ -240,13 +243,13 @@ class Forms:
     def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of what one of several devices runs, in the first group of ways to spread the program that has one."""
         known, loops = self._candidates(form), self._loops(placement, backend, limit)
-        knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
         before, best = None, None
         with self.clock("schedule"):
             for group in known.spread_on(placement, backend, loops, self.deadline):
-                searches = [Search(s.local, limit, backend, *knobs, known.of(s.local, backend), self.deadline) for s in group]
+                searches = self._searches([s.local for s in group], known, backend, limit)
                 if before is None:
-                    written = next(search for search, s in zip(searches, group, strict=True) if s.of is known.written)
+                    own = next(s.local for s in group if s.of is known.written)
+                    written = next(search for search in searches if search.ex is own)
                     planned = form is self.loaded and any(loops.are_large(call, form) for call in calls(form))
                     before = self.written(backend, limit) if planned else written.unmodified()
                 found = settled(_searched(searches, scheduler, known))

@@ -41,7 +41,7 @@ FORCED_NODES = 6_000
 """Nodes that may be visited by further starts, each of which forces one node that is not chosen: all of them in a small e-graph."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Extraction:
     """A program, and what its terms allow, as rules stated it: index sets by term; a term that is missing allows nothing.
 

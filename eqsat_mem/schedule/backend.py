@@ -110,10 +110,11 @@ class Backend:
         """The same target where so many devices of this machine run a program at once."""
         return self
 
-    def variants(self, program: Program) -> tuple[Self, ...]:
-        """The targets that a program is searched for: with tile kernels and without, if they may be of use to it.
+    def variants(self, ex: Extraction) -> tuple[Self, ...]:
+        """The targets that a program is searched for: the ways in which this one may compute it of which neither is always better.
 
-        Both, since what tile kernels compute inside is held, or computed several times, where none is faster.
+        With tile kernels and without, say, if they may be of use to it: what they compute inside is held, or computed several times,
+        where none is faster.
         """
         return (self,)
 

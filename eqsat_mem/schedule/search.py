@@ -170,8 +170,8 @@ class Search:
         return other is not None and other.fits(self.limit) and s.seconds > BEHIND * other.seconds and not self.has_knobs
 
     def is_past_a_peak(self, s: Schedule, best: Schedule) -> bool:
-        """Whether a tree does not hold the largest value of the best so far, which does not fit, at its own peak: of two peaks of one height
-        one is gone, though what is held hardly changes."""
+        """Whether a tree does not hold the largest value of the best so far, which does not fit, at its own peak: of two peaks of one
+        height one is gone, though what is held hardly changes."""
         if best.fits(self.limit) or s.peak_bytes > ANOTHER * best.peak_bytes:
             return False
         (held, _), (there, _) = (self.memory.at_peak(of.seq, self.full, of.chunks) for of in (best, s))

@@ -148,6 +148,12 @@ class CpuBackend(Backend):
     def keeping_bits(self) -> Self:
         return replace(self, keeps_bits=True, keeps_heavy=False)
 
+    def variants(self, ex: Extraction) -> tuple[Self, ...]:
+        """Also with operands of folds in the library's fusion: those that are kept out need memory, and where there is little of it chunks
+        become so small that they take longer."""
+        may_help = self.keeps_heavy and self.fuses_operands and bool(fusion.heavy_folds(ex, self))
+        return (self, self.plain()) if may_help else (self,)
+
     def plain(self) -> Self:
         return replace(self, keeps_heavy=False) if self.keeps_heavy else self
 
@@ -167,7 +173,7 @@ class CpuBackend(Backend):
     def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
         """The kernel library computes the operations that it knows, and unrolled folds; operands of others are materialised."""
         term = ex.program.terms[t]
-        if not self.fuses_operands or not alone or (self.keeps_heavy and t == fold.arg and fusion.is_heavy(ex, fold, self.is_cheap)):
+        if not self.fuses_operands or not alone or (self.keeps_heavy and t == fold.arg and fold in fusion.heavy_folds(ex, self)):
             return False
         return not isinstance(term, Map) or fusion.computes_inside(ex.program, term, fold)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from eqsat_mem.egraph.extract import Extraction
@@ -18,6 +18,7 @@ from eqsat_mem.ir import Dot, Fold, Map, Program, Term, bits, children
 from eqsat_mem.ir.jaxprs import inner_jaxprs
 from eqsat_mem.ir.loop_tree import Loop, Seq, made
 from eqsat_mem.ir.ops import MAPS, Operation, operation_of
+from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused
 from eqsat_mem.schedule.split import has_effects
 from eqsat_mem.schedule.weights import traced
@@ -86,7 +87,14 @@ def computes_inside(program: Program, term: Map, fold: Fold) -> bool:
     return knows(term) or (str(term.dtype) == "bfloat16" and _is_known(term))
 
 
-def is_heavy(ex: Extraction, fold: Fold, is_cheap: Callable[[Program, int], bool]) -> bool:
+@lru_cache(maxsize=64)
+def heavy_folds(ex: Extraction, backend: Backend) -> frozenset[Fold]:
+    """The folds of a program whose operands take so many operations that they are better written to memory; see :func:`_is_heavy`."""
+    folds = {term for t in ex.program.reachable() if isinstance(term := ex.program.terms[t], Fold)}
+    return frozenset(fold for fold in folds if _is_heavy(ex, fold, backend.is_cheap))
+
+
+def _is_heavy(ex: Extraction, fold: Fold, is_cheap: Callable[[Program, int], bool]) -> bool:
     """Whether the operand of a fold by the kernel library takes many operations, and is larger than everything that they read.
 
     Emitted source keeps such an operand, all pairwise distances say, out of the library's fusion: see :data:`HEAVY`. It reads little, so

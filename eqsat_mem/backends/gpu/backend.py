@@ -141,8 +141,8 @@ class GpuBackend(Backend):
     def weights(self) -> Weights:  # type: ignore[override]  # depends on the card
         return weights_of(self.target)
 
-    def variants(self, program: Program) -> tuple[Self, ...]:
-        may_help = self.tiles is not None and any(self.tiles.suits(program, t) for t in range(len(program.terms)))
+    def variants(self, ex: Extraction) -> tuple[Self, ...]:
+        may_help = self.tiles is not None and any(self.tiles.suits(ex.program, t) for t in range(len(ex.program.terms)))
         return (self, self.without_tiles()) if may_help else (self.without_tiles(),)
 
     def plain(self) -> Self:
