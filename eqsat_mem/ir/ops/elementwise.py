@@ -148,6 +148,15 @@ def _infix(symbol: str, function: str, only: Any = np.number) -> Text:
     return text
 
 
+def _in_total_order(name: str) -> Text:
+    """Return the text of a comparison that ``lax`` has as a primitive only: a number has to be an array of the other operand's dtype."""
+
+    def text(args: Sequence[str], params: Mapping[str, Any], dtype: Any) -> str | None:
+        return None if any(map(_is_number, args)) else f"lax.{name}_p.bind(*jnp.broadcast_arrays({', '.join(args)}))"
+
+    return text
+
+
 def _select(args: Sequence[str], params: Mapping[str, Any], dtype: Any) -> str | None:
     return f"jnp.where({args[0]}, {args[2]}, {args[1]})" if len(args) == 3 else None
 
@@ -217,8 +226,8 @@ _ROWS = [
     _row("le", "{0} <= {1}"),
     _row("gt", "{0} > {1}"),
     _row("ge", "{0} >= {1}"),
-    _row("lt_to", "lax.lt_to_p.bind(*jnp.broadcast_arrays({0}, {1}))"),
-    _row("le_to", "lax.le_to_p.bind(*jnp.broadcast_arrays({0}, {1}))"),
+    _row("lt_to", _in_total_order("lt_to")),
+    _row("le_to", _in_total_order("le_to")),
     _row("is_finite"),
     _row("select_n", _select, constructor="Select"),
     # bits
