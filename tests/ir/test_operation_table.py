@@ -488,7 +488,9 @@ def test_a_selection_whose_results_are_read_in_slices_stays_one(extent: int, sea
     assert text.count('custom_call_target="TopK"') == searches
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e4m3b11fnuz"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "int32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e4m3b11fnuz"]
+)
 @pytest.mark.parametrize(
     "special", [(0.0, -0.0), (-0.0,), (np.nan,), (-np.nan, np.nan, np.inf), (np.inf, -np.inf, -0.0, 0.0, -np.nan, 1e-45)]
 )

@@ -58,6 +58,9 @@ benchmarks/calibration/small_contractions.py."""
 STRIDED = 1.5
 """The factor by which unrolled folds take longer outside of loops, where XLA:CPU fuses the strided reads of their operands into them.
 Measured: benchmarks/calibration/unrolled_folds.py."""
+SHORT_ROW, VECTOR, UNEVEN = 240, 16, 2.0
+"""The factor by which elementwise operations take longer in loops that write rows shorter than so many elements, which vectors of so many
+do not divide. Measured, 1.3 to 5: benchmarks/calibration/row_lengths.py."""
 NOT_UNROLLED = 5.0
 """The factor by which the same folds take longer in a program as written, which XLA:CPU does not unroll. Measured:
 benchmarks/calibration/unrolled_folds.py."""
@@ -252,6 +255,8 @@ class CpuBackend(Backend):
         if kernel.outside and kernel.unrolled:
             seconds *= STRIDED if kernel.emitted else NOT_UNROLLED
         elementwise = isinstance(kernel.term, Map) or bool(kernel.ex.unrolls.get(kernel.step))
+        if elementwise and not kernel.outside and self._is_uneven(kernel):
+            seconds *= UNEVEN
         if kernel.stacked and elementwise:  # computed where the loop stacks it, by one core
             seconds *= self.device.matrix_cores
         return seconds
@@ -263,6 +268,12 @@ class CpuBackend(Backend):
             seconds += self.device.deal_s if results > DEALT and self.device.matrix_cores > 1 else 0.0
             seconds += 0.0 if kernel.outside else self.device.fresh_s(SCRATCH * kernel.nbytes)
         return seconds
+
+    def _is_uneven(self, kernel: Kernel) -> bool:
+        """Whether a kernel writes short rows that vectors do not divide."""
+        free = kernel.ex.program.free[kernel.step]
+        row = kernel.extents[free.bit_length() - 1] if free else SHORT_ROW
+        return row < SHORT_ROW and row % VECTOR != 0 and extent_of(kernel.extents, free) > row
 
     def _by_columns_s(self, kernel: Kernel) -> float:
         """Seconds to write a matrix by columns, and its result by rows, for a triangular solve as its author wrote it."""
