@@ -30,7 +30,9 @@ from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region
 from eqsat_mem.schedule.timing import Known, Timing
 
 MAX_DEPTH = 4
-"""The number of splits on top of each other that are tried."""
+"""The number of splits on top of each other that are tried, twice as many for a large program."""
+MOST_DEPTH = 16
+"""The same where nothing fits: a program may have many peaks, each of which takes a loop of its own."""
 BEAM = 4
 """The number of trees that are kept for another split."""
 SMALL_SHARE = 1 / 32
@@ -82,7 +84,9 @@ def fastest(search: Search, rival: Schedule | None = None) -> Schedule:
     large = len(best.seq.steps) > LARGE_PROGRAM
     beam = [best]
     tell(Kept((best,)))
-    for turn in range(2 * MAX_DEPTH if large else MAX_DEPTH):
+    for turn in range(MOST_DEPTH):
+        if turn >= (2 * MAX_DEPTH if large else MAX_DEPTH) and best.fits(search.limit):
+            break
         found = _distinct(takewhile(lambda _: not search.exhausted, search.further(beam, rival, turn)))
         found = sorted(found, key=lambda pair: search.promise(*pair))[:TILED] if large else found
         beam = sorted((search.tile(*pair) for pair in found), key=search.rank)[: 1 if large else BEAM]

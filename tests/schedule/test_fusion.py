@@ -14,6 +14,7 @@ from eqsat_mem import pipeline
 from eqsat_mem.backends.cpu.fusion import ends
 from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
+from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.ir import Map
 from eqsat_mem.ir.loop_tree import loops, walk_regions, with_region
 from eqsat_mem.options import Options
@@ -179,3 +180,26 @@ def test_slices_are_computed_inside_elementwise_operations_that_read_them():
     ex = traced(element_of_a_product, SQUARE, SQUARE, ROW)
     kept = Memory(ex, CPU).fused(region(ex)).kept
     assert [ex.program.nbytes(t) for t in kept] == [MATRIX, MATRIX, MATRIX, MATRIX, 4 * N]
+
+
+HEAVY = {
+    "divergence": lambda x, y: jnp.min(jnp.sum((x[:, None] - y) ** 2, -1) + jnp.sum(jnp.abs(x[:, None] - y), -1), 1),
+    "columns": lambda x, y: jnp.sum(jnp.abs(jnp.tanh(x[:, None, 0] - y[:, 0]) * x[:, None, 1] + y[:, 1]) * 2 - 1, 0),
+}
+
+
+@pytest.mark.parametrize("name", HEAVY)
+@pytest.mark.parametrize("kib", [24, 60, 300, 2000])
+def test_operands_of_many_operations_stay_in_the_library_where_that_is_better(name, kib):
+    """To keep them out takes memory, which there may be too little of: both ways are searched."""
+    traced_function = jax.make_jaxpr(HEAVY[name])(*[jax.ShapeDtypeStruct((n, 3), jnp.float32) for n in (3000, 2500)])
+    limit = 78_000 + kib * 1024  # of arguments and results, and of the rest
+
+    def seconds(backend):
+        try:
+            return pipeline.plan(traced_function, Options(memory_limit=limit, verify=False), ["x", "y"], name, backend).predicted_s
+        except MemoryLimitError:
+            return float("inf")
+
+    both, inside = seconds(CPU), seconds(CPU.plain())
+    assert both <= 1.05 * inside  # what holds less is taken where it is hardly slower

@@ -229,3 +229,17 @@ def test_loops_that_later_ones_made_superfluous_are_left_out():
     assert simple.seconds < best.seconds
     assert simple.peak_bytes <= 2**14
     assert search.simplified(simple) is simple
+
+
+@pytest.mark.parametrize("several", [2, 3, 7])
+def test_of_several_peaks_of_one_height_all_are_split(several):
+    """A tree without one of them holds as much as before: the search goes on, though nothing is better."""
+
+    def sums(*points):
+        return sum(jnp.sort(jnp.cos(x[:, None] - x), 1)[:, 3].sum() for x in points)
+
+    ex = traced(sums, *[(512,)] * several)
+    limit = int(1.5 * 512 * 512 * 4)  # less than one matrix and its rows in order
+    found = schedule(ex, limit, CPU)
+    assert found.fits(limit)
+    assert len(found.chunks) == several
