@@ -104,18 +104,21 @@ class _Shifting:
         return reduce(joined, zip(starts[1:], others), first)
 
     def _padding(self, new: Program, term: Block) -> int | None:
-        """The operand at positions less what is before it, and the value beside it."""
+        """The operand at positions less what is before it, and the value beside it; what is less than nothing cuts the operand."""
         call, (found, value) = term.call, term.args
         for before, after, (low, high, between) in zip(call.in_axes[0], call.out_axes[0], call.params["padding_config"], strict=True):
             if (low, high, between) == (0, 0, 0):
                 continue
             extent = new.extent(mask_of(before))
-            if low < 0 or high < 0 or between or len(after) != 1 or len(before) > 1 or not extent:
+            if between or len(after) != 1 or len(before) > 1 or not extent or not new.extent(mask_of(after)):
                 return None
             place = new.add(Iota(PLACES, after[0]))
-            inside = [new.add(Map(TRUTH, op, (place, _number(new, n)))) for op, n in (("ge", low), ("lt", low + extent))]
+            ends = [(op, n) for op, n, beside in (("ge", low, low), ("lt", low + extent, high)) if beside > 0]
+            inside = [new.add(Map(TRUTH, op, (place, _number(new, n)))) for op, n in ends]
             found = self._read(new, found, before, _moved(new, place, -low))
-            found = new.add(Map(term.dtype, "select_n", (new.add(Map(TRUTH, "and", tuple(inside))), value, found)))
+            if inside:
+                both = inside[0] if len(inside) == 1 else new.add(Map(TRUTH, "and", tuple(inside)))
+                found = new.add(Map(term.dtype, "select_n", (both, value, found)))
         return found
 
     def _read(self, new: Program, part: int, axis: Axis, place: int) -> int:

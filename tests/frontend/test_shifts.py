@@ -54,6 +54,10 @@ def padded(x):
     return jnp.pad(jnp.exp(x), ((1, 2), (0, 3)), constant_values=2.0)[:-1]
 
 
+def padded_and_cut(x):
+    return lax.pad(jnp.exp(x), 2.5, ((-3, 5, 0), (2, -1, 0))) ** 2 + lax.pad(x, 0.0, ((4, -2, 0), (-1, 2, 0)))
+
+
 def padded_at_edges(x):
     return jnp.pad(jnp.exp(x), 1, mode="edge")[2:, 2:] - jnp.pad(x, ((2, 0), (1, 1)), mode="wrap")[2:, 2:]
 
@@ -100,6 +104,7 @@ PROGRAMS = [
     rolled,
     rolled_twice,
     padded,
+    padded_and_cut,
     padded_at_edges,
     split,
     joined,
