@@ -25,6 +25,8 @@ ATTEMPTS = 6
 """The number of searches and compilations for one limit, each for a lower planned limit than the one before."""
 FAR_SLOWER = 2.0
 """Times as written, or as a plan that held too much, from which on plans are tried that are predicted to hold more than one that fits."""
+HOPELESS = 100.0
+"""Times as written from which on a plan that fits is no better than none."""
 SLOWER = 1.2
 """The same where one that fits leaves half of the room."""
 ROOM = 1.5
@@ -103,23 +105,26 @@ def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: f
     """Emit a program that holds no more than the limit once compiled; ``as_written_s`` is the time of the program as written.
 
     Where no prediction is low enough, or where one that is leaves most of the room, XLA fuses less than the backend assumes: the search
-    begins again with its cautious variant. Then with the compiler options under which programs hold least.
+    begins again with its cautious variant. Then, also where what fits would take for ever, with the compiler options under which programs
+    hold least.
     """
     errors: list[MemoryLimitError] = []
     found: Chosen | None = None
     cautious = request.backend.cautious() if best.fits(request.limit) else None
     for backend in (request.backend, cautious, request.backend.narrowed() if request.verifies else None):
-        if found is not None and request.deadline.passed():
-            return found
-        if backend is not None and not (errors and request.deadline.passed()):
-            try:
-                s = forms.fastest(backend, request.limit).best if errors or found else best
-                if found is None or (s.fits(request.limit) and s.seconds < found.schedule.seconds):
-                    found = _verified(request, forms, backend, s, as_written_s)
-            except MemoryLimitError as error:
-                errors.append(error)
-            if found is not None and (cautious is None or backend == cautious or not _leaves_room(found, request.limit)):
-                return found
+        if backend is None or ((errors or found) and request.deadline.passed()):
+            continue
+        too_slow = found is not None and found.schedule.seconds > HOPELESS * as_written_s
+        if found is not None and not (_leaves_room(found, request.limit) if backend is cautious else too_slow):
+            continue
+        try:
+            s = forms.fastest(backend, request.limit).best if errors or found else best
+            if found is None or (s.fits(request.limit) and s.seconds < found.schedule.seconds):
+                found = _verified(request, forms, backend, s, as_written_s)
+        except MemoryLimitError as error:
+            errors.append(error)
+    if found is not None:
+        return found
     raise min(errors, key=lambda error: error.smallest_bytes) from None
 
 

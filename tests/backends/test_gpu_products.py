@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqsat_mem
+from eqsat_mem import verification
 from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.backends.gpu import deviceless
 from eqsat_mem.backends.gpu.backend import GpuBackend
@@ -43,6 +44,21 @@ def test_products_are_by_triton_alone_where_a_library_does_not_fit():
         settings = deviceless.compile_for(plan.function, [f32(1024, 1024)], H100).settings
         assert [c.held_bytes <= fixed + spare for c in settings] == [True, not options]
         assert plan.compiled_peak_bytes <= fixed + spare
+
+
+@compiler
+def test_products_are_by_triton_alone_where_what_fits_otherwise_would_take_for_ever():
+    def information(x, w, u):  # of each parameter with each other, summed over examples
+        hidden = jnp.tanh(x @ w)
+        slopes = jnp.concatenate([(x[:, :, None] * (u * (1 - hidden**2))[:, None]).reshape(len(x), -1), hidden], 1)
+        return slopes.T @ slopes
+
+    limit = 5 * 2**20
+    avals = f32(3000, 20), f32(20, 30), f32(30)
+    plan = eqsat_mem.optimize(information, memory_limit=limit, device="h100").plan(*avals)
+    assert plan.predicted_s < verification.HOPELESS * plan.original_predicted_s
+    assert plan.compiler_options == deviceless.SETTINGS["triton"]
+    assert plan.compiled_peak_bytes <= limit
 
 
 def test_without_a_compiler_nothing_is_promised_of_triton_alone():

@@ -221,5 +221,5 @@ def test_the_smallest_set(enough, expected):
 @pytest.mark.parametrize("seconds", ["plan.html", True, float("nan")])
 def test_seconds_are_a_number(seconds):
     plan = eqsat_mem.optimize(lambda x: jnp.exp(x[:, None] - x).sum(1), memory_limit="64KiB").plan(jnp.ones(1000))
-    with pytest.raises(eqsat_mem.OptionError, match=r"^max_seconds must be a number of seconds above zero, not "):
+    with pytest.raises(eqsat_mem.OptionError, match=r"^why_seconds must be a number of seconds above zero, not "):
         eqsat_mem.page(plan, seconds)

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 
 from eqsat_mem import __version__
+from eqsat_mem.options import check_seconds
 from eqsat_mem.reports.explain import loop_effects
 from eqsat_mem.reports.explanation import Explanation, LoopEffect, NeededRule
 from eqsat_mem.reports.page.chart import Panel, chart_html, role_styles
@@ -42,8 +43,11 @@ def page(plan: Plan, why_seconds: float | None = None, command: str = "", now: C
         now: the clock for ``why_seconds``, in seconds.
 
     Raises:
+        OptionError: if ``why_seconds`` is no number.
         ValueError: for a plan that was put together by hand.
     """
+    if why_seconds is not None:
+        check_seconds(why_seconds, "why_seconds")
     plan = plan.with_search()
     record: Record = plan.record
     why = None if why_seconds is None else record.explain(plan, why_seconds, now)
