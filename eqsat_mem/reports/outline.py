@@ -30,6 +30,7 @@ from eqsat_mem.reports.words import (
     lines_of,
     loop_name,
     names_in_body,
+    of_a_step,
     operation,
     pieces,
     place_of,
@@ -157,7 +158,7 @@ def _values_at_peak(s: Schedule, inside: str) -> Iterator[Tensor]:
         yield from _values_at_peak(max(bodies, key=lambda body: int(body.peak_bytes)), where)
     else:  # it runs as written, and of its steps no more is known than their bytes
         rest = int(s.peak_bytes) - sum(nbytes for _, nbytes, _ in live) - int(sum(program.input_bytes()))
-        yield f"{where}what a {'branch' if where.endswith('cond: ') else 'step'} holds", max(rest, 0), place_of(program, running)
+        yield where + of_a_step(operation(program, running)), max(rest, 0), place_of(program, running)
 
 
 def lines_at_peak(s: Schedule) -> dict[str, str]:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from eqsat_mem.ir import Program
+from eqsat_mem.ir.ops.control import LOOPS
 from eqsat_mem.ir.source import Source
 from eqsat_mem.reports.timeline import Point
-from eqsat_mem.reports.words import array_type, bodies_of, describe, operation
+from eqsat_mem.reports.words import array_type, bodies_of, describe, of_a_step, operation
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 
@@ -90,6 +91,9 @@ def _values(s: Schedule, point: Point, nbytes: int, outputs: set[int], as_writte
         for part in _inside(program, t, point, nbytes):
             nbytes -= part.nbytes
             yield part
+        if nbytes > 0 and operation(program, t) in LOOPS and not bodies_of(program, t):
+            yield HeldPart(f"in {operation(program, t)}: {of_a_step(operation(program, t))}", nbytes, "temporaries", program.source.get(t))
+            return
     if nbytes > 0:
         yield HeldPart("scratch of operations", nbytes, "scratch")
 

@@ -182,6 +182,11 @@ def bodies_of(program: Program, t: int) -> list[Schedule]:
     return [body for body in term.call.bodies if body is not None] if isinstance(term, Block) else []
 
 
+def of_a_step(loop: str) -> str:
+    """What a loop or branch of the user's holds inside that runs as written, of whose values no more is known than their bytes."""
+    return f"what a {'branch' if loop == 'cond' else 'step'} holds"
+
+
 def told(program: Program, t: int) -> str:
     """A value in words, with its line."""
     return describe(program, t) + at_place(program, t)

@@ -147,6 +147,20 @@ def test_roles_are_those_of_arguments_outputs_loops_and_names():
     assert {"arguments", "loop state", "outputs", "temporaries"} <= found
 
 
+def test_what_a_step_of_a_loop_holds_is_no_scratch():
+    def rounds(x):
+        return jax.lax.fori_loop(0, 3, lambda _, x: jnp.sin(jnp.sort(x @ x, 0)) @ x, x)
+
+    plan = eqsat_mem.optimize(rounds, memory_limit="1GiB", verify=False).plan(jax.ShapeDtypeStruct((800, 800), jnp.float32))
+    assert plan.unchanged
+    before, _ = plan.record.timelines(plan)
+    every = {part.what: part for parts in parts_of(plan.record.before, before, as_written=True) for part in parts}
+    inside = next(part for what, part in every.items() if what.startswith("in "))
+    assert inside.role == "temporaries"
+    assert inside.nbytes >= 800 * 800 * 4
+    assert "scratch of operations" not in every
+
+
 def test_ticks_are_round_and_few():
     for peak, limit in ((855_638_016, 96 * 2**20), (100, 10**12), (3 * 2**30, 2**31), (1, 1), (0, 0)):
         scale = scale_of([peak], limit)
