@@ -183,7 +183,7 @@ def bodies_of(program: Program, t: int) -> list[Schedule]:
 
 
 def of_a_step(loop: str) -> str:
-    """What a loop or branch of the user's holds inside that runs as written, of whose values no more is known than their bytes."""
+    """The words for what a loop or branch of the user's holds that runs as written: no more is known of it than its bytes."""
     return f"what a {'branch' if loop == 'cond' else 'step'} holds"
 
 

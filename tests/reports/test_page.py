@@ -185,7 +185,7 @@ def test_the_reasons_are_there(name):
         assert f"<b>{n.rule.name}</b>" in text
     for rule in why.spare_rules:
         assert rule in text
-    assert len(why.loops) == Reader(text).texts["loops"].count("With all of it at a time")
+    assert len(why.loops) == Reader(text).texts["loops"].count("Without this loop")
 
 
 def test_a_program_left_as_it_was():

@@ -53,15 +53,21 @@ def in_order(x: Any, largest: Any) -> Any:
         bits = lax.bitcast_convert_type(v, integer)
         return bits ^ (bits >> (8 * x.dtype.itemsize - 1) & high)
 
-    def with_zeros(x: Any) -> Any:
-        return jnp.where(zero & (lax.reduce_max(1 / x, (x.ndim - 1,)) == jnp.inf), 0, largest)
+    def positive_zero(x: Any) -> Any:
+        return lax.reduce_max(1 / x, (x.ndim - 1,)) == jnp.inf
 
     def by_rank(x: Any) -> Any:
         return lax.bitcast_convert_type(rank(lax.reduce_max(rank(x), (x.ndim - 1,))), x.dtype)
 
+    def row_by_row(function: Any) -> Any:  # what these make of a row is held for one only
+        return lambda x: lax.map(function, x) if x.ndim > 2 else function(x)
+
+    def with_zeros(x: Any) -> Any:
+        return jnp.where(zero & row_by_row(positive_zero)(x), 0, largest)
+
     zero = lax.bitcast_convert_type(largest, integer) == low
     no_number = jnp.any(jnp.isnan(lax.reduce_sum(x, (x.ndim - 1,))))
-    return lax.switch(jnp.where(no_number, 2, jnp.any(zero).astype(jnp.int32)), [lambda x: largest, with_zeros, by_rank], x)
+    return lax.switch(jnp.where(no_number, 2, jnp.any(zero).astype(jnp.int32)), [lambda x: largest, with_zeros, row_by_row(by_rank)], x)
 
 
 def block_length(n: int, k: int) -> int | None:

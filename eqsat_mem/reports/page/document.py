@@ -158,7 +158,7 @@ def _loop(loop: LoopSummary, effect: str = "") -> str:
 
 def _effect(effect: LoopEffect) -> str:
     held, took = format_bytes(effect.one_turn_peak_bytes), time_text(effect.one_turn_s)
-    return f"With all of it at a time, and the rest as planned, it would hold {held} and take {took}."
+    return f"Without this loop, the rest as planned, it would hold {held} and take {took}."
 
 
 def _lines(panels: Sequence[Panel]) -> str:
