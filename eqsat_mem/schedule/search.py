@@ -250,8 +250,8 @@ class Search:
         return climbed(s, self.steps(together), s.chunks[together[0]], lambda best, n: self.improved(best, dict.fromkeys(together, n)))
 
     def simplified(self, s: Schedule) -> Schedule:
-        """The same tree less the loops that later ones made superfluous."""
-        for k in reversed(range(len(s.chunks))):
+        """The same tree less the loops that later ones made superfluous, if it fits: of others every loop is needed, and they are large."""
+        for k in reversed(range(len(s.chunks) if s.fits(self.limit) else 0)):
             if (seq := dissolved(s.seq, [*loops(s.seq)][k])) is not None:
                 s = min(s, self.start(seq, s, s.splits), key=self.rank)
         return s
