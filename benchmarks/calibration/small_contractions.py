@@ -1,4 +1,4 @@
-"""Costs of contractions with thin sides, with few rows, and with about as many results as the kernel library begins to share out.
+"""Costs of contractions with thin sides, with little work, and with about as many results as the kernel library begins to share out.
 
 python -m benchmarks.calibration.small_contractions
 """
@@ -14,7 +14,7 @@ from benchmarks.calibration.sweep import Case, main, steps
 MEASURES = (
     "backends.cpu.profile.THIN_COLUMNS",
     "backends.cpu.profile.DEAL_S",
-    *(f"backends.cpu.backend.{name}" for name in ("CORE_ROWS", "CORE_COLUMNS", "THIN_ROWS", "THIN_DEPTH", "DEALT")),
+    *(f"backends.cpu.backend.{name}" for name in ("CORE_WORK", "THIN_ROWS", "THIN_DEPTH", "DEALT")),
 )
 
 
@@ -25,7 +25,8 @@ def cases(tiny: bool) -> Iterator[Case]:
 
 
 def _extents(tiny: bool) -> Iterator[tuple[int, int, int]]:
-    """Rows, columns and depths: one of them thin, results around 2^16 of 256 columns, and few rows of few and of many columns."""
+    """Rows, columns and depths: one of them thin, results around 2^16 of 256 columns, and few rows of few and of many columns:
+    from about 8 million multiplications on a second core has its share."""
     whole = 8 if tiny else 1024
     for thin in steps(tiny, 1, 2, 4, 8, 16, 32, 64, 128, 256):
         yield from ((thin, whole, whole), (whole, thin, whole), (whole, whole, thin))

@@ -168,7 +168,7 @@ def test_a_kernel_product_of_few_features_is_one_contraction_and_an_exponential(
     def product(x, y, v):
         return jnp.exp(-0.5 * jnp.sum((x[:, None] - y) ** 2, -1)) @ v
 
-    x, y, v = points(1003, 8), points(2001, 8, seed=1), points(2001, seed=2)
+    x, y, v = points(1003, 12), points(2001, 12, seed=1), points(2001, seed=2)
     function = eqsat_mem.optimize(product, memory_limit="1MiB")
     plan = function.plan(x, y, v)
     assert plan.loops

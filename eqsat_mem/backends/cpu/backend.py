@@ -49,8 +49,8 @@ CROWDING = 16
 Measured: benchmarks/calibration/unrolled_folds.py."""
 SHORT = 32
 """A fold over fewer elements than this does not fill vector registers along its axis: benchmarks/calibration/folds.py."""
-CORE_ROWS, CORE_COLUMNS = 64, 512
-"""Rows of a contraction's result that occupy one core; fewer where they are longer than so many columns:
+CORE_WORK = 6e6
+"""Multiplications of one product of matrices that occupy one core, be it alone or one of a batch, whose products follow one another:
 benchmarks/calibration/small_contractions.py."""
 THIN_ROWS, THIN_DEPTH = 2, 8
 """Rows of a contraction's result, and elements of its contracted axis, that run at half the full rate:
@@ -235,13 +235,13 @@ class CpuBackend(Backend):
         return PER_LONG_ROW if row > LONG_ROW else super().fold_weight(program, t, extents, count)
 
     def contraction_s(self, term: Dot, batch: int, m: int, n: int, k: int) -> float:
-        """Less than the full rate where a side is thin, or where there are too few rows for all cores.
+        """Less than the full rate where a side is thin, or where there is too little to do for all cores.
 
         The library copies the right operand into an order of its own first, for however few rows.
         """
         cores = self.device.matrix_cores
         fill = m / (m + THIN_ROWS) * n / (n + self.device.thin_columns) * k / (k + THIN_DEPTH)
-        busy = min(cores, max(1.0, m / CORE_ROWS * max(1.0, n / CORE_COLUMNS))) / cores
+        busy = min(cores, max(1.0, m * n * k / CORE_WORK)) / cores
         packing = batch * k * n * itemsize(term.dtype) / self.device.levels[-1][1]
         return 2.0 * batch * m * n * k / (self.contraction_rate(term) * max(fill * busy, 1e-3)) + packing
 
