@@ -117,7 +117,9 @@ def _planned(at: Localiser, term: Block) -> Flow:
     new = replace(call, in_axes=ins, out_axes=outs, **_chunks(at, call, any((*shares, *results))))
     room = at.bodies.limit - argument_bytes(local.program) - _live(at, args, new)
     made = [at.bodies.plan(body, *specs, max(room, 0)) for body, specs in zip(bodies(call), _specs(at, call, shares, results), strict=True)]
-    planned = replace(new, bodies=tuple(s for s, _ in made), scratch_bytes=max(held for _, held in made))
+    schedules = tuple(s for s, _ in made)
+    seconds = tuple(0.0 if s is None else s.seconds for s in schedules)
+    planned = replace(new, bodies=schedules, bodies_s=seconds, scratch_bytes=max(held for _, held in made))
     return Flow(planned, args, results)
 
 

@@ -15,8 +15,7 @@ from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal,
 from eqsat_mem.ir.ops.collectives import EXCHANGES, SENT_BY, received_bytes, rounds
 from eqsat_mem.ir.precision import of_rules
 from eqsat_mem.schedule.backend import Backend, extent_of
-from eqsat_mem.schedule.loop_bodies import chunk_share
-from eqsat_mem.schedule.weights import trips
+from eqsat_mem.schedule.loop_bodies import loop_s
 
 
 def spread_weight(program: Program, members: Iterable[int], backend: Backend) -> float:
@@ -52,14 +51,9 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
             outs = [_shape(extents, axes) for axes in call.out_axes]
             if isinstance(term, Block) and call.prim.name in EXCHANGES:
                 return exchange_s(program, t, extents, backend)
-            chunk = call.inside.extents(ins) if call.inside is not None else None
-            if not chunk and program.shares is not None and call.bodies and all(body is not None for body in call.bodies):
-                return trips(call) * sum(body.seconds for body in call.bodies)  # the traced body is that of all devices
-            if chunk:
-                # The body is counted as it was traced, at the extents of all devices, also in the program of one of several.
-                whole = [i.extent for i in program.indices]
-                ins, outs = ([_shape(whole, axes) for axes in side] for side in (call.in_axes, call.out_axes))
-                width, spread = width * chunk_share(call, chunk, backend), None
+            known = loop_s(call, ins, outs, backend)
+            if known is not None:
+                return known
             weight = backend.weights.of_block(call, ins, outs)
             return weight * width * (1.0 if spread is None else spread) / device.elements
     return 0.0

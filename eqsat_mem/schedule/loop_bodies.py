@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Call, Program, itemsize
+from eqsat_mem.ir.jaxprs import consts_and_carries
 from eqsat_mem.ir.loop_tree import Seq, loops, walk_regions
+from eqsat_mem.ir.ops import Shapes
 from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.weights import trips
 
 if TYPE_CHECKING:
     from eqsat_mem.schedule.schedules import Schedule
@@ -54,11 +57,29 @@ class Step:
         return out
 
 
-def chunk_share(call: Call, chunk: Mapping[int, int], backend: Backend) -> float:
-    """The time of a loop of the user's on a chunk, as a share of that on the whole: less than there is of it where its steps stay in cache,
-    more where they are many small kernels."""
-    step = Step.of(call, backend)
-    return step.seconds(chunk) / step.seconds({})
+def loop_s(call: Call, ins: Shapes, outs: Shapes, backend: Backend) -> float | None:
+    """Seconds of a loop or branch of the user's whose operands and results have these shapes: of its steps on a chunk, else of the plans of
+    its bodies, the longest of branches; None where neither is known."""
+    chunk = {} if call.inside is None else call.inside.extents(ins)
+    known = [seconds for seconds in call.bodies_s if seconds]
+    if known and not chunk:
+        once = max(known) if call.prim.name == "cond" else sum(known) + backend.device.iteration_s
+    elif call.inside is not None:
+        once = Step.of(call, backend).seconds(chunk)
+    else:
+        return None
+    return trips(call) * once + _copied_bytes(call, ins, outs) / backend.device.levels[-1][1]
+
+
+def _copied_bytes(call: Call, ins: Shapes, outs: Shapes) -> int:
+    """Bytes that the steps of a scan move besides what its body does: slices come out of arrays, and results are written twice."""
+    if call.prim.name != "scan":
+        return 0
+    consts, carries = consts_and_carries(call.params)
+    first, avals = consts + carries, call.params["jaxpr"].in_avals
+    read = sum(math.prod(shape) * itemsize(aval.dtype) for shape, aval in zip(ins[first:], avals[first:], strict=True))
+    made = sum(math.prod(shape) * itemsize(dtype) for shape, dtype in zip(outs[carries:], call.out_dtypes[carries:], strict=True))
+    return read + 2 * made
 
 
 def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: Sequence[int], backend: Backend) -> int:
@@ -88,7 +109,7 @@ def slow_in_chunks(s: Schedule, written: Schedule) -> bool:
 def settled(s: Schedule) -> Schedule:
     """A schedule without plans of bodies that it does not run: those of loops that it runs chunk by chunk."""
     program = s.ex.program
-    new = {call: replace(call, bodies=(), scratch_bytes=0) for call in in_chunks(program, s.seq) if any(call.bodies)}
+    new = {call: replace(call, bodies=(), bodies_s=(), scratch_bytes=0) for call in in_chunks(program, s.seq) if any(call.bodies)}
     if not new:
         return s
     terms = [replace(t, call=new[t.call]) if isinstance(t, Block) and t.call in new else t for t in program.terms]

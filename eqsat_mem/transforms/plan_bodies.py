@@ -29,7 +29,7 @@ class BodyPlan:
         held: the bytes that it holds besides its arguments; the fewest that were found where it does not fit.
         written: the bytes that it holds besides its arguments as written.
         peak_bytes: its whole peak.
-        seconds: its predicted time.
+        seconds: its predicted time; 0 where that is not known.
         fits: whether the peak is within the limit.
     """
 
@@ -170,7 +170,8 @@ def _planned(call: Call, room: int, small: int, planner: Planner) -> tuple[Call 
     schedules = tuple(plan.schedule for plan in plans)
     held, written = max(plan.held for plan in plans), max(plan.written for plan in plans)
     changed = held > 0 or any(schedule is not None for schedule in schedules)
-    return (replace(call, bodies=schedules, scratch_bytes=held) if changed else None), written
+    seconds = tuple(plan.seconds for plan in plans)
+    return (replace(call, bodies=schedules, bodies_s=seconds, scratch_bytes=held) if changed else None), written
 
 
 def floor_bytes(program: Program) -> int:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from eqsat_mem import optimize
 from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.backends.cpu.profile import CpuDevice
 from eqsat_mem.codegen.emit import emit
@@ -263,7 +264,7 @@ def test_rows_that_are_too_long_take_long_to_add(shape: tuple[int, int], axis: i
 
 
 def test_a_contraction_that_is_dealt_to_the_cores_pays_for_that_in_every_turn():
-    ex = traced(lambda x, y: jnp.exp(x @ y.T).max(1), (2048, 8), (1024, 8))
+    ex = traced(lambda x, y: jnp.exp(x @ y.T).max(1), (2048, 512), (1024, 512))
     (i,) = (n for n, index in enumerate(ex.program.indices) if index.extent == 2048)
     seq = split(ex, region(ex), i)
     assert seq is not None
@@ -306,3 +307,53 @@ def test_a_half_of_an_array_is_read_as_half_of_it():
     moved = 3 * 3000 * 3000 * 4  # both halves are read, the result is written
     seconds = timing(ex).seconds(region(ex), Memory(ex, BACKEND).full_extents(), {})
     assert seconds == pytest.approx(moved / DEVICE.levels[-1][1], rel=0.05)
+
+
+def test_a_product_with_little_to_do_takes_as_long_as_on_one_core():
+    def each(rows: int) -> float:
+        ex = traced(lambda x, y: x @ y, (rows, 128), (128, 128))
+        (t,) = region(ex).steps
+        return arithmetic_s(ex.program, t, [i.extent for i in ex.program.indices], BACKEND) / rows
+
+    assert each(256) == pytest.approx(2 * each(4096), rel=0.05)
+
+
+def test_products_of_a_batch_follow_one_another():
+    ex = traced(lambda x, y: jnp.einsum("bik,bkj->bij", x, y), (64, 128, 128), (64, 128, 128))
+    (t,) = region(ex).steps
+    one = traced(lambda x, y: x @ y, (128, 128), (128, 128))
+    (u,) = region(one).steps
+    batch, alone = (arithmetic_s(e.program, s, [i.extent for i in e.program.indices], BACKEND) for e, s in ((ex, t), (one, u)))
+    assert batch == pytest.approx(64 * alone, rel=0.01)
+
+
+@pytest.mark.parametrize("loop", ["scan", "while"])
+def test_a_loop_takes_as_long_as_its_steps_one_after_the_other(loop: str):
+    def step(x, w):
+        return jnp.tanh(x @ w)
+
+    def written_out(x, ws):
+        for k in range(8):
+            x = step(x, ws[k])
+        return x
+
+    def looped(x, ws):
+        if loop == "scan":
+            return jax.lax.scan(lambda x, w: (step(x, w), None), x, ws)[0]
+        return jax.lax.while_loop(lambda c: c[0] < 8, lambda c: (c[0] + 1, step(c[1], ws[0])), (0, x))[1]
+
+    args = jax.ShapeDtypeStruct((2048, 256), jnp.float32), jax.ShapeDtypeStruct((8, 256, 256), jnp.float32)
+    apart, together = (optimize(f, memory_limit="1GiB", verify=False).plan(*args).original_predicted_s for f in (written_out, looped))
+    assert 0.8 * apart < together < 1.4 * apart
+
+
+def test_stacking_results_and_reading_slices_takes_time():
+    def outer(x, ws):
+        return jax.lax.scan(lambda c, w: (c, (x + c).T @ (x * w)), 0.0, ws)[1]
+
+    def summed(x, ws):
+        return jax.lax.scan(lambda c, w: (c + (x + c[0, 0]).T @ (x * w), None), jnp.zeros((512, 512)), ws)[0]
+
+    args = jax.ShapeDtypeStruct((64, 512), jnp.float32), jax.ShapeDtypeStruct((16,), jnp.float32)
+    stacked, added = (optimize(f, memory_limit="1GiB", verify=False).plan(*args).original_predicted_s for f in (outer, summed))
+    assert stacked > added + 16 * 2**20 / 40e9
