@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from eqsat_mem.egraph.saturate import Limits, attributed, saturate
 from eqsat_mem.equal_programs import ROWS_PRICE, Candidates, extracted_of
 from eqsat_mem.events import Clock, Searched, tell
 from eqsat_mem.frontend.concatenations import with_parts
+from eqsat_mem.frontend.equal_blocks import EqualBlocks
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.shifts import with_shifts
 from eqsat_mem.frontend.takes import with_takes
@@ -25,7 +27,7 @@ from eqsat_mem.ir.jaxprs import share_bytes
 from eqsat_mem.ir.mesh import Devices, Placement
 from eqsat_mem.options import Options, format_bytes
 from eqsat_mem.passes import SCANS
-from eqsat_mem.ranking import better, order
+from eqsat_mem.ranking import order
 from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
@@ -33,14 +35,18 @@ from eqsat_mem.schedule.loop_bodies import settled, slow_in_chunks
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import Search, fastest, straight
+from eqsat_mem.searches import best_of, with_search
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier, calls, floor_bytes, plan_bodies
 from eqsat_mem.transforms.ranks import with_ranks
 
 if TYPE_CHECKING:  # what few programs need is imported where they do: a first plan would take a tenth longer
     from eqsat_mem.mesh.bodies import Bodies, Specs
 
-LONG = 500
-"""Terms beyond which a program with equal blocks is searched as it was written only where its loops do not fit: that takes seconds."""
+LONG, LONGEST = 500, 1_200
+"""Terms beyond which a program with equal blocks is searched as it was written only where its loops do not fit or are dear, and those
+beyond which only where they do not fit: that takes seconds."""
+DEAR = 1.3
+"""Times as long as the program as written from which on loops over its equal blocks are dear: they copy what blocks read and make."""
 TIGHTENED = 2
 """Times that bodies of loops get less room where one of them holds the peak and that does not fit: they are told what lies around them
 before that is planned."""
@@ -93,11 +99,12 @@ class Forms:
     placement: Placement | None = None
     """The specs of arguments and results where several devices run the program."""
     deadline: Deadline = NEVER
-    loops: Forms | None = None
-    """The forms of the program with its chains of equal blocks as loops, if it has any."""
+    equal: EqualBlocks | None = None
+    """The program with its equal blocks planned as one; None for such a program itself."""
 
     def __post_init__(self) -> None:
         self.made = [self.loaded]
+        self.of_blocks: list[Forms] = []
         self.others: Iterator[Program] | None = None
         self.candidates: dict[int, Candidates] = {}
         self.bodies: dict[Hashable, Forms] = {}
@@ -108,27 +115,45 @@ class Forms:
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
         """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
 
-        What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits; where it
-        is long, loops come first, and the program itself is searched only where they do not fit.
+        What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits or what
+        fits is slow; where it is long, loops come first, and the program itself is searched only where they do not fit, or are dear.
         """
-        if self.loops is None:
-            return self._fastest_form(backend, limit, scheduler)
-        self.loops.clock, self.loops.deadline = self.clock, self.deadline
-        if len(self.loaded.terms) <= LONG:
-            found = self._fastest_form(backend, limit, scheduler)
+        size, dear = len(self.loaded.terms), False
+        found = self._fastest_form(backend, limit, scheduler) if size <= LONG else None
+        if found is not None and ((found.best.fits(limit) and found.best.seconds * GAIN <= found.before.seconds) or self.deadline.passed()):
+            return found
+        for blocks in self._with_equal_blocks():
+            of_blocks = blocks.fastest(backend, limit, scheduler)
+            before = self.written(backend, limit) if found is None else found.before
+            if before.fits(limit) and of_blocks.best.seconds > GAIN * of_blocks.before.seconds:  # the same loops: their prices compare
+                return found or SearchResult(straight(before.ex, backend), before, ())
+            dear = of_blocks.before.seconds > DEAR * before.seconds
+            if found is None or order(of_blocks.best, limit) < order(found.best, limit):
+                found = of_blocks.of(before)
             if found.best.fits(limit) or self.deadline.passed():
+                break
+        if found is not None and (size <= LONG or self.deadline.passed()):
+            return found
+        if found is not None and found.best.fits(limit):
+            if not dear or size > LONGEST or self.placement is not None:
                 return found
-            return self._better_of(found, self.loops.fastest(backend, limit, scheduler), limit)
-        rolled, before = self.loops.fastest(backend, limit, scheduler), self.written(backend, limit)
-        if before.fits(limit) and rolled.best.seconds > GAIN * rolled.before.seconds:  # the same loops: their prices compare
-            return SearchResult(straight(before.ex, backend), before, ())
-        if rolled.best.fits(limit) or self.deadline.passed():
-            return rolled.of(before)
-        return self._better_of(self._fastest_form(backend, limit, scheduler), rolled, limit)
+            own = self._fastest_of(*self._planned(self.loaded, backend, limit), backend, limit, scheduler, again=False)
+        else:
+            own = self._fastest_form(backend, limit, scheduler)
+        return own if found is None or order(own.best, limit) <= order(found.best, limit) else found.of(own.before)
 
-    def _better_of(self, found: SearchResult, rolled: SearchResult, limit: int) -> SearchResult:
-        """The better of two results, the first of which is of the program without loops over equal blocks."""
-        return rolled.of(found.before) if order(rolled.best, limit) < order(found.best, limit) else found
+    def _with_equal_blocks(self) -> Iterator[Forms]:
+        """The forms of the program with its equal blocks planned as one."""
+        programs = iter(()) if self.equal is None else self.equal.programs()
+        for k in itertools.count():
+            with self.clock("trace"):
+                program = next(programs, None)
+            if program is None:
+                return
+            if k == len(self.of_blocks):
+                self.of_blocks.append(replace(self, loaded=program, equal=None))
+            self.of_blocks[k].clock, self.of_blocks[k].deadline = self.clock, self.deadline
+            yield self.of_blocks[k]
 
     def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of the first form that fits, without loops over equal blocks.
@@ -216,12 +241,14 @@ class Forms:
             program, saved = plan_bodies(form, room, partial(self.planner.plan, self.options, backend, self.deadline.part(1 / 2)))
             return self._once(form, program), saved
 
-    def _fastest_of(self, program: Program, saved: int, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
-        """The fastest schedule of a form whose bodies are planned."""
+    def _fastest_of(
+        self, program: Program, saved: int, backend: Backend, limit: int, scheduler: Scheduler, again: bool = True
+    ) -> SearchResult:
+        """The fastest schedule of a form whose bodies are planned; without values that are computed ``again``, if asked."""
         known = self._candidates(program)
         with self.clock("schedule"):
             searches = sorted(self._searches(known.every, known, backend, limit), key=lambda search: search.straight.seconds)
-            best = settled(_searched(searches, scheduler, known))
+            best = settled(best_of(searches, scheduler, known) if again else with_search(searches, scheduler)[0])
             tell(Searched(best, known.view))
             before = next(search for search in searches if search.ex is known.written).unmodified()
             fired = tuple(sorted({*known.view.matches, *best.ex.program.passes}))
@@ -252,7 +279,7 @@ class Forms:
                     written = next(search for search in searches if search.ex is own)
                     planned = form is self.loaded and any(loops.are_large(call, form) for call in calls(form))
                     before = self.written(backend, limit) if planned else written.unmodified()
-                found = settled(_searched(searches, scheduler, known))
+                found = settled(best_of(searches, scheduler, known))
                 best = found if best is None or order(found, limit) < order(best, limit) else best
                 if best.fits(limit) or self.deadline.passed():
                     break
@@ -305,7 +332,7 @@ class Forms:
         if key not in self.bodies:
             names = [f"x{k}" for k in range(len(body.in_avals))]
             loaded = load(body, names, self.backend.preferences, self.rules.passes)
-            self.bodies[key] = replace(self, loaded=loaded, clock=Clock(), loops=None)
+            self.bodies[key] = replace(self, loaded=loaded, clock=Clock(), equal=None)
         return self.bodies[key]
 
     def _candidates(self, program: Program) -> Candidates:
@@ -335,42 +362,9 @@ def _left(placement: Placement, backend: Backend, body: Program, ins: Specs) -> 
     return left_as(body, placement.of(ins, (None,) * len(body.outputs)), backend)
 
 
-def _searched(searches: Sequence[Search], scheduler: Scheduler, known: Candidates) -> Schedule:
-    """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are."""
-    limit, backend, deadline = searches[0].limit, searches[0].backend, searches[0].deadline
-    best, closest = _best(searches, scheduler)
-    if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
-        best = min(best, _best([closest.with_limit(0, deadline)], scheduler)[0], key=lambda s: s.peak_bytes)
-    for s in [best, *(search.straight for search in searches)] if backend.tie is not None else ():
-        useful = limit if best.fits(limit) else best.peak_bytes - 1
-        if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and _least_bytes(s) <= useful:
-            best = min(best, known.rematerialised(s, limit, deadline), key=partial(order, limit=limit))
-    return best
-
-
 def _peaks_inside(s: Schedule) -> bool:
     """Whether a schedule holds most while the planned body of a loop or branch runs."""
     memory = Memory(s.ex, s.backend)
     _, running = memory.at_peak(s.seq, memory.full_extents(), s.chunks)
     term = None if running is None else s.ex.program.terms[running]
     return isinstance(term, Block) and any(term.call.bodies)
-
-
-def _least_bytes(s: Schedule) -> int:
-    from eqsat_mem.schedule.remat import least_bytes
-
-    return least_bytes(s)
-
-
-def _best(searches: Sequence[Search], scheduler: Scheduler) -> tuple[Schedule, Search]:
-    """The best schedule of several programs that compute the same, each searched with the best of those before in sight, and its search."""
-    deadline = searches[0].deadline.part(1 / 2)  # the other half is for values that are computed again
-    first, *others = (search.with_limit(search.limit, deadline) for search in searches)
-    best, of = scheduler(first, None), first
-    for search in others:
-        if deadline.passed():
-            break
-        found = scheduler(search, best)
-        found = better(best, found, search.limit)
-        best, of = found, (of if found is best else search)
-    return of.simplified(best), of

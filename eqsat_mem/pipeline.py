@@ -18,10 +18,9 @@ from eqsat_mem.candidates import Forms, SearchResult, rules_of
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Ended, Loaded, listening, tell
+from eqsat_mem.frontend.equal_blocks import EqualBlocks
 from eqsat_mem.frontend.load import load
-from eqsat_mem.frontend.preferences import Preferences
-from eqsat_mem.frontend.roll import load_rolled
-from eqsat_mem.ir import Program, argument_bytes
+from eqsat_mem.ir import argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, resolve_device
@@ -122,8 +121,8 @@ def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None, tuner
     if tuner is not None:
         with clock("tune"):
             chosen, tuning = tuner.choose(request, found, chosen, loaded)
-    rolled = None if forms.loops is None else forms.loops.loaded
-    programs = _Programs(request.jaxpr, request.arg_names, request.backend.preferences, loaded, rolled)
+    assert forms.equal is not None, "the forms of the program as loaded"
+    programs = _Programs(request.arg_names, forms.equal)
     searched_for = chosen.backend, chosen.planned_limit
     again = partial(_again, request, programs, *searched_for)
     traced, names, donated = request.jaxpr, request.arg_names, request.taken
@@ -137,11 +136,8 @@ def _forms(request: Request, bodies: BodyPlans, clock: Clock) -> Forms:
         rules = rules_of(request.options, request.backend)
         loaded = load(request.jaxpr, request.arg_names, request.backend.preferences, rules.passes)
         tell(Loaded(loaded))
-        loops = load_rolled(request.jaxpr, loaded, request.backend.preferences, rules.passes)
-    forms = Forms(loaded, rules, request.options, request.backend, bodies, clock, request.placement, request.deadline)
-    if loops is not None:
-        forms.loops = replace(forms, loaded=loops)
-    return forms
+    equal = EqualBlocks(request.jaxpr, loaded, request.backend.preferences, rules.passes)
+    return Forms(loaded, rules, request.options, request.backend, bodies, clock, request.placement, request.deadline, equal)
 
 
 @dataclass(eq=False)
@@ -200,21 +196,17 @@ class BodyPlans:
 class _Programs:
     """A traced function as a program: as it was loaded, and as it loads without some of the passes that have changed it then."""
 
-    jaxpr: ClosedJaxpr
     arg_names: tuple[str, ...]
-    preferences: Preferences
-    loaded: Program
-    rolled: Program | None = None
-    others: dict[frozenset[str], tuple[Program, Program | None]] = field(default_factory=dict)
+    equal: EqualBlocks
+    others: dict[frozenset[str], EqualBlocks] = field(default_factory=dict)
 
-    def by(self, passes: Sequence[Pass]) -> tuple[Program, Program | None]:
-        """The program that only these passes may change, and with its equal blocks as loops, where it has any."""
+    def by(self, passes: Sequence[Pass]) -> EqualBlocks:
+        """The program that only these passes may change, with its equal blocks planned as one."""
         names = frozenset(known.name for known in passes)
-        if self.loaded.passes <= names and (self.rolled is None or self.rolled.passes <= names):
-            return self.loaded, self.rolled
         if names not in self.others:
-            loaded = load(self.jaxpr, self.arg_names, self.preferences, passes)
-            self.others[names] = loaded, self.rolled and load_rolled(self.jaxpr, loaded, self.preferences, passes)
+            is_kept = self.equal.loaded.passes <= names
+            loaded = self.equal.loaded if is_kept else load(self.equal.closed, self.arg_names, self.equal.preferences, passes)
+            self.others[names] = self.equal.by(loaded, passes)
         return self.others[names]
 
 
@@ -230,10 +222,8 @@ def _again(
     left_out = (*request.options.without_rules, *sorted(without))
     patient = replace(request.options, max_seconds=PATIENCE_S, without_rules=left_out)
     rules = rules_of(patient, backend)
-    loaded, loops = programs.by(rules.passes)
-    forms = Forms(loaded, rules, patient, backend, BodyPlans(), Clock(), request.placement, request.deadline.again())
-    if loops is not None:
-        forms.loops = replace(forms, loaded=loops)
+    equal = programs.by(rules.passes)
+    forms = Forms(equal.loaded, rules, patient, backend, BodyPlans(), Clock(), request.placement, request.deadline.again(), equal)
     return forms.fastest(backend, limit, scheduler).best
 
 

@@ -6,10 +6,11 @@ reads the blocks of another backwards is a scan in reverse, so that it reads wha
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -21,11 +22,9 @@ from jax.interpreters import partial_eval as pe
 
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.frontend.inline import flatten, lines_of
-from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
-from eqsat_mem.frontend.repeats import LEAST_SAVED, Chain, Given, Made, with_chains
-from eqsat_mem.ir import Program, Source
-from eqsat_mem.passes import ROLLS, Pass
+from eqsat_mem.frontend.repeats import Chain, Given, Made, with_chains
+from eqsat_mem.ir import Source
 
 Array = Any
 Values = tuple[int, ...]
@@ -33,12 +32,14 @@ Result = tuple[int, int]
 """A result of a block: the offset of an equation, and which of its results."""
 MOST_OF = 3 / 4
 """The share of a block's equations that the function after which it is named has made: a few are of the gradient as a whole."""
+LEAST_PIECE = 2
+"""Blocks of a chain that are a loop of their own: XLA writes out a loop of one step, and begins all loops inside at once."""
 NOTHING = -1
 """The value that enters a first block where no block reads it, and only the end is read of what is carried."""
 
 
-def rolled(closed: ClosedJaxpr, preferences: Preferences = PLAIN) -> ClosedJaxpr | None:
-    """The same function with its chains of equal blocks as scans; None if it has none."""
+def rolled(closed: ClosedJaxpr, preferences: Preferences = PLAIN, pieces: int = 1) -> ClosedJaxpr | None:
+    """The same function with its chains of equal blocks as scans, each as about so many pieces; None if it has none."""
     flat, chains = with_chains(flatten(closed, preferences, passes=()))
     chains = [chain for chain in chains if chain.carried()]
     if not chains:
@@ -46,22 +47,9 @@ def rolled(closed: ClosedJaxpr, preferences: Preferences = PLAIN) -> ClosedJaxpr
     avals = [jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in flat.inputs]
 
     def run(args: Sequence[Array], consts: Sequence[Array]) -> list[Array]:
-        return _Rolling(flat, chains, dict(zip(flat.inputs, args)) | dict(zip(flat.consts, consts))).outputs()
+        return _Rolling(flat, chains, pieces, dict(zip(flat.inputs, args)) | dict(zip(flat.consts, consts))).outputs()
 
     return traced(run, avals, list(flat.consts.values()))
-
-
-def load_rolled(closed: ClosedJaxpr, loaded: Program, preferences: Preferences, passes: Collection[Pass]) -> Program | None:
-    """A program that is ``loaded`` from a jaxpr, with its chains of equal blocks as loops; None if it has none."""
-    if ROLLS not in passes or len(loaded.terms) < LEAST_SAVED:
-        return None
-    loops = rolled(closed, preferences)
-    if loops is None:
-        return None
-    program = load(loops, [b.name for b in loaded.inputs], preferences, passes)
-    program.passes |= {ROLLS.name}
-    program.outputs = [replace(o, weak_type=w.weak_type) for o, w in zip(program.outputs, loaded.outputs, strict=True)]
-    return program
 
 
 def traced(run: Callable[[Sequence[Array], Sequence[Array]], Sequence[Array]], avals: Sequence[Any], consts: Sequence[Any]) -> ClosedJaxpr:
@@ -79,25 +67,68 @@ def traced(run: Callable[[Sequence[Array], Sequence[Array]], Sequence[Array]], a
 
 @dataclass(eq=False)
 class _Scan:
-    """A chain as a scan: what it carries, how long, and what it stacks.
+    """Blocks of a chain that follow one another as a scan: what it carries, how long, and what it stacks.
 
     Attributes:
+        flat: the jaxpr.
         chain: the chain.
+        blocks: which of its blocks.
         reverse: whether it runs from the last of what it reads to the first.
         carried: the carried results, with the values that enter the first blocks.
         stacked: the stacked results.
         entering: the carried results of which the values that enter each block are stacked.
     """
 
+    flat: Flat
     chain: Chain
-    reverse: bool
-    carried: dict[Result, Values]
+    blocks: range
+    reverse: bool = False
+    carried: dict[Result, Values] = field(default_factory=dict)
     stacked: list[Result] = field(default_factory=list)
     entering: list[Result] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for result, first in self.chain.carried().items():
+            self.carried[result] = (*first, *self._made(result))[self.blocks.start :][: len(first)]
+
+    @property
+    def start(self) -> int:
+        """The first of its equations."""
+        return self.chain.start + self.blocks.start * self.chain.period
+
+    @property
+    def end(self) -> int:
+        return self.chain.start + self.blocks.stop * self.chain.period
+
+    @property
+    def body(self) -> Sequence[Equation]:
+        """The equations of its first block."""
+        return self.flat.equations[self.start : self.start + self.chain.period]
+
+    def given(self) -> Iterator[tuple[Given, Values]]:
+        """The operands from outside that differ from block to block of the chain, with those of its blocks."""
+        return ((role, self._own(role.values)) for role in self.chain.given() if not role.is_same)
+
+    def made(self, result: Result) -> Values:
+        """The values of a result of all its blocks."""
+        return self._own(self._made(result))
+
+    def entering_of(self, result: Result) -> Values:
+        """The values of a carried result that enter each block."""
+        return self._own((self.chain.carried()[result][-1], *self._made(result)))
 
     def ordered(self, values: Sequence[int]) -> Values:
         """The values of all blocks in the order in which the scan has them side by side."""
         return tuple(reversed(values)) if self.reverse else tuple(values)
+
+    def _own(self, values: Values) -> Values:
+        return values[self.blocks.start : self.blocks.stop]
+
+    def _made(self, result: Result) -> Values:
+        """The values of a result of all blocks of the chain."""
+        offset, out = result
+        chain, equations = self.chain, self.flat.equations
+        return tuple(equations[k].outs[out] for k in range(chain.start + offset, chain.end, chain.period))
 
 
 class _Rolling:
@@ -109,20 +140,20 @@ class _Rolling:
         sides: arrays by the values that lie side by side in them.
     """
 
-    def __init__(self, flat: Flat, chains: Sequence[Chain], values: dict[int, Array]):
+    def __init__(self, flat: Flat, chains: Sequence[Chain], pieces: int, values: dict[int, Array]):
         self.flat, self.values = flat, values
         self.within: dict[int, tuple[Array, int]] = {}
         self.sides: dict[Values, Array] = {}
         self.slices = _slices(flat)
-        self.scans = self._scans(chains)
+        self.scans = self._scans(list(_cut(flat, chains, pieces)))
 
     def outputs(self) -> list[Array]:
-        at = {scan.chain.start: scan for scan in self.scans}
+        at = {scan.start: scan for scan in self.scans}
         k = 0
         while k < len(self.flat.equations):
             if k in at:
                 self.run(at[k])
-                k = at[k].chain.end
+                k = at[k].end
             else:
                 self.equation(self.flat.equations[k])
                 k += 1
@@ -145,14 +176,13 @@ class _Rolling:
 
     def run(self, scan: _Scan) -> None:
         """Trace a scan, and keep where its results are."""
-        chain, equations = scan.chain, self.flat.equations
-        body = equations[chain.start : chain.start + chain.period]
-        for offset, k in chain.places():
-            if chain.operands[offset] is None:
-                self.equation(equations[k])
-        line = _line(body, chain.count)
+        chain, body = scan.chain, scan.body
+        for k in range(scan.start, scan.end):
+            if chain.operands[(k - chain.start) % chain.period] is None:
+                self.equation(self.flat.equations[k])
+        line = _line(body, len(scan.blocks))
         with lines_of(line):
-            xs = {role: self.side_by_side(scan.ordered(role.values)) for role in chain.given() if not role.is_same}
+            xs = {role: self.side_by_side(scan.ordered(values)) for role, values in scan.given()}
         same = {role: self.read(role.values[0]) for role in chain.given() if role.is_same}
         init = {result: [_strong(self.start(v, result, scan)) for v in first] for result, first in scan.carried.items()}
 
@@ -184,76 +214,64 @@ class _Rolling:
                 named,
                 {names[r]: y for r, y in init.items()},
                 {keys[r]: y for r, y in xs.items()},
-                length=chain.count,
+                length=len(scan.blocks),
                 reverse=scan.reverse,
             )
         for result, stack in zip(scan.entering, entering):
-            self.sides[scan.ordered(self.entering(chain, result))] = stack
+            self.sides[scan.ordered(scan.entering_of(result))] = stack
         for result, stack in zip(scan.stacked, stacks):
-            values = scan.ordered(self.made(chain, result))
+            values = scan.ordered(scan.made(result))
             self.sides[values] = stack
             self.within.update((v, (stack, k)) for k, v in enumerate(values))
         for result, name in names.items():
-            values = self.made(chain, result)
+            values = (*scan.carried[result], *scan.made(result))
             self.values.update(zip(values[-len(last[name]) :], last[name]))
 
     def start(self, v: int, result: Result, scan: _Scan) -> Array:
         """A value that enters the first block; anything where no block reads it."""
         if v != NOTHING:
             return self.read(v)
-        made = self.made(scan.chain, result)[0]
+        made = scan.made(result)[0]
         return jnp.zeros(self.flat.shapes[made], self.flat.dtypes[made])
 
-    def made(self, chain: Chain, result: Result) -> Values:
-        """The values of a result of all blocks."""
-        offset, out = result
-        return tuple(self.flat.equations[k].outs[out] for k in range(chain.start + offset, chain.end, chain.period))
-
-    def entering(self, chain: Chain, result: Result) -> Values:
-        """The values of a carried result that enter each block."""
-        return (chain.carried()[result][-1], *self.made(chain, result)[:-1])
-
-    def _scans(self, chains: Sequence[Chain]) -> list[_Scan]:
-        """The chains as scans that have all results that are read outside of them."""
-        given = [role.values for chain in chains for role in chain.given() if not role.is_same]
+    def _scans(self, scans: list[_Scan]) -> list[_Scan]:
+        """The scans with all results that are read outside of them."""
+        given = [values for scan in scans for _, values in scan.given()]
         asked = {*given, *(values[::-1] for values in given)}
-        entering = {
-            (chain, result): values for chain in chains for result in chain.carried() if (values := self.entering(chain, result)) in asked
-        }
-        wanted = self._wanted(chains, {*entering.values(), *(values[::-1] for values in entering.values())})
-        scans: list[_Scan] = []
+        entering = {(scan, result): values for scan in scans for result in scan.carried if (values := scan.entering_of(result)) in asked}
+        wanted = self._wanted(scans, {*entering.values(), *(values[::-1] for values in entering.values())})
         known: set[Values] = set()
-        for chain in chains:
-            scan = _Scan(chain, self._backwards(chain, known), chain.carried())
-            scan.entering = [result for of, result in entering if of is chain]
-            body = self.flat.equations[chain.start : chain.start + chain.period]
-            results = [(k, out) for k, eqn in enumerate(body) if chain.operands[k] is not None for out in range(len(eqn.outs))]
+        for scan in scans:
+            scan.reverse = self._backwards(scan, known)
+            scan.entering = [result for of, result in entering if of is scan]
+            roles, count = scan.chain.operands, len(scan.blocks)
+            results = [(k, out) for k, eqn in enumerate(scan.body) if roles[k] is not None for out in range(len(eqn.outs))]
             for result in results:
-                used = {b for b, v in enumerate(self.made(chain, result)) if v in wanted}
+                used = {b for b, v in enumerate(scan.made(result)) if v in wanted}
                 kept = len(scan.carried.get(result, ()))
-                if used == {chain.count - 1} and not kept:
+                if used == {count - 1} and not kept:
                     scan.carried[result] = (NOTHING,)
-                elif used - set(range(chain.count - kept, chain.count)):
+                elif used - set(range(count - kept, count)):
                     scan.stacked.append(result)
-            known.update(scan.ordered(self.made(chain, result)) for result in scan.stacked)
-            known.update(scan.ordered(entering[chain, result]) for result in scan.entering)
-            known.update(scan.ordered(role.values) for role in chain.given())
-            scans.append(scan)
+            known.update(scan.ordered(scan.made(result)) for result in scan.stacked)
+            known.update(scan.ordered(entering[scan, result]) for result in scan.entering)
+            known.update(scan.ordered(values) for _, values in scan.given())
         return scans
 
-    def _wanted(self, chains: Sequence[Chain], together: Collection[Values]) -> set[int]:
+    def _wanted(self, scans: Sequence[_Scan], together: Collection[Values]) -> set[int]:
         """The values that are read one by one, or side by side with others but not ``together`` as they are already."""
         equations = self.flat.equations
-        inside = {k for chain in chains for offset, k in chain.places() if chain.operands[offset] is not None}
+        inside = {k for chain in {scan.chain for scan in scans} for offset, k in chain.places() if chain.operands[offset] is not None}
         wanted = {*self.flat.outputs, *(v for k, eqn in enumerate(equations) if k not in inside for v in eqn.ins)}
-        for chain in chains:
-            wanted.update(v for first in chain.carried().values() for v in first)
-            wanted.update(v for role in chain.given() if role.values not in together for v in role.values)
+        for scan in scans:
+            wanted.update(v for first in scan.carried.values() for v in first)
+            wanted.update(v for _, values in scan.given() if values not in together for v in values)
+            wanted.update(role.values[0] for role in scan.chain.given() if role.is_same)
         return wanted
 
-    def _backwards(self, chain: Chain, known: Collection[Values]) -> bool:
-        """Whether more elements of what a chain reads lie side by side in the order of its blocks reversed."""
-        lists = [role.values for role in chain.given() if not role.is_same]
+    def _backwards(self, scan: _Scan, known: Collection[Values]) -> bool:
+        """Whether more elements of what a scan reads lie side by side in the order of its blocks reversed."""
+        lists = [values for _, values in scan.given()]
         sizes = [1 + math.prod(self.flat.shapes[values[0]]) for values in lists]
         return sum(size * ((values[::-1] in known) - (values in known)) for size, values in zip(sizes, lists)) > 0
 
@@ -308,6 +326,24 @@ class _Rolling:
         part = lax.slice_in_dim(self.read(array), start, start + len(values), axis=axis)
         front = jnp.moveaxis(part, axis, 0)
         return front.reshape(len(values), *self.flat.shapes[values[0]])
+
+
+def _cut(flat: Flat, chains: Sequence[Chain], pieces: int) -> Iterator[_Scan]:
+    """Chains in about so many pieces of two blocks or more. A chain that reads what pieces of others make is cut where most of it begins to
+    come from another piece, so that it reads theirs whole."""
+    maker: dict[int, int] = {}
+    for chain in chains:
+        makers = [Counter(maker[role.values[b]] for role in chain.given() if role.values[b] in maker) for b in range(chain.count)]
+        most = [max(counts, key=counts.__getitem__, default=-1) for counts in makers]
+        changes = [b for b in range(1, chain.count) if most[b] != most[b - 1]]
+        starts = [0]
+        for b in changes if max(most) >= 0 else [chain.count * k // pieces for k in range(1, pieces)]:
+            if b - starts[-1] >= LEAST_PIECE and chain.count - b >= LEAST_PIECE:
+                starts.append(b)
+        for start, stop in itertools.pairwise((*starts, chain.count)):
+            scan = _Scan(flat, chain, range(start, stop))
+            yield scan
+            maker.update((v, scan.start) for eqn in flat.equations[scan.start : scan.end] for v in eqn.outs)
 
 
 def _slices(flat: Flat) -> dict[int, tuple[int, int, int]]:

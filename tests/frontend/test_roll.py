@@ -130,13 +130,17 @@ def _checkpointed(ws, x):
     return x
 
 
+@pytest.mark.parametrize("pieces", [1, 4])
 @pytest.mark.parametrize("name", tiered(list(PROGRAMS), quick=set(PROGRAMS) - {"dropout", "slices"}))
-def test_loops_compute_what_blocks_did(name):
+def test_loops_compute_what_blocks_did(name, pieces):
     f, args = PROGRAMS[name]
     closed = jax.make_jaxpr(f)(*args)
-    loops = rolled(closed)
+    loops = rolled(closed, pieces=pieces)
     assert loops is not None
-    assert any(eqn.primitive.name == "scan" for eqn in loops.eqns)
+    lengths = [eqn.params["length"] for eqn in loops.eqns if eqn.primitive.name == "scan"]
+    assert lengths
+    assert min(lengths) >= 2
+    assert pieces == 1 or max(lengths) < DEPTH - 2
     assert len(loops.eqns) < len(flatten(closed).equations)
     flat = jax.tree.leaves(args)
     for got, want in zip(stepwise.run(loops, flat), stepwise.run(closed, flat), strict=True):
@@ -228,3 +232,18 @@ def test_a_long_program_is_planned_as_loops_that_say_how_many_blocks_they_have(m
     assert "23 equal blocks" in plan.source
     rolled, written = sorted(before)[-2:]
     assert plan.original_predicted_s == before[rolled] == before[written]  # what is said to be faster or slower is priced alike
+
+
+def test_blocks_whose_parameters_do_not_fit_twice_are_several_loops_one_after_the_other():
+    wide = 128
+    ws = [(jax.ShapeDtypeStruct((wide, wide), np.float32), jax.ShapeDtypeStruct((wide,), np.float32))] * 80
+    x = jax.ShapeDtypeStruct((1024, wide), np.float32)
+    fixed = 4 * (80 * wide * (wide + 1) + 1024 * wide + 1)
+    limit = fixed + 3 * 2**20
+    plan = eqsat_mem.optimize(network, memory_limit=limit).plan(ws, x)
+    assert plan.compiled_peak_bytes <= limit < fixed + 4 * 80 * wide * wide, "no room for all weights side by side"
+    assert plan.source.count("lax.scan(") > 1
+    assert "20 equal blocks" in plan.source
+    flat = [f32(wide, wide, seed=k) / 16 if k % 2 == 0 else f32(wide, seed=k) for k in range(160)]
+    values = list(zip(flat[::2], flat[1::2])), f32(1024, wide, seed=999)
+    np.testing.assert_allclose(jax.jit(plan.function)(*jax.tree.leaves(values))[0], network(*values), rtol=1e-5)

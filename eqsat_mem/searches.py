@@ -1,0 +1,45 @@
+"""The search for the fastest schedule of several programs that compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from eqsat_mem.equal_programs import Candidates
+from eqsat_mem.ranking import better, order
+from eqsat_mem.reports.record import Scheduler
+from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.search import Search
+
+
+def best_of(searches: Sequence[Search], scheduler: Scheduler, known: Candidates) -> Schedule:
+    """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are."""
+    limit, backend, deadline = searches[0].limit, searches[0].backend, searches[0].deadline
+    best, closest = with_search(searches, scheduler)
+    if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
+        best = min(best, with_search([closest.with_limit(0, deadline)], scheduler)[0], key=lambda s: s.peak_bytes)
+    for s in [best, *(search.straight for search in searches)] if backend.tie is not None else ():
+        useful = limit if best.fits(limit) else best.peak_bytes - 1
+        if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and _least_bytes(s) <= useful:
+            best = min(best, known.rematerialised(s, limit, deadline), key=partial(order, limit=limit))
+    return best
+
+
+def _least_bytes(s: Schedule) -> int:
+    from eqsat_mem.schedule.remat import least_bytes
+
+    return least_bytes(s)
+
+
+def with_search(searches: Sequence[Search], scheduler: Scheduler) -> tuple[Schedule, Search]:
+    """The best schedule of several programs that compute the same, each searched with the best of those before in sight, and its search."""
+    deadline = searches[0].deadline.part(1 / 2)  # the other half is for values that are computed again
+    first, *others = (search.with_limit(search.limit, deadline) for search in searches)
+    best, of = scheduler(first, None), first
+    for search in others:
+        if deadline.passed():
+            break
+        found = scheduler(search, best)
+        found = better(best, found, search.limit)
+        best, of = found, (of if found is best else search)
+    return of.simplified(best), of
