@@ -106,7 +106,7 @@ ROLLS = Pass(
     "bitwise",
     "the same operations on the same operands in the same order; what blocks read and make is copied into and out of arrays",
     "a loop is planned once for all blocks, and its steps are computed again or kept by the same decisions",
-    "frontend/roll.py",
+    "frontend/equal_blocks.py",
     told="equal blocks, such as layers, run as one loop",
 )
 

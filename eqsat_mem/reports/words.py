@@ -153,6 +153,8 @@ def operation(program: Program, t: int) -> str:
             return f"argument {program.inputs[term.slot].name}"
         case Block():
             inside = stacked_by(term.call.prim, term.call.params, term.out)
+            if term.call.prim.name == "concatenate" and all(_is_argument(program, a) for a in term.args):
+                return "copies of arguments, side by side"
             name = KINDS.get(term.call.prim.name, str(term.call.prim.name))
             return f"{_NAMES.get(inside[-1].primitive.name, inside[-1].primitive.name)}, kept by {name}" if inside else name
         case Map():
@@ -162,6 +164,14 @@ def operation(program: Program, t: int) -> str:
         case Take():
             return "rows taken"
     return str(getattr(term, "monoid", None) or type(term).__name__.lower())
+
+
+def _is_argument(program: Program, t: int) -> bool:
+    """Whether a value is an argument, perhaps of another shape."""
+    term = program.terms[program.source_of(t)]
+    if isinstance(term, Block) and term.call.prim.name == "reshape":
+        return _is_argument(program, term.args[0])
+    return isinstance(term, Input)
 
 
 def place_of(program: Program, t: int) -> str | None:

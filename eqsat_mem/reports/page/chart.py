@@ -14,7 +14,7 @@ from eqsat_mem.reports.scale import Scale, label_rows, scale_of
 from eqsat_mem.reports.timeline import Point
 from eqsat_mem.units import count, format_bytes
 
-CLEAR = 0.06
+CLEAR = 0.1
 """The share of the height around the limit in which no tick has a label."""
 
 
@@ -47,7 +47,7 @@ def chart_html(panels: Sequence[Panel], limit_bytes: int) -> str:
     return (
         f'<div class="chart"><div class="axis" aria-hidden="true">{"".join(_axis(scale, limit_bytes))}</div>\n'
         f'<div class="panels">{"".join(_panel(panel, scale, limit_bytes) for panel in panels)}</div></div>\n'
-        f'<p class="slider"><label for="point">Step</label> '
+        f'<p class="slider"><label for="point">held at step</label> '
         f'<input type="range" id="point" min="0" max="{total - 1}" value="{start}"/></p>\n'
         f'<ul class="legend">{legend}{_limit_note(scale, limit_bytes)}</ul>'
     )

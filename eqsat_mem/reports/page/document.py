@@ -135,9 +135,9 @@ def _head(plan: Plan) -> str:
 
 def _measured(plan: Plan) -> str:
     """A paragraph on where the figures of the chart come from, with the bytes of the compiled plan."""
-    held = plan.compiled_peak_bytes
-    compiled = "" if held is None else f" XLA reserves {format_bytes(held)} for the compiled plan."
-    return f'<p class="hint">Predicted for each step of the program, loop bodies once.{compiled}</p>'
+    held, peak = plan.compiled_peak_bytes, format_bytes(plan.peak_bytes)
+    compiled = "" if held is None else f"; XLA reserves {format_bytes(held)} for the compiled plan, which is what the limit bounds"
+    return f'<p class="hint">Predicted for each step of the program, loop bodies once: {peak} at most{compiled}.</p>'
 
 
 def _loops(plan: Plan) -> str:
@@ -173,6 +173,7 @@ def _source(plan: Plan, values: ShownValues | None) -> str:
     emitted = source_html(plan.source, {} if values is None else values.of_names)
     buttons = '<button type="button" id="copy">copy</button> <button type="button" id="download">download</button>'
     return (
+        "<p>Plain JAX, without eqsat_mem: a function of the arrays of the arguments, in order, that returns those of the results.</p>\n"
         f'<p class="actions">{buttons} <span id="said" role="status"></span></p>\n'
         f'<pre id="emitted" tabindex="0" aria-label="The emitted source" data-file="{escape(plan.name)}.py">{emitted}</pre>'
     )
