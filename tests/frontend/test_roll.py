@@ -168,6 +168,16 @@ def test_a_gradient_has_a_chain_each_way():
     assert len(together) == 2, "weights and biases are put together once, for both"
 
 
+@pytest.mark.parametrize(("depth", "pieces", "lengths"), [(13, 4, [3, 3, 3, 3]), (14, 3, [4, 4, 5]), (20, 4, [4, 5, 5, 5])])
+def test_a_gradient_in_several_loops_each_way_is_cut_where_the_network_is(depth, pieces, lengths):
+    loops = rolled(jax.make_jaxpr(jax.grad(network))(layers(depth=depth), f32(ROWS, WIDTH)), pieces=pieces)
+    scans = [(eqn.params["length"], eqn.params["reverse"]) for eqn in loops.eqns if eqn.primitive.name == "scan"]
+    assert scans == [*((n, False) for n in lengths), *((n, True) for n in reversed(lengths))]
+    together = [eqn for eqn in loops.eqns if eqn.primitive.name == "concatenate"]
+    assert len(together) == 2 * len(lengths), "weights and biases of each piece are put together once, for both ways"
+    assert not [eqn for eqn in loops.eqns if eqn.primitive.name == "rev"]
+
+
 def test_slices_of_one_array_are_not_copied():
     loops = rolled(jax.make_jaxpr(stacked)((f32(DEPTH, WIDTH, WIDTH), f32(DEPTH, WIDTH)), f32(ROWS, WIDTH)))
     assert not [eqn for eqn in loops.eqns if eqn.primitive.name == "concatenate"]

@@ -175,3 +175,13 @@ def test_what_several_loops_compute_is_told():
     assert plan.computed_again[0].startswith("7.63 MiB f32[500,4000] ")
     assert f"      computed again rather than kept: {plan.computed_again[0]}" in str(plan)
     assert optimize(softmax, memory_limit="8GiB").plan(*args).computed_again == []
+
+
+@pytest.mark.parametrize(("given", "words"), [(True, "copies of arguments, side by side"), (False, "concatenate")])
+def test_arguments_that_are_copied_to_lie_side_by_side_are_told_so(given, words):
+    def stacked(*ws):
+        return jnp.concatenate([w[None] if given else jnp.sin(w)[None] for w in ws])
+
+    jaxpr = jax.make_jaxpr(stacked)(*[jax.ShapeDtypeStruct((3, 4), jnp.float32)] * 5)
+    program = load(jaxpr, "abcde")
+    assert describe(program, program.source_of(program.outputs[0].term)) == f"f32[5,3,4] {words}"
