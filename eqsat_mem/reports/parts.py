@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.ops.control import LOOPS
@@ -12,6 +13,7 @@ from eqsat_mem.reports.timeline import Point
 from eqsat_mem.reports.words import array_type, bodies_of, describe, of_a_step, operation
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
+from eqsat_mem.schedule.sizes import Extents
 
 ROLES = {
     "arguments": ("#8793a6", "#8b97aa"),
@@ -54,7 +56,12 @@ def parts_of(s: Schedule, points: Sequence[Point], as_written: bool = False) -> 
     if beside > 0:
         arguments.append(HeldPart("copies of arguments and outputs", beside, "scratch"))
     outputs = {program.source_of(output.term) for output in program.outputs}
-    values = (_values(s, point, point.nbytes - fixed, outputs, as_written) for point in points)
+
+    @cache
+    def words(t: int, extents: Extents) -> str:  # values wait for many points
+        return describe(program, t, extents)
+
+    values = (_values(s, point, point.nbytes - fixed, outputs, as_written, words) for point in points)
     return [sorted([*arguments, *found], key=_place_in_list) for found in values]
 
 
@@ -73,8 +80,10 @@ def _arguments(program: Program) -> Iterator[HeldPart]:
         yield HeldPart(f"{array_type(buffer.shape, buffer.dtype)} argument {buffer.name}", int(nbytes), role)
 
 
-def _values(s: Schedule, point: Point, nbytes: int, outputs: set[int], as_written: bool) -> Iterator[HeldPart]:
-    """The parts of a point besides arguments, which add up to ``nbytes``."""
+def _values(
+    s: Schedule, point: Point, nbytes: int, outputs: set[int], as_written: bool, words: Callable[[int, Extents], str]
+) -> Iterator[HeldPart]:
+    """The parts of a point besides arguments, which add up to ``nbytes``; ``words`` are those for a value at extents."""
     program = s.ex.program
     over = sum(live.nbytes for live in point.held) - nbytes
     for t, size, extents in sorted(point.held, key=lambda live: live.term in point.terms):
@@ -83,7 +92,7 @@ def _values(s: Schedule, point: Point, nbytes: int, outputs: set[int], as_writte
         size = min(size, nbytes)
         nbytes -= size
         if size:
-            yield HeldPart(describe(program, t, extents), size, _role(program, t, point, outputs), program.source.get(t), t)
+            yield HeldPart(words(t, extents), size, _role(program, t, point, outputs), program.source.get(t), t)
     for t in point.terms:
         if as_written and bodies_of(program, t) and nbytes > 0:
             yield HeldPart(f"in {operation(program, t)}, as written", nbytes, "temporaries", program.source.get(t))

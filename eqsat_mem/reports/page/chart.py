@@ -14,7 +14,7 @@ from eqsat_mem.reports.scale import Scale, label_rows, scale_of
 from eqsat_mem.reports.timeline import Point
 from eqsat_mem.units import count, format_bytes
 
-CLEAR = 0.1
+CLEAR = 0.13
 """The share of the height around the limit in which no tick has a label."""
 
 
