@@ -55,6 +55,9 @@ function composition(point) {
   return bar;
 }
 
+// So many rows of arguments are listed, and the others together.
+const GIVEN = 3;
+
 // Tensors alike in size, description and line are one row.
 function alike(held) {
   const groups = new Map();
@@ -81,13 +84,19 @@ function showPoint(place, keepHash) {
   slider.value = place;
   const step = `${panel.title}, step ${at + 1} of ${data.points[panel.which].length}`;
   slider.setAttribute("aria-valuetext", `${step}: ${bytes(point.nbytes)}, ${point.what}`);
-  const rows = alike(point.held).map((group) => {
+  const groups = alike(point.held);
+  const rest = groups.filter((group) => tensor(group[0][0]).color === "arguments").slice(GIVEN);
+  const rows = groups.filter((group) => !rest.includes(group)).map((group) => {
     const [number, size] = group[0];
     const { what, place: line, color, home } = tensor(number);
     const name = home === null ? what : valueButton(home, what);
     const times = group.length > 1 ? `${group.length} x ` : "";
     return heldRow(color, size * group.length, times, name, ...(line ? [element("small", "", line)] : []));
   });
+  if (rest.length) {
+    const every = rest.flat();
+    rows.push(heldRow("arguments", every.reduce((sum, [, size]) => sum + size, 0), `${every.length} more arguments`));
+  }
   if (point.more) rows.push(heldRow("", point.more[1], `in ${point.more[0]}`));
   const about = [element("p", "hint", step + (at === panel.peak ? ", the peak" : "")), element("p", "", "while computing " + point.what)];
   if (at === 0 && !point.place) about[1].textContent = point.what;
