@@ -39,14 +39,16 @@ class EqualBlocks:
     made: dict[int, Program | None] = field(default_factory=dict)
 
     def programs(self) -> Iterator[Program]:
-        """Yield the program with one loop of equal blocks, then those with several; none where it has no such blocks."""
+        """Yield the program with one loop of equal blocks, then those with several; none where it has none, or too few for more."""
+        terms = 0
         for pieces in PIECES if ROLLS in self.passes and len(self.loaded.terms) >= LEAST_SAVED else ():
             if pieces not in self.made:
                 self.made[pieces] = self._made(pieces)
             program = self.made[pieces]
-            if program is None:
+            if program is None or len(program.terms) == terms:  # the same loops again: more of them are more terms
                 break
             yield program
+            terms = len(program.terms)
 
     def by(self, loaded: Program, passes: Collection[Pass]) -> EqualBlocks:
         """The same for a program that was loaded with some passes only; what none of the others has changed is kept."""

@@ -329,8 +329,11 @@ class _Rolling:
 
 
 def _cut(flat: Flat, chains: Sequence[Chain], pieces: int) -> Iterator[_Scan]:
-    """Chains in about so many pieces of two blocks or more. A chain that reads what pieces of others make is cut where most of it begins to
-    come from another piece, so that it reads theirs whole."""
+    """Chains whole, or in about so many pieces of two blocks or more. A chain that reads what pieces of others make is cut where most of it
+    begins to come from another piece, so that it reads theirs whole."""
+    if pieces == 1:
+        yield from (_Scan(flat, chain, range(chain.count)) for chain in chains)
+        return
     maker: dict[int, int] = {}
     for chain in chains:
         makers = [Counter(maker[role.values[b]] for role in chain.given() if role.values[b] in maker) for b in range(chain.count)]

@@ -9,9 +9,13 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.candidates import Forms
+from eqsat_mem.frontend.equal_blocks import EqualBlocks
 from eqsat_mem.frontend.inline import flatten
+from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.preferences import PLAIN
 from eqsat_mem.frontend.repeats import _runs, with_chains
 from eqsat_mem.frontend.roll import rolled
+from eqsat_mem.passes import ROLLS
 from tests.oracles import stepwise
 from tests.tiers import tiered
 
@@ -257,3 +261,12 @@ def test_blocks_whose_parameters_do_not_fit_twice_are_several_loops_one_after_th
     flat = [f32(wide, wide, seed=k) / 16 if k % 2 == 0 else f32(wide, seed=k) for k in range(160)]
     values = list(zip(flat[::2], flat[1::2])), f32(1024, wide, seed=999)
     np.testing.assert_allclose(jax.jit(plan.function)(*jax.tree.leaves(values))[0], network(*values), rtol=1e-5)
+
+
+def test_blocks_that_are_too_few_for_more_loops_are_tried_once():
+    closed = jax.make_jaxpr(jax.grad(network))(layers(depth=5), f32(ROWS, WIDTH))
+    equal = EqualBlocks(closed, load(closed, [f"x{k}" for k in range(len(closed.in_avals))]), PLAIN, (ROLLS,))
+    one, several = equal.programs()
+    assert len(one.terms) < len(several.terms)
+    assert list(equal.programs()) == [one, several]
+    assert not list(equal.by(equal.loaded, ()).programs())
