@@ -1,7 +1,7 @@
 """Programs on a mesh of eight virtual devices: the plan beside plain ``jax.jit`` with the same shardings and a hand-written ``shard_map``.
 
     python -m benchmarks.mesh_programs                    bytes at full size, seconds at the size of this machine
-    python -m benchmarks.mesh_programs --small            both at small sizes, in a minute
+    python -m benchmarks.mesh_programs --small            both at the size that runs here
     python -m benchmarks.mesh_programs --step             the training step of twelve transformer layers on 4 x 2
     python -m benchmarks.mesh_programs --only kernel
 
@@ -18,250 +18,24 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.mesh_rows import Row, rows, step
+from benchmarks.mesh_shapes import DEVICES
 from eqsat_mem import optimize
 from tests.oracles.collectives import collectives
 
 MiB = 2**20
-DEVICES = 8
 TURNS = 7
 CLOSE = 1e-3
 """By how much of the largest value versions may differ."""
-
-Function = Callable[..., Any]
-LINE, GRID = {"x": DEVICES}, {"data": DEVICES // 2, "model": 2}
-S, R = P("x"), P()
-
-
-def f32(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-# --- programs, and what a person writes -----------------------------------------------------------------
-
-
-def kernel_product(x: Any, y: Any, v: Any) -> Any:
-    return jnp.exp(-0.5 * jnp.sum((x[:, None] - y[None]) ** 2, -1)) @ v
-
-
-def in_chunks(function: Function, size: int, *arrays: Any) -> Any:
-    """A function of rows, a chunk of rows at a time."""
-    size = min(size, len(arrays[0]))
-    parts = [a.reshape(-1, size, *a.shape[1:]) for a in arrays]
-    made = lax.map(lambda own: function(*own), tuple(parts))
-    return jax.tree.map(lambda m: m.reshape(-1, *m.shape[2:]), made)
-
-
-def kernel_product_by_hand(x: Any, y: Any, v: Any) -> Any:
-    y, v = (lax.all_gather(a, "x", tiled=True) for a in (y, v))
-
-    def rows(some: Any) -> Any:
-        def tile(k: Any, total: Any) -> Any:
-            columns, weights = (lax.dynamic_slice_in_dim(a, k * width, width) for a in (y, v))
-            return total + kernel_product(some, columns, weights)
-
-        width = min(len(y), 1024)
-        return lax.fori_loop(0, len(y) // width, tile, jnp.zeros((len(some), v.shape[1]), v.dtype))
-
-    return in_chunks(rows, 256, x)
-
-
-def neighbours(x: Any, q: Any) -> Any:
-    return tuple(lax.top_k(2.0 * q @ x.T - jnp.sum(x**2, -1)[None] - jnp.sum(q**2, -1)[:, None], 10))
-
-
-def neighbours_by_hand(x: Any, q: Any) -> Any:
-    found, places = in_chunks(lambda some: neighbours(x, some), 64, q)
-    places = places + lax.axis_index("x") * len(x)
-    found, places = (lax.all_gather(a, "x", axis=1, tiled=True) for a in (found, places))
-    best, which = lax.top_k(found, 10)
-    return best, jnp.take_along_axis(places, which, 1)
-
-
-def attention(q: Any, k: Any, v: Any) -> Any:
-    return jax.nn.softmax(q @ k.swapaxes(1, 2) / jnp.sqrt(q.shape[-1]), -1) @ v
-
-
-def attention_by_hand(q: Any, k: Any, v: Any) -> Any:
-    k, v = (lax.all_gather(a, "x", axis=1, tiled=True) for a in (k, v))
-    chunks = in_chunks(lambda some: attention(some.swapaxes(0, 1), k, v).swapaxes(0, 1), 64, q.swapaxes(0, 1))
-    return chunks.swapaxes(0, 1)
-
-
-def means(x: Any, c: Any) -> Any:
-    nearest = jnp.argmin(jnp.sum(c**2, -1)[None] - 2.0 * x @ c.T, 1)
-    of = jax.nn.one_hot(nearest, len(c), dtype=x.dtype)
-    return (of.T @ x) / jnp.maximum(jnp.sum(of, 0), 1.0)[:, None]
-
-
-def means_by_hand(x: Any, c: Any) -> Any:
-    def chunk(k: Any, total: Any) -> Any:
-        some = lax.dynamic_slice_in_dim(x, k * size, size)
-        nearest = jnp.argmin(jnp.sum(c**2, -1)[None] - 2.0 * some @ c.T, 1)
-        of = jax.nn.one_hot(nearest, len(c), dtype=x.dtype)
-        return total[0] + of.T @ some, total[1] + jnp.sum(of, 0)
-
-    size = min(len(x), 1000)
-    sums, counts = lax.fori_loop(0, len(x) // size, chunk, (jnp.zeros_like(c), jnp.zeros(len(c))))
-    sums, counts = lax.psum((sums, counts), "x")
-    return sums / jnp.maximum(counts, 1.0)[:, None]
-
-
-def two_layers(params: Any, x: Any, y: Any) -> Any:
-    def loss(p: Any) -> Any:
-        return jnp.mean((jax.nn.gelu(x @ p["w1"]) @ p["w2"] - y) ** 2)
-
-    value, slope = jax.value_and_grad(loss)(params)
-    return value, jax.tree.map(lambda p, g: p - 1e-3 * g, params, slope)
-
-
-def two_layers_by_hand(params: Any, x: Any, y: Any) -> Any:
-    """The hidden layer is computed again in the second pass; sums are over hidden units for results, and over data for gradients."""
-    size = y.size * GRID["data"]
-    w1, w2 = params["w1"], params["w2"]
-    hidden = jax.checkpoint(lambda w, x: jax.nn.gelu(x @ w))
-    out = lax.psum(hidden(w1, x) @ w2, "model")
-    value = lax.psum(jnp.sum((out - y) ** 2), "data") / size
-    _, back = jax.vjp(lambda w1, w2: hidden(w1, x) @ w2, w1, w2)
-    slope = dict(zip(("w1", "w2"), lax.psum(back(2.0 * (out - y) / size), "data"), strict=True))
-    return value, jax.tree.map(lambda p, g: p - 1e-3 * g, params, slope)
-
-
-def block(p: Any, x: Any) -> Any:
-    """A transformer block of [batch, time, feature] with a causal mask."""
-
-    def norm(u: Any) -> Any:
-        return (u - u.mean(-1, keepdims=True)) * lax.rsqrt(u.var(-1, keepdims=True) + 1e-5)
-
-    h, t = norm(x), x.shape[1]
-    q, k, v = (jnp.einsum("btd,dhe->bhte", h, p[name]) for name in ("q", "k", "v"))
-    s = jnp.einsum("bhte,bhse->bhts", q, k) / jnp.sqrt(q.shape[-1])
-    s = jnp.where(jnp.tril(jnp.ones((t, t), bool)), s, -jnp.inf)
-    x = x + jnp.einsum("bhts,bhse,hed->btd", jax.nn.softmax(s, -1), v, p["o"])
-    return x + jax.nn.gelu(norm(x) @ p["w1"]) @ p["w2"]
-
-
-def language_model(params: Any, tokens: Any) -> Any:
-    """One step of gradient descent on the next token."""
-
-    def loss(p: Any) -> Any:
-        x = p["embed"][tokens[:, :-1]]
-        for layer in p["layers"]:
-            x = block(layer, x)
-        logits = x @ p["embed"].T
-        own = jnp.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
-        return jnp.mean(jax.nn.logsumexp(logits, -1) - own)
-
-    value, slope = jax.value_and_grad(loss)(params)
-    return value, jax.tree.map(lambda p, g: p - 1e-3 * g, params, slope)
-
-
-def language_model_arguments(layers: int, batch: int, length: int, d: int, heads: int, words: int) -> tuple[Any, Any]:
-    head = f32(d, heads, d // heads)
-    layer = {"q": head, "k": head, "v": head, "o": f32(heads, d // heads, d), "w1": f32(d, 4 * d), "w2": f32(4 * d, d)}
-    tokens = jax.ShapeDtypeStruct((batch, length + 1), jnp.int32)
-    return {"embed": f32(words, d), "layers": [layer] * layers}, tokens
-
-
-# --- rows -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Row:
-    """A program, its shardings, and its arguments: at full size, which is only compiled, and at a size that runs here.
-
-    ``limits`` are the bytes that each device may hold at either size.
-    """
-
-    name: str
-    function: Function
-    by_hand: Function | None
-    axes: dict[str, int]
-    ins: Any
-    outs: Any
-    full: Sequence[Any]
-    runs: Sequence[Any]
-    limits: tuple[str, str]
-
-
-def rows() -> list[Row]:
-    T, D = P(None, "x"), P("data")
-    layers = {"w1": P(None, "model"), "w2": P("model")}
-
-    def mlp(batch: int, width: int, hidden: int) -> tuple[Any, ...]:
-        return {"w1": f32(width, hidden), "w2": f32(hidden, width)}, f32(batch, width), f32(batch, width)
-
-    def points(n: int) -> tuple[Any, ...]:
-        return f32(n, 3), f32(n, 3), f32(n, 1)
-
-    return [
-        Row("kernel product", kernel_product, kernel_product_by_hand, LINE, (S, S, S), S, points(2**20), points(8192), ("64MiB", "4MiB")),
-        Row(
-            "nearest neighbours",
-            neighbours,
-            neighbours_by_hand,
-            LINE,
-            (S, R),
-            R,
-            (f32(2**20, 64), f32(4096, 64)),
-            (f32(2**14, 64), f32(1024, 64)),
-            ("96MiB", "4MiB"),
-        ),
-        Row(
-            "attention",
-            attention,
-            attention_by_hand,
-            LINE,
-            (T, T, T),
-            T,
-            (f32(8, 65536, 64),) * 3,
-            (f32(4, 2048, 64),) * 3,
-            ("448MiB", "12MiB"),
-        ),
-        Row(
-            "k-means step",
-            means,
-            means_by_hand,
-            LINE,
-            (S, R),
-            R,
-            (f32(1_000_000, 16), f32(1024, 16)),
-            (f32(64_000, 16), f32(256, 16)),
-            ("32MiB", "3MiB"),
-        ),
-        Row(
-            "two-layer step",
-            two_layers,
-            two_layers_by_hand,
-            GRID,
-            (layers, D, D),
-            (R, layers),
-            mlp(65536, 1024, 8192),
-            mlp(4096, 128, 1024),
-            ("384MiB", "8MiB"),
-        ),
-    ]
-
-
-def step(small: bool) -> Row:
-    """Twelve layers of 768 on 32 x 1,024 tokens of 32,768 words, or two layers of 64."""
-    big, little = language_model_arguments(12, 32, 1024, 768, 12, 32768), language_model_arguments(2, 8, 64, 64, 4, 256)
-    arguments = little if small else big
-    return Row("transformer step", language_model, None, GRID, (R, P("data")), R, arguments, little, ("5GiB", "16MiB"))
-
-
-# --- measuring ------------------------------------------------------------------------------------------
 
 
 def measured(row: Row, small: bool, timed: bool) -> dict[str, Any]:
@@ -296,7 +70,7 @@ def versions(row: Row, mesh: Mesh, limit: str) -> dict[str, Any]:
     made = {"plan": planned(row, mesh, limit), "jit": jax.jit(row.function, in_shardings=placed(row.ins), out_shardings=placed(row.outs))}
     if row.by_hand is not None:
         local = jax.shard_map(row.by_hand, mesh=mesh, in_specs=row.ins, out_specs=row.outs, check_vma=False)
-        made["by hand"] = jax.jit(local, in_shardings=placed(row.ins), out_shardings=placed(row.outs))
+        made["by hand"] = jax.jit(row.by_hand if row.whole else local, in_shardings=placed(row.ins), out_shardings=placed(row.outs))
     return made
 
 

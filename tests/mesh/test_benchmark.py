@@ -3,11 +3,14 @@
 import pytest
 
 from benchmarks import mesh_programs
-from benchmarks.mesh_programs import measured, rows, step, table
+from benchmarks.mesh_programs import measured, table
+from benchmarks.mesh_rows import rows, step
 from eqsat_mem.options import parse_bytes
 from tests.tiers import tiered
 
 ROWS = {row.name: row for row in (*rows(), step(small=True))}
+QUICK = ["kernel product", "attention", "two-layer step"]
+SLOW = ["attention, keys in shares", "attention gradients", "k-means step", "Sinkhorn"]
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +18,7 @@ def few_turns(monkeypatch):
     monkeypatch.setattr(mesh_programs, "TURNS", 1)
 
 
-@pytest.mark.parametrize("name", tiered(ROWS, [row.name for row in rows()][::2], []))
+@pytest.mark.parametrize("name", tiered(ROWS, QUICK, SLOW))
 def test_a_row(name):
     row = ROWS[name]
     found = measured(row, small=True, timed=True)  # raises where versions differ
