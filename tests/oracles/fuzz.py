@@ -49,6 +49,10 @@ def first_failure(drawn: Sample, checks: Callable[[Case], Iterator[str]]) -> str
     return None
 
 
+BLOCK = 100
+"""Programs after which a search says how far it is, and forgets what JAX keeps of them."""
+
+
 def command_line(description: str | None) -> argparse.ArgumentParser:
     """The options of a search for failures, for :func:`search`."""
     parser = argparse.ArgumentParser(description=description)
@@ -63,6 +67,9 @@ def search(options: argparse.Namespace, failure: Callable[[int], str | None]) ->
     end, seed, failures = time.monotonic() + options.seconds, options.seed, 0
     with jax.enable_x64(True):
         while time.monotonic() < end and (options.keep_going or not failures):
+            if (done := seed - options.seed) % BLOCK == 0 and done:
+                jax.clear_caches()  # each program leaves some 10 MiB there
+                print(f"{done} programs, {failures} failed", file=sys.stderr, flush=True)
             found = failure(seed)
             if found is not None:
                 failures += 1
