@@ -86,7 +86,7 @@ def _told(request: Request, planning: Callable[[], Plan]) -> Plan:
     tell(Began(request.name, request.held(request.limit)))
     made = None
     try:
-        with _without_collections():
+        with without_collections():
             made = planning()
     finally:
         tell(Ended(request.name, made))
@@ -94,7 +94,7 @@ def _told(request: Request, planning: Callable[[], Plan]) -> Plan:
 
 
 @contextmanager
-def _without_collections() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
     """No cyclic garbage is looked for meanwhile: planning leaves hardly any, and keeps so many objects that looking takes a fifth of it."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -84,7 +84,7 @@ class Function:
         refuse_collectives(self.jaxpr)
         with self._lock:
             if self._plan is None:
-                with self.settings.active(), _nowhere(), watched(self.name):
+                with self.settings.active(), _nowhere(), watched(self.name), pipeline.without_collections():
                     self._plan = self._made(arguments)
             return self._plan
 

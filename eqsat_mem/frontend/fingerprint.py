@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from eqsat_mem.frontend.inline import CALLED, source_of
 
 SMALL_BYTES = 4096
 """Arrays of at most so many bytes are compared by their values, larger ones by identity."""
+
+
+_SIMPLE = frozenset((str, int, bool, type(None), lax.Precision))
+"""Types of most parameters, whose values are compared as they are."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,10 @@ def _jaxpr(jaxpr: Jaxpr, lines: bool) -> Hashable:
 
     def made(variable: Any) -> Hashable:
         numbers[variable] = len(numbers)
-        return str(variable.aval), bool(getattr(variable.aval, "weak_type", False))
+        return _told(variable.aval)
 
     def read(atom: Any) -> Hashable:
-        return (str(atom.aval), _value(atom.val, lines)) if isinstance(atom, Literal) else numbers[atom]
+        return (_told(atom.aval)[0], _value(atom.val, lines)) if isinstance(atom, Literal) else numbers[atom]
 
     given = tuple(map(made, (*jaxpr.constvars, *jaxpr.invars)))
     equations = tuple(
@@ -60,6 +66,12 @@ def _jaxpr(jaxpr: Jaxpr, lines: bool) -> Hashable:
     return given, equations, tuple(map(read, jaxpr.outvars))
 
 
+@lru_cache(maxsize=4096)
+def _told(aval: Any) -> tuple[str, bool]:
+    """The text of an abstract value, and whether its type is weak."""
+    return str(aval), bool(getattr(aval, "weak_type", False))
+
+
 def _params(eqn: Any, lines: bool) -> Hashable:
     called = CALLED.get(eqn.primitive.name)
     if called is not None:  # nothing else of a call is looked at
@@ -68,20 +80,23 @@ def _params(eqn: Any, lines: bool) -> Hashable:
 
 
 def _value(value: Any, lines: bool) -> Hashable:
+    kind = type(value)
+    if kind in _SIMPLE or isinstance(value, np.dtype):
+        return kind, value
     if isinstance(value, ClosedJaxpr):
         return fingerprint(value, lines=lines)
     if isinstance(value, Jaxpr):
         return _jaxpr(value, lines)
     if isinstance(value, tuple | list):
-        return type(value), tuple(_value(item, lines) for item in value)
+        return kind, tuple(_value(item, lines) for item in value)
     if isinstance(value, Mapping):
-        return type(value), tuple((key, _value(item, lines)) for key, item in value.items())
+        return kind, tuple((key, _value(item, lines)) for key, item in value.items())
     if isinstance(value, np.ndarray | np.generic) and value.nbytes <= SMALL_BYTES and not value.dtype.hasobject:
         return value.shape, value.dtype.str, value.tobytes()
     if isinstance(value, float | complex):
-        return type(value), repr(value)  # NaN equals itself here, and 0.0 is not -0.0
+        return kind, repr(value)  # NaN equals itself here, and 0.0 is not -0.0
     try:
         hash(value)
     except TypeError:
         return Same(value)
-    return type(value), value
+    return kind, value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -186,12 +187,18 @@ def _key(prim: Any, params: dict[str, Any], ins: Sequence[int]) -> Any:
 
 def source_of(eqn: Any) -> Source | None:
     """The user's line that an equation comes from."""
+    info = eqn.source_info
+    return _source(info.traceback, str(info.name_stack))
+
+
+@lru_cache(maxsize=4096)
+def _source(traceback: Any, scopes: str) -> Source | None:
+    """The line of the equations with this traceback: those of equal layers are equal."""
     try:
         from jax._src.source_info_util import user_frames
     except ImportError:  # JAX moved its private module: programs load without lines
         return None
-    frames = [frame for frame in user_frames(eqn.source_info.traceback) if frame.file_name not in _OURS]
-    scopes = str(eqn.source_info.name_stack)
+    frames = [frame for frame in user_frames(traceback) if frame.file_name not in _OURS]
     if not frames:
         return _of_scope(scopes)
     called = frames[0]

@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Primitive
 
 from eqsat_mem.frontend.fingerprint import Same, fingerprint
+from eqsat_mem.ir import Source
 
 SIMPLE = (type(None), bool, int, float, complex, str, bytes, np.dtype)
 RANDOM = ("prng", "threefry")
@@ -44,8 +45,15 @@ def stable(value: Any) -> str:
     Raises:
         Unstable: for objects of which that is not known.
     """
+    kind = type(value)
+    if kind is str or kind is int or kind is bool:  # what most of a program consists of
+        return repr(value)
+    if kind is tuple:
+        return f"({', '.join(map(stable, value))},)"
     if isinstance(value, enum.Enum):
-        return f"{type(value).__qualname__}.{value.name}"
+        return f"{kind.__qualname__}.{value.name}"
+    if isinstance(value, Source):
+        return _of_source(value, value.backward, value.callers, value.blocks)
     if isinstance(value, SIMPLE):
         return repr(value)
     if isinstance(value, Same):
@@ -57,8 +65,18 @@ def stable(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"({', '.join(map(stable, value))},)"
     if is_dataclass(value):
-        return _of_a_library(type(value)) + stable({f.name: getattr(value, f.name) for f in fields(value)})
-    raise Unstable(type(value))
+        return _of_fields(value)
+    raise Unstable(kind)
+
+
+def _of_fields(value: Any) -> str:
+    return _of_a_library(type(value)) + stable({f.name: getattr(value, f.name) for f in fields(value)})
+
+
+@lru_cache(maxsize=4096)
+def _of_source(value: Source, *_beside: Any) -> str:
+    """The text of a line, which many equations have; it equals others that differ in what stands beside it."""
+    return _of_fields(value)
 
 
 def _primitive(value: Any) -> str:

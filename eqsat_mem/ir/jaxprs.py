@@ -40,11 +40,11 @@ def nested_jaxprs(jaxpr: Any) -> Iterator[Any]:
 
 def dtypes_in(jaxpr: Any) -> set[str]:
     """The names of the dtypes of all values of a jaxpr."""
-    return {
-        str(getattr(var.aval, "dtype", ""))
-        for inner in nested_jaxprs(jaxpr)
-        for var in (*inner.invars, *inner.constvars, *(var for eqn in inner.eqns for var in (*eqn.invars, *eqn.outvars)))
-    }
+    found: set[Any] = set()
+    for inner in nested_jaxprs(jaxpr):
+        for variables in (inner.invars, inner.constvars, *(own for eqn in inner.eqns for own in (eqn.invars, eqn.outvars))):
+            found.update(getattr(var.aval, "dtype", "") for var in variables)
+    return set(map(str, found))
 
 
 def holds_64_bits(jaxpr: Any) -> bool:
