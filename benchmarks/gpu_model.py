@@ -220,7 +220,47 @@ def searched(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.argmin(squares(x, y), -1)
 
 
+def squared(times: int, x: jax.Array, y: jax.Array, of: Callable[[jax.Array], jax.Array] = lambda w: w) -> jax.Array:
+    """A map of all pairs that takes 2 ``times`` + 1 additions and products, and a function of it."""
+    w = x[:, None, 0] - y[None, :, 0]
+    for _ in range(times):
+        w = w * w + 1.0
+    return of(w)
+
+
+def read_by_two(times: int, n: int, of: Callable[[jax.Array], jax.Array] = lambda w: w) -> Case:
+    def folds(x: jax.Array, y: jax.Array) -> Any:
+        w = squared(times, x, y, of)
+        total = w.sum(1)
+        return total, (w & (total > 5)[:, None]).any(1) if w.dtype == bool else (w * total[:, None]).max(1)
+
+    return folds, [f32(n, 1), f32(n, 1)]
+
+
+def read_along(times: int, n: int, d: int) -> Case:
+    def fold(x: jax.Array, y: jax.Array) -> jax.Array:
+        return (squared(times, x, y)[:, :, None] * (x[:, None] - y[None])).sum(1)
+
+    return fold, [f32(n, d), f32(n, d)]
+
+
+def holds(nbytes: int) -> Callable[[deviceless.Compilation], Any]:
+    return lambda compiled: compiled.temporaries >= nbytes
+
+
+ESTIMATED = {"w": lambda w: w, "1 / w": lambda w: 1.0 / w, "exp": jnp.exp, "sqrt": jnp.sqrt, "logistic": jax.nn.sigmoid, "erf": lax.erf}
+"""Functions of which the sweep finds what XLA thinks that they take."""
+WEIGHTS = ("weights.ESTIMATED", "weights.SHORT", "weights.LONG")
+
 THRESHOLDS = [
+    *(Threshold(f"a map of 2 k + 1 additions and {name} is written out before two folds, k", ("habits.WRITTEN", "habits.READ", *WEIGHTS),
+                0, 40, lambda k, of=of: read_by_two(k, 2000, of), see=holds(3 * 2000**2)) for name, of in ESTIMATED.items()),
+    Threshold("truth of a map of 2 k + 1 additions is written out before two folds, k", ("habits.WRITTEN", "habits.READ"), 0, 40,
+              lambda k: read_by_two(k, 4000, lambda w: w > 0.5), see=holds(4000**2)),
+    *(Threshold(f"a map of 2 k + 1 additions is written out before a fold that reads each {d} times, k", ("habits.READ_AGAIN",), 0, 40,
+                lambda k, d=d: read_along(k, 2000, d), see=holds(3 * 2000**2)) for d in (2, 3, 4, 8)),
+    *(Threshold(f"the same, 5000 x 5000, {d} times, k", ("habits.WRITTEN_FAR", "habits.READ_FAR"), 0, 40,
+                lambda k, d=d: read_along(k, 5000, d), see=holds(3 * 5000**2)) for d in (2, 3, 4, 8)),
     Threshold("n x n matrix times a vector is no fold any more, n", ("habits.VECTOR_ELEMENTS",), 3000, 4096,
               lambda n: (kernel_product, [f32(n, 3), f32(n, 3), f32(n)])),
     Threshold("1000 x k matrix times a vector, k", ("habits.VECTOR_ELEMENTS",), 8000, 12_000,

@@ -149,12 +149,18 @@ class Backend:
         term = ex.program.terms[t]
         return alone or (isinstance(term, Map) and self.is_cheap(ex.program, t))
 
-    def computes_again(self, ex: Extraction, t: int, kernels: int) -> bool:
-        """Whether as many folds, its only readers, would each compute an elementwise value, if they compute it at all."""
+    def computes_again(self, ex: Extraction, t: int, kernels: int, is_whole: bool) -> bool:
+        """Whether as many folds, its only readers, would each compute an elementwise value, if they compute it at all.
+
+        It ``is_whole``, or is made in a loop.
+        """
         return True
 
-    def compute_fold_again(self, ex: Extraction, t: int, kernels: Collection[int]) -> bool:
-        """Whether these kernels, that need a fold, would each compute it, if they compute it at all."""
+    def compute_fold_again(self, ex: Extraction, t: int, kernels: Collection[int], is_whole: bool) -> bool:
+        """Whether these kernels, that need a fold, would each compute it, if they compute it at all.
+
+        It ``is_whole``, or is made in a loop.
+        """
         return len(kernels) == 1
 
     def are_one(self, program: Program, kernels: Collection[int]) -> bool:

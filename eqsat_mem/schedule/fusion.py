@@ -79,8 +79,8 @@ class Fused:
         return tuple(tuple(t for t in operands if self.last_use[t] == p) for p, operands in enumerate(self.operands))
 
 
-def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True) -> Fused:
-    """Group the terms of one region into kernels, as a backend's compiler does.
+def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True, is_whole: bool = True) -> Fused:
+    """Group the terms of one region into kernels, as a backend's compiler does; ``is_whole`` unless it is in a loop.
 
     The kernels come in the order in which they run, unless they are to stay in the region's own (``as_run=False``).
     """
@@ -96,7 +96,7 @@ def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True) -> Fus
         for c in set(program.operands(s)) & inside:
             users[c].append(s)
         escapes |= {term.arg for c in children(program.terms[s]) if isinstance(term := program.terms[c], Rename)}  # views are of arrays
-    virtual = _virtual(ex, [t for t in terms if t not in escapes], users, backend)
+    virtual = _virtual(ex, [t for t in terms if t not in escapes], users, backend, is_whole)
     kept: list[int | Loop | Seq] = []
     read: list[frozenset[int]] = []
     members: list[tuple[int, ...]] = []
@@ -140,7 +140,7 @@ def _reads(step: Loop | Seq) -> frozenset[int]:
     return step.body.reads if isinstance(step, Loop) else step.reads
 
 
-def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], backend: Backend) -> set[int]:
+def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], backend: Backend, is_whole: bool) -> set[int]:
     """The terms that are computed inside other kernels and never materialised.
 
     An elementwise value with several users is computed in each of them if it is cheap, unless one of them ends in a fold and the
@@ -155,7 +155,7 @@ def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], back
         read_by = [*dict.fromkeys(kernels[u] for u in users[t])]
         into = frozenset().union(*(ends.get(u, frozenset([u])) for u in read_by))
         first = frozenset().union(*(folded.get(u, frozenset([u])) for u in read_by))
-        if _is_virtual(ex, t, read_by, into, first, again, backend):
+        if _is_virtual(ex, t, read_by, into, first, again, backend, is_whole):
             virtual.add(t)
             ends[t] = into
             if not isinstance(ex.program.terms[t], Fold) or ex.unrolls.get(t):
@@ -171,11 +171,18 @@ def _kernels(program: Program, terms: Iterable[int]) -> dict[int, int]:
 
 
 def _is_virtual(
-    ex: Extraction, t: int, users: list[int], ends: frozenset[int], first: frozenset[int], again: set[int], backend: Backend
+    ex: Extraction,
+    t: int,
+    users: list[int],
+    ends: frozenset[int],
+    first: frozenset[int],
+    again: set[int],
+    backend: Backend,
+    is_whole: bool,
 ) -> bool:
     """Whether ``t`` is not materialised; ``ends`` are the kernels that compute it if so, ``again`` those that run more than once.
 
-    ``first`` are the folds and kernels that values made of it reach first.
+    ``first`` are the folds and kernels that values made of it reach first. All of them are in a region that ``is_whole``, or in a loop.
     """
     program, term = ex.program, ex.program.terms[t]
     if not users:
@@ -187,10 +194,10 @@ def _is_virtual(
     if isinstance(term, Map) and not backend.is_cheap(program, t) and ends & again:
         return False
     alone = len(ends) == 1 and not (len(users) > 1 and isinstance(term, Fold))
-    folds = [fold for e in ends if isinstance(fold := program.terms[e], Fold) and not ex.unrolls.get(e)]
+    folds = [fold for e in first if isinstance(fold := program.terms[e], Fold) and not ex.unrolls.get(e)]
     match term:
         case Map() if folds:
-            is_repeated = len(folds) < len(ends) or backend.computes_again(ex, t, len(ends))
+            is_repeated = len(folds) < len(first) or backend.computes_again(ex, t, len(ends), is_whole)
             return is_repeated and backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
             return alone or backend.is_cheap(program, t) or backend.are_one(program, (t, *ends))
@@ -199,7 +206,7 @@ def _is_virtual(
         case Fold():
             if ex.unrolls.get(t):
                 return alone and (not folds or backend.fuses_into_fold(ex, t, folds[0], alone))
-            few = backend.compute_fold_again(ex, t, first)
+            few = backend.compute_fold_again(ex, t, first, is_whole)
             return few and all(backend.fuses_fold(ex, t, program.extent(term.over), reader, alone) for reader in first)
         case Block():
             readers = [program.terms[e] for e in ends]

@@ -93,7 +93,8 @@ class Memory:
     as_run: bool = True
     """Whether kernels run in the backend's order rather than that of their region."""
     _fused: dict[Seq, Fused] = field(default_factory=dict)
-    _fused_alike: dict[tuple[tuple[Step, ...], frozenset[int]], Fused] = field(default_factory=dict)
+    _fused_alike: dict[tuple[tuple[Step, ...], frozenset[int], bool], Fused] = field(default_factory=dict)
+    _in_loops: set[Seq] = field(default_factory=set)
     _inner: dict[Seq, tuple[Loop, ...]] = field(default_factory=dict)
     _peaks: dict[tuple[Seq, Extents, tuple[int, ...]], Peak] = field(default_factory=dict)
     _footprints: dict[tuple[Seq, Extents], Footprint] = field(default_factory=dict)
@@ -153,13 +154,15 @@ class Memory:
         return self._full
 
     def fused(self, seq: Seq) -> Fused:
-        """The kernels of a region. Different trees have regions of the same steps."""
+        """The kernels of a region; one inside others is asked for after those around it. Different trees have regions of the same steps."""
         known = self._fused.get(seq)
         if known is None:
-            alike = seq.steps, seq.outs
+            alike = seq.steps, seq.outs, seq not in self._in_loops
             if alike not in self._fused_alike:
-                self._fused_alike[alike] = fuse(self.ex, seq, self.backend, self.as_run)
+                self._fused_alike[alike] = fuse(self.ex, seq, self.backend, self.as_run, is_whole=alike[-1])
             known = self._fused[seq] = self._fused_alike[alike]
+            inside = (step for step in seq.steps if isinstance(step, Loop) or (isinstance(step, Seq) and seq in self._in_loops))
+            self._in_loops.update(step.body if isinstance(step, Loop) else step for step in inside)
         return known
 
     @cached_property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +11,15 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem import verification
-from eqsat_mem.backends.gpu import deviceless
+from eqsat_mem.backends.gpu import deviceless, habits
+from eqsat_mem.schedule.search import straight
 from tests.backends.test_gpu_deviceless import H100, compiler, f32
-from tests.backends.test_gpu_siblings import predicted
+from tests.backends.test_gpu_siblings import loaded, predicted
+
+
+def seconds(function, avals):
+    own, ex = loaded(function, avals)
+    return straight(ex, own, emitted=False).seconds
 
 
 def distances(x, y):
@@ -44,7 +52,33 @@ def segments(x, places, w):
     return jax.ops.segment_sum(jnp.tanh(x @ w), places, 1000)
 
 
+def neighbourhoods(x):
+    """A truth value for each pair, of too much work for both of its sums to compute again."""
+    near = distances(x, x) < 0.05
+    core = near.sum(1) >= 5
+    return core, (near & core[None]).any(1)
+
+
+def forces(x, q):
+    """A derivative along three axes of a function that takes long: written out rather than computed for each axis."""
+
+    def energy(x):
+        r = jnp.sqrt(distances(x, x) + 0.01)
+        return 0.5 * jnp.sum(q[:, None] * q[None] * jax.scipy.special.erfc(r) / r)
+
+    return jax.grad(energy)(x)
+
+
+def weighted_differences(x, y):
+    """One of little work, which is computed for each."""
+    w = 1.0 / (1.0 + (x[:, None, 0] - y[None, :, 0]) ** 2)
+    return jnp.sum(w[:, :, None] * (x[:, None] - y[None]), 1)
+
+
 WRITTEN = {
+    neighbourhoods: [f32(6000, 3)],
+    forces: [f32(3000, 3), f32(3000)],
+    weighted_differences: [f32(3000, 3), f32(2500, 3)],
     linear: [f32(4096, 512), f32(512, 1024), f32(4096, 1024)],
     curve: [f32(2_000_000), f32(), f32(), f32(2_000_000)],
     density: [f32(2000, 3), f32(3000, 3), f32()],
@@ -58,6 +92,17 @@ WRITTEN = {
 def test_programs_hold_what_is_predicted(function):
     held = max(compiled.held_bytes for compiled in deviceless.compile_for(function, WRITTEN[function], H100).settings)
     assert predicted(function, WRITTEN[function]) == pytest.approx(held, rel=0.05)
+
+
+def test_what_is_made_of_a_sum_of_all_takes_the_time_of_the_sum():
+    """The kernel's blocks are those of the sum, whatever is computed of it last."""
+
+    def concordance(a, b, of):
+        return of(jnp.sum(jnp.sign(a[:, None] - a[None]) * jnp.sign(b[:, None] - b[None])))
+
+    avals = [f32(9000), f32(9000)]
+    alone, divided = (seconds(lambda a, b, of=of: concordance(a, b, of), avals) for of in (lambda s: s, lambda s: s / 8e7))
+    assert divided == pytest.approx(alone, rel=0.05)
 
 
 def test_outputs_are_there_beside_what_does_not_fit_into_them():
@@ -74,6 +119,7 @@ def quadratic(x, y, v, target):
 @compiler
 @pytest.mark.slow
 def test_a_plan_that_left_most_of_the_room_is_compared_with_a_cautious_one(monkeypatch):
+    monkeypatch.setattr(habits, "WRITTEN", math.inf)  # as if XLA wrote nothing out
     avals = f32(5000, 3), f32(6000, 3), f32(6000, 1), f32(5000, 1)
     limit = 12 * 2**20
 

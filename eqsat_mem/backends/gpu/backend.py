@@ -187,7 +187,9 @@ class GpuBackend(Backend):
         """Seconds of XLA's kernel, given those of its arithmetic at the full rate; operands that it does not compute inside come from
         memory."""
         held = self._held_inside(ex, step, members, lambda t: scratch.size(ex.program, t, extents))
-        busy = 1.0 if isinstance(ex.program.terms[step], Block) else self._busy(ex, step, extents)
+        busy = 1.0
+        if not isinstance(ex.program.terms[step], Block):
+            busy = self._busy(ex, scratch.step_of_kernel(ex.program, step, members), extents)
         return seconds / busy + 2 * held / self.device.bandwidth(held)
 
     # fusion
@@ -206,17 +208,19 @@ class GpuBackend(Backend):
         """Folds compute elementwise operands of any depth."""
         return alone or self.recomputes_shared or self.is_cheap(ex.program, t)
 
-    def computes_again(self, ex: Extraction, t: int, kernels: int) -> bool:
+    def computes_again(self, ex: Extraction, t: int, kernels: int, is_whole: bool) -> bool:
         """Each fold does, and for each element of what it is broadcast to there, unless it takes so long that XLA rather writes it out."""
         program = ex.program
         broadcast = max((program.extent(program.free[u] & ~program.free[t]) for u in program.readers(t)), default=1)
-        return self.is_cheap(program, t) or scratch.is_computed_again(kernels * broadcast, scratch.work(program, t, self.weights))
+        work = scratch.work(program, t, weights_of(self.target))
+        in_cache = not is_whole or program.nbytes(t) <= self.target.l2_bytes
+        return habits.is_computed_again(kernels, broadcast, work, itemsize(program.terms[t].dtype), in_cache)
 
-    def compute_fold_again(self, ex: Extraction, t: int, kernels: Collection[int]) -> bool:
+    def compute_fold_again(self, ex: Extraction, t: int, kernels: Collection[int], is_whole: bool) -> bool:
         """Two do; more by XLA's estimate, but for folds of columns."""
         program = ex.program
         by_columns = any(isinstance(fold := program.terms[k], Fold) and scratch.is_by_columns(program, fold) for k in kernels)
-        return len(kernels) <= 2 or (not by_columns and self.computes_again(ex, t, len(kernels)))
+        return len(kernels) <= 2 or (not by_columns and self.computes_again(ex, t, len(kernels), is_whole))
 
     def are_one(self, program: Program, kernels: Collection[int]) -> bool:
         return siblings.are_joined(program, kernels)
@@ -274,8 +278,8 @@ class GpuBackend(Backend):
         program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
             return scratch.product_bytes(program, term, extents, self.target, size, by_library=not self.only_triton)
-        if isinstance(term, Map) and isinstance(fold := program.terms[first := scratch.transformed(program, t)], Fold) and first in members:
-            t, term = first, fold  # what is computed of a fold alone is computed in its kernel
+        t = scratch.step_of_kernel(program, t, members)
+        term = program.terms[t]
         if not isinstance(term, Fold | Block) or ex.unrolls.get(t) or not members:
             return 0
         tile = self.tile(ex, t, members, extents)
@@ -343,8 +347,9 @@ class GpuBackend(Backend):
         tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
         if tile is not None:
             return 1 + sum(read.copied for read in tile.pairs.reads)
-        if isinstance(term, Fold) and not kernel.ex.unrolls.get(kernel.step):
-            return 1 if habits.fold_parts(*scratch.folded(program, kernel.step, kernel.extents)) == 1 else 2
+        step = scratch.step_of_kernel(program, kernel.step, kernel.members)
+        if isinstance(program.terms[step], Fold) and not kernel.ex.unrolls.get(step):
+            return 1 if habits.fold_parts(*scratch.folded(program, step, kernel.extents)) == 1 else 2
         return LAUNCHES.get(term.call.prim.name, 1) if isinstance(term, Block) else 1
 
     def turn_s(self, ex: Extraction, loop: Loop) -> float:

@@ -34,6 +34,30 @@ TOP_K, TOP_K_ROW = 16, 1024
 """Up to so many of a row of at least so many numbers of 2 or 4 bytes are selected without scratch; else the row is
 sorted. Sweep: benchmarks/gpu_model.py --thresholds."""
 
+WRITTEN, READ, READ_AGAIN, WRITTEN_FAR, READ_FAR = 7.0, 8.0, 5.0, 2.0, 14.0
+"""The additions that take as long, as XLA estimates, as writing four bytes, reading them in another kernel, and reading them there once
+more; and as writing and reading them where the cache does not hold the array. Sweep: benchmarks/gpu_model.py --thresholds."""
+
+
+def is_computed_again(kernels: int, broadcast: int, work: float, width: int, in_cache: bool = True) -> bool:
+    """Whether so many kernels, which read each element so often, compute a value for themselves, so that it is not in memory.
+
+    Args:
+        kernels: those that read it.
+        broadcast: the elements that each makes of one.
+        work: the additions that one element takes, as XLA estimates.
+        width: bytes of one element. Two are widened to four before they are folded.
+        in_cache: whether the array would be in the L2 cache.
+
+    >>> [is_computed_again(2, 1, work, 4) for work in (33, 34)], [is_computed_again(1, 3, work, 4) for work in (15, 16)]
+    ([True, False], [True, False])
+    >>> [is_computed_again(1, 3, work, 4, in_cache=False) for work in (22, 23)]
+    [True, False]
+    """
+    near, far = READ + READ_AGAIN * broadcast, READ_FAR * broadcast
+    traffic = WRITTEN + kernels * near if in_cache else WRITTEN_FAR + kernels * far
+    return (kernels * broadcast - 1) * work <= traffic * (0.25 if width == 1 else 1.0)
+
 
 def vector_is_fold(matrix: int, vector: int, itemsize: int) -> bool:
     """Whether a matrix times a vector is a fold of products: it then holds no operand that is computed elementwise.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from eqsat_mem.backends.gpu import habits, workspaces
 from eqsat_mem.backends.gpu.targets import Target
-from eqsat_mem.backends.gpu.weights import weight
+from eqsat_mem.backends.gpu.weights import estimate, weight
 from eqsat_mem.ir import Map, itemsize
 from eqsat_mem.ir.ops import Shapes, operation_of
 from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights, per_element
@@ -26,6 +26,11 @@ class GpuWeights(Weights):
             return super().of_map(term) * (weight("mul", itemsize(term.dtype), self._card) or 1.0)
         counted = None if own is not None else weight(term.op, itemsize(term.dtype), self._card)
         return super().of_map(term) if counted is None else counted
+
+    def estimated(self, term: Map) -> float:
+        """The cost of an operation as XLA estimates it; one of the user's is what it is."""
+        own = operation_of(dict(term.params)) if term.params else None
+        return estimate(term.op) if own is None else self.of_map(term)
 
     @property
     def _card(self) -> Target:
@@ -80,10 +85,10 @@ _GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
 LAUNCHES = {"triangular_solve": 4, "cholesky": 3, "lu": 3, "qr": 3, "eigh": 3, "sort": 2, "conv_general_dilated": 4, "fft": 2}
 """Kernels of block operations that take more than one: guessed, but for sorts, which benchmarks/gpu_model.py --only selection shows."""
 
-_KNOWN: dict[str, Weights] = {}
+_KNOWN: dict[str, GpuWeights] = {}
 
 
-def weights_of(target: Target) -> Weights:
+def weights_of(target: Target) -> GpuWeights:
     """The weights of a card, made once."""
     if target.name not in _KNOWN:
         blocks = {**BLOCKS, "sort": per_element(200.0), "top_k": per_element(20.0)}

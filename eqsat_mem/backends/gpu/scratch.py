@@ -5,12 +5,12 @@ docs/xla-gpu.md has the programs in which each was seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 
 from eqsat_mem.backends.gpu import habits, workspaces
-from eqsat_mem.backends.gpu.operations import weights_of
+from eqsat_mem.backends.gpu.operations import GpuWeights, weights_of
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Literal, Map, Program, Rename, bits, is_leaf, itemsize
 from eqsat_mem.ir.ops import Shapes, picks
@@ -27,10 +27,6 @@ read from compiled programs."""
 INNER_COLUMNS = 12_587
 """Columns below which a fold of columns has what it folds written out where that is a short fold itself, a distance: of four to eight
 dimensions over 2,500 and 4,096 rows; 7,382 of two dimensions: read from compiled programs."""
-TRAFFIC = 7.1
-"""The weight of operations that take as long, as XLA estimates, as four bytes to write or to read. Of what two folds read, sqrt(d) of
-four dimensions and exp(-d) of three are computed by each; sqrt(d) of six and exp(-d) of four are written
-out: read from compiled programs."""
 FACTORISATIONS = frozenset({"cholesky", "lu"})
 """Operations that libraries do in place, or on a copy of an operand not made for them: read from compiled programs."""
 SIMPLE, FUNCTION = 2.0, 16.0
@@ -160,13 +156,8 @@ def _is_written_out(extent: int, last: bool, results: int, heaviest: float) -> b
     return 1 < results < least
 
 
-def is_computed_again(times: int, work: float) -> bool:
-    """Whether XLA computes a value so many times rather than write it out once and read it each time; ``work`` is its weight."""
-    return work * (times - 1) <= TRAFFIC * (times + 1)
-
-
-def work(program: Program, t: int, weights: Weights) -> float:
-    """The weight of all operations that elementwise kernels and folds compute for one element of a value."""
+def work(program: Program, t: int, weights: GpuWeights) -> float:
+    """The cost, as XLA estimates it, of all operations that elementwise kernels and folds compute for one element of a value."""
     total, seen, waiting = 0.0, {t}, [(t, 1.0)]
     while waiting:
         u, times = waiting.pop()
@@ -178,7 +169,7 @@ def work(program: Program, t: int, weights: Weights) -> float:
             times *= extent
             total += times
         elif isinstance(term, Map) and not program.free[t] & ~program.free[u]:
-            total += times * weights.of_map(term)
+            total += times * weights.estimated(term)
         for c in elementwise_operands(program, u):
             if c not in seen:
                 seen.add(c)
@@ -194,6 +185,12 @@ def transformed(program: Program, t: int) -> int:
             break
         t = read.pop()
     return t
+
+
+def step_of_kernel(program: Program, t: int, members: Collection[int]) -> int:
+    """The term after which a kernel that ends in ``t`` is launched: the fold, where it makes something of a fold alone."""
+    first = transformed(program, t)
+    return first if isinstance(program.terms[t], Map) and isinstance(program.terms[first], Fold) and first in members else t
 
 
 def _sources(program: Program, term: Dot) -> set[int]:
@@ -218,15 +215,16 @@ def _is_made_longer(program: Program, t: int) -> bool:
     return isinstance(program.terms[t], Map) and not (isinstance(first, Fold) and not habits.is_looped(program.extent(first.over)))
 
 
-def _is_made_twice(program: Program, t: int, product: Dot, weights: Weights) -> bool:
+def _is_made_twice(program: Program, t: int, product: Dot, weights: GpuWeights) -> bool:
     """Whether what else reads a value computes it for itself, so that it is made for a product alone."""
     others = [reader for r in program.readers(t) if (reader := program.terms[r]) != product]
     if not _is_made_longer(program, t) or any(o.term == t for o in program.outputs):
         return False
-    return all(isinstance(reader, Map | Fold) for reader in others) and is_computed_again(1 + len(others), work(program, t, weights))
+    again = habits.is_computed_again(1 + len(others), 1, work(program, t, weights), itemsize(program.terms[t].dtype))
+    return again and all(isinstance(reader, Map | Fold) for reader in others)
 
 
-def _padding_bytes(program: Program, term: Dot, size: Callable[[int], int], growth: float, partial: int, weights: Weights) -> int:
+def _padding_bytes(program: Program, term: Dot, size: Callable[[int], int], growth: float, partial: int, weights: GpuWeights) -> int:
     """Bytes that a product takes whose operands are written out once more, longer, one after the other, and that leaves partial results.
 
     What was made for the product is free once its copy is there; what is elementwise is made longer at once.

@@ -98,6 +98,25 @@ COUNTS: Mapping[str, tuple[tuple[float, float, float] | None, ...]] = MappingPro
 as float32."""
 
 
+ESTIMATED: Mapping[str, float] = MappingProxyType(
+    {"div": 3, "exp": 17, "exp2": 17, "sqrt": 17, "rsqrt": 17, "logistic": 22, "erf": 1, "rem": 1, "integer_pow": 1}
+)
+"""Operations in XLA's own estimate of time, by which it decides what is computed again. Sweep: benchmarks/gpu_model.py --thresholds."""
+SHORT, LONG = 10.0, 40.0
+"""Others of up to so many instructions are estimated as one addition, longer ones as so many or more (log, sin, tanh, pow and the like at
+least 32). Sweep: benchmarks/gpu_model.py --thresholds."""
+
+
+def estimate(op: str) -> float:
+    """The cost of one element in additions as XLA estimates it.
+
+    >>> estimate("mul"), estimate("exp"), estimate("tanh")
+    (1.0, 17.0, 40.0)
+    """
+    counts = COUNTS.get(op, ((1.0, 0.0, 0.0),))[0]
+    return float(ESTIMATED.get(op, 1.0 if counts is None or counts[0] <= SHORT else LONG))
+
+
 def weight(op: str, itemsize: int, target: Target) -> float | None:
     """Return the cost of one element in float32 additions of a card, or None if the table lacks it.
 
