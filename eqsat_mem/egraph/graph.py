@@ -165,9 +165,11 @@ class EGraph:
         self._encoder = Encoder(program, own)
         self._encoded = self._encoder.encode()
         used = {e.node.constructor: len(e.node.children) for e in self._encoded.values() if e.node.constructor in language.primitive_of()}
-        words = [(name, _forms(text, name)) for name, text in language.language(maps | used, own)]
+        words = [(name, _forms(text, name)) for name, text in language.language(maps, own)]
+        beside = language.elementwise({name: arity for name, arity in used.items() if name not in maps})
         with _explained("the text of"):
-            self._session.declare([*words, *((name, (text,)) for name, text in rules)])
+            self._session.declare([*words, *((name, (text,)) for name, text in rules)])  # which further programs have too
+            self._session.declare([(name, _forms(text, name)) for name, text in beside])
         with _explained("loading"):
             self._session.load(list(self._facts(large_elements, unrolled_elements)))
 

@@ -159,15 +159,20 @@ def language(maps: Mapping[str, int], own: Own = NOTHING) -> Iterator[tuple[str,
     """The text of the language, in named pieces: the part that is always there, each elementwise constructor with its arity, the user's
     own."""
     yield "language", LANGUAGE + "\n".join(f'({fact} "{name}")' for fact, names in FACTS_OF_NAMES.items() for name in names)
-    for constructor, arity in sorted(maps.items()):
-        if constructor not in LANGUAGE_CONSTRUCTORS:
-            yield constructor, f"(constructor {constructor} ({'T ' * arity}) T)" + _elementwise(constructor, "", arity)
+    yield from elementwise(maps)
     yield "Convert", _names_pass("Convert", "x", 1) + _takes_sink("Convert", "x", 1)
     yield "IntegerPow", _elementwise("IntegerPow", "x", 1)
     for arity in (1, 2, 3):
         yield f"Map{arity}", _elementwise(f"Map{arity}", "x", arity)
     for constructor, operation in sorted(own.items()):
         yield constructor, _operation(constructor, operation)
+
+
+def elementwise(maps: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    """The text of each elementwise constructor with its arity, which may follow the rest of the language and rules."""
+    for constructor, arity in sorted(maps.items()):
+        if constructor not in LANGUAGE_CONSTRUCTORS:
+            yield constructor, f"(constructor {constructor} ({'T ' * arity}) T)" + _elementwise(constructor, "", arity)
 
 
 def _elementwise(constructor: str, payload: str, arity: int) -> str:

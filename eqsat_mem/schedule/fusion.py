@@ -68,6 +68,10 @@ class Fused:
         """The loops and stretches, with their positions."""
         return tuple((p, step) for p, step in enumerate(self.kept) if not isinstance(step, int))
 
+    def looped(self, inside: bool) -> list[Seq]:
+        """The regions in this one that are in a loop, as it is itself if it is ``inside`` one."""
+        return [step.body if isinstance(step, Loop) else step for _, step in self.nested if inside or isinstance(step, Loop)]
+
     @cached_property
     def last_use(self) -> dict[int, int]:
         """For every value that some step reads: the position of the last such step."""

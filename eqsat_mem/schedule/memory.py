@@ -155,15 +155,12 @@ class Memory:
 
     def fused(self, seq: Seq) -> Fused:
         """The kernels of a region; one inside others is asked for after those around it. Different trees have regions of the same steps."""
-        known = self._fused.get(seq)
-        if known is None:
+        if seq not in self._fused:
             alike = seq.steps, seq.outs, seq not in self._in_loops
-            if alike not in self._fused_alike:
-                self._fused_alike[alike] = fuse(self.ex, seq, self.backend, self.as_run, is_whole=alike[-1])
-            known = self._fused[seq] = self._fused_alike[alike]
-            inside = (step for step in seq.steps if isinstance(step, Loop) or (isinstance(step, Seq) and seq in self._in_loops))
-            self._in_loops.update(step.body if isinstance(step, Loop) else step for step in inside)
-        return known
+            known = self._fused_alike.get(alike) or fuse(self.ex, seq, self.backend, self.as_run, is_whole=alike[-1])
+            self._fused[seq] = self._fused_alike[alike] = known
+            self._in_loops.update(known.looped(seq in self._in_loops))
+        return self._fused[seq]
 
     @cached_property
     def streaming(self) -> Memory:
