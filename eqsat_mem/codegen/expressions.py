@@ -248,7 +248,8 @@ class ExpressionWriter:
     def block(self, t: int, term: Block, scope: Scope, region: Region) -> tuple[str, Layout]:
         """Return one result of a call; the call itself is written once per scope."""
         if along := self.reads.ex.unrolls.get(t):
-            return self.searched(term, along.bit_length() - 1, scope, region), self.reads.layout(t)
+            picked = self.result(term, self.searched(term, along.bit_length() - 1, scope, region), scope)
+            return picked.text, picked.layout
         call = term.call
         made = (id(call), term.args)
         known = scope.calls.get(made)

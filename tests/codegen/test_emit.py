@@ -312,6 +312,19 @@ def test_searches_of_few_elements_are_written_out_with_the_sums_that_they_search
         assert np.array_equal(found, wanted)
 
 
+def test_places_found_element_by_element_lie_as_the_search_leaves_them():
+    """The order of its axes is not that of the indices, which is that of what is larger."""
+
+    def found(c, x):
+        return jnp.argmax(c, 0).T[:, :, None] * x
+
+    c, x = jnp.asarray(RNG.integers(-5, 6, (4, 3000, 5)), np.float32), jnp.asarray(RNG.standard_normal((5, 3000, 9)), np.float32)
+    ex = traced(found, c.shape, x.shape)
+    code = emit(Schedule(ex, CPU, region(ex), {}, 0, 0.0), "program")
+    assert code.source.count("= first_place(") == 1
+    np.testing.assert_array_equal(alone(code.source)(c, x)[0], found(c, x))
+
+
 def test_contractions_over_several_indices_read_operands_as_they_lie():
     """XLA:CPU would write an operand anew whose contracted axes are in another order than einsum's, which is that of the alphabet."""
     heads, weights = RNG.standard_normal((40, 8, 6)).astype(np.float32), RNG.standard_normal((8, 6, 50)).astype(np.float32)
