@@ -255,9 +255,9 @@ WEIGHTS = ("weights.ESTIMATED", "weights.SHORT", "weights.LONG")
 THRESHOLDS = [
     *(Threshold(f"a map of 2 k + 1 additions and {name} is written out before two folds, k", ("habits.WRITTEN", "habits.READ", *WEIGHTS),
                 0, 40, lambda k, of=of: read_by_two(k, 2000, of), see=holds(3 * 2000**2)) for name, of in ESTIMATED.items()),
-    Threshold("truth of a map of 2 k + 1 additions is written out before two folds, k", ("habits.WRITTEN", "habits.READ"), 0, 40,
+    Threshold("truth of a map of 2 k + 1 additions is written out before two folds, k", ("habits.NARROW",), 0, 40,
               lambda k: read_by_two(k, 4000, lambda w: w > 0.5), see=holds(4000**2)),
-    *(Threshold(f"a map of 2 k + 1 additions is written out before a fold that reads each {d} times, k", ("habits.READ_AGAIN",), 0, 40,
+    *(Threshold(f"a map of 2 k + 1 additions is written out before a fold that reads each {d} times, k", ("habits.EACH_TIME",), 0, 40,
                 lambda k, d=d: read_along(k, 2000, d), see=holds(3 * 2000**2)) for d in (2, 3, 4, 8)),
     *(Threshold(f"the same, 5000 x 5000, {d} times, k", ("habits.WRITTEN_FAR", "habits.READ_FAR"), 0, 40,
                 lambda k, d=d: read_along(k, 5000, d), see=holds(3 * 5000**2)) for d in (2, 3, 4, 8)),

@@ -144,7 +144,7 @@ class View:
 
 
 class EGraph:
-    """One e-graph that holds one program and the rules for it.
+    """One e-graph that holds one program and the rules for it, with the arity of each elementwise constructor that they name (``maps``).
 
     ``large_elements`` is the size of an index set above which it is `large`, ``unrolled_elements`` the size up to which folds over it may
     be written out (`unrollable`); ``session`` is where it stands: in this process unless given.

@@ -142,7 +142,8 @@ def dissolved(seq: Seq, loop: Loop) -> Seq | None:
     for step in seq.steps:
         inside = step.body if isinstance(step, Loop) else step
         if step is loop:
-            steps.append(replace(loop.body, outs=frozenset(made(loop))))
+            inner = tuple(replace(s) if isinstance(s, Seq) else s for s in loop.body.steps)  # not the stretches of a loop any more
+            steps.append(replace(loop.body, steps=inner, outs=frozenset(made(loop))))
         elif isinstance(inside, int):
             steps.append(inside)
         else:

@@ -150,7 +150,7 @@ class Backend:
         return alone or (isinstance(term, Map) and self.is_cheap(ex.program, t))
 
     def computes_again(self, ex: Extraction, t: int, kernels: int, is_whole: bool) -> bool:
-        """Whether as many folds, its only readers, would each compute an elementwise value, if they compute it at all.
+        """Whether so many kernels would each compute an elementwise value that only folds read, if they compute it at all.
 
         It ``is_whole``, or is made in a loop.
         """

@@ -34,9 +34,10 @@ TOP_K, TOP_K_ROW = 16, 1024
 """Up to so many of a row of at least so many numbers of 2 or 4 bytes are selected without scratch; else the row is
 sorted. Sweep: benchmarks/gpu_model.py --thresholds."""
 
-WRITTEN, READ, READ_AGAIN, WRITTEN_FAR, READ_FAR = 7.0, 8.0, 5.0, 2.0, 14.0
-"""The additions that take as long, as XLA estimates, as writing four bytes, reading them in another kernel, and reading them there once
-more; and as writing and reading them where the cache does not hold the array. Sweep: benchmarks/gpu_model.py --thresholds."""
+WRITTEN, READ, EACH_TIME, WRITTEN_FAR, READ_FAR, NARROW = 4.9, 9.0, 5.5, 1.0, 14.0, 0.2
+"""The additions that take as long, as XLA estimates, as writing four bytes, as reading them in a kernel, and as each time that it reads
+them; and as writing them and each reading where the cache does not hold the array. What share of all that a single byte takes. Two
+operations more or less. Sweep: benchmarks/gpu_model.py --thresholds."""
 
 
 def is_computed_again(kernels: int, broadcast: int, work: float, width: int, in_cache: bool = True) -> bool:
@@ -46,17 +47,17 @@ def is_computed_again(kernels: int, broadcast: int, work: float, width: int, in_
         kernels: those that read it.
         broadcast: the elements that each makes of one.
         work: the additions that one element takes, as XLA estimates.
-        width: bytes of one element. Two are widened to four before they are folded.
+        width: bytes of one element. Two are widened to four before they are folded; more than four were not measured, and count as these.
         in_cache: whether the array would be in the L2 cache.
 
     >>> [is_computed_again(2, 1, work, 4) for work in (33, 34)], [is_computed_again(1, 3, work, 4) for work in (15, 16)]
     ([True, False], [True, False])
-    >>> [is_computed_again(1, 3, work, 4, in_cache=False) for work in (22, 23)]
+    >>> [is_computed_again(1, 3, work, 4, in_cache=False) for work in (21, 22)]
     [True, False]
     """
-    near, far = READ + READ_AGAIN * broadcast, READ_FAR * broadcast
+    near, far = READ + EACH_TIME * broadcast, READ_FAR * broadcast
     traffic = WRITTEN + kernels * near if in_cache else WRITTEN_FAR + kernels * far
-    return (kernels * broadcast - 1) * work <= traffic * (0.25 if width == 1 else 1.0)
+    return (kernels * broadcast - 1) * work <= traffic * (NARROW if width == 1 else 1.0)
 
 
 def vector_is_fold(matrix: int, vector: int, itemsize: int) -> bool:

@@ -28,7 +28,7 @@ class GpuWeights(Weights):
         return super().of_map(term) if counted is None else counted
 
     def estimated(self, term: Map) -> float:
-        """The cost of an operation as XLA estimates it; one of the user's is what it is."""
+        """The cost of an operation as XLA estimates it; one of the user's has the weight that the user gave it."""
         own = operation_of(dict(term.params)) if term.params else None
         return estimate(term.op) if own is None else self.of_map(term)
 

@@ -188,9 +188,12 @@ def transformed(program: Program, t: int) -> int:
 
 
 def step_of_kernel(program: Program, t: int, members: Collection[int]) -> int:
-    """The term after which a kernel that ends in ``t`` is launched: the fold, where it makes something of a fold alone."""
-    first = transformed(program, t)
-    return first if isinstance(program.terms[t], Map) and isinstance(program.terms[first], Fold) and first in members else t
+    """The term after which a kernel that ends in ``t`` is launched: the fold, where it makes something of a fold alone that is no loop in
+    an elementwise kernel."""
+    fold = program.terms[first := transformed(program, t)]
+    if not isinstance(program.terms[t], Map) or not isinstance(fold, Fold) or first not in members:
+        return t
+    return t if habits.is_looped(program.extent(fold.over)) else first
 
 
 def _sources(program: Program, term: Dot) -> set[int]:

@@ -103,8 +103,8 @@ ESTIMATED: Mapping[str, float] = MappingProxyType(
 )
 """Operations in XLA's own estimate of time, by which it decides what is computed again. Sweep: benchmarks/gpu_model.py --thresholds."""
 SHORT, LONG = 10.0, 40.0
-"""Others of up to so many instructions are estimated as one addition, longer ones as so many or more (log, sin, tanh, pow and the like at
-least 32). Sweep: benchmarks/gpu_model.py --thresholds."""
+"""Others of up to so many instructions are estimated as one addition, longer ones as so many or more (log, sin, tanh, pow and the like more
+than 32). Sweep: benchmarks/gpu_model.py --thresholds."""
 
 
 def estimate(op: str) -> float:
