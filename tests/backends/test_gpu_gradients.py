@@ -12,14 +12,8 @@ import pytest
 import eqsat_mem
 from eqsat_mem import verification
 from eqsat_mem.backends.gpu import deviceless, habits
-from eqsat_mem.schedule.search import straight
 from tests.backends.test_gpu_deviceless import H100, compiler, f32
-from tests.backends.test_gpu_siblings import loaded, predicted
-
-
-def seconds(function, avals):
-    own, ex = loaded(function, avals)
-    return straight(ex, own, emitted=False).seconds
+from tests.backends.test_gpu_siblings import as_written, predicted
 
 
 def distances(x, y):
@@ -101,7 +95,7 @@ def test_what_is_made_of_a_sum_of_all_takes_the_time_of_the_sum():
         return of(jnp.sum(jnp.sign(a[:, None] - a[None]) * jnp.sign(b[:, None] - b[None])))
 
     avals = [f32(9000), f32(9000)]
-    alone, divided = (seconds(lambda a, b, of=of: concordance(a, b, of), avals) for of in (lambda s: s, lambda s: s / 8e7))
+    alone, divided = (as_written(lambda a, b, of=of: concordance(a, b, of), avals).seconds for of in (lambda s: s, lambda s: s / 8e7))
     assert divided == pytest.approx(alone, rel=0.05)
 
 

@@ -32,9 +32,13 @@ def loaded(function, avals):
     return own, Extraction(program)
 
 
-def predicted(function, avals):
+def as_written(function, avals):
     own, ex = loaded(function, avals)
-    return straight(ex, own, emitted=False).peak_bytes
+    return straight(ex, own, emitted=False)
+
+
+def predicted(function, avals):
+    return as_written(function, avals).peak_bytes
 
 
 def two_of_one(x, c, a, b):
