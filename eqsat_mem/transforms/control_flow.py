@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jax.extend.core import ClosedJaxpr
 from jax.interpreters import partial_eval as pe
 
-from eqsat_mem.ir import Axes, Block, Call, Program, Rename, mask_of
+from eqsat_mem.ir import Axes, Block, Call, Program, Rename, axes_mask, mask_of
 from eqsat_mem.ir.jaxprs import consts_and_carries, repeatable
 
 
@@ -55,6 +55,18 @@ class Scan:
     @property
     def xs(self) -> tuple[int, ...]:
         return self.args[self.first_carry + self.carries :]
+
+    @property
+    def whole_xs(self) -> dict[int, int]:
+        """The operands read step by step that are laid out whole, by position: along a product of indices, or with two scan axes."""
+        axes = self.call.in_axes[len(self.args) - len(self.xs) :]
+        return {k: t for k, (t, a) in enumerate(zip(self.xs, axes)) if len(a[0]) != 1 or axes_mask(a) & self.axes != 1 << a[0][0]}
+
+    @property
+    def sliced_xs(self) -> list[int]:
+        """The other operands read step by step: each step computes or reads a slice along its scan axis."""
+        whole = self.whole_xs
+        return [t for k, t in enumerate(self.xs) if k not in whole]
 
     @property
     def length(self) -> int:

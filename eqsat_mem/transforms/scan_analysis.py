@@ -160,7 +160,7 @@ class Stages:
         known = self._slices.get(scan)
         if known is None:
             folded = (c for t in self.folds(scan) for c in children(self.program.terms[t]))
-            roots = [*scan.xs, *folded, *self.stacked_instead(scan)]
+            roots = [*scan.sliced_xs, *folded, *self.stacked_instead(scan)]
             known = self._slices[scan] = self._closure(roots, scan.axes, scan)
         return known
 
@@ -177,7 +177,7 @@ class Stages:
                 stack.extend(children(self.program.terms[t]))
             elif how is How.AGAIN:
                 again.add(self.scan_of[t])
-                stack.extend(self.scan_of[t].xs)
+                stack.extend(self.scan_of[t].sliced_xs)
         return Slices(dict(sorted(found.items())), tuple(sorted(again, key=lambda scan: scan.order)))
 
     def how(self, t: int, scan_axes: int, own: Scan | None) -> How:
@@ -332,7 +332,8 @@ class Stages:
         if isinstance(node, Scan):
             used = self.slices(node)
             whole = [u for t in self.invariants(node) for u in self.sunk(t)[1]]
-            return [*used.again, *node.init, *whole, *used.of(How.STORED)]
+            laid_out = (t for scan in (node, *used.again) for t in scan.whole_xs.values())
+            return [*used.again, *node.init, *laid_out, *whole, *used.of(How.STORED)]
         owner = self.absorbed.get(node) or self.reduced.get(node) or self.scan_of.get(node)
         return [owner] if owner is not None else children(self.program.terms[node])
 

@@ -185,9 +185,9 @@ class _Form:
         return chosen
 
     def bound(self, scan: Scan) -> dict[int, Array]:
-        """The operands that a scan reads step by step along a product of indices, which is no scan axis, by position."""
+        """The operands read step by step that are laid out whole, by position."""
         axes = scan.call.in_axes[scan.first_carry + scan.carries :]
-        return {k: self.laid_out(t, a) for k, (t, a) in enumerate(zip(scan.xs, axes)) if len(a[0]) != 1}
+        return {k: self.laid_out(t, axes[k]) for k, t in scan.whole_xs.items()}
 
     # checkpoints
 
@@ -323,8 +323,8 @@ class _Slices:
         if scan not in self.made:
             carry, bound = self.prepared[scan]
             axes, first = scan.call.in_axes, scan.first_carry + scan.carries
-            waiting = iter(bound)
-            xs = [self.read(t, a) if len(a[0]) == 1 else next(waiting) for t, a in zip(scan.xs, axes[first:])]
+            whole = dict(zip(scan.whole_xs, bound))
+            xs = [whole[k] if k in whole else self.read(t, a) for k, (t, a) in enumerate(zip(scan.xs, axes[first:]))]
             self.made[scan] = list(jaxpr_as_fun(scan.body)(*self.consts(scan), *carry, *xs))
         return self.made[scan]
 

@@ -92,7 +92,9 @@ def _equation(eqn: Any, args: list[Array], norm: Root) -> list[Array]:
         return _run(inner.jaxpr, inner.consts, args, norm) if isinstance(inner, ClosedJaxpr) else _run(inner, (), args, norm)
     floating = all(jnp.issubdtype(a.dtype, jnp.inexact) for a in args if not _is_key(a.dtype))  # bfloat16 is no floating dtype of numpy
     if name in EXACT or (name in SIMPLE and floating and all(a.size for a in args)):
-        return [SIMPLE[name](params, *args)]
+        result = SIMPLE[name](params, *args)
+        if result is not NotImplemented:
+            return result if eqn.primitive.multiple_results else [result]
     results = eqn.primitive.bind(*map(jnp.asarray, args), **eqn.primitive.get_bind_params(params))
     return [_plain(r) for r in (results if eqn.primitive.multiple_results else [results])]
 
@@ -205,6 +207,90 @@ def _sum(params: Any, x: Array) -> Array:
     return np.sum(x, axis=params["axes"], dtype=wide)
 
 
+def _pad(params: Any, x: Array, value: Array) -> Array:
+    config = params["padding_config"]
+    out = np.full(
+        [max(low, 0) + n + max(n - 1, 0) * inner + max(high, 0) for n, (low, high, inner) in zip(x.shape, config)], value, x.dtype
+    )
+    out[tuple(slice(max(low, 0), max(low, 0) + n + max(n - 1, 0) * inner, inner + 1) for n, (low, _, inner) in zip(x.shape, config))] = x
+    return out[tuple(slice(max(-low, 0), n - max(-high, 0)) for n, (low, high, _) in zip(out.shape, config))]
+
+
+def _convert(params: Any, x: Array) -> Array:
+    new = np.dtype(params["new_dtype"]) if not _is_key(params["new_dtype"]) else None
+    if new is None or (jnp.issubdtype(x.dtype, jnp.inexact) and not jnp.issubdtype(new, jnp.floating)) or x.dtype.kind == "c":
+        return NotImplemented  # what is out of an integer's range is the device's affair
+    return x.astype(new)
+
+
+def _reduce_precision(params: Any, x: Array) -> Array:
+    bits = params["exponent_bits"], params["mantissa_bits"]
+    known = next((d for d in (np.float16, jnp.bfloat16, np.float32) if (jnp.finfo(d).nexp, jnp.finfo(d).nmant) == bits), None)
+    return (
+        x
+        if bits == (jnp.finfo(x.dtype).nexp, jnp.finfo(x.dtype).nmant)
+        else NotImplemented
+        if known is None
+        else (x.astype(known).astype(x.dtype))
+    )
+
+
+def _split(params: Any, x: Array) -> list[Array]:
+    return np.split(x, np.cumsum(params["sizes"])[:-1], params["axis"])
+
+
+def _arg(function: Any) -> Callable[..., Array]:
+    def best(params: Any, x: Array) -> Array:
+        return NotImplemented if np.isnan(x).any() else function(x, axis=params["axes"][0])
+
+    return best
+
+
+def _triangular_solve(params: Any, a: Array, b: Array) -> Array:
+    if a.dtype.kind != "f" or params["conjugate_a"]:
+        return NotImplemented
+    a = np.tril(a) if params["lower"] else np.triu(a)
+    if params["unit_diagonal"]:
+        a = a - a * np.eye(a.shape[-1], dtype=a.dtype) + np.eye(a.shape[-1], dtype=a.dtype)
+    left, turned = params["left_side"], params["transpose_a"] == params["left_side"]
+    a, b = (np.swapaxes(a, -1, -2) if turned else a), (b if left else np.swapaxes(b, -1, -2))
+    lower = params["lower"] != turned
+    x = np.zeros_like(b)
+    for k in range(a.shape[-1]) if lower else reversed(range(a.shape[-1])):
+        rest = b[..., k, :] - np.einsum("...j,...jc->...c", a[..., k, :], x)
+        x[..., k, :] = rest / a[..., k, k, None]
+    return x if left else np.swapaxes(x, -1, -2)
+
+
+def _cholesky(params: Any, x: Array) -> Array:
+    try:
+        return np.linalg.cholesky(x)
+    except (np.linalg.LinAlgError, TypeError):  # NaN, and half precision
+        return NotImplemented
+
+
+def _bitcast(params: Any, x: Array) -> Array:
+    new = np.dtype(params["new_dtype"])
+    return x.view(new) if new.itemsize == x.dtype.itemsize else NotImplemented
+
+
+def _rem(params: Any, x: Array, y: Array) -> Array:
+    return np.fmod(x, y) if x.dtype.kind in "iu" and np.all(y) else NotImplemented
+
+
+def _accumulate(function: Any) -> Callable[..., Array]:
+    def accumulated(params: Any, x: Array) -> Array:
+        turned = np.flip(x, params["axis"]) if params["reverse"] else x
+        result = function.accumulate(turned, params["axis"])
+        return np.flip(result, params["axis"]) if params["reverse"] else result
+
+    return accumulated
+
+
+def _round(params: Any, x: Array) -> Array:
+    return np.rint(x) if params["rounding_method"] == jax.lax.RoundingMethod.TO_NEAREST_EVEN else NotImplemented
+
+
 def _plainly(function: Any) -> Callable[..., Array]:
     return lambda params, *args: function(*args)
 
@@ -218,8 +304,13 @@ EXACT: dict[str, Callable[..., Array]] = {
     "transpose": lambda params, x: np.transpose(x, params["permutation"]), "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
         "dynamic_slice": _dynamic_slice, "dynamic_update_slice": _dynamic_update_slice, "slice": _slice, "iota": _iota, "select_n": _select,
     "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]), "rev": lambda params, x: np.flip(x, params["dimensions"]),
-    "cumsum": lambda params, x: np.flip(np.cumsum(np.flip(x, params["axis"]), params["axis"]), params["axis"]) if params["reverse"]
-    else np.cumsum(x, params["axis"]), "copy": _plainly(np.array), "stop_gradient": _plainly(np.array),
+    "cumsum": _accumulate(np.add),
+    "bitcast_convert_type": _bitcast, "rem": _rem, "cummax": _accumulate(np.maximum), "cummin": _accumulate(np.minimum),
+    "pad": _pad, "convert_element_type": _convert, "split": _split, "stack": lambda params, *xs: np.stack(xs, params["axis"]),
+    "and": _plainly(np.bitwise_and), "or": _plainly(np.bitwise_or), "not": _plainly(np.invert), "xor": _plainly(np.bitwise_xor),
+    "reduce_or": _reduce(np.bitwise_or.reduce), "reduce_and": _reduce(np.bitwise_and.reduce),
+    "optimization_barrier": lambda params, *xs: list(xs),
+    "copy": _plainly(np.array), "stop_gradient": _plainly(np.array),
 }  # fmt: skip
 """Primitives that numpy computes as JAX does, for numbers of every kind."""
 
@@ -228,6 +319,11 @@ SIMPLE: dict[str, Callable[..., Array]] = EXACT | {
     "div": _plainly(np.divide), "neg": _plainly(np.negative), "exp": _plainly(np.exp), "log": _plainly(np.log), "tanh": _plainly(np.tanh),
     "sqrt": _plainly(np.sqrt), "sin": _plainly(np.sin), "cos": _plainly(np.cos), "abs": _plainly(np.abs), "square": _plainly(np.square),
     "integer_pow": lambda params, x: x ** params["y"], "dot_general": _dot, "reduce_sum": _sum, "reduce_prod": _reduce(np.prod),
+    "triangular_solve": _triangular_solve, "cholesky": _cholesky, "cumprod": _accumulate(np.multiply),
+    "round": _round, "reduce_precision": _reduce_precision, "is_finite": _plainly(np.isfinite), "real": _plainly(np.real),
+    "argmax": _arg(np.argmax), "argmin": _arg(np.argmin), "log1p": _plainly(np.log1p), "expm1": _plainly(np.expm1),
+    "sign": _plainly(np.sign), "floor": _plainly(np.floor), "ceil": _plainly(np.ceil),
+    "logistic": lambda params, x: 1 / (1 + np.exp(-x)), "tan": _plainly(np.tan),
     "reduce_max": _reduce(np.max), "reduce_min": _reduce(np.min),
 }  # fmt: skip
 """Primitives that numpy computes as JAX does for floating-point numbers, up to rounding."""

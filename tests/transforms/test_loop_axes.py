@@ -418,6 +418,23 @@ def test_a_place_that_is_a_sum_of_the_numbers_it_points_at_is_no_sum():
     assert not any(call.folds for call in scans(program))
 
 
+def test_a_sum_over_an_axis_has_it_under_no_other_name(small_too):
+    """What a body sums over an axis and broadcasts along another of the same extent: around the scan, both are added to one value."""
+
+    def program(x, ys):
+        def step(total, y):
+            return total + y * x, jnp.broadcast_to(jnp.sum(y * x), WIDTH)
+
+        total, sums = lax.scan(step, jnp.zeros((WIDTH, WIDTH)), ys)
+        return sums[:, :WIDTH] * 2 + total
+
+    loaded = program_of(program, values((WIDTH, WIDTH), (WIDTH, WIDTH, WIDTH)))
+    ((call, _),) = scans(loaded).items()
+    total, sums = call.out_axes
+    assert call.folds >> total[1][0] & 1
+    assert not {i for axis in sums for i in axis} & {i for axis in total for i in axis}
+
+
 def distances(x):
     return jnp.sqrt(jnp.sum((x[:, None] - x[None]) ** 2, -1))
 

@@ -140,6 +140,20 @@ def test_every_form_computes_the_same(name, steps):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5 * float(np.max(np.abs(b), initial=1e-3)))
 
 
+def test_rows_of_what_is_stacked_may_be_steps_too():
+    """The rows of a matrix are steps of a scan that reads all of them in every step: what it stacks has both indices."""
+
+    def product(a):
+        b = a * a
+        return jnp.sum(jnp.tanh(lax.map(lambda row: jnp.sum(row) * b, a) * b))
+
+    a = f32(5, 5)
+    program, want = traced(jax.value_and_grad(product), [a])
+    (form,) = all_forms(program)
+    for got, expected in zip(evaluate(form, [a]), want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", tiered(["gradient", "gradient of two scans", "gradient and stack"], ["gradient"]))
 def test_each_form_holds_less_once_compiled(name):
     """The carries of many wide steps: most of what the gradient holds, until only those at checkpoints are kept."""
