@@ -56,11 +56,15 @@ class Scan:
     def xs(self) -> tuple[int, ...]:
         return self.args[self.first_carry + self.carries :]
 
+    def is_stepped(self, axes: Axes) -> bool:
+        """Whether a value that lies along these axes has one slice for each step: the first is a scan axis, and no other one is."""
+        return len(axes[0]) == 1 and axes_mask(axes) & self.axes == 1 << axes[0][0]
+
     @property
     def whole_xs(self) -> dict[int, int]:
-        """The operands read step by step that are laid out whole, by position: along a product of indices, or with two scan axes."""
+        """The operands read step by step that have no slice for each step, and so are laid out whole, by position."""
         axes = self.call.in_axes[len(self.args) - len(self.xs) :]
-        return {k: t for k, (t, a) in enumerate(zip(self.xs, axes)) if len(a[0]) != 1 or axes_mask(a) & self.axes != 1 << a[0][0]}
+        return {k: t for k, (t, a) in enumerate(zip(self.xs, axes)) if not self.is_stepped(a)}
 
     @property
     def sliced_xs(self) -> list[int]:
@@ -84,6 +88,11 @@ class Scan:
     def stacked(self) -> Iterator[tuple[int, int]]:
         """Yield the stacked results that are used: their positions among all stacked results, and their terms."""
         return ((k - self.carries, t) for k, t in self.results.items() if k >= self.carries)
+
+    def stepped_results(self) -> list[int]:
+        """The stacked results that are used and have one slice for each step."""
+        axes = self.call.out_axes[self.carries :]
+        return [t for k, t in self.stacked() if self.is_stepped(axes[k])]
 
     def needs_carry(self, wanted: Iterable[int]) -> bool:
         """Whether a step needs its carry to compute the stacked results at these positions."""

@@ -104,6 +104,7 @@ class Stages:
     def __post_init__(self) -> None:
         self.scans = list(repeats(self.ex.program))
         self.scan_of = {t: scan for scan in self.scans for t in scan.results.values()}
+        self.stacked_by = {t: scan for scan in self.scans if scan.axes for t in scan.stepped_results()}
         if self.stage >= Stage.RECOMPUTE:
             self.again = frozenset(t for scan in self.scans if scan.repeatable for t in self._large(scan))
         self.absorbed = dict(self._absorbable()) if self.stage else {}
@@ -193,12 +194,18 @@ class Stages:
             return How.INVARIANT
         if mine & (mine - 1):
             return How.STORED
+        if t in self.stacked_by:
+            return How.OWN if self.stacked_by[t] is own else How.AGAIN if t in self.again else How.STORED
         if t in self.scan_of:
-            return How.OWN if self.scan_of[t] is own else How.AGAIN if t in self.again else How.STORED
+            return How.STORED  # a last carry, whose own index is the steps' index too
         if isinstance(term, Iota):
             return How.COMPUTED if self.stage else How.STORED
         simple = isinstance(term, Map | Rename) or self.stage >= Stage.RECOMPUTE or self.after.get(t, self) is own
         return How.COMPUTED if self.stage and simple and self._sliced(t, mine, scan_axes) else How.STORED
+
+    def _one_axis(self, t: int, scan_axes: int) -> bool:
+        """Whether a value has just one of the scan axes."""
+        return (self.program.free[t] & scan_axes).bit_count() == 1
 
     def _sliced(self, t: int, mine: int, scan_axes: int) -> bool:
         """Whether a slice of ``t`` needs just the same slice of each operand that has a scan axis."""
@@ -261,13 +268,9 @@ class Stages:
                 if not self.ex.accumulates.get(t, 0) & over:
                     continue
                 used = self._closure(children(term), scan_axes, None)
-                makers = [
-                    self.scan_of[u]
-                    for u in used.how
-                    if u in self.scan_of and self.scan_of[u].axes == scan_axes and program.free[u] & scan_axes
-                ]
+                makers = [self.stacked_by[u] for u in used.how if u in self.stacked_by and self.stacked_by[u].axes == scan_axes]
                 last = max(makers, key=lambda scan: scan.order, default=None)
-                leaves = (u for u in used.of(How.STORED, How.INVARIANT) if self.scan_of.get(u) is not last)
+                leaves = (u for u in used.of(How.STORED, How.INVARIANT) if self.stacked_by.get(u) is not last)
                 if last is not None and all(latest[u] < last.order for u in leaves):
                     yield t, last
 
@@ -278,14 +281,13 @@ class Stages:
         what would be stacked instead is not much smaller.
         """
         program = self.program
-        own = [t for _, t in scan.stacked() if program.free[t] & scan.axes]
+        own = scan.stepped_results()
         made = {t: frozenset([t]) for t in own}  # the results from which each value is computed
         live = program.reachable() if own else []
         for t in live:
             mine, read = program.free[t] & scan.axes, children(program.terms[t])
             from_own = frozenset[int]().union(*(made.get(c, ()) for c in read))
-            one_axis = mine and not mine & (mine - 1)
-            is_sliced = from_own and one_axis and t not in self.scan_of and self._sliced(t, mine, scan.axes)
+            is_sliced = from_own and self._one_axis(t, scan.axes) and t not in self.scan_of and self._sliced(t, mine, scan.axes)
             if is_sliced and all(c in made or latest[c] < scan.order for c in read):
                 made[t] = from_own
         inner = {*made, *self.folds(scan)}
@@ -316,7 +318,7 @@ class Stages:
 
         A step that runs again makes all of them, so that many small ones count for what they are together.
         """
-        sizes = {t: self.program.nbytes(t) for _, t in scan.stacked() if self.program.free[t] & scan.axes}
+        sizes = {t: self.program.nbytes(t) for t in scan.stepped_results()}
         ascending = sorted(sizes, key=lambda t: (sizes[t], t))
         upto = dict(zip(ascending, accumulate(sizes[t] for t in ascending), strict=True))
         return [t for t in sizes if upto[t] > SMALL_SHARE * sum(sizes.values())]
