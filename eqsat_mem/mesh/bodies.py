@@ -29,8 +29,6 @@ BodyPlanner = Callable[[ClosedJaxpr, Specs, Specs, int], tuple[Any, int]]
 should be no more than the last argument says."""
 Links = list[tuple[int, int]]
 """Pairs of indices that name the same positions."""
-WORD_BYTES = 4
-"""Bytes of an element, where only elements are counted."""
 HELD_WHOLE = 4
 """What a loop gathers in every turn is gathered before it if it takes no more than such a part of the room."""
 
@@ -58,7 +56,8 @@ class Bodies:
             return False
         small = min(SMALL_BYTES, self.limit // 16)
         around = max((program.extent(axes_mask(axes)) for axes in (*call.in_axes, *call.out_axes)), default=0)
-        return around * WORD_BYTES >= small or any(largest_value(body) >= small for body in bodies(call))
+        widest = max((itemsize(v.dtype) for body in bodies(call) for v in (*body.in_avals, *body.out_avals)), default=1)
+        return around * widest >= small or any(largest_value(body) >= small for body in bodies(call))
 
     def plan(self, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int) -> tuple[Any, int]:
         key = id(body), ins, outs, room

@@ -79,12 +79,16 @@ def _sorts(program: Program) -> list[_Sort]:
 
 
 def _is_ordered(program: Program, sort: Block) -> bool:
+    """Whether a sort is of one long operand whose bits give the order: a sign first, and numbers of other bits than what is none.
+
+    Of floats of eight bits some have no sign, and some no other zero below zero than a NaN.
+    """
     shape = program.shape(sort.call.in_axes[0])
     kind = "" if jax.dtypes.issubdtype(sort.dtype, jax.dtypes.extended) else _kind(sort.dtype)
     return (
         len(sort.args) == 1
         and kind in ("f", "i", "u")
-        and sort.dtype.itemsize <= 8
+        and (1 if kind != "f" else 2) <= sort.dtype.itemsize <= 8
         and LEAST <= shape[sort.call.params["dimension"]] < 2**31
     )
 

@@ -55,6 +55,13 @@ def test_ranks_of_float64():
         np.testing.assert_array_equal(of_ranks(jnp.asarray(x), jnp.array([7, 250]), 0), np.sort(x)[[7, 250]])
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fnuz", "float8_e5m2", "float8_e8m0fnu"])
+def test_floats_of_eight_bits_are_sorted(dtype):
+    """Not all of their bits are a sign and a size: some have no sign, some a NaN where others have a zero."""
+    program = loaded(lambda x: jnp.sort(x.astype(dtype))[7].astype(jnp.float32), made(2 * LEAST))
+    assert with_ranks(program) is None
+
+
 READS = [
     lambda a: jnp.median(a),
     lambda a: jnp.quantile(a, jnp.array([0.05, 0.5, 0.9])),
