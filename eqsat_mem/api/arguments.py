@@ -1,13 +1,15 @@
-"""The arguments of a traced function: their names, and those that it closes over."""
+"""The arguments and results of a traced function: their names, those that it closes over, and those that have no values."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import Tracer
+from jax.dtypes import float0
 from jax.extend.core import ClosedJaxpr
 
 SMALL_CONSTANT_BYTES = 4096
@@ -29,6 +31,26 @@ def hoist_constants(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     )
     kept = [const for _, const, is_hoisted in pairs if not is_hoisted]
     return ClosedJaxpr(jaxpr, kept), [const for _, const, is_hoisted in pairs if is_hoisted]
+
+
+def is_valueless(result: Any) -> bool:
+    """Whether a result, or what describes it, is a derivative by integers, whose dtype has no values."""
+    return bool(getattr(result, "dtype", None) == float0)
+
+
+def without_valueless(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same without results that have no values."""
+    kept = [v for v in closed.jaxpr.outvars if not is_valueless(v.aval)]
+    if len(kept) == len(closed.jaxpr.outvars):
+        return closed
+    debug = closed.jaxpr.debug_info._replace(result_paths=None)
+    return ClosedJaxpr(closed.jaxpr.replace(outvars=kept, debug_info=debug), closed.consts)
+
+
+def with_valueless(results: Iterable[Any], described: Sequence[Any]) -> list[Any]:
+    """All results, given those that have values and something for each that says which have none."""
+    rest = iter(results)
+    return [np.zeros(d.shape, float0) if is_valueless(d) else next(rest) for d in described]
 
 
 def argument_names(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Any]) -> list[str]:

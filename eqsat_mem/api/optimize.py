@@ -17,10 +17,9 @@ import numpy as np
 from jax._src.core import trace_state_clean  # as in compiled.py
 from jax._src.traceback_util import api_boundary  # errors are told without our frames, as JAX tells them without its own
 from jax.core import ShapedArray, Tracer
-from jax.dtypes import float0
 from jax.sharding import AbstractMesh, Mesh
 
-from eqsat_mem.api.arguments import argument_names, hoist_constants
+from eqsat_mem.api.arguments import argument_names, hoist_constants, is_valueless, with_valueless
 from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, NotOurs, donated_leaves, is_outermost, static_arguments
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.keywords import with_hints
@@ -343,8 +342,8 @@ def _binding(
         def flat(*values: Any, **named: Any) -> list[Any]:
             args, kwargs = jax.tree.unflatten(tree, _among(leaves, jax.tree.leaves((values, named))))
             results, structure = jax.tree.flatten(fun(*args, **kwargs))
-            made.append((structure, [x if getattr(x, "dtype", None) == float0 else None for x in results]))
-            return [x for x in results if getattr(x, "dtype", None) != float0]
+            made.append((structure, [x if is_valueless(x) else None for x in results]))
+            return [x for x in results if not is_valueless(x)]
 
         name = getattr(fun, "__name__", "")
         name = name if name.isidentifier() else "program"
@@ -365,8 +364,8 @@ def _binding(
         of_inputs = [is_gone for leaf, is_gone in zip(leaves, gone, strict=True) if isinstance(leaf, Tracer)]
         donated = [len(captured) + k for k, is_gone in enumerate(of_inputs) if is_gone]
         function = Function(name, jaxpr, options, names, donated=donated, placement=placed, given=given)
-        out = iter(bind_placed(function, vary_alike([*captured, *inputs])))
-        return jax.tree.unflatten(structure, [next(out) if x is None else np.zeros(x.shape, float0) for x in without_values])
+        results = bind_placed(function, vary_alike([*captured, *inputs]))
+        return jax.tree.unflatten(structure, with_valueless(results, without_values))
 
     return call
 

@@ -20,7 +20,7 @@ from jax.core import ShapedArray, Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
-from eqsat_mem.api.arguments import hoist_constants
+from eqsat_mem.api.arguments import hoist_constants, is_valueless, with_valueless, without_valueless
 from eqsat_mem.api.compiled import MOST_SIGNATURES, signature, static_arguments
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.meshes import AnyMesh, Lying, given_to_jit, placement, sharding_of
@@ -170,7 +170,8 @@ class Planning:
             if bound is None:
                 return original(*args, **kwargs)
             inputs = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, Tracer)]  # all that is not static
-            return jax.tree.unflatten(traced.out_tree, bind_placed(bound.function, [*bound.captured, *inputs]))
+            results = bind_placed(bound.function, [*bound.captured, *inputs])
+            return jax.tree.unflatten(traced.out_tree, with_valueless(results, traced.jaxpr.out_avals))
 
         functools.update_wrapper(call, self.reference(), updated=())
         with suppress(ValueError, TypeError):  # built-in functions have none
@@ -254,7 +255,7 @@ class _Bound:
 
 def _hoisted(fun: Any, traced: Any, lying: Lying | None) -> tuple[Function, list[Any]]:
     """The function with a plan to which ``fun`` was traced, and the arrays that it takes before its arguments."""
-    jaxpr, captured = hoist_constants(traced.jaxpr)
+    jaxpr, captured = hoist_constants(without_valueless(traced.jaxpr))
     count = len(traced.jaxpr.in_avals)
     arguments = traced.jaxpr.jaxpr.debug_info.arg_names or ()
     names = [
@@ -264,15 +265,16 @@ def _hoisted(fun: Any, traced: Any, lying: Lying | None) -> tuple[Function, list
     donated = [len(captured) + k for k in traced.donate_argnums]
     name = getattr(fun, "__name__", "")
     options = options_for(jaxpr, None if lying is None else lying.mesh)
-    placed = None if lying is None else placement(lying, jaxpr, names, captured, _left_by_jit(traced, lying, len(jaxpr.out_avals)))
+    placed = None if lying is None else placement(lying, jaxpr, names, captured, _left_by_jit(traced, lying))
     return Function(name if name.isidentifier() else "program", jaxpr, options, names, donated=donated, placement=placed), captured
 
 
-def _left_by_jit(traced: Any, lying: Lying, count: int) -> list[PartitionSpec | None]:
-    """The specs in which ``jax.jit`` leaves so many results, as compiled: a script may read them, and passes them to its next call."""
+def _left_by_jit(traced: Any, lying: Lying) -> list[PartitionSpec | None]:
+    """The specs in which ``jax.jit`` leaves results with values, as compiled: a script may read them, and passes them to its next call."""
+    results = traced.jaxpr.out_avals
     left = jax.tree.leaves(traced.lower().compile().output_shardings)
-    if len(left) != count:
-        return [None] * count
+    left = left if len(left) == len(results) else [None] * len(results)
+    left = [s for s, aval in zip(left, results, strict=True) if not is_valueless(aval)]
     shape = tuple(lying.mesh.shape.items())
     return [s.spec if isinstance(s, NamedSharding) and tuple(s.mesh.shape.items()) == shape else None for s in left]
 

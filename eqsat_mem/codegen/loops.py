@@ -9,11 +9,12 @@ from typing import Any
 from eqsat_mem.codegen.calls import CallWriter
 from eqsat_mem.codegen.expressions import ExpressionWriter
 from eqsat_mem.codegen.reads import Reader
-from eqsat_mem.codegen.source import Region, Scope, Value, identifier, number, tuple_text, wrap
+from eqsat_mem.codegen.source import Region, Scope, Value, identifier, number, tuple_text
 from eqsat_mem.codegen.tiles import TileWriter
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import MONOIDS, MonoidOp, accumulator, block_op, picks
+from eqsat_mem.ir.ops.elementwise import atom
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import least_chunk, selection_of
@@ -234,8 +235,8 @@ class RegionWriter:
             more = [self.reads.in_axes(self.reads.read(t, inner), call.out_axes[term.out], inner).text for t, _, term in group]
             picked = [name for _, name, _ in group]
             if (monoid := self.combines(call)) is not None:
-                for name, part in zip(picked, more):
-                    self.reads.line(inner, f"{name} = {monoid.combine_text.format(name, part)}")
+                for (t, name, _), part in zip(group, more):
+                    self.reads.line(inner, f"{name} = {monoid.combine_text.format(name, self.widened(part, t))}")
                 continue
             self.reads.line(inner, f"{', '.join(picked)}{',' if len(picked) == 1 else ''} = {self.merged(call, picked, more, loop, inner)}")
 
@@ -268,10 +269,12 @@ class RegionWriter:
 
     def part(self, t: int, inner: Scope) -> str:
         """Return source of a chunk's contribution to a fold, in the dtype of the accumulator."""
-        part = self.reads.aligned(self.reads.read(t, inner), self.reads.layout(t))
-        if self.accumulator(t) == self.reads.program.terms[t].dtype:
-            return part.text
-        return f"{wrap(part)}.astype({self.reads.dtype(self.accumulator(t))})"
+        return self.widened(self.reads.aligned(self.reads.read(t, inner), self.reads.layout(t)).text, t)
+
+    def widened(self, part: str, t: int) -> str:
+        """Return source of a value of a fold's dtype in the dtype of its accumulator."""
+        wide = self.accumulator(t)
+        return part if wide == self.reads.program.terms[t].dtype else f"{atom(part)}.astype({self.reads.dtype(wide)})"
 
     def combined(self, t: int, name: str, loop: Loop, inner: Scope) -> str:
         if t in loop.folds:

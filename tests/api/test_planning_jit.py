@@ -154,6 +154,21 @@ def test_every_form_of_jit_is_planned(form, jit, ledger, x):
     assert entry.peak_bytes <= LIMIT < entry.original_peak_bytes
 
 
+def test_derivatives_by_integers_have_no_values(jit, ledger, x):
+    """The dtype of a cotangent of what cannot be varied has no numbers in it, not even zero."""
+
+    def program(x, mask):
+        _, pull = jax.vjp(lambda x, mask: jnp.where(mask, nearest(x, x), 0.0).sum(), x, mask)
+        return pull(jnp.float32(1.0))
+
+    mask = jnp.ones((1, 1), bool)
+    by_x, by_mask = jit(program)(x, mask)
+    assert outcomes(ledger) == [("program", "planned")]
+    expected, _ = jax.jit(program)(x, mask)
+    np.testing.assert_allclose(by_x, expected, rtol=1e-4, atol=1e-5)
+    assert (by_mask.shape, by_mask.dtype) == ((1, 1), jax.dtypes.float0)
+
+
 def test_the_compiled_program_is_within_the_limit(jit, x):
     compiled = jit(nearest).lower(x, x).compile()
     assert held_bytes(compiled) <= LIMIT < held_bytes(jax.jit(nearest).lower(x, x).compile())

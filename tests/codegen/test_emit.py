@@ -141,6 +141,14 @@ def test_literals_that_are_results_or_operands_of_calls_keep_their_dtype():
     check(lambda a: jnp.pad(a, 1, constant_values=2), A)
 
 
+def test_sums_of_rows_in_half_precision_are_kept_in_float32():
+    """What a chunk scatters is of the rows' dtype, and what is carried is wider."""
+    rows, places = np.round(A).astype(jnp.bfloat16), np.arange(7) % 2
+    source = check(lambda rows, places: jnp.zeros((2, 3), rows.dtype).at[places].add(rows + 1), rows, places, extent=7)
+    assert "scatter_add" in source
+    assert "jnp.float32" in source
+
+
 def test_numbers_beside_calls_of_lax_keep_their_dtype():
     k = np.arange(12, dtype=np.int32)
     check(lambda k: lax.rem(k, jnp.int32(5)) != 3, k)
