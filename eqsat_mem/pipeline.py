@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,6 +18,7 @@ from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Ended, Loaded, listening, tell
 from eqsat_mem.frontend.equal_blocks import EqualBlocks
 from eqsat_mem.frontend.load import load
+from eqsat_mem.garbage import without_collections
 from eqsat_mem.ir import argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
@@ -91,18 +90,6 @@ def _told(request: Request, planning: Callable[[], Plan]) -> Plan:
     finally:
         tell(Ended(request.name, made))
     return made
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """No cyclic garbage is looked for meanwhile: planning leaves hardly any, and keeps so many objects that looking takes a fifth of it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None, tuner: Tuner | None = None) -> Plan:

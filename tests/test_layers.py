@@ -12,6 +12,7 @@ PACKAGE = ROOT / "eqsat_mem"
 
 ALLOWED = {
     "units": "",
+    "garbage": "",
     "errors": "units",
     "error_table": "",
     "deadline": "",
@@ -39,9 +40,9 @@ ALLOWED = {
     "request": "backends codegen deadline errors events ir options schedule",
     "verification": "backends candidates codegen egraph errors ir reports request schedule transforms",
     "tuning": "candidates deadline events ir reports request schedule verification",
-    "pipeline": "backends candidates deadline errors events frontend ir options passes reports request schedule transforms tuning "
+    "pipeline": "backends candidates deadline errors events frontend garbage ir options passes reports request schedule transforms tuning "
     "verification",
-    "api": "backends egraph error_table errors frontend ir options pipeline reports request schedule tuning units",
+    "api": "backends egraph error_table errors frontend garbage ir options pipeline reports request schedule tuning units",
     "cli": "api backends backends.gpu codegen egraph egraph.soundness error_table errors frontend ir options passes reports schedule "
     "stablehlo units",
     "testing": "",

@@ -28,6 +28,7 @@ from eqsat_mem.api.varying import plain_aval, without_varying_types
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.errors import DeviceError
 from eqsat_mem.frontend.effects import refuse_collectives, without_resultless_effects
+from eqsat_mem.garbage import without_collections
 from eqsat_mem.ir.jaxprs import holds_64_bits
 from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, resolve_device
@@ -84,7 +85,7 @@ class Function:
         refuse_collectives(self.jaxpr)
         with self._lock:
             if self._plan is None:
-                with self.settings.active(), _nowhere(), watched(self.name), pipeline.without_collections():
+                with self.settings.active(), _nowhere(), watched(self.name), without_collections():
                     self._plan = self._made(arguments)
             return self._plan
 
