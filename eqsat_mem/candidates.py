@@ -20,6 +20,7 @@ from eqsat_mem.events import Clock, Searched, tell
 from eqsat_mem.frontend.concatenations import with_parts
 from eqsat_mem.frontend.equal_blocks import EqualBlocks
 from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.scatters import with_scatters
 from eqsat_mem.frontend.shifts import with_shifts
 from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Block, Program
@@ -200,9 +201,9 @@ class Forms:
     def _further(self) -> Iterator[Program]:
         from eqsat_mem.transforms.scan_rewrite import forms
 
-        counted = with_ranks(self.loaded, self.rules.passes) if self.placement is None else None
-        for program in [self.loaded] if counted is None else [self.loaded, counted]:
-            if program is counted:
+        made = (with_ranks, with_scatters) if self.placement is None else ()
+        for program in filter(None, [self.loaded, *(make(self.loaded, self.rules.passes) for make in made)]):
+            if program is not self.loaded:
                 yield program
             parted = with_parts(program, self.rules.passes) if self.placement is None else None
             if parted is not None:

@@ -138,7 +138,17 @@ SHIFTS = Pass(
     "frontend/shifts.py",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ROLLS, PARTS, SHIFTS, RANKS, ORDER, SCANS)
+SCATTERS = Pass(
+    "scatters-by-position",
+    "x.at[p, q].add(u)[i] = x[i].at[p - i, q].add(u), where what is written outside of row i is dropped",
+    "bitwise",
+    "each element takes the same updates in the same order; every chunk of rows goes through all of them",
+    "a matrix of counts, edges or ratings that is made of lists is made in chunks of rows",
+    "frontend/scatters.py",
+    told="what is scattered is made in chunks of rows, each of which goes through all updates",
+)
+
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ROLLS, PARTS, SHIFTS, SCATTERS, RANKS, ORDER, SCANS)
 """All passes, in the order in which a program meets them."""
 
 

@@ -85,6 +85,10 @@ def variation(x):
     return jnp.mean(jnp.sqrt((x[1:, 1:] - x[:-1, 1:]) ** 2 + (x[1:, 1:] - x[1:, :-1]) ** 2 + 1e-6))
 
 
+def counts(documents, words, table):
+    return jnp.log1p(jnp.zeros((300, 400)).at[documents, words].add(1.0)) @ table
+
+
 PROGRAMS = {
     "search-by-folds": (nearest, [f32(900, 8), f32(800, 8)], 120 * KIB),
     "draws-by-position": (dropped, [jax.random.key(0)], 100 * KIB),
@@ -93,6 +97,7 @@ PROGRAMS = {
     "equal-blocks-as-loops": (deep, [f32(14, 32, 32), f32(500, 32)], 3 * 2**20),
     "sums-of-parts": (tangents, [f32(100, 30), f32(30, 40), f32(40)], 300 * KIB),
     "shifts-by-position": (variation, [f32(400, 300)], 700 * KIB),
+    "scatters-by-position": (counts, [np.arange(900, dtype=np.int32) * k % n for k, n in ((7, 300), (11, 400))] + [f32(400, 3)], 200 * KIB),
     "ranks-by-counting": (middle, [f32(300, 3)], 150 * KIB),
     "order-of-products": (chain, [f32(2, 300), *[f32(300, 301)[:, :300] for _ in range(11)], f32(300, 1)], 2**30),
     "slices-in-scans": (steps, [f32(400, 300), f32(300)], 4 * 2**20),

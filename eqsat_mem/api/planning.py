@@ -292,6 +292,8 @@ def _why_not(traced: Any) -> str:
         return "it uses references to arrays (jax.new_ref), which it may change"
     if not all(isinstance(aval, ShapedArray) for aval in avals):
         return "it takes values of types that are not arrays"
+    if not all(isinstance(aval, ShapedArray) for aval in traced.jaxpr.out_avals):
+        return "it returns values of types that are not arrays"
     try:
         described = traced.args_info
     except Exception as error:

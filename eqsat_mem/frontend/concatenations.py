@@ -87,7 +87,7 @@ class _Parting:
         if isinstance(term, Fold):
             return new.add(Fold(term.dtype, term.monoid, over, operands[0])) if over else operands[0]
         if isinstance(term, Dot):
-            if over:
+            if over or any(new.terms[o].dtype != term.dtype for o in operands):
                 return new.add(Dot(term.dtype, over, operands[0], operands[1], term.precision))
             return new.add(Map(term.dtype, "mul", tuple(operands)))
         return new.add(with_children(term, tuple(operands)))

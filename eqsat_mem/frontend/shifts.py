@@ -27,6 +27,10 @@ def with_shifts(program: Program, passes: Collection[Pass] = EVERY) -> Program |
     return _Shifting(program).run() if SHIFTS in passes else None
 
 
+class _Clash(Exception):
+    """A value would be read at positions along an index that it has already: names of two axes are exchanged."""
+
+
 @dataclass
 class _Shifting:
     """One rewriting: of each take that stands for a slice, along one axis, where it starts and its stride."""
@@ -48,7 +52,10 @@ class _Shifting:
             term = self.old.on(t, ids)
             if not isinstance(term, Block) or term.call.prim.name not in ways or jax.dtypes.issubdtype(term.dtype, jax.dtypes.extended):
                 return None
-            found = ways[term.call.prim.name](new, term)
+            try:
+                found = ways[term.call.prim.name](new, term)
+            except _Clash:
+                return None
             changed |= found is not None
             return found
 
@@ -131,7 +138,13 @@ class _Shifting:
                 return _cut(new, term.arg, term.index, place, *self.cuts[part])
             if not new.free[term.arg] & new.free[place] & ~mask_of(axis):
                 return new.add(Take(term.dtype, term.index, term.positions, self._read(new, term.arg, axis, place)))
-        return new.add(Take(term.dtype, axis[0], place, part))
+        return _taken(new, axis[0], place, part)
+
+
+def _taken(program: Program, index: int, place: int, t: int) -> int:
+    if program.free[t] & program.free[place] & ~(1 << index):
+        raise _Clash
+    return program.add(Take(program.terms[t].dtype, index, place, t))
 
 
 def _cut(program: Program, t: int, index: int, place: int, start: int, stride: int) -> int:
@@ -139,7 +152,7 @@ def _cut(program: Program, t: int, index: int, place: int, start: int, stride: i
     if not program.free[t] >> index & 1:
         return t
     strided = place if stride == 1 else program.add(Map(PLACES, "mul", (place, _number(program, stride))))
-    return program.add(Take(program.terms[t].dtype, index, _moved(program, strided, start), t))
+    return _taken(program, index, _moved(program, strided, start), t)
 
 
 def _moved(program: Program, place: int, by: int) -> int:

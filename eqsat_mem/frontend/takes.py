@@ -8,6 +8,7 @@ memory stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ def _of_gather(program: Program, term: Block) -> int | None:
     if not taken or any(params["slice_sizes"][d] != 1 or len(before[d]) != 1 for d in taken) or numbers.operand_batching_dims:
         return None
     fills = params["mode"] is lax.GatherScatterMode.FILL_OR_DROP
-    if fills and (len(numbers.start_index_map) > 1 or params["fill_value"] is None):
+    if fills and (set(numbers.start_index_map) != set(taken) or params["fill_value"] is None):
         return None
     kept = [a for d, a in enumerate(before) if d not in numbers.collapsed_slice_dims]
     windows = [after[k] for k in sorted(numbers.offset_dims)]
@@ -87,23 +88,27 @@ def _of_gather(program: Program, term: Block) -> int | None:
     if not named or not placed:
         return None
     rows: int | None = term.args[0]
+    within: list[int] = []
     for d in taken:
         column = _column(program, starts, list(numbers.start_index_map).index(d), len(numbers.start_index_map))
         if column is None or rows is None:
             return None
         positions = _wide(program, column)
         rows = _take(program, rows, before[d][0], positions)
-    return _filled(program, term, rows, positions, shape[taken[0]]) if fills and rows is not None else rows
+        within += _within(program, positions, shape[d]) if fills else []
+    if not fills or rows is None:
+        return rows
+    boolean = np.dtype(bool)
+    inside = reduce(lambda one, other: program.add(Map(boolean, "and", (one, other))), within)
+    fill = program.add(Literal.of(params["fill_value"], term.dtype))
+    return program.add(Map(term.dtype, "select_n", (inside, fill, rows)))
 
 
-def _filled(program: Program, term: Block, rows: int, positions: int, extent: int) -> int:
-    """Rows, and the value that stands for those at positions outside."""
+def _within(program: Program, positions: int, extent: int) -> list[int]:
+    """What has to hold for positions to be inside."""
     boolean, counts = np.dtype(bool), program.terms[positions].dtype
     ends = (program.add(Literal.of(n, counts)) for n in (0, extent))
-    inside = [program.add(Map(boolean, name, (positions, end))) for name, end in zip(("ge", "lt"), ends)]
-    within = program.add(Map(boolean, "and", tuple(inside)))
-    fill = program.add(Literal.of(term.call.params["fill_value"], term.dtype))
-    return program.add(Map(term.dtype, "select_n", (within, fill, rows)))
+    return [program.add(Map(boolean, name, (positions, end))) for name, end in zip(("ge", "lt"), ends)]
 
 
 def _wide(program: Program, positions: int) -> int:

@@ -20,6 +20,7 @@ from eqsat_mem.errors import OptionError
 from eqsat_mem.ir import Call, Map
 from eqsat_mem.ir.jaxprs import inner_jaxprs, nested_jaxprs
 from eqsat_mem.ir.ops import ALIASES, MAPS, Monoid, Operation, Shapes, operation_of
+from eqsat_mem.ir.ops import BLOCKS as OPERATIONS
 
 Params = Mapping[str, Any]
 BlockWeight = Callable[[Shapes, Shapes, Params], float]
@@ -326,7 +327,7 @@ def _selection(ins: Shapes, outs: Shapes, params: Params) -> float:
 
 THREEFRY = 60.0
 """Additions per random number: Threefry-2x32 is twenty rounds of an addition, a rotation and an exclusive or."""
-SCATTERS = ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+SCATTERS = tuple(name for name, row in OPERATIONS.items() if row.writes_into)
 _SLICES = ("slice", "slice_at", "shift_to", "dynamic_slice", "dynamic_update_slice")
 _MOVES = (*_SLICES, "pad", "concatenate", "split", "stack", "unstack", "rev")
 _DRAWS = ("random_bits", "random_split", "random_fold_in", "threefry2x32")

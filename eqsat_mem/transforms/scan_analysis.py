@@ -194,10 +194,10 @@ class Stages:
             return How.INVARIANT
         if mine & (mine - 1):
             return How.STORED
-        if t in self.stacked_by:
+        if t in self.stacked_by and self.stacked_by[t].axes == scan_axes:
             return How.OWN if self.stacked_by[t] is own else How.AGAIN if t in self.again else How.STORED
         if t in self.scan_of:
-            return How.STORED  # a last carry, whose own index is the steps' index too
+            return How.STORED  # a last carry, or stacked along other steps, which has the index of the steps for another reason
         if isinstance(term, Iota):
             return How.COMPUTED if self.stage else How.STORED
         simple = isinstance(term, Map | Rename) or self.stage >= Stage.RECOMPUTE or self.after.get(t, self) is own

@@ -93,7 +93,12 @@ def of_blocks(x, y, i):
     return pairs(x, y)[jnp.ix_(i % N, i % M)] + jnp.tanh(x @ y.T)[i[:, None], jnp.arange(len(i)) % M]
 
 
+def filled_blocks(x, y, i):
+    return pairs(x, y).at[jnp.ix_(i, jnp.array([1, M + 2, -1, 0]))].get(mode="fill", fill_value=-2.0)
+
+
 LOOKUPS = [
+    filled_blocks,
     rows,
     columns,
     of_batches,

@@ -12,7 +12,7 @@ import pytest
 import eqsat_mem
 from eqsat_mem.frontend.concatenations import MOST_PARTS, with_parts
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import check
+from eqsat_mem.ir import Map, check
 from eqsat_mem.testing import same_values
 from tests.oracles.evaluation import values
 
@@ -96,3 +96,18 @@ def test_a_tangent_kernel_holds_no_jacobian():
     assert plan.peak_bytes <= limit
     assert "sums-of-parts" in plan.rules_fired
     assert same_values(kernel, fast, [w, x]).same
+
+
+def test_parts_of_another_dtype_are_converted():
+    """A product of two dtypes has that of the result: parts of one element are products, too."""
+
+    def product(a, b):
+        return jnp.einsum("ij,k->ijk", a, jnp.concatenate([b[:1], b, b[-1:]])).sum(2)
+
+    a, b = made(4, 3), made(5, seed=1).astype(np.float16)
+    program = with_parts(loaded(product, a, b))
+    assert program is not None
+    for t in program.reachable():
+        if isinstance(term := program.terms[t], Map) and term.op == "mul":
+            assert {program.terms[c].dtype for c in term.args} == {term.dtype}
+    np.testing.assert_allclose(values([a, b], program)[0][0], product(a, b), rtol=1e-5)

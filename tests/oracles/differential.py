@@ -16,7 +16,11 @@ from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction, as_written, extract, original
 from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.frontend.concatenations import with_parts
 from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.scatters import with_scatters
+from eqsat_mem.frontend.shifts import with_shifts
+from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Map, Program
 from eqsat_mem.ir.jaxprs import nested_jaxprs
 from eqsat_mem.ir.loop_tree import Loop, Seq, enclosing, loops, walk_regions, with_region
@@ -27,7 +31,7 @@ from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import schedule, straight
 from eqsat_mem.schedule.split import Choices, Kind, kind_of, least_chunk, region, shared_slices, split
 from eqsat_mem.schedule.timing import Timing
-from eqsat_mem.transforms import plan_bodies
+from eqsat_mem.transforms import plan_bodies, ranks
 from eqsat_mem.transforms.scan_rewrite import forms
 from tests.oracles import stepwise
 from tests.oracles.extraction import chaos
@@ -143,11 +147,28 @@ def planned_bodies(program: Program, seed: int) -> Program:
         plan_bodies.SMALL_BYTES = small
 
 
+def all_forms(written: Extraction) -> Iterator[Program]:
+    """A program as it is written, and every other form that a search may begin with: scans that stack less, rows that are taken ..."""
+    yield written.program
+    yield from forms(written, RULES)
+    for form in (with_parts, with_takes, with_shifts, with_scatters, _with_ranks):
+        if (made := form(written.program)) is not None:
+            yield made
+
+
+def _with_ranks(program: Program) -> Program | None:
+    """The program with counts in place of sorts, however short they are."""
+    least, ranks.LEAST = ranks.LEAST, 1
+    try:
+        return ranks.with_ranks(program)
+    finally:
+        ranks.LEAST = least
+
+
 def plans(case: Case, seed: int, thorough: bool = True) -> Iterator[tuple[str, Schedule]]:
     """Plans of a program, each with a word for it; a few of them unless ``thorough``."""
     rng = random.Random(seed)
-    program = load(case.jaxpr, case.names)
-    staged = [program, *forms(original(program, RULES), RULES)]
+    staged = [*all_forms(original(load(case.jaxpr, case.names), RULES))]
     program = staged[rng.randrange(len(staged))]
     if rng.random() < 0.3:
         program = planned_bodies(program, seed)
@@ -166,7 +187,7 @@ def few_plans(case: Case, seed: int) -> Iterator[tuple[str, Schedule]]:
     """A random loop tree of a random form of a program as it is written, and the same with values computed again: no e-graph."""
     rng = random.Random(seed)
     written = original(load(case.jaxpr, case.names), RULES)
-    staged = [written.program, *forms(written, RULES)]
+    staged = [*all_forms(written)]
     chosen = staged[rng.randrange(len(staged))]
     tree = random_schedule(written if chosen is written.program else original(chosen, RULES), rng)
     yield "as written, random tree", tree

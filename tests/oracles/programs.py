@@ -346,6 +346,50 @@ def control(w: _Writer) -> str | None:
         "lax.scan(lambda c, r: (c, r @ {0}.T), 0, {0})[1]").format(x, y)  # fmt: skip
 
 
+def recurrences(w: _Writer) -> str | None:
+    """Scans whose carries are rows, over rows, columns or both, each of a batch on its own or not."""
+    x, y = w.pick((2, 3), "f"), w.pick((1, 2), "f")
+    return x and y and w.choose(
+        "lax.scan(lambda c, r: (0.5 * c + jnp.tanh(r), c * r), jnp.zeros_like({0}[0]), {0})[1]",
+        "lax.scan(lambda c, r: (jnp.tanh(c + r), jnp.max(c) + r), {0}[0], {0} * 2, reverse=True)[1]",
+        "jax.vmap(lambda s: lax.scan(lambda c, r: (jnp.tanh(c + r), c - r), s[0], s)[1])({0})",
+        "jax.vmap(lambda s: lax.scan(lambda c, r: (0.9 * c + r, None), jnp.zeros_like(s[0]), s)[0], 1)({0})",
+        "lax.scan(lambda c, r: (jnp.tanh(c @ {0} + r), c), jnp.zeros_like({0}[0]), {0})[1]",
+        "lax.scan(lambda c, r: (c + jnp.outer(r, r), jnp.sum(c, 0)), jnp.zeros(({0}.shape[-1],) * 2, {0}.dtype), {0})[1]",
+        "lax.scan(lambda c, r: (c + r.astype(c.dtype), r * {1}), jnp.zeros_like({0}[0]), {0})[1].sum(0)",
+        "lax.scan(lambda c, k: (jnp.tanh(c + {0}[k]), c.sum()), {0}[0], jnp.arange({0}.shape[0]))[1]",
+        "lax.scan(lambda c, r: (jnp.where(r.sum() > 0.3173, c + r, c), lax.cond(c.sum() > 1, jnp.sin, jnp.cos, r)), {0}[0], {0})[1]",
+        "lax.fori_loop(0, 2, lambda i, c: 0.5 * c + jnp.tanh(c @ c.T) @ c, {0})",
+        "lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (jnp.tanh({0}), {0}))[1]",
+        "lax.map(lambda r: jax.nn.softmax({0} @ r), {0})", "lax.map(jax.checkpoint(lambda r: jnp.exp(-jnp.abs(r - {0}).sum(-1))), {0})",
+    ).format(x, y)  # fmt: skip
+
+
+def windows(w: _Writer) -> str | None:
+    """Neighbours along an axis, side by side or one at a time."""
+    x = w.pick((1, 3), "f")
+    return x and w.choose(
+        "jnp.diff({0}, axis={1})", "jnp.roll({0}, 1, {1}) - {0}", "jnp.pad({0}, 1, mode='edge')", "jnp.pad({0}, 1, mode='wrap')",
+        "jnp.stack([{0}[k:{0}.shape[0] - 2 + k] for k in range(3)])", "{0}[2:] - 2 * {0}[1:-1] + {0}[:-2]",
+        "jnp.concatenate([{0}, jnp.tanh({0})], {1}).sum({1})", "jnp.concatenate([{0}[1:], {0}[:1] ** 2], 0)",
+        "jnp.max(jnp.stack([{0}, jnp.roll({0}, 2, {1})]), 0)",
+        "lax.reduce_window({0}, -jnp.inf, lax.max, (2,) * {0}.ndim, (1,) * {0}.ndim, 'SAME')",
+        "jnp.concatenate([{0}, {0} ** 2], {1}) @ jnp.concatenate([{0}, {0}], {1}).T", "jnp.cumsum({0}, {1}) - {0}",
+        "lax.cumlogsumexp({0}, {1})", "jnp.gradient({0}, axis={1})").format(x, w.axis(x))  # fmt: skip
+
+
+def ranked(w: _Writer) -> str | None:
+    """Elements at places of what is sorted, and places among them."""
+    x, y = w.pick((1, 2), "f"), w.pick((1, 2), "f")
+    return x and y and w.choose(
+        "jnp.median({0}, {1})", "jnp.quantile({0}, 0.3, {1})", "jnp.sort({0}, None)[1]", "jnp.sort({0}, {1})[0]",
+        "jnp.quantile({0}, jnp.array([0.1, 0.9]))", "jnp.searchsorted(jnp.sort({3}, None), {2})",
+        "jnp.interp({0}, jnp.arange(5.0), jnp.array([0, 1, 0, 2, 1.0]))", "jnp.histogram({2}, bins=4, range=(-900, 900))[0]",
+        "jnp.bincount(jnp.abs({2}).astype(int).ravel() % 5, length=5)", "jnp.percentile({0} - {0}.T, 70)",
+        "{0}[jnp.argsort({2}, 0)[..., 0] if {0}.ndim > 1 else jnp.argsort({2})]").format(
+            x, w.axis(x), rounded(x), rounded(y))  # fmt: skip
+
+
 def conversion(w: _Writer) -> str | None:
     x = w.pick(kind="" if w.mixed else "biu")
     return x and w.choose("{0}.astype(jnp.float32)", "{0}.astype(jnp.int32)", "{0}.astype(bool)", "{0}.astype(jnp.float64)",
@@ -359,6 +403,7 @@ _TABLE: list[tuple[Callable[[_Writer], str | None], float]] = [
     (unary, 3), (binary, 3), (outer, 2), (distance, 1.5), (product, 2), (einsum, 3), (reduction, 4), (search, 1.2), (normalised, 1.5),
         (layout, 2.5),
     (masks, 1.5), (moves, 2), (algebra, 0.6), (control, 0.8), (conversion, 0.8),
+    (recurrences, 0.7), (windows, 0.8), (ranked, 0.4),
 ]  # fmt: skip
 STEPS = [step for step, _ in _TABLE]
 WEIGHTS = np.array([weight for _, weight in _TABLE]) / sum(weight for _, weight in _TABLE)

@@ -150,7 +150,13 @@ def rows_times_whole(a):
     return jnp.sum(jnp.tanh(lax.map(lambda row: row @ low.T, low))) + jnp.sum(jnp.tanh(low))
 
 
-@pytest.mark.parametrize("function", [rows_times_square, rows_times_whole])
+def rows_of_sums(a):
+    low = a / (1 + jnp.sum(a**2, 0, keepdims=True))
+    sums = lax.scan(lambda c, row: (c + row, row * low), jnp.zeros(5), a)[1].sum(0)
+    return jnp.sum(jnp.tanh(lax.scan(lambda c, row: (jnp.tanh(c + row), c * row), sums[0], sums)[1]))
+
+
+@pytest.mark.parametrize("function", [rows_times_square, rows_times_whole, rows_of_sums])
 def test_rows_of_a_matrix_that_every_step_reads_whole_may_be_steps_too(function):
     """Then what is stacked, or carried, has the index of the steps for another reason, and is no slice of the step."""
     a = f32(5, 5)

@@ -33,7 +33,7 @@ def _resize_gather(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict
     return {**params, "slice_sizes": replaced(params["slice_sizes"], new)}
 
 
-def _scatter(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+def written_axes(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     """Return a group for each operand axis that is written whole, and for each batching axis."""
     operand, updates = ins[0], ins[2]
     numbers = params["dimension_numbers"]
@@ -49,7 +49,7 @@ def _scatter(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return groups
 
 
-def _meeting(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+def meeting(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     """Return a group for each other batch axis of positions and updates, whose elements may be written to the same place."""
     numbers = params["dimension_numbers"]
     windows = _dims(numbers.update_window_dims)
@@ -64,7 +64,7 @@ def _dims(*groups: Sequence[Any]) -> set[int]:
 
 def _gather_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
     fill = params["fill_value"]
-    return (f"lax.gather({args[0]}, {args[1]}, {_numbers_text('GatherDimensionNumbers', params['dimension_numbers'])}, "
+    return (f"lax.gather({args[0]}, {args[1]}, {numbers_text('GatherDimensionNumbers', params['dimension_numbers'])}, "
             f"slice_sizes={tuple(map(int, params['slice_sizes']))}{_flags_text(params)}, mode=lax.GatherScatterMode.{params['mode'].name}"
             + (")" if fill is None else f", fill_value={value_text(fill)})"))  # fmt: skip
 
@@ -74,7 +74,7 @@ def _scatter_text(function: str) -> Any:
         if function == "scatter" and params["update_jaxpr"] is not None:
             return None  # x.at[i].apply(f)
         return (f"lax.{function}({args[0]}, {args[1]}, {args[2]}, "
-                f"{_numbers_text('ScatterDimensionNumbers', params['dimension_numbers'])}{_flags_text(params)}, "
+                f"{numbers_text('ScatterDimensionNumbers', params['dimension_numbers'])}{_flags_text(params)}, "
                 f"mode=lax.GatherScatterMode.{params['mode'].name})")  # fmt: skip
 
     return text
@@ -85,27 +85,30 @@ def _flags_text(params: Params) -> str:
     return "".join(f", {name}=True" for name in ("unique_indices", "indices_are_sorted") if params[name])
 
 
-def _numbers_text(cls: str, numbers: Any) -> str:
+def numbers_text(cls: str, numbers: Any) -> str:
     fields = {k: tuple(map(int, v)) for k, v in numbers._asdict().items() if len(v) or "batching" not in k}
     return f"lax.{cls}(" + ", ".join(f"{k}={v}" for k, v in fields.items()) + ")"
 
 
+SCATTERS: dict[str, str | None] = {
+    "scatter": None,
+    "scatter-add": "add",
+    "scatter-sub": "add",
+    "scatter-mul": "mul",
+    "scatter-min": "min",
+    "scatter-max": "max",
+}
+"""The scatters, each with the monoid by which it combines updates."""
+
 GATHERS = [BlockOp("gather", _gather, _resize_gather, _gather_text, moves=True)] + [
     BlockOp(
         name,
-        _scatter,
+        written_axes,
         text=_scatter_text(name.replace("-", "_")),
-        shared=_meeting,
+        shared=meeting,
         monoid=monoid,
         writes_into=True,
         linear=slice(0, None, 2) if name == "scatter-add" else None,  # what it writes into, and the updates
     )
-    for name, monoid in {
-        "scatter": None,
-        "scatter-add": "add",
-        "scatter-sub": "add",
-        "scatter-mul": "mul",
-        "scatter-min": "min",
-        "scatter-max": "max",
-    }.items()
+    for name, monoid in SCATTERS.items()
 ]
