@@ -105,7 +105,7 @@ def _of_gather(program: Program, term: Block) -> int | None:
 
 
 def _within(program: Program, positions: int, extent: int) -> list[int]:
-    """What has to hold for positions to be inside."""
+    """The comparisons that all hold where positions are inside."""
     boolean, counts = np.dtype(bool), program.terms[positions].dtype
     ends = (program.add(Literal.of(n, counts)) for n in (0, extent))
     return [program.add(Map(boolean, name, (positions, end))) for name, end in zip(("ge", "lt"), ends)]
