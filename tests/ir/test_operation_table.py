@@ -195,6 +195,11 @@ def _gather_batched(x: Any, i: Any) -> Any:
     return jax.vmap(lambda a, k: a[k])(x, i)
 
 
+def _scatter_at(name: str) -> Callable[..., Any]:
+    numbers = lax.ScatterDimensionNumbers(update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,))
+    return partial(ops.scatters_at[name].bind, columns=(0,), ends=None, dimension_numbers=numbers)
+
+
 def _scatter_batched(x: Any, i: Any, u: Any) -> Any:
     return jax.vmap(lambda a, k, w: a.at[k].add(w))(x, i, u)
 
@@ -292,6 +297,8 @@ BLOCK_CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("reduce_window_sum", lambda x: lax.reduce_window(x, 0.0, lax.add, (1, 2), (1, 1), "SAME"), (f32(3, 5),)),
     ("reduce_window_max", lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 1), "SAME"), (f32(3, 5),)),
     ("reduce_window_min", lambda x: lax.reduce_window(x, jnp.inf, lax.min, (1, 2), (1, 2), "VALID"), (f32(3, 5),)),
+    *((f"{name}_at", _scatter_at(name), (f32(5, 3), np.array([[4], [0]], np.int32), f32(2, 3), np.arange(5, dtype=np.int32)))
+      for name in ops.scatters_at),
     ("select_and_scatter_add", _window_gradient, (f32(3, 6),)),
     ("select_and_gather_add", _window_tangent, (f32(3, 6),)),
     ("reduce", lambda x: lax.reduce(x, np.float32(0), lambda a, b: a + b * a, (1,)), (f32(3, 5, 4),)),
@@ -344,12 +351,14 @@ def operand(aval: Any) -> Any:
 
 
 def operands_of(name: str, eqn: Any) -> list[Any]:
-    """Values for an equation: positions of slices ascend in even steps."""
+    """Values for an equation: positions of slices, and places that a scatter is told, ascend in even steps."""
     values = [operand(v.aval) for v in eqn.invars]
     steps = {"slice_at": (0, 2), "shift_to": (-1, 1)}
     if name in steps:
         start, stride = steps[name]
         values[1] = start + stride * jnp.arange(values[1].size, dtype=jnp.int32)
+    if name.removesuffix("_at") in ops.scatters_at and name.endswith("_at"):
+        values[3] = jnp.arange(values[3].size, dtype=jnp.int32)
     return values
 
 
