@@ -188,16 +188,9 @@ class ExpressionWriter:
             text = combine.format(text, wrap(value)) if text else wrap(value)
         return text, layout
 
-    def promoted(self, t: int, dtype: Any, scope: Scope, region: Region) -> Value:
-        """An operand in the dtype that all operands are promoted to, which ``jnp`` may not do by itself."""
-        value = self.value(t, scope, region)
-        is_other = self.reads.program.terms[t].dtype != dtype
-        return Value(f"{wrap(value)}.astype({self.reads.dtype(dtype)})", value.layout) if is_other else value
-
     def dot(self, t: int, term: Dot, scope: Scope, region: Region) -> tuple[str, Layout]:
         program = self.reads.program
-        common = jnp.promote_types(program.terms[term.lhs].dtype, program.terms[term.rhs].dtype)
-        left, right = (self.promoted(a, common, scope, region) for a in (term.lhs, term.rhs))
+        left, right = (self.value(a, scope, region) for a in (term.lhs, term.rhs))
         layout = self.reads.layout(t)
         batch = [i for i in layout if i in left.layout and i in right.layout]
         own = [[i for i in side.layout if i in layout and i not in batch] for side in (left, right)]

@@ -141,11 +141,6 @@ def test_literals_that_are_results_or_operands_of_calls_keep_their_dtype():
     check(lambda a: jnp.pad(a, 1, constant_values=2), A)
 
 
-def test_contractions_of_two_dtypes_convert_one_of_them():
-    check(lambda a, b: jnp.einsum("ij,k->kij", a, b), A, A[:, 0].astype(np.float16))
-    check(lambda a, b: jnp.einsum("ij,ik->jk", a, b), np.round(A), np.round(A).astype(jnp.bfloat16))
-
-
 def test_sums_of_rows_in_half_precision_are_kept_in_float32():
     """What a chunk scatters is of the rows' dtype, and what is carried is wider."""
     rows, places = np.round(A).astype(jnp.bfloat16), np.arange(7) % 2
