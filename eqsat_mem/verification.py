@@ -125,7 +125,10 @@ def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: f
             errors.append(error)
     if found is not None:
         return found
-    raise min(errors, key=lambda error: error.smallest_bytes) from None
+    try:
+        raise min(errors, key=lambda error: error.smallest_bytes) from None
+    finally:
+        errors.clear()  # its frames hold them, and they all that was planned, until cyclic garbage is looked for
 
 
 def _leaves_room(chosen: Chosen, limit: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,6 +74,26 @@ class Shardings:
         said = [*spread_prefix(self.arguments, args, "in_shardings"), *[None] * len(jax.tree.leaves(kwargs))]
         specs = [spec if spec is not None else spec_on(own, mesh) for spec, own in zip(said, found, strict=True)]
         return Lying(mesh, tuple(specs))
+
+
+def placed_shapes(
+    lying: Lying, args: tuple[Any, ...], kwargs: dict[str, Any], positions: Collection[int], names: Collection[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, less the static ones at ``positions`` and of ``names``, with descriptions of arrays told where they lie.
+
+    JAX finds out by itself where arguments lie that a program reads, and takes others for whole on every device.
+    """
+    specs = iter(lying.arguments)
+
+    def told(leaf: Any) -> Any:
+        spec = next(specs)
+        if spec is None or not isinstance(leaf, jax.ShapeDtypeStruct) or leaf.sharding is not None or not isinstance(lying.mesh, Mesh):
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(lying.mesh, spec), weak_type=leaf.weak_type)
+
+    fixed = [k in positions or k - len(args) in positions for k in range(len(args))]
+    placed = tuple(arg if is_static else jax.tree.map(told, arg) for arg, is_static in zip(args, fixed))
+    return placed, {name: arg if name in names else jax.tree.map(told, arg) for name, arg in sorted(kwargs.items())}
 
 
 def given_to_jit(options: dict[str, Any]) -> Shardings:

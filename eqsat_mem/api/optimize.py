@@ -23,7 +23,7 @@ from eqsat_mem.api.arguments import argument_names, hoist_constants, is_valueles
 from eqsat_mem.api.compiled import MOST_SIGNATURES, JitByPlan, NotOurs, donated_leaves, is_outermost, static_arguments
 from eqsat_mem.api.function import Function
 from eqsat_mem.api.keywords import with_hints
-from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, explicit_mesh, placement, spread_prefix, without_types
+from eqsat_mem.api.meshes import ANYWHERE, Lying, Shardings, explicit_mesh, placed_shapes, placement, spread_prefix, without_types
 from eqsat_mem.api.primitive import bind_placed
 from eqsat_mem.api.saved_plans import GivenPlan, given_plan
 from eqsat_mem.api.varying import plain_aval, vary_alike, without_varying_types
@@ -237,7 +237,10 @@ class Optimized:
     @pointing
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(fun).lower``: plans for these arguments, and has a method ``compile``."""
-        return self._function_for(args, kwargs).chosen(args, kwargs).lower(*args, **kwargs)
+        function, lying = self._function_for(args, kwargs).chosen(args, kwargs), self._lying(args, kwargs)
+        if lying is not None:
+            args, kwargs = placed_shapes(lying, args, kwargs, *self._static)
+        return function.lower(*args, **kwargs)
 
     @api_boundary
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:

@@ -196,7 +196,8 @@ class Inference:
         for k, v in enumerate(eqn.outs):
             self.axes[v] = [stands.get(("out", k, a)) or self.table.fresh(n) for a, n in enumerate(outs[k])]
             self.table.own(v, self.of(v))
-            self.table.own(self.new_owner(), [*self.of(v), *groups])  # a loop's sum over an axis has it under no other name
+            if loop is not None:  # what is a sum over an axis has it under no other name
+                self.table.own(self.new_owner(), [*self.of(v), *groups])
         for k in self.biggest_first(eqn):
             for wanted, mine in zip(reads[k], self.of(eqn.ins[k])):
                 self.table.unify(wanted, mine)

@@ -526,6 +526,21 @@ def test_the_original_runs_where_no_plan_fits(jit, ledger, x, monkeypatch, capsy
     assert warning.count("runs as written") == 1
 
 
+def test_what_does_not_fit_is_forgotten_at_once(jit, ledger, x, monkeypatch):
+    """Not when cyclic garbage is looked for next: what was planned is large, and JAX's own tests ask that programs go with their names."""
+    monkeypatch.setenv("EQSAT_MEM_LIMIT", str(2 * x.nbytes))
+    planned = jit(lambda x: nearest(x, x))
+    gc.collect()
+    gc.disable()
+    try:
+        program = weakref.ref(planned.trace(x).jaxpr.jaxpr)
+        assert outcomes(ledger)[0][1] == "failed"
+        jax.clear_caches()
+        assert program() is None
+    finally:
+        gc.enable()
+
+
 def test_the_original_runs_where_the_planner_breaks(broken, jit, ledger, x, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # as python -W error: our warning must not become an error

@@ -82,6 +82,21 @@ def test_shardings_are_read_from_arrays_and_from_shapes(mesh, args, want):
     assert f.lower(*placed).compile().memory_analysis().temp_size_in_bytes < 192 * 1024
 
 
+def test_arguments_that_are_not_read_lie_in_shares_too(mesh):
+    """JAX finds out where the arguments lie that a program reads; of this table only the shape is used."""
+    limit = 400 * 1024
+
+    def gradient(scale, table, places, updates, *, times):
+        return jax.grad(lambda t: times * scale * jnp.sum(t[places] * updates["u"]))(table)
+
+    f = optimize(gradient, memory_limit=limit, mesh=mesh, in_shardings=(None, S, S, S), out_shardings=S, static_argnames="times")
+    table, places = jax.ShapeDtypeStruct((8 * N, 16), jnp.float32), jax.ShapeDtypeStruct((N,), jnp.int32)
+    shapes = 2.0, table, places, {"u": jax.ShapeDtypeStruct((N, 16), jnp.float32)}
+    assert f.plan(*shapes, times=3).compiled_peak_bytes <= limit
+    memory = f.lower(*shapes, times=3).compile().memory_analysis()
+    assert memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes <= limit < 8 * N * 16 * 4
+
+
 def test_the_mesh_of_set_mesh(mesh, args, want):
     f = optimize(kernel_product, memory_limit="192KiB", in_shardings=(S, S, S))
     with pytest.raises(OptionError, match="need a mesh"):

@@ -224,15 +224,12 @@ def _convert(params: Any, x: Array) -> Array:
 
 
 def _reduce_precision(params: Any, x: Array) -> Array:
-    bits = params["exponent_bits"], params["mantissa_bits"]
-    known = next((d for d in (np.float16, jnp.bfloat16, np.float32) if (jnp.finfo(d).nexp, jnp.finfo(d).nmant) == bits), None)
-    return (
-        x
-        if bits == (jnp.finfo(x.dtype).nexp, jnp.finfo(x.dtype).nmant)
-        else NotImplemented
-        if known is None
-        else (x.astype(known).astype(x.dtype))
-    )
+    own, wanted = jnp.finfo(x.dtype), (params["exponent_bits"], params["mantissa_bits"])
+    for dtype in (x.dtype, np.float32, np.float16, jnp.bfloat16):
+        known = jnp.finfo(dtype)
+        if (known.nexp, known.nmant) == wanted and known.nmant <= own.nmant:
+            return x.astype(dtype).astype(x.dtype)
+    return NotImplemented
 
 
 def _split(params: Any, x: Array) -> list[Array]:

@@ -64,12 +64,7 @@ SUITES = (
 
 COUNTS = "it counts compilations, and a plan is compiled to learn what XLA reserves for it"
 
-KEEPS = "it asks JAX's own caches for programs that something keeps, and a function that may be planned keeps what it was traced to"
-
-EXCUSED: dict[str, str] = {
-    "jax:tests/api_test.py::JitTest::test_jit_compile_with_compiler_options_multiple": COUNTS,
-    "jax:tests/api_test.py::JitTest::test_pe_close_jaxpr_cache_leak": KEEPS,
-}
+EXCUSED: dict[str, str] = {"jax:tests/api_test.py::JitTest::test_jit_compile_with_compiler_options_multiple": COUNTS}
 """Tests that may fail under ``run`` only, as patterns of ``suite:file::test``, each with the reason."""
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, extents, replaced
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Pointwise, Shapes, Text, extents, replaced
 from eqsat_mem.ir.ops.elementwise import value_text
 
 
@@ -49,7 +49,7 @@ def written_axes(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return groups
 
 
-def meeting(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
+def _meeting(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     """Return a group for each other batch axis of positions and updates, whose elements may be written to the same place."""
     numbers = params["dimension_numbers"]
     windows = _dims(numbers.update_window_dims)
@@ -100,15 +100,14 @@ SCATTERS: dict[str, str | None] = {
 }
 """The scatters, each with the monoid by which it combines updates."""
 
-GATHERS = [BlockOp("gather", _gather, _resize_gather, _gather_text, moves=True)] + [
-    BlockOp(
-        name,
-        written_axes,
-        text=_scatter_text(name.replace("-", "_")),
-        shared=meeting,
-        monoid=monoid,
-        writes_into=True,
-        linear=slice(0, None, 2) if name == "scatter-add" else None,  # what it writes into, and the updates
-    )
-    for name, monoid in SCATTERS.items()
+
+def scatter_row(name: str, monoid: str | None, pointwise: Pointwise, text: Text, helpers: tuple[Callable[..., Any], ...] = ()) -> BlockOp:
+    """Return the row of a scatter, whose first operands are what it writes into, the positions and the updates."""
+    linear = slice(0, 3, 2) if monoid == "add" and "sub" not in name else None
+    return BlockOp(name, pointwise, text=text, helpers=helpers, shared=_meeting, monoid=monoid, writes_into=True, linear=linear)
+
+
+GATHERS = [
+    BlockOp("gather", _gather, _resize_gather, _gather_text, moves=True),
+    *(scatter_row(name, monoid, written_axes, _scatter_text(name.replace("-", "_"))) for name, monoid in SCATTERS.items()),
 ]

@@ -11,8 +11,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes
-from eqsat_mem.ir.ops.gathers import SCATTERS, meeting, numbers_text, written_axes
+from eqsat_mem.ir.ops.blocks import Group, Params, Shapes
+from eqsat_mem.ir.ops.gathers import SCATTERS, numbers_text, scatter_row, written_axes
 
 
 def scattered_at(write: Any, x: Any, positions: Any, updates: Any, places: Any, columns: Any, ends: Any, numbers: Any) -> Any:
@@ -73,16 +73,4 @@ def _text(name: str) -> Callable[[Params, Sequence[str], Shapes], str]:
     return text
 
 
-SCATTERS_AT = [
-    BlockOp(
-        f"{name}_at",
-        _pointwise,
-        text=_text(name),
-        helpers=(scattered_at,),
-        shared=meeting,
-        monoid=monoid,
-        writes_into=True,
-        linear=slice(0, 3, 2) if name == "scatter-add" else None,  # what it writes into, and the updates
-    )
-    for name, monoid in SCATTERS.items()
-]
+SCATTERS_AT = [scatter_row(f"{name}_at", monoid, _pointwise, _text(name), (scattered_at,)) for name, monoid in SCATTERS.items()]
