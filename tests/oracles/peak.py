@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.ir import Block, Dot, Fold, Map, bits, children, is_leaf, itemsize
+from eqsat_mem.ir.jaxprs import consts_and_carries
 from eqsat_mem.ir.loop_tree import Loop, Seq, made, walk_regions
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
 from eqsat_mem.schedule.schedules import Schedule
@@ -109,7 +110,7 @@ class _Run:
         """
         kernels = self.fused(seq)
         if begun is None:
-            begun = self.loop_states(seq, extents)
+            begun = self.begun_ahead(seq, extents, returned)
             self.heap.allocate(sum(begun.values()))
         readers = {t: sum(t in own for own in kernels.operands) + (t in seq.outs) for step in kernels.kept for t in made(step)}
         alive: dict[int, int] = {}
@@ -126,23 +127,29 @@ class _Run:
                 else:
                     own = kernels.members[position]
                     last = step in returned and not readers[step] - 1
-                    self.kernel(step, own, dying, alive, extents, along, last)
+                    self.kernel(step, own, dying, alive, extents, along, last, begun)
             for t in {*dying, *(t for t in made(step) if t in alive and not readers[t])} & alive.keys():
                 self.heap.release(alive.pop(t))
         return alive
 
-    def loop_states(self, seq: Seq, extents: Extents) -> dict[int, int]:
-        """Bytes of what the loops of a region carry, those in stretches of it included, but not those in other loops."""
-        states: dict[int, int] = {}
-        for step in seq.steps:
+    def begun_ahead(self, seq: Seq, extents: Extents, returned: frozenset[int]) -> dict[int, int]:
+        """Bytes of what loops carry and scans stack in a region, those in stretches of it included, but not those in other loops."""
+        kernels = self.fused(seq)
+        begun: dict[int, int] = {}
+        for position, step in enumerate(kernels.kept):
             if isinstance(step, Loop):
-                states |= {t: self.as_computed(t, extents) for t in step.folds} | {t: self.as_declared(t, extents) for t in step.stacks}
+                begun |= {t: self.as_computed(t, extents) for t in step.folds} | {t: self.as_declared(t, extents) for t in step.stacks}
             elif isinstance(step, Seq):
-                states |= self.loop_states(step, extents)
-            else:
-                term = self.program.terms[step]
-                assert not (isinstance(term, Block) and term.call.prim.name == "scan"), "what scans stack is not counted here"
-        return states
+                begun |= self.begun_ahead(step, extents, returned.difference(*kernels.operands[position + 1 :]))
+            elif self.is_stacked(step):
+                last = step in returned.difference(*kernels.operands)
+                begun[step] = (self.as_declared if last else self.as_computed)(step, extents)
+        return begun
+
+    def is_stacked(self, step: int) -> bool:
+        """Whether a kernel's result is what the steps of a scan stack, beside what they carry."""
+        term = self.program.terms[step]
+        return isinstance(term, Block) and term.call.prim.name == "scan" and term.out >= consts_and_carries(term.call.params)[1]
 
     def written_out(self, seq: Seq, position: int, extents: Extents, along: int | None) -> int:
         """Bytes of the copies that are there while a kernel runs: widened, at a larger shape, or position by position."""
@@ -185,7 +192,15 @@ class _Run:
         self.heap.release(sum(self.region(loop.body, extents, loop.index, frozenset()).values()))
 
     def kernel(
-        self, step: int, members: tuple[int, ...], dying: list[int], alive: dict[int, int], extents: Extents, along: int | None, last: bool
+        self,
+        step: int,
+        members: tuple[int, ...],
+        dying: list[int],
+        alive: dict[int, int],
+        extents: Extents,
+        along: int | None,
+        last: bool,
+        begun: dict[int, int],
     ) -> None:
         """One kernel: its result, in the buffer of an operand where that can be, and what it takes while it runs.
 
@@ -209,7 +224,7 @@ class _Run:
             if taken is not None:
                 self.heap.release(alive.pop(taken))
         with self.heap.holding(beside):
-            self.heap.allocate(size)
+            self.heap.allocate(0 if step in begun else size)
         alive[step] = size
 
     def rows_of_results(self, step: int, extents: Extents) -> int:
