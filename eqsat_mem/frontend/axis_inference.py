@@ -51,6 +51,7 @@ class Inference:
     def __init__(self, flat: Flat, load_body: LoadBody):
         self.flat, self.load_body = flat, load_body
         self.used = {v for eqn in flat.equations for v in eqn.ins}.union(flat.outputs)
+        self.turned = {eqn.ins[0]: eqn.params["permutation"] for eqn in flat.equations if eqn.prim.name == "transpose"}
         self.zeros = {v for v, value in flat.literals.items() if value == 0}
         self.table = AxisTable()
         self.axes: list[list[Variables] | None] = [None] * len(flat.shapes)
@@ -153,6 +154,9 @@ class Inference:
         return Translation("fold", [axes], [v for a in sorted(reduced) for v in axes[a]])
 
     def dot(self, eqn: Equation) -> Translation:
+        """The translation of a contraction. Where both operands have an axis of one name, as in ``x @ x.T``, the larger one keeps it, or
+        that whose axes stay where they are: the result is then aligned with what has the operand's axes in its order, such as the operand.
+        """
         (contract, batch), shapes = eqn.params["dimension_numbers"], [self.flat.shapes[v] for v in eqn.ins]
         reads: list[dict[int, Variables]] = [{}, {}]
         for pairs in (batch, contract):
@@ -161,18 +165,24 @@ class Inference:
         shared = [reads[0][int(a)] for a in batch[0]]
         over = [v for a in contract[0] for v in reads[0][int(a)]]
         free: list[Variables] = []
+        kept = [0, 0]
         for side in (0, 1):
             for a, n in enumerate(shapes[side]):
                 if a not in reads[side]:
                     reads[side][a] = self.table.fresh(n)
                     free.append(reads[side][a])
+                    kept[side] += a == self.as_turned(eqn.outs[0], len(shared) + len(free) - 1)
         self.axes[eqn.outs[0]] = [*shared, *free]
         self.table.own(eqn.outs[0], self.of(eqn.outs[0]))
         self.table.own(self.new_owner(), [*reads[0].values(), *free])
-        for side in self.biggest_first(eqn):
+        for side in sorted(self.biggest_first(eqn), key=lambda side: (-math.prod(shapes[side]), -kept[side])):
             for a, mine in enumerate(self.of(eqn.ins[side])):
                 self.table.unify(reads[side][a], mine)
         return Translation("dot", [[side[a] for a in range(len(side))] for side in reads], over)
+
+    def as_turned(self, v: int, axis: int) -> int:
+        """Return the position of an axis of a value in its transpose, if it has one."""
+        return self.turned[v].index(axis) if v in self.turned else axis
 
     # blocks
 

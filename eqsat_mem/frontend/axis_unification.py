@@ -179,27 +179,28 @@ def index_names(count: int) -> list[str]:
     return [_LETTERS[n % 26] + (str(n // 26 + 1) if n >= 26 else "") for n in range(count)]
 
 
-def index_order(indices: Sequence[int], layouts: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+def index_order(indices: Sequence[int], *layouts: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
     """Order indices such that outer axes precede inner ones, with priority to large arrays.
 
     Args:
         indices: the indices; ties keep this order.
         layouts: for each array, its bytes and its indices from the outermost axis to the innermost. Layouts are satisfied in
-            descending order of their total bytes, each as far as the earlier ones allow.
+            descending order of their total bytes, each as far as the earlier ones allow; those of one list before those of the next.
     """
-    weight: dict[tuple[int, ...], int] = {}
-    for size, chain in layouts:
-        key = tuple(chain)
-        if len(key) > 1:
-            weight[key] = weight.get(key, 0) + size
     before = dict.fromkeys(indices, 0)
     after = dict.fromkeys(indices, 0)
     bit = {v: 1 << k for k, v in enumerate(indices)}
-    for chain in sorted(weight, key=lambda c: -weight[c]):
-        for k, u in enumerate(chain):
-            for v in chain[k + 1 :]:
-                if not (before[v] & bit[u] or after[v] & bit[u]):
-                    _precede(u, v, before, after, bit, indices)
+    for group in layouts:
+        weight: dict[tuple[int, ...], int] = {}
+        for size, chain in group:
+            key = tuple(chain)
+            if len(key) > 1:
+                weight[key] = weight.get(key, 0) + size
+        for chain in sorted(weight, key=lambda c: -weight[c]):
+            for k, u in enumerate(chain):
+                for v in chain[k + 1 :]:
+                    if not (before[v] & bit[u] or after[v] & bit[u]):
+                        _precede(u, v, before, after, bit, indices)
     first = {v: k for k, v in enumerate(indices)}
     return sorted(indices, key=lambda v: (before[v].bit_count(), first[v]))
 

@@ -6,6 +6,7 @@ Transposes, broadcasts, squeezes and reshapes are no term at all: they only say 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -110,17 +111,39 @@ class _Builder:
     def number_indices(self) -> dict[int, int]:
         """The final number of each index; the program's list of indices is made on the way."""
         table, inference = self.table, self.inference
-        layouts: list[tuple[int, list[int]]] = []
-        for v, axes in enumerate(inference.axes):
-            if axes is not None:
-                chain = [leaf for axis in axes for leaf in table.leaves(axis)]
-                layouts.append((math.prod(self.flat.shapes[v]) * itemsize(self.flat.dtypes[v]), chain))
-        reads = [leaf for how in inference.translations for read in how.reads for axis in read for leaf in table.leaves(axis)]
+        layouts = [(self.nbytes(v), self.leaves(axes)) for v, axes in enumerate(inference.axes) if axes is not None]
+        reads = [leaf for how in inference.translations for read in how.reads for leaf in self.leaves(read)]
         seen = list(dict.fromkeys([leaf for _, chain in layouts for leaf in chain] + reads))
-        order = index_order(seen, layouts)
+        order = index_order(seen, self.batches(), layouts)
         names = dict(zip(seen, index_names(len(seen))))
         self.program.indices = [Index(names[leaf], table.extent[leaf]) for leaf in order]
         return {leaf: k for k, leaf in enumerate(order)}
+
+    def batches(self) -> list[tuple[int, list[int]]]:
+        """The order of a batch axis of contractions and any other of their axes, with the bytes of the operands and results that have both:
+        libraries take batches one after the other, and what lies otherwise is copied. No such order is one that what is given in
+        memory has the other way round: arguments, outputs and what blocks read and make."""
+        flat, every = self.flat, list(zip(self.flat.equations, self.inference.translations))
+        given = [self.leaves(self.inference.of(v)) for v in [*flat.inputs, *flat.consts, *flat.outputs]]
+        for eqn, how in every:
+            if how.kind == "block":
+                given += [self.leaves(axes) for axes in [*how.reads, *map(self.inference.of, eqn.outs)]]
+        fixed = {pair for chain in given for pair in itertools.combinations(chain, 2)}
+        found: list[tuple[int, list[int]]] = []
+        for eqn, how in every:
+            if how.kind == "dot":
+                own = how.reads[0]
+                batch = self.leaves(own[int(a)] for a in eqn.params["dimension_numbers"][1][0])
+                for v, axes in [*zip(eqn.ins, how.reads), (eqn.outs[0], self.inference.of(eqn.outs[0]))]:
+                    others = [leaf for leaf in self.leaves(axes) if leaf not in batch]
+                    found += [(self.nbytes(v), [b, leaf]) for b in batch for leaf in others if (leaf, b) not in fixed]
+        return found
+
+    def nbytes(self, v: int) -> int:
+        return math.prod(self.flat.shapes[v]) * itemsize(self.flat.dtypes[v])
+
+    def leaves(self, axes: Iterable[Variables]) -> list[int]:
+        return [leaf for axis in axes for leaf in self.table.leaves(axis)]
 
     def build(self) -> Program:
         program, flat = self.program, self.flat

@@ -372,6 +372,44 @@ def test_indices_come_in_the_order_of_the_largest_arrays() -> None:
     assert axes == sorted(axes)
 
 
+def pair_update(z: Any, w: Any, spec: str) -> Any:
+    """The update of pairs along triangles (Jumper et al. 2021), without gates: both operands have the names of ``z``."""
+    return z + jnp.einsum(spec, jnp.tanh(z @ w), jnp.sin(z @ w))
+
+
+@pytest.mark.parametrize(("spec", "kept"), [("ikc,jkc->ijc", 0), ("jkc,ikc->ijc", 0), ("kic,kjc->ijc", 1), ("kjc,kic->ijc", 1)])
+def test_of_two_operands_with_axes_of_one_name_that_keeps_it_whose_axis_stays_in_place(spec: str, kept: int) -> None:
+    """So that a loop over the argument's rows, or columns, makes those of the result, to which they are added."""
+    program = check(lambda z, w: pair_update(z, w, spec), f32(5, 5, 3), f32(3, 3))
+    (pairs,) = [term.axes for term in program.terms if isinstance(term, ir.Input) and len(term.axes) == 3]
+    (product,) = [t for t, term in enumerate(program.terms) if isinstance(term, ir.Dot) and len(ir.bits(program.free[term.rhs])) == 3]
+    assert pairs[kept][0] in ir.bits(program.free[product])
+    (before_adding,) = [dict(term.pairs) for term in program.terms if isinstance(term, ir.Rename) and term.arg == product]
+    assert pairs[kept][0] not in before_adding
+    assert pairs[1 - kept][0] in before_adding.values()
+
+
+def batch_and_rest(program: ir.Program) -> tuple[tuple[int, ...], ...]:
+    """The batch axes, and the other axes, of a program's contractions of two batches of matrices."""
+    dots = [term for term in program.terms if isinstance(term, ir.Dot) and program.free[term.lhs] & program.free[term.rhs] & ~term.over]
+    batch, every = 0, 0
+    for dot in dots:
+        batch |= program.free[dot.lhs] & program.free[dot.rhs] & ~dot.over
+        every |= program.free[dot.lhs] | program.free[dot.rhs]
+    return tuple(ir.bits(batch)), tuple(ir.bits(every & ~batch))
+
+
+def test_batches_of_computed_matrices_come_first() -> None:
+    """Libraries take matrices one after the other, and what lies otherwise is copied for them."""
+    batch, rest = batch_and_rest(check(lambda z, w: pair_update(z, w, "ikc,jkc->ijc"), f32(5, 5, 3), f32(3, 3)))
+    assert max(batch) < min(rest)
+
+
+def test_axes_of_arguments_keep_their_order_though_they_are_batches() -> None:
+    batch, rest = batch_and_rest(check(lambda a, b: jnp.einsum("ikc,jkc->ijc", jnp.tanh(a), b), f32(5, 5, 3), f32(5, 5, 3)))
+    assert min(batch) > max(rest)
+
+
 def test_effects_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:
     def noisy(x: Any) -> Any:
         jax.debug.callback(lambda _: sys.stdout.write("first "), x[0, 0], ordered=True)
