@@ -76,7 +76,9 @@ class Candidates:
 
         if s.chunks:
             return Moved(s).fitting(limit, deadline)
-        return self.moved.setdefault((id(s.ex), s.backend), Moved(s)).fitting(limit, deadline)
+        if (key := (id(s.ex), s.backend)) not in self.moved:
+            self.moved[key] = Moved(s)
+        return self.moved[key].fitting(limit, deadline)
 
 
 def extracted_of(view: View, rules: RuleSet, backend: Backend, deadline: Deadline) -> Candidates:

@@ -48,12 +48,12 @@ class Moved:
     """A schedule and what moves make of it, one after the other: the same for every limit, and made when a limit asks for it."""
 
     def __init__(self, s: Schedule):
-        self.made = [s]
-        self.further = _further(s)
+        self.made = [(s, written(s))]
+        self.further = _further(s, self.made[0][1])
 
     def fitting(self, limit: int, deadline: Deadline = NEVER) -> Schedule:
         """The first that fits ``limit`` bytes, with delays if need be; the smallest if none does, or none so far at the end of the time."""
-        found, k = self.made[0], 0
+        (found, _), k = self.made[0], 0
         smallest = found
         while not (found := self._in_order(k, limit, deadline)).fits(limit) and not deadline.passed():
             smallest, k = min(smallest, found, key=lambda s: s.peak_bytes), k + 1
@@ -65,25 +65,26 @@ class Moved:
 
     def _in_order(self, k: int, limit: int, deadline: Deadline) -> Schedule:
         """A schedule that has been made, with values delayed where that makes it fit."""
-        s = self.made[k]
+        s, memory = self.made[k]
         if s.fits(limit):
             return s
-        memory = written(s)
         return delayed(s, limit, deadline) if memory.total(s.seq, s.chunks) <= limit else s
 
 
-def _further(s: Schedule) -> Iterator[Schedule]:
-    """A schedule after one move, after two, and so on."""
+def _further(s: Schedule, memory: Memory) -> Iterator[tuple[Schedule, Memory]]:
+    """A schedule after one move, after two, and so on, each with its memory in program order."""
     moved: frozenset[int] = frozenset()
     for _ in range(min(MOST_MOVES, MOST_REBUILT // max(len(s.ex.program.terms), 1))):
-        memory = written(s)
         waiting = memory.total(s.seq, s.chunks)
-        tried = filter(None, (apply(s, memory, move, moved) for move in _moves(s, memory, moved)[:TRIED]))
-        following = next((new for new in tried if written(new[0]).total(new[0].seq, new[0].chunks) <= waiting), None)
-        if following is None:
+        for move in _moves(s, memory, moved)[:TRIED]:
+            if (new := apply(s, memory, move, moved)) is not None:
+                after = written(new[0])
+                if after.total(new[0].seq, new[0].chunks) <= waiting:
+                    break
+        else:
             break
-        s, moved = following
-        yield s
+        (s, moved), memory = new, after
+        yield s, memory
 
 
 def least_bytes(s: Schedule) -> int:

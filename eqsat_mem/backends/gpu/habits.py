@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from eqsat_mem.backends.gpu.targets import Target
 
@@ -131,6 +132,7 @@ ARITHMETIC, TILE, MOST_PARTS = 100.0, 128, 2**11
 above, found from the parts into which products of many sizes are cut: benchmarks/gpu_model.py --only products."""
 
 
+@lru_cache(maxsize=2**14)
 def product_parts(batch: int, m: int, n: int, k: int, itemsize: int, target: Target) -> int:
     """Into how many parts a Triton kernel cuts the contracted axis; each leaves a result, of float32 or wider,
     before they are added up.

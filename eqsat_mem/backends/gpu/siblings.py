@@ -91,6 +91,7 @@ class _Groups:
     def __init__(self, waits: Sequence[set[int]]):
         self.waits = waits
         self.group = list(range(len(waits)))
+        self.own = {k: [k] for k in self.group}
         self.are_joined = False
 
     def join(self, one: int, other: int, in_turn: bool = False) -> None:
@@ -98,38 +99,41 @@ class _Groups:
         a, b = self.group[one], self.group[other]
         if a == b or self._needs(a, b) or self._needs(b, a, in_turn):
             return
-        self.group = [a if g == b else g for g in self.group]
+        for k in self.own[b]:
+            self.group[k] = a
+        self.own[a] = sorted(self.own[a] + self.own.pop(b))
         self.are_joined = True
 
     def several(self) -> Iterator[list[int]]:
         """The kernels of each group of more than one."""
-        groups = ([k for k, own in enumerate(self.group) if own == g] for g in set(self.group))
-        return (together for together in groups if len(together) > 1)
+        return (together for together in self.own.values() if len(together) > 1)
+
+    def _before(self, group: int) -> set[int]:
+        """The groups whose results a group reads, which may be itself."""
+        return {self.group[w] for k in self.own[group] for w in self.waits[k]}
 
     def _needs(self, group: int, before: int, by_others: bool = False) -> bool:
         """Whether a group cannot begin before another has run: ``by_others``, if it needs another that needs it."""
         if by_others:
-            first = {self.group[w] for k, own in enumerate(self.group) if own == group for w in self.waits[k]}
-            return any(self._needs(g, before) for g in first - {group, before})
+            return any(self._needs(g, before) for g in self._before(group) - {group, before})
         waiting, seen = [group], {group}
         while waiting:
-            found = waiting.pop()
-            for g in {self.group[w] for k, own in enumerate(self.group) if own == found for w in self.waits[k]} - seen:
-                if g == before:
-                    return True
-                seen.add(g)
-                waiting.append(g)
+            new = self._before(waiting.pop()) - seen
+            if before in new:
+                return True
+            seen |= new
+            waiting += new
         return False
 
     def order(self) -> list[int]:
         """All kernels, those of a group one after the other, else as they stand."""
-        done: list[int] = []
+        done: dict[int, None] = {}
         left = list(range(len(self.waits)))
         while left:
             for k in left:
-                own = [m for m in left if self.group[m] == self.group[k]]
+                own = self.own[self.group[k]]
                 if all(w in done or w in own for m in own for w in self.waits[m]):
-                    done += own
+                    done |= dict.fromkeys(own)
                     left = [m for m in left if m not in own]
                     break
-        return done
+        return [*done]
