@@ -1,4 +1,5 @@
-"""Costs of convolutions by their products and by the patches that a library lays out, for few and many features.
+"""Costs of convolutions by their products and by the patches that a library lays out, for few and many features, and of gradients of
+their kernels, whose windows are as large as images and whose features are examples.
 
 python -m benchmarks.calibration.convolution
 """
@@ -12,7 +13,9 @@ from jax import lax
 
 from benchmarks.calibration.sweep import Case, main
 
-MEASURES = tuple(f"backends.cpu.weights.{name}" for name in ("MULTIPLIED", "LAID_OUT", "SCATTERED", "TOGETHER"))
+MEASURES = tuple(
+    f"backends.cpu.weights.{name}" for name in ("MULTIPLIED", "LAID_OUT", "SCATTERED", "TOGETHER", "FEW_FEATURES", "PLACED", "BEGUN")
+)
 WINDOW = 3
 
 
@@ -27,6 +30,13 @@ def cases(tiny: bool) -> Iterator[Case]:
                 shapes = [(batch, *sides, features), ((WINDOW,) * dimensions + (features, out))]
                 work = batch * extent**dimensions * features * WINDOW**dimensions
                 yield Case(f"{dimensions} dimensions, {features} features to {out}", convolve, shapes, float(work))
+    layout = ("NHWC", "HWIO", "NHWC")
+    convolve = partial(lax.conv_general_dilated, window_strides=(1, 1), padding=((1, 1), (1, 1)), dimension_numbers=layout)
+    for before, after in ((2, 2),) if tiny else ((3, 32), (32, 32), (64, 3), (64, 64)):
+        for examples in (1, 2) if tiny else (1, 2, 4, 8, 16, 32):
+            shapes = [(before, extent, extent, examples), (extent, extent, examples, after)]
+            work = before * WINDOW**2 * extent**2 * examples
+            yield Case(f"gradient of the kernel of {before} to {after}, {examples} examples", convolve, shapes, float(work))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import jaxpr_as_fun, primitives
 
-from eqsat_mem.frontend import diagonal_gathers, row_gathers
+from eqsat_mem.frontend import counted_positions, diagonal_gathers, row_gathers
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.passes import DIAGONALS, DRAWS, ROWS, SEARCHES, Pass
@@ -32,6 +32,8 @@ def plain_form(
     by_definition = _definition(flat, name, params, ins)
     if by_definition is not None:
         return Plain(by_definition, ins)
+    if name == "scan" and (counting := counted_positions.plain_form(flat, producer, params, ins)) is not None:
+        return counting
     if name in _SEARCHES and SEARCHES in passes:
         search = (_search_pairs if preferences.pairs else _search)(flat, name, params, ins[0], preferences.short_search)
         return Plain(search, ins, SEARCHES) if search is not None else None

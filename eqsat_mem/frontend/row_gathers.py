@@ -41,9 +41,9 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: 
 def batched_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Plain | None:
     """The same gather or scatter, with axes whose positions count 0, 1, ... as batch axes; ``None`` if it has no such axes, or no others.
 
-    ``x[arange(n)[:, None], p]`` takes several elements of each row. Where ``x`` is in memory anyway, it stays as it is.
+    ``x[arange(n)[:, None], p]`` takes several elements of each row.
     """
-    if (name != "gather" and written(name, params) is None) or not _is_computed(flat, producer, ins[0]):
+    if name != "gather" and written(name, params) is None:
         return None
     reads, numbers, shape = name == "gather", params["dimension_numbers"], flat.shapes[ins[0]]
     names = _GATHER if reads else _SCATTER

@@ -18,8 +18,9 @@ from eqsat_mem.schedule.weights import trips
 if TYPE_CHECKING:
     from eqsat_mem.schedule.schedules import Schedule
 
-SLOW = 2.0
-"""Times as written from which scans in chunks are compared with steps that run again: their small kernels are priced high."""
+SLOW = 0.7
+"""Times as written from which scans in chunks of a batch are compared with scans whose steps run again: a product of few rows reads all
+parameters in each step of each chunk."""
 
 
 @dataclass(frozen=True, eq=False)

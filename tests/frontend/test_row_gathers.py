@@ -144,6 +144,8 @@ FEW = {
     "added": lambda x, i: (x * 2).at[rows(), i].add(x[:, :2]),
     "multiplied, outside": lambda x, i: (x * 2).at[rows(), i + 3].mul(x[:, :2]),
     "derivative": lambda x, i: jax.grad(lambda x: jnp.sum((x * 2)[rows(), i] ** 2))(x),
+    "read where it lies": lambda x, i: x[rows(), i],
+    "added where it lies": lambda x, i: x.at[rows(), i].add(x[:, :2]),
 }
 
 

@@ -22,6 +22,7 @@ from eqsat_mem.ir.interpreter import evaluate_term, to_axes
 from eqsat_mem.ir.ops import bind_call
 from eqsat_mem.schedule.loop_bodies import in_chunks
 from eqsat_mem.testing import same_values
+from tests.oracles.evaluation import values as evaluated
 from tests.tiers import tiered
 
 ROWS, STEPS, WIDTH = 4, 5, 3
@@ -163,6 +164,42 @@ def roles_of(function, *args):
     return tuple({program.indices[i].extent for i in bits(mask)} for mask in (call.pointwise, call.folds))
 
 
+READS_ROWS = {
+    "positions of both axes, made outside": lambda rows, p, x: x[rows, p],
+    "columns made inside": lambda rows, p, x: x[rows, (p + x.astype(p.dtype)[:, :2]) % WIDTH],
+    "rows of columns": lambda rows, p, x: x.T[p, rows],
+    "written": lambda rows, p, x: x.at[rows, p].add(1.0)[:, :2],
+}
+
+
+def are_read_in_rows(program):
+    """Whether all scans read the rows of matrices that they are given step by step in rows of what they carry."""
+    given = [(call, axes) for call in scans(program) for axes in call.in_axes if program.shape(axes)[:2] == (STEPS, 7)]
+    return all(axes[1][0] in bits(call.pointwise) for call, axes in given)
+
+
+@pytest.mark.parametrize("name", READS_ROWS)
+def test_rows_whose_positions_are_counted_before_a_scan_are_a_batch(name, small_too):
+    def loss(h, xs, p):
+        rows = jnp.arange(7)[:, None]
+        return jnp.sum(lax.scan(lambda h, x: (h * 0.9 + READS_ROWS[name](rows, p, x), None), h, xs)[0] ** 2)
+
+    args = [*values((7, 2), (STEPS, 7, WIDTH)), integers(WIDTH, 7, 2)]
+    for function in (loss, jax.grad(loss, (0, 1))):
+        program = program_of(function, args)
+        assert are_read_in_rows(program) or (function is not loss and "inside" in name)
+        for mine, theirs in zip(evaluated(args, program)[0], jax.tree.leaves(jax.jit(function)(*args)), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_positions_that_do_not_count_stay_outside(small_too):
+    def loss(h, xs, p):
+        rows = jnp.arange(7)[::-1][:, None]
+        return jnp.sum(lax.scan(lambda h, x: (h * 0.9 + x[rows, p], None), h, xs)[0] ** 2)
+
+    assert not are_read_in_rows(program_of(loss, [*values((7, 2), (STEPS, 7, WIDTH)), integers(WIDTH, 7, 2)]))
+
+
 def test_a_gradient_sums_over_the_batch_and_keeps_its_rows(small_too):
     def loss(w, h, xs):
         return jnp.sum(lax.scan(lambda h, x: (jnp.tanh(h @ w + x), h), h, xs)[1] ** 2)
@@ -284,6 +321,20 @@ def labels_of_frames(w, frames, labels):
     return jnp.mean(jax.vmap(one)(frames, labels))
 
 
+def labels_of_rows(frames, labels):
+    """The same with a batch that is counted: each step reads the scores of each row's labels at their positions."""
+    scores, rows = jax.nn.log_softmax(frames, -1), jnp.arange(labels.shape[0])[:, None]
+    stands = jnp.zeros((labels.shape[0], 2 * labels.shape[1] + 1), jnp.int32).at[:, 1::2].set(labels)
+    never = jnp.full(stands.shape, -1e9).at[:, 0].set(scores[0, :, 0]).at[:, 1].set(scores[0][rows[:, 0], stands[:, 1]])
+
+    def step(alpha, e):
+        moved = jnp.concatenate([jnp.full_like(alpha[:, :1], -1e9), alpha[:, :-1]], 1)
+        return jnp.logaddexp(alpha, moved) + e[rows, stands], None
+
+    last = lax.scan(step, never, scores[1:])[0]
+    return -jnp.mean(jnp.logaddexp(last[:, -1], last[:, -2]))
+
+
 def soft_dtw(w, x, y):
     def one(a, b):
         cost = jnp.sum(((a @ w)[:, None] - b[None]) ** 2, -1)
@@ -348,6 +399,7 @@ FAMILIES = {
     "rnn": (rnn, lambda: values((32, 32), (24, 256, 32), scale=0.2)),
     "wave": (wave, lambda: [1 + values((40, 40), scale=0.05)[0], integers(40, 16), *values((16, 30, 40), scale=0.1)]),
     "ctc": (labels_of_frames, lambda: [*values((16, 40), (64, 30, 16), scale=0.3), integers(40, 64, 8)]),
+    "ctc, rows counted": (labels_of_rows, lambda: [*values((30, 64, 100), scale=0.3), integers(100, 64, 8)]),
     "soft-dtw": (soft_dtw, lambda: values((4, 4), (64, 40, 4), (64, 40, 4), scale=0.5)),
     "hmm": (forward, lambda: values((16, 16), (20, 256, 16), scale=0.5)),
     "ode": (flow, lambda: values((8, 16), (16, 8), (2048, 8), scale=0.4)),
@@ -355,7 +407,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(FAMILIES, [], ["rnn", "ctc", "soft-dtw", "hmm"]))
+@pytest.mark.parametrize("name", tiered(FAMILIES, [], ["rnn", "ctc", "ctc, rows counted", "soft-dtw", "hmm"]))
 def test_gradients_of_batched_scans_fit_in_chunks_of_the_batch(name):
     function, args = FAMILIES[name]
     plan = squeezed(jax.value_and_grad(function), args(), 1 / 8)

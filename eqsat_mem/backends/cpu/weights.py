@@ -78,15 +78,23 @@ def _lapack(routine: str, *vectors: str) -> BlockWeight:
 MULTIPLIED, LAID_OUT, SCATTERED, TOGETHER = 0.8, 12.0, 50.0, 16
 """A convolution contracts patches that its library first copies next to each other. In additions: the cost of a product, and of
 copying an element of a patch with at least as many input features as the last figure, and with fewer. Measured on one and two
-dimensions, 1 to 64 features in and 1 to 256 out: benchmarks/calibration/convolution.py."""
+dimensions, 1 to 64 features in and 1 to 256 out, windows as large as images included: benchmarks/calibration/convolution.py."""
+FEW_FEATURES = 16
+"""A convolution along two dimensions with more features than this, in or out, is passed to the kernel library, others to Eigen. Observed
+from 1 to 128 features of each; in benchmarks/calibration/convolution.py elements cost less beyond."""
+PLACED, BEGUN = 2500.0, 140.0
+"""The cost in additions of a place of the window, and of each of its positions, for Eigen, besides that of elements. The features of the
+gradient of a kernel are examples: one at a time, all cost is that of positions. Measured: benchmarks/calibration/convolution.py."""
 
 
 def _convolution(ins: Shapes, outs: Shapes, params: Params) -> float:
     data, kernel, result = params["dimension_numbers"]
-    places = math.prod(outs[0]) / max(outs[0][result[1]], 1)
-    patch = ins[0][data[1]] * math.prod(ins[1][a] for a in kernel[2:])
+    features, results, window = ins[0][data[1]], outs[0][result[1]], [ins[1][a] for a in kernel[2:]]
+    places, taps = math.prod(outs[0]) / max(results, 1), math.prod(window)
     products = math.prod(outs[0]) * math.prod(n for a, n in enumerate(ins[1]) if a != kernel[0])
-    return MULTIPLIED * products + places * patch * (LAID_OUT if ins[0][data[1]] >= TOGETHER else SCATTERED)
+    if len(window) == 2 and max(features, results) > FEW_FEATURES:
+        return MULTIPLIED * products + places * taps * features * (LAID_OUT if features >= TOGETHER else SCATTERED)
+    return MULTIPLIED * products + places * (PLACED + taps * (BEGUN + LAID_OUT * features))
 
 
 STEP, COMBINED = 20.0, 4.0
