@@ -70,7 +70,9 @@ def _columns(flat: Flat, producer: Mapping[int, Equation], constants: Constants,
 def _counted(flat: Flat, constants: Constants, value: int) -> _Counted | None:
     """What counts from zero along an axis of more than one element."""
     shape, known = flat.shapes[value], constants.array(value)
-    for axis, extent in enumerate(shape if known is not None else ()):
+    if known is None:
+        return None
+    for axis, extent in enumerate(shape):
         counting = np.arange(extent).reshape([extent if a == axis else 1 for a in range(len(shape))])
         if extent > 1 and np.array_equal(known, np.broadcast_to(counting, shape)):
             return _Counted(shape, flat.dtypes[value], axis)
