@@ -68,7 +68,7 @@ def _columns(flat: Flat, producer: Mapping[int, Equation], constants: Constants,
 
 
 def _counted(flat: Flat, constants: Constants, value: int) -> _Counted | None:
-    """What counts from zero along an axis of more than one element."""
+    """The counting array that a value is, along an axis of more than one element; ``None`` if it is none."""
     shape, known = flat.shapes[value], constants.array(value)
     if known is None:
         return None

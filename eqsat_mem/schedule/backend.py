@@ -276,6 +276,11 @@ class Backend:
         """Seconds that a turn of a loop takes besides its kernels and the traffic of its results."""
         return self.device.iteration_s
 
+    @property
+    def step_s(self) -> float:
+        """Seconds that a step of a loop of the user's takes besides its kernels."""
+        return self.device.iteration_s
+
     # the compiler
 
     @property

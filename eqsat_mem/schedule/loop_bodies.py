@@ -49,7 +49,7 @@ class Step:
 
     def seconds(self, extents: Mapping[int, int]) -> float:
         """Seconds that it takes, with what a turn of a loop takes besides its kernels."""
-        return float(self.timing.seconds(self.seq, self._extents(extents), {}) + self.timing.device.iteration_s)
+        return float(self.timing.seconds(self.seq, self._extents(extents), {}) + self.timing.backend.step_s)
 
     def _extents(self, extents: Mapping[int, int]) -> Any:
         out = self.timing.memory.full_extents()
@@ -64,7 +64,7 @@ def loop_s(call: Call, ins: Shapes, outs: Shapes, backend: Backend) -> float | N
     chunk = {} if call.inside is None else call.inside.extents(ins)
     known = [seconds for seconds in call.bodies_s if seconds]
     if known and not chunk:
-        once = max(known) if call.prim.name == "cond" else sum(known) + backend.device.iteration_s
+        once = max(known) if call.prim.name == "cond" else sum(known) + backend.step_s
     elif call.inside is not None:
         once = Step.of(call, backend).seconds(chunk)
     else:

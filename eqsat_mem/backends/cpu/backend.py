@@ -55,6 +55,9 @@ benchmarks/calibration/small_contractions.py."""
 THIN_ROWS, THIN_DEPTH = 2, 8
 """Rows of a contraction's result, and elements of its contracted axis, that run at half the full rate:
 benchmarks/calibration/small_contractions.py."""
+AT_ONCE_BYTES, AT_ONCE = 2**15, 0.2
+"""A kernel whose result has at most so many bytes is run by the thread that comes to it, for this share of what it takes to deal out
+another; the next step of a loop of the user's takes as little. Measured: benchmarks/calibration/small_kernels.py."""
 STRIDED = 1.5
 """The factor by which unrolled folds take longer outside of loops, where XLA:CPU fuses the strided reads of their operands into them.
 Measured: benchmarks/calibration/unrolled_folds.py."""
@@ -263,11 +266,17 @@ class CpuBackend(Backend):
 
     def overhead_s(self, kernel: Kernel) -> float:
         seconds = super().overhead_s(kernel)
+        if kernel.nbytes <= AT_ONCE_BYTES and not isinstance(kernel.term, Dot):
+            seconds *= AT_ONCE
         if isinstance(kernel.term, Dot):
             results = extent_of(kernel.extents, kernel.ex.program.free[kernel.step])
             seconds += self.device.deal_s if results > DEALT and self.device.matrix_cores > 1 else 0.0
             seconds += 0.0 if kernel.outside else self.device.fresh_s(SCRATCH * kernel.nbytes)
         return seconds
+
+    @property
+    def step_s(self) -> float:
+        return AT_ONCE * self.device.iteration_s
 
     def _is_uneven(self, kernel: Kernel) -> bool:
         """Whether a kernel writes short rows that vectors do not divide."""
