@@ -12,7 +12,7 @@ import numpy as np
 from eqsat_mem.codegen.calls import CallWriter
 from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Fixed, Layout, Region, Scope, Value, number, wrap
-from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, mask_of
+from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, itemsize, mask_of
 from eqsat_mem.ir.ops import (
     MONOIDS,
     RESCALING,
@@ -188,9 +188,18 @@ class ExpressionWriter:
             text = combine.format(text, wrap(value)) if text else wrap(value)
         return text, layout
 
+    def widened(self, t: int, value: Value, wide: Any) -> Value:
+        """The value of a term in a wider dtype, if its own is narrower."""
+        if itemsize(self.reads.program.terms[t].dtype) >= itemsize(wide):
+            return value
+        return Value(f"lax.convert_element_type({value.text}, {self.reads.dtype(wide)})", value.layout)
+
     def dot(self, t: int, term: Dot, scope: Scope, region: Region) -> tuple[str, Layout]:
         program = self.reads.program
         left, right = (self.value(a, scope, region) for a in (term.lhs, term.rhs))
+        if term.over & (program.free[term.lhs] ^ program.free[term.rhs]):  # einsum sums an axis of one operand before it multiplies
+            wide = max((term.dtype, *(program.terms[a].dtype for a in (term.lhs, term.rhs))), key=itemsize)
+            left, right = (self.widened(a, value, wide) for a, value in ((term.lhs, left), (term.rhs, right)))
         layout = self.reads.layout(t)
         batch = [i for i in layout if i in left.layout and i in right.layout]
         own = [[i for i in side.layout if i in layout and i not in batch] for side in (left, right)]

@@ -141,6 +141,19 @@ def test_literals_that_are_results_or_operands_of_calls_keep_their_dtype():
     check(lambda a: jnp.pad(a, 1, constant_values=2), A)
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_an_axis_of_one_operand_is_summed_in_the_dtype_of_the_result(swapped):
+    """``einsum`` sums it first: of half precision beyond its largest number, beside another dtype to one that strict promotion refuses."""
+
+    def summed(a, b):
+        operands = (jnp.broadcast_to(a[:, None], b.shape), b)
+        return jnp.einsum("kl,kl->k", *operands[:: -1 if swapped else 1], preferred_element_type=jnp.float32)
+
+    half = np.full((3, 4), 30_000, np.float16)
+    check(summed, np.ones(3, np.float32), half)
+    check(summed, np.ones(3, np.float16), half)
+
+
 def test_sums_of_rows_in_half_precision_are_kept_in_float32():
     """What a chunk scatters is of the rows' dtype, and what is carried is wider."""
     rows, places = np.round(A).astype(jnp.bfloat16), np.arange(7) % 2
