@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array, lax
+from jax.dtypes import issubdtype
 from jax.extend.core import jaxpr_as_fun
 
 from eqsat_mem.frontend.diagonal_gathers import Constants
@@ -64,7 +65,7 @@ def plain_form(flat: Flat, producer: Mapping[int, Equation], params: dict[str, A
 def _columns(flat: Flat, producer: Mapping[int, Equation], constants: Constants, value: int) -> _Columns:
     eqn, last = producer.get(value), len(flat.shapes[value]) - 1
     parts = eqn.ins if eqn is not None and eqn.prim.name == "concatenate" and eqn.params["dimension"] == last else [value]
-    return [_counted(flat, constants, v) or v for v in parts] if np.issubdtype(flat.dtypes[value], np.integer) else [value]
+    return [_counted(flat, constants, v) or v for v in parts] if issubdtype(flat.dtypes[value], np.integer) else [value]
 
 
 def _counted(flat: Flat, constants: Constants, value: int) -> _Counted | None:

@@ -200,6 +200,14 @@ def test_positions_that_do_not_count_stay_outside(small_too):
     assert not are_read_in_rows(program_of(loss, [*values((7, 2), (STEPS, 7, WIDTH)), integers(WIDTH, 7, 2)]))
 
 
+def test_keys_that_a_scan_reads_are_no_positions():
+    def drawn(xs, key):
+        return lax.scan(lambda h, x: (h + x * jax.random.uniform(key, x.shape), None), xs[0], xs)[0]
+
+    key = jax.random.key(0)
+    assert len(scans(program_of(drawn, [*values((STEPS, WIDTH)), key]))) == 1
+
+
 def test_a_gradient_sums_over_the_batch_and_keeps_its_rows(small_too):
     def loss(w, h, xs):
         return jnp.sum(lax.scan(lambda h, x: (jnp.tanh(h @ w + x), h), h, xs)[1] ** 2)
