@@ -314,7 +314,7 @@ def moves(w: _Writer) -> str | None:
     at = [int(k) for k in w.rng.randint(0, max(n, 1), 3)]
     return w.choose("jnp.concatenate([{0}, {1}], 0)", "jnp.stack([{0}, {0}], {2})", "jnp.pad({0}, 1)", "{0}[1:]", "{0}[::2]",
                     "{0}[::-1]", "jnp.roll({0}, 1, {2})",
-                    f"{{0}}[np.array({at})]", f"jnp.take({{0}}, jnp.argmax({rounded(y)}, 0) % {max(n, 1)}, 0)",
+                    f"{{0}}[np.array({at})]", f"jnp.take({{0}}, jnp.argmax({rounded(f'jnp.real({y})')}, 0) % {max(n, 1)}, 0)",
                     "jnp.repeat({0}, 2, {2})", "jnp.tile({0}, 2)",
                     "{0}[0]", "{0}[..., -1]", f"{{0}}.at[{at[0]}].set(1)", f"{{0}}.at[np.array({at})].add(2)",
                     f"jnp.take_along_axis({{0}}, jnp.argsort({rounded(x)}, 0), 0)", f"jax.ops.segment_sum({{0}}, jnp.arange({n}) % 2, 2)",
