@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.dtypes import issubdtype
 from jax.extend.core import jaxpr_as_fun
 
-from eqsat_mem.frontend.diagonal_gathers import Constants
+from eqsat_mem.frontend.diagonal_gathers import Constants, counts
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.ir.jaxprs import consts_and_carries
 
@@ -70,14 +70,11 @@ def _columns(flat: Flat, producer: Mapping[int, Equation], constants: Constants,
 
 def _counted(flat: Flat, constants: Constants, value: int) -> _Counted | None:
     """The counting array that a value is, along an axis of more than one element; ``None`` if it is none."""
-    shape, known = flat.shapes[value], constants.array(value)
+    known = constants.array(value)
     if known is None:
         return None
-    for axis, extent in enumerate(shape):
-        counting = np.arange(extent).reshape([extent if a == axis else 1 for a in range(len(shape))])
-        if extent > 1 and np.array_equal(known, np.broadcast_to(counting, shape)):
-            return _Counted(shape, flat.dtypes[value], axis)
-    return None
+    along = next((a for a, n in enumerate(known.shape) if n > 1 and counts(known, a)), None)
+    return None if along is None else _Counted(known.shape, flat.dtypes[value], along)
 
 
 def _joined(columns: _Columns, given: Iterator[Array]) -> Array:

@@ -111,6 +111,12 @@ class Constants:
         return _NUMPY[eqn.prim.name](eqn.params, operands)
 
 
+def counts(known: np.ndarray, axis: int) -> bool:
+    """Whether an array is 0, 1, 2, ... along an axis and the same along all others."""
+    counting = np.arange(known.shape[axis]).reshape([-1 if a == axis else 1 for a in range(known.ndim)])
+    return np.array_equal(known, np.broadcast_to(counting, known.shape))
+
+
 def _numpy_iota(params: Any, operands: Sequence[Any]) -> np.ndarray:
     shape, dimension = params["shape"], params["dimension"]
     along = np.arange(shape[dimension], dtype=params["dtype"])

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-from eqsat_mem.frontend.diagonal_gathers import Constants, written
+from eqsat_mem.frontend.diagonal_gathers import Constants, counts, written
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.ir.ops import ALIASES, MAPS, REDUCTIONS
 from eqsat_mem.passes import ROWS
@@ -207,9 +207,7 @@ def _columns(flat: Flat, producer: Mapping[int, Equation], indices: int, count: 
 def _counts_along(flat: Flat, producer: Mapping[int, Equation], column: int, extent: int, taken: set[int]) -> int | None:
     """The axis along which a column is 0, 1, 2, ... up to ``extent``."""
     known = Constants(flat, producer).array(column)
-    for a, n in enumerate(() if known is None else known.shape[:-1]):
-        assert known is not None
-        counts = np.expand_dims(np.arange(n), [b for b in range(known.ndim) if b != a])
-        if n == extent and a not in taken and np.array_equal(known, np.broadcast_to(counts, known.shape)):
-            return a
-    return None
+    if known is None:
+        return None
+    free = (a for a, n in enumerate(known.shape[:-1]) if n == extent and a not in taken)
+    return next((a for a in free if counts(known, a)), None)

@@ -48,43 +48,45 @@ class Moved:
     """A schedule and what moves make of it, one after the other: the same for every limit, and made when a limit asks for it."""
 
     def __init__(self, s: Schedule):
-        self.made = [(s, written(s))]
-        self.further = _further(s, self.made[0][1])
+        self.start = s
+        self.made: list[tuple[Schedule, int]] = []
+        self.further = _further(s)
 
     def fitting(self, limit: int, deadline: Deadline = NEVER) -> Schedule:
         """The first that fits ``limit`` bytes, with delays if need be; the smallest if none does, or none so far at the end of the time."""
-        (found, _), k = self.made[0], 0
-        smallest = found
-        while not (found := self._in_order(k, limit, deadline)).fits(limit) and not deadline.passed():
-            smallest, k = min(smallest, found, key=lambda s: s.peak_bytes), k + 1
-            if k == len(self.made):
-                if (new := next(self.further, None)) is None:
-                    break
-                self.made.append(new)
-        return min(smallest, found, key=lambda s: (not s.fits(limit), s.peak_bytes))
+        smallest = self.start
+        for s, in_order in self._each():
+            found = delayed(s, limit, deadline) if in_order <= limit < s.peak_bytes else s
+            if found.fits(limit):
+                return found
+            smallest = min(smallest, found, key=lambda s: s.peak_bytes)
+            if deadline.passed():
+                break
+        return smallest
 
-    def _in_order(self, k: int, limit: int, deadline: Deadline) -> Schedule:
-        """A schedule that has been made, with values delayed where that makes it fit."""
-        s, memory = self.made[k]
-        if s.fits(limit):
-            return s
-        return delayed(s, limit, deadline) if memory.total(s.seq, s.chunks) <= limit else s
+    def _each(self) -> Iterator[tuple[Schedule, int]]:
+        """Each schedule with the bytes that it holds in program order, those made before first."""
+        yield from self.made
+        for new in self.further:
+            self.made.append(new)
+            yield new
 
 
-def _further(s: Schedule, memory: Memory) -> Iterator[tuple[Schedule, Memory]]:
-    """A schedule after one move, after two, and so on, each with its memory in program order."""
-    moved: frozenset[int] = frozenset()
+def _further(s: Schedule) -> Iterator[tuple[Schedule, int]]:
+    """A schedule, the same after one move, after two, and so on, each with the bytes that it holds in program order."""
+    memory, moved = written(s), frozenset[int]()
+    in_order = memory.total(s.seq, s.chunks)
+    yield s, in_order
     for _ in range(min(MOST_MOVES, MOST_REBUILT // max(len(s.ex.program.terms), 1))):
-        waiting = memory.total(s.seq, s.chunks)
         for move in _moves(s, memory, moved)[:TRIED]:
             if (new := apply(s, memory, move, moved)) is not None:
                 after = written(new[0])
-                if after.total(new[0].seq, new[0].chunks) <= waiting:
+                if (total := after.total(new[0].seq, new[0].chunks)) <= in_order:
                     break
         else:
             break
-        (s, moved), memory = new, after
-        yield s, memory
+        (s, moved), memory, in_order = new, after, total
+        yield s, in_order
 
 
 def least_bytes(s: Schedule) -> int:

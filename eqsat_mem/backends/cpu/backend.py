@@ -266,12 +266,12 @@ class CpuBackend(Backend):
 
     def overhead_s(self, kernel: Kernel) -> float:
         seconds = super().overhead_s(kernel)
-        if kernel.nbytes <= AT_ONCE_BYTES and not isinstance(kernel.term, Dot):
-            seconds *= AT_ONCE
         if isinstance(kernel.term, Dot):
             results = extent_of(kernel.extents, kernel.ex.program.free[kernel.step])
             seconds += self.device.deal_s if results > DEALT and self.device.matrix_cores > 1 else 0.0
             seconds += 0.0 if kernel.outside else self.device.fresh_s(SCRATCH * kernel.nbytes)
+        elif kernel.nbytes <= AT_ONCE_BYTES:
+            seconds *= AT_ONCE
         return seconds
 
     @property
