@@ -320,7 +320,8 @@ class Forms:
         def planner(limit: int) -> BodyPlan:
             forms.placement, forms.deadline = placed, self.deadline.part(1 / 2)
             hopeless = given + left > limit
-            best = forms.fastest(backend, limit).best if search and not hopeless else forms.written(backend, limit)
+            own = backend.inside()
+            best = forms.fastest(own, limit).best if search and not hopeless else forms.written(own, limit)
             held = max(best.peak_bytes - given, 0)
             return BodyPlan(best, held, held, best.peak_bytes, best.seconds, best.fits(limit))
 

@@ -78,7 +78,7 @@ def test_loop_trees_mean_the_program_and_hold_what_is_predicted(seed):
     known = case(sample(seed))
     rng = random.Random(seed)
     for _, ex in extractions(load(known.jaxpr, known.names), seed):
-        made, memory = random_schedule(ex, rng), Memory(ex, CPU)
+        made, memory = random_schedule(ex, rng), Memory(ex, CPU.inside())
         compare(known, execute(made, known.args), "the loop tree itself")
         assert memory.peak(made.seq, memory.full_extents(), made.chunks).nbytes == brute_force_peak(made)
 

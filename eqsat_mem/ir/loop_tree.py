@@ -153,8 +153,35 @@ def dissolved(seq: Seq, loop: Loop) -> Seq | None:
             steps.append(step if new is inside else replace(step, body=new) if isinstance(step, Loop) else new)
     if all(new is old for new, old in zip(steps, seq.steps)):
         return seq
-    changed = replace(seq, steps=tuple(steps))
+    changed = _joined(steps, seq)
     return changed if max(Counter(_made_beside(changed)).values(), default=1) == 1 else None
+
+
+def _joined(steps: list[Step], whole: Seq) -> Seq:
+    """Return ``whole`` with other steps, sequences that follow one another as one: compilers order their terms together."""
+    if any(isinstance(step, int) for step in steps):
+        return replace(whole, steps=tuple(inner for step in steps for inner in (step.steps if isinstance(step, Seq) else (step,))))
+    joined: list[Step] = []
+    for step in steps:
+        if joined and isinstance(step, Seq) and isinstance(before := joined[-1], Seq):
+            joined[-1] = Seq(before.steps + step.steps, before.outs | step.outs, before.reads | step.reads - made(before))
+        else:
+            joined.append(step)
+    return with_outs(joined, whole)
+
+
+def with_outs(steps: list[Step], whole: Seq) -> Seq:
+    """Return ``whole`` with other steps, where the ``outs`` of nested sequences are exactly the terms that later steps read."""
+    needed = set(whole.outs)
+    done: list[Step] = []
+    for step in reversed(steps):
+        if isinstance(step, Seq):
+            step = replace(step, outs=frozenset(made(step) & needed))
+            needed |= step.reads
+        elif isinstance(step, Loop):
+            needed |= step.body.reads
+        done.append(step)
+    return replace(whole, steps=tuple(reversed(done)))
 
 
 def _made_beside(seq: Seq) -> Iterator[int]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.reports.words import axis_names, describe, loop_name
-from eqsat_mem.schedule.memory import Live, Memory
+from eqsat_mem.schedule.footprint import Live
+from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.sizes import Extents, extents_inside
 
@@ -64,7 +65,10 @@ def _points(s: Schedule, memory: Memory, seq: Seq, extents: Extents, outside: _O
     """Yield the points of a region."""
     program, region = memory.ex.program, memory.footprint(seq, extents)
     for position, (step, around) in enumerate(zip(region.kept, region.around, strict=True)):
-        here = {t: Live(t, nbytes, extents) for t, nbytes in region.live(position)}
+        later = memory.unwritten(region, position, extents, s.chunks)
+        here = {t: Live(t, nbytes, extents) for t, nbytes in (*region.live(position), *later)}
+        if not isinstance(step, int):
+            around += sum(nbytes for _, nbytes in later)
         now = replace(outside, nbytes=outside.nbytes + around, held={**outside.held, **here})
         if isinstance(step, Loop):
             nbytes = now.nbytes + memory.beside(step, extents, s.chunks)

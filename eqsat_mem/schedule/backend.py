@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
@@ -45,9 +45,16 @@ SMALL_FOLD = 64
 
 @dataclass(frozen=True)
 class Backend:
-    """A compiler for a device; the base is what XLA documents for every device. Subclasses override what differs."""
+    """A compiler for a device; the base is what XLA documents for every device. Subclasses override what differs.
+
+    Attributes:
+        device: the figures of the device.
+        in_loop: whether programs are bodies of loops, whose results lie where the loop has them, rather than functions, whose outputs
+            have memory of their own from the beginning.
+    """
 
     device: Device
+    in_loop: bool = field(default=False, kw_only=True)
 
     platform: ClassVar[str | None] = None
     """JAX's name of the platform; None is the default one."""
@@ -61,7 +68,7 @@ class Backend:
     runs_remainder_beside: ClassVar[bool] = False
     """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
     loops_beside_outputs: ClassVar[bool] = False
-    """Whether bodies of loops take no memory of outputs that are not written yet, and other values only of such as are as large."""
+    """Whether bodies of loops take no memory of outputs that are not written yet."""
     begins_loops_ahead: ClassVar[bool] = False
     """Whether what loops begin with, zeros that wait for nothing, is made at the beginning of the region around them."""
     packs: ClassVar[bool] = False
@@ -105,6 +112,10 @@ class Backend:
     def keeping_bits(self) -> Self:
         """The same target with only those idioms that keep every bit of the operations that they replace."""
         return self
+
+    def inside(self) -> Self:
+        """The same target for the bodies of loops."""
+        return self if self.in_loop else replace(self, in_loop=True)
 
     def among(self, devices: int) -> Self:
         """The same target where so many devices of this machine run a program at once."""

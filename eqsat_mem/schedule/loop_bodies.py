@@ -40,7 +40,7 @@ class Step:
             from eqsat_mem.schedule.timing import Timing
 
             ex = Extraction(call.inside.program)
-            known = call.inside.figures[backend] = cls(region(ex), Timing(Memory(ex, backend)))
+            known = call.inside.figures[backend] = cls(region(ex), Timing(Memory(ex, backend.inside())))
         return known
 
     def held(self, extents: Mapping[int, int]) -> int:

@@ -9,75 +9,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import NamedTuple
+from functools import cached_property
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Const, Dot, Input, Map, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
 from eqsat_mem.ir.jaxprs import consts_and_carries
-from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, Step, loops, made
+from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Step, loops, made
 from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.footprint import Footprint, Live, Passing, Peak
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
 from eqsat_mem.schedule.loop_bodies import block_scratch
-from eqsat_mem.schedule.packing import Placed, places_of, with_gaps, with_outputs
+from eqsat_mem.schedule.packing import Placed, bytes_of, bytes_within, free_outputs, places_of, with_gaps
 from eqsat_mem.schedule.sizes import Extents, Sizes, extents_inside
 from eqsat_mem.schedule.strided_reads import Columns
-
-
-@dataclass(frozen=True)
-class Peak:
-    """The largest live set of a region: its bytes, where in the tree it is, and the position of its kernel."""
-
-    nbytes: int
-    path: Path
-    position: int
-
-
-@dataclass(frozen=True, eq=False)
-class Footprint:
-    """The memory that a region holds around each of its kernels, whatever the chunks of loops inside it.
-
-    Attributes:
-        kernels: its kernels.
-        around: the bytes held while each of them runs, besides what is inside it if it is a loop or a stretch.
-        lives: its values, their bytes, and the positions of the first and last kernel at which they are there.
-    """
-
-    kernels: Fused
-    around: tuple[int, ...]
-    lives: tuple[tuple[int, int, int, float], ...]
-
-    @property
-    def kept(self) -> tuple[Step, ...]:
-        return self.kernels.kept
-
-    @cached_property
-    def highest(self) -> Peak:
-        """The first of the highest points that are no loops or stretches."""
-        position = max(self.kernels.straight, key=self.around.__getitem__, default=-1)
-        return Peak(self.around[position], (), position) if position >= 0 else Peak(0, (), -1)
-
-    def live(self, position: int) -> list[tuple[int, int]]:
-        """The values that are there while a kernel runs, with their bytes."""
-        return [(t, nbytes) for t, nbytes, first, last in self.lives if first <= position <= last]
-
-
-class _Flow(NamedTuple):
-    """The values that are there at a kernel and that no later one reads, and the slices of outer values that it reads from copies. The
-    loop around makes these, since what further loops have sliced is there as it is read."""
-
-    dying: tuple[int, ...]
-    sliced: tuple[int, ...]
-
-
-class Live(NamedTuple):
-    """A value that is there at a peak: its bytes, and the extents of all indices in its region."""
-
-    term: int
-    nbytes: int
-    extents: Extents
 
 
 @dataclass(eq=False)
@@ -101,7 +48,7 @@ class Memory:
     _sliced_along: dict[Seq, int] = field(default_factory=dict)
     _returned: dict[Seq, frozenset[int]] = field(default_factory=dict)
     """Of a stretch, what the region around it returns and does not read."""
-    _flows: dict[Seq, dict[int, _Flow]] = field(default_factory=dict)
+    _flows: dict[Seq, dict[int, Passing]] = field(default_factory=dict)
     _widened: dict[Seq, tuple[Copy, ...]] = field(default_factory=dict)
     _sizes: dict[Extents, Sizes] = field(default_factory=dict)
     _held: Memory | None = None
@@ -212,7 +159,8 @@ class Memory:
         best, within_step = region.highest, None
         for position, step in region.kernels.nested:
             inner = self._inside(step, extents, chunks)
-            nbytes = region.around[position] + inner.nbytes + self.beside(step, extents, chunks)
+            held = inner.nbytes + self.beside(step, extents, chunks)
+            nbytes = region.around[position] + held + self._left_free(region.free(position), step, held, extents, chunks)
             if nbytes > best.nbytes or (nbytes == best.nbytes and position < best.position):
                 best, within_step = Peak(nbytes, inner.path, position), step
         return best if within_step is None else Peak(best.nbytes, (seq.steps.index(within_step), *best.path), best.position)
@@ -222,16 +170,34 @@ class Memory:
             return self.peak(step, extents, chunks)
         return self.peak(step.body, extents_inside(extents, step, chunks), chunks)
 
+    def _left_free(self, spare: Mapping[int, int], step: Loop | Seq, held: int, extents: Extents, chunks: Chunks) -> int:
+        """The bytes of outputs in which nothing lies while a step holds most; what it holds besides values is taken to lie there."""
+        if not spare or self.backend.loops_beside_outputs:
+            return 0
+        if held <= min(spare):
+            return max(bytes_of(spare) - held, 0)
+        inner, inside = (step, extents) if isinstance(step, Seq) else (step.body, extents_inside(extents, step, chunks))
+        values = [live.nbytes for live in self.at_peak(inner, inside, chunks)[0]]
+        return max(bytes_of(spare) - bytes_within(spare, Counter(values)) - max(held - sum(values), 0), 0)
+
     def at_peak(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[list[Live], int | None]:
         """The values that are there at the peak of ``seq``, those of outer regions first, and the operation that runs then, if any."""
         at, region = self.peak(seq, extents, chunks).position, self.footprint(seq, extents)
-        here = [Live(t, nbytes, extents) for t, nbytes in region.live(at)]
         step = region.kept[at] if at >= 0 else None
+        here = [Live(t, nbytes, extents) for t, nbytes in (*region.live(at), *self.unwritten(region, at, extents, chunks))]
         if step is None or isinstance(step, int):
             return here, step
         inner, inside = (step, extents) if isinstance(step, Seq) else (step.body, extents_inside(extents, step, chunks))
         values, running = self.at_peak(inner, inside, chunks)
         return here + values, running
+
+    def unwritten(self, region: Footprint, position: int, extents: Extents, chunks: Chunks) -> list[tuple[int, int]]:
+        """The program's outputs in whose memory nothing lies yet while a kernel runs, a loop at its peak, with these bytes."""
+        free = region.free(position)
+        if not free or isinstance(step := region.kept[position], int):
+            return region.unwritten(position, bytes_of(free))
+        held = self._inside(step, extents, chunks).nbytes + self.beside(step, extents, chunks)
+        return region.unwritten(position, self._left_free(free, step, held, extents, chunks))
 
     def footprint(self, seq: Seq, extents: Extents) -> Footprint:
         """The memory that a region holds around its steps. A region inside others is asked for after those around it."""
@@ -252,7 +218,6 @@ class Memory:
         around: list[int] = []
         lives: list[tuple[int, int, int, float]] = []
         packs = self.backend.packs and seq in self._sliced_along and all(isinstance(step, int) for step in fused.kept)
-        outputs_ahead = self.backend.loops_beside_outputs and seq not in self._sliced_along and seq not in self._returned
         beside, joined = list[Placed](), dict[int, int]()
         begun = self._begun_ahead(seq, extents)
         total, waiting = 0, sum(sum(states.values()) for states in begun)
@@ -276,9 +241,8 @@ class Memory:
             taken_over = self._taken_over(step, new, dying, live, extents)
             waiting -= sum(begun[position].values())
             around.append(total + sum(new.values()) - taken_over + scratch + own + waiting)
-            if packs or outputs_ahead:
-                beside += (Placed(max(scratch, 0), position, position), Placed(max(own, 0), position, position))
-            if (packs or outputs_ahead) and taken_over and isinstance(step, int):
+            beside += (Placed(max(scratch, 0), position, position), Placed(max(own, 0), position, position))
+            if taken_over and isinstance(step, int):
                 joined[step] = next(t for t in dying if live[t] == taken_over)
             if isinstance(step, Seq):
                 new = {t: nbytes for t, nbytes, _, _ in self.footprint(step, extents).lives if t in step.outs}
@@ -289,9 +253,10 @@ class Memory:
                 lives.append((t, nbytes, 0 if t in begun[position] else position + isinstance(step, Seq), read))
             for t in (*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)):
                 total -= live.pop(t)
-        if packs or outputs_ahead:  # the one inside of loops, the other around them
-            place = with_gaps if packs else partial(with_outputs, fused.kept)
-            around = place(around, places_of(lives, joined), beside)
+        if packs:  # inside of loops
+            around = with_gaps(around, places_of(lives, joined), beside)
+        elif seq not in self._sliced_along and seq not in self._returned and not self.backend.in_loop:
+            return Footprint.of_program(fused, around, lives, free_outputs(places_of(lives, joined), beside, len(around)))
         return Footprint(fused, tuple(around), tuple(lives))
 
     def _begun_ahead(self, seq: Seq, extents: Extents) -> list[dict[int, int]]:
@@ -320,7 +285,7 @@ class Memory:
 
     def _outputs_ahead(self, seq: Seq, there: Collection[int]) -> int:
         """Bytes of the program's outputs that a region makes after a loop, where the loop cannot use their memory."""
-        if not self.backend.loops_beside_outputs or seq in self._sliced_along:
+        if not self.backend.loops_beside_outputs or self.backend.in_loop or seq in self._sliced_along:
             return 0
         return sum(self.stored(t, self.full_extents()) for t in {o.term for o in self.ex.program.outputs} & seq.outs - set(there))
 
@@ -375,7 +340,7 @@ class Memory:
             return 0
         return new[step] if any(live[t] == new[step] and self.backend.can_take_over(self.ex, t, step, extents) for t in dying) else 0
 
-    def _flow(self, seq: Seq, position: int, members: tuple[int, ...], live: Collection[int]) -> _Flow:
+    def _flow(self, seq: Seq, position: int, members: tuple[int, ...], live: Collection[int]) -> Passing:
         """The flow of the values that are ``live`` as a kernel of some members runs, whatever their sizes."""
         if members is not self.fused(seq).members[position]:  # a tile kernel at these extents
             return self._flow_at(seq, position, members, live)
@@ -384,14 +349,14 @@ class Memory:
             known[position] = self._flow_at(seq, position, members, live)
         return known[position]
 
-    def _flow_at(self, seq: Seq, position: int, members: tuple[int, ...], live: Collection[int]) -> _Flow:
+    def _flow_at(self, seq: Seq, position: int, members: tuple[int, ...], live: Collection[int]) -> Passing:
         fused = self.fused(seq)
         dying = tuple(t for t in fused.read_last[position] if t in live and t not in seq.outs)
         step, along = fused.kept[position], self._sliced_along.get(seq)
         if along is None or isinstance(step, Seq):
-            return _Flow(dying, ())
+            return Passing(dying, ())
         read = self._copied_reads(step, members) if isinstance(step, int) else fused.operands[position]
-        return _Flow(dying, tuple(c for c in read if along in self._layouts[c] and self.ex.program.source_of(c) not in live))
+        return Passing(dying, tuple(c for c in read if along in self._layouts[c] and self.ex.program.source_of(c) not in live))
 
     def _copied_reads(self, step: int, members: tuple[int, ...]) -> Collection[int]:
         """The operands that a kernel reads from a copy if they are slices of a loop; widened ones are counted as such already."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -51,34 +52,67 @@ def with_gaps(around: Sequence[int], values: Iterable[Placed], scratch: Iterable
     return [max(nbytes, packed) if nbytes == highest else nbytes for nbytes in around]
 
 
-def with_outputs(steps: Sequence[object], around: Sequence[int], values: Iterable[Placed], scratch: Iterable[Placed]) -> list[int]:
-    """Bytes at each moment, with those of outputs that are still to be written where the step is a kernel, a number."""
-    ahead = ahead_of_outputs(values, scratch, len(around))
-    return [nbytes + more if isinstance(step, int) else nbytes for nbytes, more, step in zip(around, ahead, steps, strict=True)]
+def free_outputs(values: Iterable[Placed], scratch: Iterable[Placed], moments: int) -> list[Counter[int]]:
+    """The outputs (values without end) that are to be written after each moment, but for those in which a value lies: sizes, and how many.
 
+    All outputs have their memory from the beginning. Each has room for one value at a time, none that is larger.
 
-def ahead_of_outputs(values: Iterable[Placed], scratch: Iterable[Placed], moments: int) -> list[int]:
-    """The bytes of outputs (values without end) at each moment before they are written, less those of values that lie in their memory.
-
-    Each has room for one value at a time, none that is larger, and the largest choose first.
-
-    >>> ahead_of_outputs([Placed(4, 2, math.inf), Placed(2, 2, math.inf), Placed(3, 0, 0)], [Placed(8, 1, 1)], 3)
-    [3, 6, 0]
+    >>> free_outputs([Placed(4, 2, math.inf), Placed(2, 2, math.inf), Placed(3, 0, 0)], [Placed(8, 1, 1)], 3)
+    [Counter({2: 1}), Counter({4: 1, 2: 1}), Counter()]
     """
-    values = list(values)
-    outputs = [v for v in values if v.last == math.inf]
-    others = [*(v for v in values if v.last < math.inf), *scratch]
-    held = [sum(out.nbytes for out in outputs if out.first > moment) for moment in range(moments)]
-    inside: dict[Placed, list[Placed]] = {out: [] for out in sorted(outputs)}
-    for value in sorted((v for v in others if v.nbytes), key=lambda v: -v.nbytes):
-        for out, there in inside.items():
-            overlap = any(v.first <= value.last and value.first <= v.last for v in there)
-            if value.nbytes <= out.nbytes and value.last < out.first and not overlap:
-                there.append(value)
-                for moment in range(int(value.first), int(value.last) + 1):
-                    held[moment] -= value.nbytes
-                break
-    return held
+    values = [v for v in values if v.nbytes]
+    outputs = [v for v in values if v.last == math.inf and v.first]
+    if not outputs:
+        return [Counter()] * moments
+    written, begun, ended = ([list[int]() for _ in range(moments + 1)] for _ in range(3))
+    for out in outputs:
+        written[int(out.first)].append(out.nbytes)
+    largest = max(out.nbytes for out in outputs)
+    for value in (*values, *scratch):
+        if value.last < math.inf and 0 < value.nbytes <= largest:
+            begun[int(value.first)].append(value.nbytes)
+            ended[int(value.last) + 1].append(value.nbytes)
+    room, there = Counter(out.nbytes for out in outputs), Counter[int]()
+    free = []
+    for moment in range(moments):
+        room.subtract(written[moment])
+        there.update(begun[moment])
+        there.subtract(ended[moment])
+        free.append(_without(room, there)[0])
+    return free
+
+
+def bytes_of(sizes: Mapping[int, int]) -> int:
+    """The bytes of values of these sizes, of which there are so many."""
+    return sum(nbytes * count for nbytes, count in sizes.items())
+
+
+def bytes_within(room: Mapping[int, int], values: Mapping[int, int]) -> int:
+    """The most bytes of values that lie in room: each in one that is no smaller, and no two in the same.
+
+    >>> bytes_within({4: 1, 2: 2}, {8: 1, 3: 2, 1: 1})
+    4
+    """
+    return _without(room, values)[1]
+
+
+def _without(room: Mapping[int, int], values: Mapping[int, int]) -> tuple[Counter[int], int]:
+    """The room that is left where the largest values choose first, the smallest that they find, and the bytes in what they have."""
+    rooms = sorted(((nbytes, count) for nbytes, count in room.items() if count), reverse=True)
+    suited: list[tuple[int, int]] = []
+    smaller, lying = 0, 0
+    for nbytes, count in sorted(values.items(), reverse=True):
+        while smaller < len(rooms) and rooms[smaller][0] >= nbytes:
+            suited.append(rooms[smaller])
+            smaller += 1
+        while count and suited:
+            size, there = suited.pop()
+            used = min(there, count)
+            if used < there:
+                suited.append((size, there - used))
+            lying += used * nbytes
+            count -= used
+    return Counter(dict((*suited, *rooms[smaller:]))), lying
 
 
 def _place(taken: list[tuple[int, int]], nbytes: int) -> int:

@@ -15,6 +15,7 @@ backend knows no such tie, nothing is rematerialised.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,7 @@ MOST_MOVES = 400
 MOST_REBUILT = 400_000
 """Terms that the moves of one schedule write anew: each move writes the whole program."""
 TRIED = 6
-"""Moves that are tried before the next one is given up."""
+"""Moves that are tried before the next one is given up, and that are made while the schedule holds more than it did, as it is run."""
 LONGEST = 24
 """Kernels that one move computes again."""
 SMALL = 1 / 16
@@ -54,9 +55,11 @@ class Moved:
 
     def fitting(self, limit: int, deadline: Deadline = NEVER) -> Schedule:
         """The first that fits ``limit`` bytes, with delays if need be; the smallest if none does, or none so far at the end of the time."""
-        smallest = self.start
+        smallest, in_vain = self.start, math.inf
         for s, in_order in self._each():
-            found = delayed(s, limit, deadline) if in_order <= limit < s.peak_bytes else s
+            found = s
+            if in_order <= limit < s.peak_bytes < in_vain:
+                found, in_vain = delayed(s, limit, deadline), s.peak_bytes
             if found.fits(limit):
                 return found
             smallest = min(smallest, found, key=lambda s: s.peak_bytes)
@@ -76,6 +79,7 @@ def _further(s: Schedule) -> Iterator[tuple[Schedule, int]]:
     """A schedule, the same after one move, after two, and so on, each with the bytes that it holds in program order."""
     memory, moved = written(s), frozenset[int]()
     in_order = memory.total(s.seq, s.chunks)
+    smallest, since = s.peak_bytes, 0
     yield s, in_order
     for _ in range(min(MOST_MOVES, MOST_REBUILT // max(len(s.ex.program.terms), 1))):
         for move in _moves(s, memory, moved)[:TRIED]:
@@ -86,6 +90,10 @@ def _further(s: Schedule) -> Iterator[tuple[Schedule, int]]:
         else:
             break
         (s, moved), memory, in_order = new, after, total
+        since = since + 1 if s.peak_bytes > smallest else 0
+        if since > TRIED:  # what is computed again for less in program order is run at once, and held
+            break
+        smallest = min(smallest, s.peak_bytes)
         yield s, in_order
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -27,7 +27,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.online_folds import Rescaled
 from eqsat_mem.ir import Block, Call, Map, Program, Rename, Term, bits, children, folded, is_leaf
 from eqsat_mem.ir.bitwise import between
-from eqsat_mem.ir.loop_tree import Loop, Seq, Step, made
+from eqsat_mem.ir.loop_tree import Loop, Seq, Step, with_outs
 from eqsat_mem.ir.ops import Selection, block_op, joins, picks
 
 MOST_AGAIN = 4
@@ -162,7 +162,7 @@ class Phases:
             steps.append(straight(self.ex.program, tuple(stretches.get(p, ()))))
             if p in self.roots:
                 steps.append(self._loop(p, bodies[p]))
-        return _with_outs([s for s in steps if not isinstance(s, Seq) or s.steps], self.seq)
+        return with_outs([s for s in steps if not isinstance(s, Seq) or s.steps], self.seq)
 
     def computed(self) -> int:
         """Return the number of terms that all loops compute; a term counts once for each loop that computes it."""
@@ -384,17 +384,3 @@ def least_chunk(ex: Extraction, loop: Loop) -> int:
 
 def has_effects(term: Term) -> bool:
     return isinstance(term, Block) and term.call.effects
-
-
-def _with_outs(steps: list[Step], whole: Seq) -> Seq:
-    """Return ``whole`` with other steps, where the ``outs`` of nested sequences are exactly the terms that later steps read."""
-    needed = set(whole.outs)
-    done: list[Step] = []
-    for step in reversed(steps):
-        if isinstance(step, Seq):
-            step = replace(step, outs=frozenset(made(step) & needed))
-            needed |= step.reads
-        elif isinstance(step, Loop):
-            needed |= step.body.reads
-        done.append(step)
-    return replace(whole, steps=tuple(reversed(done)))

@@ -1,8 +1,10 @@
 """The most memory that a loop tree takes on XLA:CPU, by running every turn of every loop and counting every array.
 
-The program, the loop tree and the kernels are given: which terms a kernel computes, in which order kernels run, and what is copied for
-them is a question of fusion, on which other tests ask XLA. All bytes are counted here, from shapes and dtypes, by an allocator
-with reference counts; nothing of :mod:`eqsat_mem.schedule.memory`, which is judged by them, is asked.
+The program, the loop tree and the kernels are given: which terms a kernel computes, in which order kernels run, what is copied for
+them, and in which shape XLA writes what they compute is a question of fusion, on which other tests ask XLA. So is the memory that
+outputs have before they are written: the program is one whose results lie elsewhere, as those of a loop's body do. All bytes are
+counted here, from shapes and dtypes, by an allocator with reference counts; nothing of :mod:`eqsat_mem.schedule.memory`, which is
+judged by them, is asked.
 """
 
 from __future__ import annotations
@@ -220,7 +222,8 @@ class _Run:
         if folds:
             beside += size * self.rows_of_results(step, extents)
         if isinstance(term, Map):
-            taken = next((t for t in dying if alive[t] == size and not self.is_reshaped(t, extents)), None)
+            can = self.schedule.backend.can_take_over
+            taken = next((t for t in dying if alive[t] == size and can(self.ex, t, step, extents)), None)
             if taken is not None:
                 self.heap.release(alive.pop(taken))
         with self.heap.holding(beside):
@@ -238,7 +241,3 @@ class _Run:
         row = self.elements(self.program.free[step], extents)
         groups = math.ceil(math.prod(extents[i] for i in folded) / max(1, READ_AT_ONCE // max(row, 1)))
         return groups if groups > 1 else 0
-
-    def is_reshaped(self, t: int, extents: Extents) -> bool:
-        """Whether a contraction was computed without axes of extent one, so that its buffer has another shape."""
-        return isinstance(self.program.terms[t], Dot) and any(extents[i] == 1 for i in bits(self.program.free[t]))

@@ -102,8 +102,8 @@ def softmax_gradient(q, k, v):
 
 
 def peaks(ex: Extraction, seq: Seq, chunks: dict[Loop, int]) -> tuple[int, int]:
-    """The peak of a loop tree as it is predicted, and as it is when every turn of every loop runs."""
-    memory = Memory(ex, CPU)
+    """The peak of a loop tree as it is predicted, and as it is when every turn of every loop runs, without memory of unwritten outputs."""
+    memory = Memory(ex, CPU.inside())
     return memory.peak(seq, memory.full_extents(), chunks).nbytes, brute_force_peak(Schedule(ex, CPU, seq, chunks, 0, 0.0))
 
 

@@ -99,7 +99,7 @@ def test_a_barrier_would_not_be_enough(monkeypatch):
 def test_peaks_are_those_of_the_live_set_and_values_those_of_the_program():
     flat, args, written = case(normalised)
     made = remat.Moved(written).fitting(int(0.5 * written.peak_bytes))
-    memory = Memory(made.ex, CPU)
+    memory = Memory(made.ex, CPU.inside())
     assert memory.peak(made.seq, memory.full_extents(), made.chunks).nbytes == brute_force_peak(made)
     same(execute(made, args), flat(*args))
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.backends import hlo
-from eqsat_mem.backends.cpu import fusion, weights
+from eqsat_mem.backends.cpu import fusion, layouts, weights
 from eqsat_mem.backends.cpu.convolutions import convolution_bytes
 from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, is_seen, workspace_bytes
 from eqsat_mem.backends.cpu.idioms import CpuIdioms
@@ -18,7 +18,7 @@ from eqsat_mem.backends.cpu.profile import CpuDevice, built_in
 from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, compiler_options, computes_angles
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.preferences import Preferences
-from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, is_leaf, itemsize
 from eqsat_mem.schedule.backend import Backend, extent_of
 from eqsat_mem.schedule.checks import Hidden
 from eqsat_mem.schedule.fusion import Fused
@@ -222,8 +222,7 @@ class CpuBackend(Backend):
         return parts * size(t) if parts > 1 else 0
 
     def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
-        """Contractions are computed without axes of extent one: their buffers have another shape then."""
-        return not (isinstance(ex.program.terms[t], Dot) and any(extents[i] == 1 for i in bits(ex.program.free[t])))
+        return layouts.is_written_into(ex.program, t, step, extents)
 
     def _folds(self, ex: Extraction, t: int) -> bool:
         """Whether a term is a fold, not unrolled."""
