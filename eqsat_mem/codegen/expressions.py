@@ -189,8 +189,8 @@ class ExpressionWriter:
         return text, layout
 
     def widened(self, t: int, value: Value, wide: Any) -> Value:
-        """The value of a term in a wider dtype, if its own is narrower."""
-        if itemsize(self.reads.program.terms[t].dtype) >= itemsize(wide):
+        """The value of a term in a dtype that is no narrower."""
+        if self.reads.program.terms[t].dtype == wide:
             return value
         return Value(f"lax.convert_element_type({value.text}, {self.reads.dtype(wide)})", value.layout)
 

@@ -152,6 +152,7 @@ def test_an_axis_of_one_operand_is_summed_in_the_dtype_of_the_result(swapped):
     half = np.full((3, 4), 30_000, np.float16)
     check(summed, np.ones(3, np.float32), half)
     check(summed, np.ones(3, np.float16), half)
+    check(summed, np.arange(3, dtype=np.int32), np.arange(12, dtype=np.int32).reshape(3, 4))
 
 
 def test_sums_of_rows_in_half_precision_are_kept_in_float32():

@@ -212,6 +212,17 @@ def test_the_body_of_any_loop_may_run_once_for_all_of_its_index(name):
                 np.testing.assert_allclose(one, want, rtol=2e-4, atol=2e-4)
 
 
+def test_what_a_loop_leaves_is_ordered_together_with_what_is_around_it():
+    """As one sequence, of which later steps read what they did: a compiler knows no more of the loop."""
+    first, last = Seq((0, 1), frozenset({0, 1}), frozenset({9})), Seq((5,), frozenset({5}), frozenset({1, 4}))
+    gone, kept = (Loop(k, Seq((t,), frozenset({t}), frozenset({0})), (), (t,)) for k, t in enumerate((2, 4)))
+    tree = Seq((first, gone, Seq((3,), frozenset({3}), frozenset({2})), kept, last), frozenset({3, 5}), frozenset({9}))
+    once = dissolved(tree, gone)
+    assert [type(step) for step in once.steps] == [Seq, Loop, Seq]
+    joined = once.steps[0]
+    assert (joined.steps, joined.outs, joined.reads) == ((0, 1, 2, 3), {0, 1, 3}, {9})
+
+
 def test_a_loop_that_computes_again_what_is_there_beside_it_stays():
     inner = Loop(0, Seq((1, 2), frozenset({2}), frozenset()), (2,), ())
     beside = Seq((Seq((1,), frozenset({1}), frozenset()), inner), frozenset({1, 2}), frozenset())
