@@ -70,15 +70,16 @@ class Candidates:
             self.known[key] = Known.nothing(ex, backend)
         return self.known[key]
 
-    def rematerialised(self, s: Schedule, limit: int, deadline: Deadline) -> Schedule:
-        """A schedule with values rematerialised; moves of one without loops are kept, since no limit changes them."""
+    def rematerialised(self, s: Schedule, limit: int, slowest: float, deadline: Deadline) -> Schedule:
+        """A schedule with values rematerialised for as long as it takes no more than ``slowest`` seconds; moves of one without loops are
+        kept, since no limit changes them."""
         from eqsat_mem.schedule.remat import Moved
 
         if s.chunks:
-            return Moved(s).fitting(limit, deadline)
+            return Moved(s).fitting(limit, slowest, deadline)
         if (key := (id(s.ex), s.backend)) not in self.moved:
             self.moved[key] = Moved(s)
-        return self.moved[key].fitting(limit, deadline)
+        return self.moved[key].fitting(limit, slowest, deadline)
 
 
 def extracted_of(view: View, rules: RuleSet, backend: Backend, deadline: Deadline) -> Candidates:

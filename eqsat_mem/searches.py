@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -19,9 +20,9 @@ def best_of(searches: Sequence[Search], scheduler: Scheduler, known: Candidates)
     if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
         best = min(best, with_search([closest.with_limit(0, deadline)], scheduler)[0], key=lambda s: s.peak_bytes)
     for s in [best, *(search.straight for search in searches)] if backend.tie is not None else ():
-        useful = limit if best.fits(limit) else best.peak_bytes - 1
+        useful, slowest = (limit, best.seconds) if best.fits(limit) else (best.peak_bytes - 1, math.inf)
         if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and _least_bytes(s) <= useful:
-            best = min(best, known.rematerialised(s, limit, deadline), key=partial(order, limit=limit))
+            best = min(best, known.rematerialised(s, limit, slowest, deadline), key=partial(order, limit=limit))
     return best
 
 

@@ -53,8 +53,9 @@ class Moved:
         self.made: list[tuple[Schedule, int]] = []
         self.further = _further(s)
 
-    def fitting(self, limit: int, deadline: Deadline = NEVER) -> Schedule:
-        """The first that fits ``limit`` bytes, with delays if need be; the smallest if none does, or none so far at the end of the time."""
+    def fitting(self, limit: int, slowest: float = math.inf, deadline: Deadline = NEVER) -> Schedule:
+        """The first that fits ``limit`` bytes, with delays if need be; the smallest if none does, or none so far when they take more than
+        ``slowest`` seconds or the time is up."""
         smallest, in_vain = self.start, math.inf
         for s, in_order in self._each():
             found = s
@@ -63,7 +64,7 @@ class Moved:
             if found.fits(limit):
                 return found
             smallest = min(smallest, found, key=lambda s: s.peak_bytes)
-            if deadline.passed():
+            if s.seconds > slowest or deadline.passed():
                 break
         return smallest
 
