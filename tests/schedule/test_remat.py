@@ -224,6 +224,19 @@ def test_moves_are_made_once_whatever_limits_are_asked_for(monkeypatch):
     assert [s.peak_bytes for s in made.values()] == sorted((s.peak_bytes for s in made.values()), reverse=True)
 
 
+def test_no_move_is_made_once_the_schedule_is_slower_than_another_that_fits(monkeypatch):
+    _, _, written = case(normalised)
+    applied = []
+    apply = remat.apply
+    monkeypatch.setattr(remat, "apply", lambda *args: applied.append(args) or apply(*args))
+    assert remat.Moved(written).fitting(1, slowest=written.seconds / 2) is written
+    assert not applied
+    moved = remat.Moved(written)
+    some = moved.fitting(1, slowest=1.01 * written.seconds)
+    assert len(moved.made) < len(list(moved._each())), "all moves take longer than that"
+    assert some.peak_bytes < written.peak_bytes
+
+
 def test_moves_of_large_programs_write_so_many_terms_and_no_more(monkeypatch):
     _, _, written = case(normalised)
     applied = []
