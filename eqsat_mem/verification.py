@@ -119,7 +119,8 @@ def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: f
             continue
         try:
             s = forms.fastest(backend, request.limit).best if errors or found else best
-            if found is None or (s.fits(request.limit) and s.seconds < found.schedule.seconds):
+            is_known = backend is cautious and s.peak_bytes == best.peak_bytes  # XLA holds more of it, whatever is assumed
+            if found is None or (s.fits(request.limit) and s.seconds < found.schedule.seconds and not is_known):
                 found = _verified(request, forms, backend, s, as_written_s)
         except MemoryLimitError as error:
             errors.append(error)
