@@ -22,7 +22,7 @@ from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.footprint import Footprint, Live, Passing, Peak
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
 from eqsat_mem.schedule.loop_bodies import block_scratch
-from eqsat_mem.schedule.packing import Placed, bytes_of, bytes_within, free_outputs, places_of, with_gaps
+from eqsat_mem.schedule.packing import at_once, bytes_of, bytes_within, free_outputs, places_of, with_gaps
 from eqsat_mem.schedule.sizes import Extents, Sizes, extents_inside
 from eqsat_mem.schedule.strided_reads import Columns
 
@@ -159,26 +159,24 @@ class Memory:
         best, within_step = region.highest, None
         for position, step in region.kernels.nested:
             inner = self._inside(step, extents, chunks)
-            held = inner.nbytes + self.beside(step, extents, chunks)
-            nbytes = region.around[position] + held + self._left_free(region.free(position), step, held, extents, chunks)
+            nbytes = region.around[position] + inner.nbytes + self.beside(step, extents, chunks)
+            nbytes += self._left_free(region.free(position), step, extents, chunks)
             if nbytes > best.nbytes or (nbytes == best.nbytes and position < best.position):
                 best, within_step = Peak(nbytes, inner.path, position), step
         return best if within_step is None else Peak(best.nbytes, (seq.steps.index(within_step), *best.path), best.position)
 
     def _inside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> Peak:
-        if isinstance(step, Seq):
-            return self.peak(step, extents, chunks)
-        return self.peak(step.body, extents_inside(extents, step, chunks), chunks)
+        return self.peak(*_region_of(step, extents, chunks), chunks)
 
-    def _left_free(self, spare: Mapping[int, int], step: Loop | Seq, held: int, extents: Extents, chunks: Chunks) -> int:
-        """The bytes of outputs in which nothing lies while a step holds most; what it holds besides values is taken to lie there."""
-        if not spare or self.backend.loops_beside_outputs:
+    def _left_free(self, free: Mapping[int, int], step: Loop | Seq, extents: Extents, chunks: Chunks) -> int:
+        """The bytes of outputs, free around a step, in which nothing lies while it holds most; what is no value is taken to lie there."""
+        if not free or self.backend.loops_beside_outputs:
             return 0
-        if held <= min(spare):
-            return max(bytes_of(spare) - held, 0)
-        inner, inside = (step, extents) if isinstance(step, Seq) else (step.body, extents_inside(extents, step, chunks))
-        values = [live.nbytes for live in self.at_peak(inner, inside, chunks)[0]]
-        return max(bytes_of(spare) - bytes_within(spare, Counter(values)) - max(held - sum(values), 0), 0)
+        held = self._inside(step, extents, chunks).nbytes + self.beside(step, extents, chunks)
+        if held <= min(free):
+            return bytes_of(free) - held
+        values = [live.nbytes for live in self.at_peak(*_region_of(step, extents, chunks), chunks)[0]]
+        return max(bytes_of(free) - bytes_within(free, Counter(values)) - max(held - sum(values), 0), 0)
 
     def at_peak(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[list[Live], int | None]:
         """The values that are there at the peak of ``seq``, those of outer regions first, and the operation that runs then, if any."""
@@ -187,17 +185,16 @@ class Memory:
         here = [Live(t, nbytes, extents) for t, nbytes in (*region.live(at), *self.unwritten(region, at, extents, chunks))]
         if step is None or isinstance(step, int):
             return here, step
-        inner, inside = (step, extents) if isinstance(step, Seq) else (step.body, extents_inside(extents, step, chunks))
-        values, running = self.at_peak(inner, inside, chunks)
+        values, running = self.at_peak(*_region_of(step, extents, chunks), chunks)
         return here + values, running
 
     def unwritten(self, region: Footprint, position: int, extents: Extents, chunks: Chunks) -> list[tuple[int, int]]:
         """The program's outputs in whose memory nothing lies yet while a kernel runs, a loop at its peak, with these bytes."""
-        free = region.free(position)
-        if not free or isinstance(step := region.kept[position], int):
-            return region.unwritten(position, bytes_of(free))
-        held = self._inside(step, extents, chunks).nbytes + self.beside(step, extents, chunks)
-        return region.unwritten(position, self._left_free(free, step, held, extents, chunks))
+        if not (free := region.free(position)):
+            return []
+        step = region.kept[position]
+        nbytes = bytes_of(free) if isinstance(step, int) else self._left_free(free, step, extents, chunks)
+        return region.unwritten(position, nbytes)
 
     def footprint(self, seq: Seq, extents: Extents) -> Footprint:
         """The memory that a region holds around its steps. A region inside others is asked for after those around it."""
@@ -218,7 +215,7 @@ class Memory:
         around: list[int] = []
         lives: list[tuple[int, int, int, float]] = []
         packs = self.backend.packs and seq in self._sliced_along and all(isinstance(step, int) for step in fused.kept)
-        beside, joined = list[Placed](), dict[int, int]()
+        beside, joined = list[tuple[int, int]](), dict[int, int]()
         begun = self._begun_ahead(seq, extents)
         total, waiting = 0, sum(sum(states.values()) for states in begun)
         for position, (step, written) in enumerate(zip(fused.kept, self.written_out(seq, extents), strict=True)):
@@ -241,7 +238,7 @@ class Memory:
             taken_over = self._taken_over(step, new, dying, live, extents)
             waiting -= sum(begun[position].values())
             around.append(total + sum(new.values()) - taken_over + scratch + own + waiting)
-            beside += (Placed(max(scratch, 0), position, position), Placed(max(own, 0), position, position))
+            beside.append((scratch, own))
             if taken_over and isinstance(step, int):
                 joined[step] = next(t for t in dying if live[t] == taken_over)
             if isinstance(step, Seq):
@@ -254,9 +251,9 @@ class Memory:
             for t in (*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)):
                 total -= live.pop(t)
         if packs:  # inside of loops
-            around = with_gaps(around, places_of(lives, joined), beside)
+            around = with_gaps(around, places_of(lives, joined), at_once(beside))
         elif seq not in self._sliced_along and seq not in self._returned and not self.backend.in_loop:
-            return Footprint.of_program(fused, around, lives, free_outputs(places_of(lives, joined), beside, len(around)))
+            return Footprint.of_program(fused, around, lives, free_outputs(places_of(lives, joined), at_once(beside), len(around)))
         return Footprint(fused, tuple(around), tuple(lives))
 
     def _begun_ahead(self, seq: Seq, extents: Extents) -> list[dict[int, int]]:
@@ -363,3 +360,8 @@ class Memory:
         terms, term, own = self.ex.program.terms, self.ex.program.terms[step], frozenset(members)
         read = {c for t in members for c in children(terms[t]) if c not in own} if self.backend.copies_slices(self.ex, step) else ()
         return frozenset(c for c in read if not self.backend.widens(self.ex, c, term))
+
+
+def _region_of(step: Loop | Seq, extents: Extents, chunks: Chunks) -> tuple[Seq, Extents]:
+    """The region inside of a step, and the extents in it."""
+    return (step, extents) if isinstance(step, Seq) else (step.body, extents_inside(extents, step, chunks))

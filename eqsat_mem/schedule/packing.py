@@ -46,6 +46,11 @@ def places_of(lives: Iterable[tuple[int, int, int, float]], joined: Mapping[int,
     return [*places.values()]
 
 
+def at_once(scratch: Iterable[Iterable[int]]) -> list[Placed]:
+    """What is there at one moment alone: several sizes in bytes for each moment."""
+    return [Placed(max(nbytes, 0), moment, moment) for moment, sizes in enumerate(scratch) for nbytes in sizes]
+
+
 def with_gaps(around: Sequence[int], values: Iterable[Placed], scratch: Iterable[Placed]) -> list[int]:
     """Bytes at each moment, of which the most are those of a block of memory with its gaps."""
     highest, packed = max(around, default=0), packed_bytes((*values, *scratch))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqsat_mem.ir import Dot, Fold, Literal, Map, Program, bits, children
+from eqsat_mem.ir import Dot, Fold, Map, Program, bits, children
 
 Merged = frozenset[int]
 """The axes, of more than one element, that are merged into one: a set of them each."""
@@ -63,12 +63,9 @@ def _is_merged(program: Program, step: int, axes: Merged, extents: Sequence[int]
     while waiting:
         for c in children(program.terms[waiting.pop()]):
             term = program.terms[c]
-            if isinstance(term, Map) and c not in seen:
+            if isinstance(term, Map):
+                waiting += {c} - seen
                 seen.add(c)
-                waiting.append(c)
-            elif isinstance(term, Dot):
-                if _of_result(program, term, extents) != axes:
-                    return False
-            elif program.free[c] and not isinstance(term, Map | Literal):
+            elif program.free[c] and not (isinstance(term, Dot) and _of_result(program, term, extents) == axes):
                 return False
     return True
