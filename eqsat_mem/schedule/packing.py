@@ -47,7 +47,7 @@ def places_of(lives: Iterable[tuple[int, int, int, float]], joined: Mapping[int,
 
 
 def at_once(scratch: Iterable[Iterable[int]]) -> list[Placed]:
-    """What is there at one moment alone: several sizes in bytes for each moment."""
+    """Values that are there at one moment alone, given their sizes in bytes for each moment."""
     return [Placed(max(nbytes, 0), moment, moment) for moment, sizes in enumerate(scratch) for nbytes in sizes]
 
 
