@@ -11,7 +11,7 @@ import argparse
 import importlib
 import multiprocessing
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -37,6 +37,7 @@ class Case:
         shapes: of its arguments, which are random float32 numbers between 0 and 1; an array stands for itself.
         work: the units by which its cost is divided: elements, products or turns of a loop if it is timed, bytes if it is watched.
         watched: whether the growth of resident memory is asked for, and not seconds.
+        options: those of its compilation.
     """
 
     label: str
@@ -44,6 +45,7 @@ class Case:
     shapes: Sequence[Any]
     work: float
     watched: bool = False
+    options: Mapping[str, str] | None = None
 
     def arguments(self) -> list[Any]:
         random = np.random.default_rng(0)
@@ -52,7 +54,7 @@ class Case:
 
     def compiled(self) -> tuple[Any, list[Any]]:
         arguments = self.arguments()
-        return jax.jit(self.function).lower(*arguments).compile(), arguments
+        return jax.jit(self.function).lower(*arguments).compile(self.options), arguments
 
 
 @dataclass(frozen=True)

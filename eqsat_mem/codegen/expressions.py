@@ -56,7 +56,7 @@ class ExpressionWriter:
             self.value(term.arg, scope, region)
         if t not in region.terms:
             return self.reads.outer(t, scope, fixed)
-        if fixed and (t in region.kept or isinstance(term, Block)):
+        if fixed and (t in region.kept or isinstance(term, Block)) and t not in region.apart:
             return self.reads.pinned(self.value(t, scope, region), fixed)
         text, layout = self.compute(t, scope, region, fixed)
         if t in self.reads.ex.exact or t in region.ends:
@@ -83,7 +83,7 @@ class ExpressionWriter:
             case Dot():
                 return self.dot(t, term, scope, region)
             case Block():
-                return self.block(t, term, scope, region)
+                return self.block(t, term, scope, region, fixed)
         raise TypeError(f"cannot emit {term}")
 
     def map(self, t: int, term: Map, scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
@@ -254,17 +254,19 @@ class ExpressionWriter:
         rows, columns, depth = (self.reads.positions(indices, scope) for indices in (*own, contracted))
         return self.reads.idioms.swaps_operands(left[-1] in contracted, rows, columns, depth)
 
-    def block(self, t: int, term: Block, scope: Scope, region: Region) -> tuple[str, Layout]:
-        """Return one result of a call; the call itself is written once per scope."""
+    def block(self, t: int, term: Block, scope: Scope, region: Region, fixed: Fixed) -> tuple[str, Layout]:
+        """Return one result of a call; the call itself is written once per scope, and for each element of an unrolled fold."""
         if along := self.reads.ex.unrolls.get(t):
             picked = self.result(term, self.searched(term, along.bit_length() - 1, scope, region), scope)
             return picked.text, picked.layout
         call = term.call
-        made = (id(call), term.args)
-        known = scope.calls.get(made)
+        made = (id(call), term.args, fixed) if fixed else (id(call), term.args)
+        known, at = scope.calls.get(made), scope
+        if fixed:
+            at = Scope(scope, indent=scope.indent, lines=scope.lines, at=frozenset(i for i, _ in fixed))
         if known is None:
-            values = [self.value(a, scope, region) for a in term.args]
-            args = [self.reads.in_axes(value, axes, scope).text for value, axes in zip(values, call.in_axes)]
+            values = [self.value(a, scope, region, fixed) for a in term.args]
+            args = [self.reads.in_axes(value, axes, at).text for value, axes in zip(values, call.in_axes)]
             self.reads.where(t, scope)
             own = operation_of(call.params)
             single = len(call.out_axes) == 1 and not call.prim.multiple_results
@@ -273,9 +275,9 @@ class ExpressionWriter:
                 dtypes = tuple(self.reads.program.terms[a].dtype for a in term.args)
                 known = [self.calls.vectorized(own, call, args, dtypes)]
             else:
-                known = [self.calls.call_text(call, args, scope, in_order)] if single else self.calls.results(call, args, scope, in_order)
+                known = [self.calls.call_text(call, args, at, in_order)] if single else self.calls.results(call, args, at, in_order)
             scope.calls[made] = known
-        value = self.result(term, known[term.out], scope)
+        value = self.reads.pinned(self.result(term, known[term.out], at), tuple((i, 0) for i, _ in fixed))
         return value.text, value.layout
 
     def searched(self, term: Block, along: int, scope: Scope, region: Region) -> str:

@@ -15,6 +15,7 @@ from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import MONOIDS, MonoidOp, accumulator, block_op, picks
 from eqsat_mem.ir.ops.elementwise import atom
+from eqsat_mem.schedule.fusion import taken_apart
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import least_chunk, selection_of
@@ -57,11 +58,14 @@ class RegionWriter:
             seq.outs,
             kept,
             self.reads.idioms.fenced(self.reads.ex, seq, fused, rescaled),
+            taken_apart(self.reads.ex, fused, seq.outs),
         )
         place = {step: k for k, step in enumerate(seq.steps)}
         every = fused.members_at(self.reads.ex, self.reads.extents(scope), self.schedule.backend)
         for step, members in sorted(zip(fused.kept, every), key=lambda kernel: place[kernel[0]]):
             if isinstance(step, int):
+                if step in region.apart:
+                    continue
                 term = self.reads.program.terms[step]
                 known = isinstance(term, Block) and (id(term.call), term.args) in scope.calls
                 tile = None if known else self.schedule.backend.tile(self.reads.ex, step, members, self.reads.extents(scope))

@@ -44,7 +44,8 @@ class Scope:
 
     ``shifts`` are the terms that subtract a level, which stands for a chunk only, and that level; ``means`` those that are the mean of a
     chunk here, and the indices that they are means over. ``reads`` are the names of what is read here, by how it is read. ``chunk``
-    is how many positions of the index one turn computes, one that is left over aside.
+    is how many positions of the index one turn computes, one that is left over aside. Of indices ``at`` one position, axes here have
+    one element.
     """
 
     parent: Scope | None = None
@@ -57,6 +58,7 @@ class Scope:
     shifts: dict[int, int] = field(default_factory=dict)
     means: dict[int, int] = field(default_factory=dict)
     chunk: int = 0
+    at: frozenset[int] = frozenset()
 
     def around(self) -> Iterator[Scope]:
         """This scope and those around it, innermost first."""
@@ -91,13 +93,15 @@ class SourceModule:
 
 @dataclass(frozen=True)
 class Region:
-    """The terms that a sequence computes, how often each is used in it, which of them leave it or are kept, and where fusions end."""
+    """The terms that a sequence computes, how often each is used in it, which of them leave it or are kept, where fusions end, and which
+    are taken ``apart``: made for one element of an unrolled fold at a time."""
 
     terms: frozenset[int]
     users: Counter[int]
     outs: frozenset[int]
     kept: frozenset[int]
     ends: frozenset[int]
+    apart: frozenset[int] = frozenset()
 
 
 def identifier(text: str, taken: dict[str, int]) -> str:

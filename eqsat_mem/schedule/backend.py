@@ -21,7 +21,6 @@ from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, itemsize
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.mesh import Devices, Names
-from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.precision import rounds
 from eqsat_mem.schedule.checks import Check, Hidden, lowered, telling_of_missing_calls
 from eqsat_mem.schedule.device import Device
@@ -274,6 +273,10 @@ class Backend:
         """Seconds of a kernel's arithmetic, given their sum over its terms; ``of_term`` tells those of any term."""
         return seconds
 
+    def share(self, kernel: Kernel) -> float:
+        """The share of the device that a kernel is dealt out to: rates are those of all of it."""
+        return 1.0
+
     def overhead_s(self, kernel: Kernel) -> float:
         """Seconds that a kernel takes besides its arithmetic and its traffic."""
         return self.device.kernel_s
@@ -393,8 +396,3 @@ def extent_of(extents: Sequence[int], mask: int) -> int:
     for i in bits(mask):
         out *= extents[i]
     return out
-
-
-def moves(term: Term | None) -> bool:
-    """Whether an operation only moves elements."""
-    return isinstance(term, Block) and block_op(term.call.prim.name).moves

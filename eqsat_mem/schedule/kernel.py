@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Term
+from eqsat_mem.ir import Block, Term
+from eqsat_mem.ir.ops import block_op
 
 
 class Kernel(NamedTuple):
@@ -19,6 +20,7 @@ class Kernel(NamedTuple):
         operands: the kept values that it reads.
         extents: the extents of all indices where it runs.
         nbytes: bytes of its result.
+        moved: bytes that it reads and writes.
         outside: whether it runs outside of all loops.
         emitted: whether it runs as emitted source, not as its author wrote it.
         unrolled: whether it computes a fold that is unrolled, element by element.
@@ -31,6 +33,7 @@ class Kernel(NamedTuple):
     operands: Collection[int]
     extents: Sequence[int]
     nbytes: int
+    moved: int
     outside: bool
     emitted: bool
     unrolled: bool
@@ -39,3 +42,8 @@ class Kernel(NamedTuple):
     @property
     def term(self) -> Term:
         return self.ex.program.terms[self.step]
+
+
+def moves(term: Term | None) -> bool:
+    """Whether an operation only moves elements."""
+    return isinstance(term, Block) and block_op(term.call.prim.name).moves

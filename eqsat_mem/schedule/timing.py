@@ -11,11 +11,11 @@ from typing import Any
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Map, Program, Term, argument_bytes, output_sizes
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Trees, made
-from eqsat_mem.schedule.backend import Backend, moves
+from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import arithmetic_s, exchange_s, spread_weight
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.kernel import Kernel
+from eqsat_mem.schedule.kernel import Kernel, moves
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.sizes import Extents, extents_inside
 
@@ -143,15 +143,18 @@ class Timing:
                     continue
                 calls.add(call)
             nbytes = sizes[step]
+            most = nbytes if moves(term) else math.inf
+            taken = [(t, min(sizes[t], most)) for t in read]
+            moved = int(nbytes + sum(size for _, size in taken))
             unrolled = not fused.unrolled.isdisjoint(members)
-            kernel = Kernel(self.memory.ex, step, members, operands, extents, nbytes, outside, self.emitted, unrolled, step in stacked)
+            kernel = Kernel(
+                self.memory.ex, step, members, operands, extents, nbytes, moved, outside, self.emitted, unrolled, step in stacked
+            )
             work = self.backend.arithmetic_s(kernel, self._work(members, fused, extents), lambda t: self._arithmetic(t, extents, None))
-            most, seconds = nbytes if moves(term) else math.inf, 0.0
-            for t in read:  # a slice of something outside comes from where the whole of it fits
-                rate = bandwidth if t in traffic.inside else self.device.levels[max(level, self._whole_level(t))][1]
-                seconds += min(sizes[t], most) / rate
-            written = 0 if step in traffic.passed else nbytes / bandwidth
-            yield max(work, written + seconds) + self.backend.overhead_s(kernel)
+            traffic_s = 0.0 if step in traffic.passed else nbytes / bandwidth
+            for t, size in taken:  # a slice of something outside comes from where the whole of it fits
+                traffic_s += size / (bandwidth if t in traffic.inside else self.device.levels[max(level, self._whole_level(t))][1])
+            yield max(work / self.backend.share(kernel), traffic_s) + self.backend.overhead_s(kernel)
 
     def _whole_level(self, t: int) -> int:
         """The level of memory that holds the whole of a value."""

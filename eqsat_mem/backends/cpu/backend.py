@@ -76,6 +76,11 @@ benchmarks/calibration/long_folds.py."""
 SCRATCH = 2
 """A contraction may allocate so many times the bytes of its result in the kernel library, anew in every turn of a loop. Measured:
 benchmarks/calibration/contraction_scratch.py."""
+CORE_BYTES, CORE_FLOPS, PER_FUNCTION, PER_BYTE = 2**18, 1e5, 2, 10
+"""XLA cuts an elementwise kernel into parts of so many bytes, read and written; one with more operations than bytes into parts of so many
+operations, where a function and a byte count as some. As many cores work on it. Measured: benchmarks/calibration/dealing.py."""
+FOLDED_BY_ONE = 2**16
+"""The kernel library folds fewer elements than this on one core: benchmarks/calibration/dealing.py."""
 DEALT = 2**16
 """A contraction with more results than this is distributed to all cores by the kernel library:
 benchmarks/calibration/small_contractions.py."""
@@ -256,12 +261,42 @@ class CpuBackend(Backend):
             seconds += sum((slower - 1) * of_term(t) for t, slower in inside if slower > 1)
         if kernel.outside and kernel.unrolled:
             seconds *= STRIDED if kernel.emitted else NOT_UNROLLED
-        elementwise = isinstance(kernel.term, Map) or bool(kernel.ex.unrolls.get(kernel.step))
-        if elementwise and not kernel.outside and self._is_uneven(kernel):
+        if self._is_elementwise(kernel) and not kernel.outside and self._is_uneven(kernel):
             seconds *= UNEVEN
-        if kernel.stacked and elementwise:  # computed where the loop stacks it, by one core
-            seconds *= self.device.matrix_cores
         return seconds
+
+    def share(self, kernel: Kernel) -> float:
+        """One core's, where there is too little to do for more, or where the loop around a kernel stacks what it computes."""
+        cores = self.device.matrix_cores
+        return min(cores, self._parts(kernel)) / cores
+
+    def _parts(self, kernel: Kernel) -> float:
+        """The parts that a kernel is cut into, however many cores there are."""
+        program = kernel.ex.program
+        if self._is_elementwise(kernel):
+            if kernel.stacked:
+                return 1
+            if not any(weights.is_slow(program.terms[t]) for t in kernel.members):
+                return math.inf
+            flops, functions = self._operations(kernel)
+            if flops <= kernel.moved:
+                return max(1, kernel.moved // CORE_BYTES)
+            return max(1, (flops + PER_FUNCTION * functions + PER_BYTE * kernel.moved) // CORE_FLOPS)
+        if self._folds(kernel.ex, kernel.step):
+            assert isinstance(kernel.term, Fold)
+            return 1 if extent_of(kernel.extents, program.free[kernel.term.arg]) < FOLDED_BY_ONE else math.inf
+        return math.inf
+
+    def _operations(self, kernel: Kernel) -> tuple[int, int]:
+        """Elementwise operations of a kernel as XLA counts them, without functions, and functions."""
+        program, counts = kernel.ex.program, [0, 0]
+        for t in kernel.members:
+            if isinstance(term := program.terms[t], Map):
+                counts[self.weights.of_map(term) >= self.crowding_weight] += extent_of(kernel.extents, program.free[t])
+        return counts[0], counts[1]
+
+    def _is_elementwise(self, kernel: Kernel) -> bool:
+        return isinstance(kernel.term, Map) or bool(kernel.ex.unrolls.get(kernel.step))
 
     def overhead_s(self, kernel: Kernel) -> float:
         seconds = super().overhead_s(kernel)

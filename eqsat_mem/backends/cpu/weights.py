@@ -11,6 +11,7 @@ from functools import cache
 
 from eqsat_mem.backends.cpu.lapack import workspace
 from eqsat_mem.backends.cpu.top_k import block_length
+from eqsat_mem.ir import Map, Term
 from eqsat_mem.ir.ops import Shapes
 from eqsat_mem.schedule.weights import (
     BLOCKS,
@@ -38,6 +39,10 @@ MEASURED: Mapping[str, float] = {
     "igamma": 450, "igammac": 450, "igamma_grad_a": 600, "regularized_incomplete_beta": 450, "bessel_i0e": 45, "bessel_i1e": 45,
 }  # fmt: skip
 """The cost per element in additions; some functions are not vectorised by XLA:CPU. Sweep: benchmarks/calibration/elementwise.py."""
+
+POLYNOMIALS = frozenset({"exp", "exp2", "expm1", "logistic", "tanh", "erf", "erfc", "sinh", "cosh", "rsqrt", "sqrt"})
+"""Functions that vectors compute, or instructions: on one core, with vectors of 512 bits and operands in its own cache, they take no longer
+than the table says of all cores with those of 256. Others take twice as long. Measured: benchmarks/calibration/dealing.py."""
 
 # --- linear algebra --------------------------------------------------------------------------------------
 
@@ -162,6 +167,11 @@ COMPARED = 1000.0
 FUNCTION = 16.0
 """The weight from which on an operation is at least a polynomial, whose cost depends on the processor; a square root is one
 instruction. Measured: benchmarks/calibration/elementwise.py."""
+
+
+def is_slow(term: Term) -> bool:
+    """Whether an operation is a function that is no polynomial: it takes one core so many times as long as all."""
+    return isinstance(term, Map) and MEASURED.get(term.op, 0.0) >= FUNCTION and term.op not in POLYNOMIALS
 
 
 @cache
