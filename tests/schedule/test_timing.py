@@ -110,15 +110,15 @@ def test_tolls_are_shares_of_what_loops_take(count):
 
 
 def test_a_contraction_in_a_loop_pays_for_new_memory_in_every_turn():
-    ex = traced(lambda q, k, v: jax.nn.softmax(jnp.einsum("hik,hjk->hij", q, k), -1) @ v, *[(8, 1024, 64)] * 3)
+    ex = traced(lambda q, k, v: jax.nn.softmax(jnp.einsum("hik,hjk->hij", q, k), -1) @ v, *[(8, 2048, 64)] * 3)
     seq = region(ex)
-    (i,) = (n for n, index in enumerate(ex.program.indices) if index.extent == 1024 and ex.program.terms[0].axes[1] == (n,))
+    (i,) = (n for n, index in enumerate(ex.program.indices) if index.extent == 2048 and ex.program.terms[0].axes[1] == (n,))
     tree = split(ex, seq, i, Choices())
     (loop,) = loops(tree)
-    half, eighth = (timing(ex).total(tree, {loop: chunk}) for chunk in (512, 128))
-    free_half, free_eighth = (timing(ex, replace(DEVICE, reused_bytes=2**40)).total(tree, {loop: chunk}) for chunk in (512, 128))
+    half, eighth = (timing(ex).total(tree, {loop: chunk}) for chunk in (1024, 256))
+    free_half, free_eighth = (timing(ex, replace(DEVICE, reused_bytes=2**40)).total(tree, {loop: chunk}) for chunk in (1024, 256))
     assert half > 1.5 * free_half
-    assert eighth == free_eighth
+    assert eighth == free_eighth  # measured as fast as smaller chunks, where products have 16 MiB
 
 
 def negative_distances(q, p):

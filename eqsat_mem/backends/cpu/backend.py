@@ -73,9 +73,6 @@ benchmarks/calibration/linear_algebra.py."""
 STALL = 9
 """The factor by which a fold that stalls takes longer (see :data:`eqsat_mem.backends.cpu.fusion.LONG`). Measured:
 benchmarks/calibration/long_folds.py."""
-SCRATCH = 2
-"""A contraction may allocate so many times the bytes of its result in the kernel library, anew in every turn of a loop. Measured:
-benchmarks/calibration/contraction_scratch.py."""
 CORE_BYTES, CORE_FLOPS, PER_FUNCTION, PER_BYTE = 2**18, 1e5, 2, 10
 """XLA cuts an elementwise kernel into parts of so many bytes, read and written; one with more operations than bytes into parts of so many
 operations, where a function and a byte count as some. As many cores work on it. Measured: benchmarks/calibration/dealing.py."""
@@ -303,7 +300,7 @@ class CpuBackend(Backend):
         if isinstance(kernel.term, Dot):
             results = extent_of(kernel.extents, kernel.ex.program.free[kernel.step])
             seconds += self.device.deal_s if results > DEALT and self.device.matrix_cores > 1 else 0.0
-            seconds += 0.0 if kernel.outside else self.device.fresh_s(SCRATCH * kernel.nbytes)
+            seconds += 0.0 if kernel.outside else self.device.fresh_s(kernel.nbytes)
         elif kernel.nbytes <= AT_ONCE_BYTES:
             seconds *= AT_ONCE
         return seconds
