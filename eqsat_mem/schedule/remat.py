@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eqsat_mem.deadline import NEVER, Deadline
-from eqsat_mem.ir import Block, Call, Dot, argument_bytes, is_leaf
+from eqsat_mem.ir import Block, Call, Dot, argument_bytes, is_leaf, itemsize
 from eqsat_mem.ir.jaxprs import IMPURE, inner_jaxprs, repeatable
 from eqsat_mem.ir.loop_tree import Path, Seq, at, enclosing, made
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
@@ -39,6 +39,8 @@ MOST_REBUILT = 400_000
 """Terms that the moves of one schedule write anew: each move writes the whole program."""
 TRIED = 6
 """Moves that are tried before the next one is given up, and that are made while the schedule holds more than it did, as it is run."""
+LEAST = 1e-4
+"""The share of what a schedule holds at its peak that a move has to save: more than :data:`MOST_MOVES` of less would change little."""
 LONGEST = 24
 """Kernels that one move computes again."""
 SMALL = 1 / 16
@@ -121,6 +123,7 @@ def _moves(s: Schedule, memory: Memory, moved: frozenset[int]) -> list[Move]:
                 extents = extents_inside(extents, loop, s.chunks)
             position = memory.peak(seq, extents, s.chunks).position
             found += _Waiting(s, memory, path, seq, extents, position).moves(moved)
+    found = [move for move in found if move.saved > LEAST * s.peak_bytes]
     return sorted(found, key=lambda move: (-move.saved / move.work_s, move.path, move.chain))
 
 
@@ -153,7 +156,7 @@ class _Waiting:
             if use is None or chain is None:
                 continue
             late = self.late(fused, place, chain, use)
-            saved = self.size(t) - sum(self.size(c) for c in self.extended(fused, place, chain, use))
+            saved = self.size(t) - sum(self.size(c) for c in self.extended(fused, place, chain, use)) - self.beside(fused, chain, t)
             if late is not None and saved > 0:
                 yield Move(self.path, chain, use, late, saved, self.work_s(fused, chain))
 
@@ -196,6 +199,16 @@ class _Waiting:
         """The small values that live longer because of a move."""
         read = {c for q in chain for c in fused.operands[q] if c in place and place[c] not in chain}
         return {c for c in read if not self.lives(fused, c, use)}
+
+    def beside(self, fused: Fused, chain: Sequence[int], value: int) -> int:
+        """The bytes of what the calls of a chain make besides a value: a scan that runs again stacks all that it stacked before."""
+        terms, total = self.s.ex.program.terms, 0
+        for q in chain:
+            term = terms[step] if isinstance(step := fused.kept[q], int) else None
+            if isinstance(term, Block) and len(term.call.out_axes) > 1:
+                shapes = (shape for k, shape in enumerate(zip(term.call.out_axes, term.call.out_dtypes)) if k != term.out)
+                total += sum(math.prod(self.extents[i] for axis in axes for i in axis) * itemsize(dtype) for axes, dtype in shapes)
+        return total
 
     def late(self, fused: Fused, place: Mapping[int, int], chain: Sequence[int], use: int) -> int | None:
         """A value made after the peak and before the use, as late as possible; first among those that the use reads."""

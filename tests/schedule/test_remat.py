@@ -15,7 +15,7 @@ from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Map
+from eqsat_mem.ir import Block, Map
 from eqsat_mem.ir.loop_tree import loops, walk_regions
 from eqsat_mem.options import Options
 from eqsat_mem.schedule import remat
@@ -287,3 +287,31 @@ def test_no_move_ties_what_a_rescaled_sum_exponentiates():
     results = [remat.apply(s, memory, move, frozenset()) for move in moves]
     assert None in results
     assert all(set(loop.rescaled) <= new.ex.rescales.keys() for new, _ in filter(None, results) for loop in loops(new.seq))
+
+
+def stacked(count):
+    """Results of one scan, which wait while something larger is computed, beside small values that wait, too."""
+
+    def waiting(x, y, small):
+        _, kept = lax.scan(lambda c, row: (c + row, tuple(jnp.sin(c * (k + 1.0)) for k in range(count))), x[0], x)
+        tiny = small * 2.0
+        large = jnp.fft.irfft2(jnp.fft.rfft2(y), y.shape)
+        return sum(jnp.sum(jnp.fft.irfft2(jnp.fft.rfft2(part) * jnp.sum(large[0]), part.shape)) for part in kept) + jnp.sum(jnp.sort(tiny))
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((200, 300), (400, 400), (16,))]
+    return straight(original(load(jax.make_jaxpr(waiting)(*args), ["x", "y", "small"])), CPU)
+
+
+@pytest.mark.parametrize(("count", "is_run_again"), [(1, True), (2, False)])
+def test_a_scan_is_not_run_again_for_one_of_several_large_results(count, is_run_again):
+    """It would make all of them. What saves next to nothing of the peak, such as 16 numbers, is no move either."""
+    s = stacked(count)
+    memory = remat.written(s)
+    kept = memory.fused(s.seq).kept
+    moves = remat._moves(s, memory, frozenset())
+    assert any(is_scan(s.ex.program.terms[kept[q]]) for move in moves for q in move.chain) == is_run_again
+    assert all(move.saved > remat.LEAST * s.peak_bytes > 16 * 4 for move in moves)
+
+
+def is_scan(term):
+    return isinstance(term, Block) and term.call.prim.name == "scan"
