@@ -8,7 +8,7 @@ from eqsat_mem.schedule.schedules import Schedule
 
 HARDLY = 0.02
 """The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
-ROUGHLY = 0.1
+ROUGHLY = 0.15
 """The share of its time by which a program has to be faster than one that receives less from other devices: seconds of exchanges depend on
 what else goes on between devices, which no figure of a link tells."""
 

@@ -206,8 +206,9 @@ class Reader:
         flat = tuple(i for axis in axes for i in axis)
         if value.layout == flat and all(len(axis) == 1 for axis in axes):
             return value
-        missing = [i for i in flat if i not in value.layout and not any(i in holder.at for holder in scope.around())]
-        result = self.aligned(value, flat) if value.layout else value
+        single = {i for holder in scope.around() for i in holder.at} if value.layout else ()
+        missing = [i for i in flat if i not in value.layout and i not in single]
+        result = self.aligned(value, flat, bool(single)) if value.layout else value
         text, atom = result.text, result.atom
         if missing:
             text, atom = f"jnp.broadcast_to({text}, {self.shape(flat, scope)})", True

@@ -201,11 +201,11 @@ class _Waiting:
         return {c for c in read if not self.lives(fused, c, use)}
 
     def beside(self, fused: Fused, chain: Sequence[int], value: int) -> int:
-        """The bytes of what the calls of a chain make besides a value: a scan that runs again stacks all that it stacked before."""
+        """The bytes of what the loops of a chain make besides a value: a scan that runs again stacks all that it stacked before."""
         terms, total = self.s.ex.program.terms, 0
         for q in chain:
             term = terms[step] if isinstance(step := fused.kept[q], int) else None
-            if isinstance(term, Block) and len(term.call.out_axes) > 1:
+            if isinstance(term, Block) and any(inner_jaxprs(term.call.params)):
                 shapes = (shape for k, shape in enumerate(zip(term.call.out_axes, term.call.out_dtypes)) if k != term.out)
                 total += sum(math.prod(self.extents[i] for axis in axes for i in axis) * itemsize(dtype) for axes, dtype in shapes)
         return total

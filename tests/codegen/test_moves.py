@@ -38,6 +38,11 @@ def mean_of_neighbours(x, near):
     return jnp.tanh(jnp.sum(x[near] * x[:, None], 1))
 
 
+def columns(x, features):
+    """Rows at a few places, each of one number: without their place they have no axis."""
+    return jnp.sum(jnp.cos(x[0, features[0]] + x[:, features[1]]), -1)
+
+
 def joined(x, y):
     """Coordinates of two arrays side by side."""
     both = jnp.concatenate([x[:, None], jnp.broadcast_to(y, (x.shape[0], *y.shape))], 1)
@@ -47,6 +52,8 @@ def joined(x, y):
 def arguments(kind, seed, rows, coordinates, count):
     random = np.random.RandomState(seed)
     x = random.standard_normal((rows, coordinates)).astype(np.float32)
+    if kind is columns:
+        return x, random.randint(0, coordinates, (2, count))
     if kind is trees:
         return x, random.randint(0, coordinates, (5, count)), random.standard_normal((5, count)).astype(np.float32)
     return x, random.standard_normal((4, coordinates)).astype(np.float32) if kind is joined else random.randint(0, rows, (rows, count))
@@ -57,7 +64,7 @@ def extraction(kind, args):
     return as_written(saturate(program, RULES, Limits(max_iterations=0, large_elements=1)))
 
 
-@pytest.mark.parametrize("kind", [trees, neighbours, mean_of_neighbours, joined])
+@pytest.mark.parametrize("kind", [trees, neighbours, mean_of_neighbours, columns, joined])
 @settings(deadline=None, max_examples=12, derandomize=True)
 @given(st.integers(0, 99), st.integers(2, 40), st.integers(1, 4), st.integers(1, 6))
 def test_values(kind, seed, rows, coordinates, count):
