@@ -206,7 +206,7 @@ class Reader:
         flat = tuple(i for axis in axes for i in axis)
         if value.layout == flat and all(len(axis) == 1 for axis in axes):
             return value
-        single = {i for holder in scope.around() for i in holder.at} if value.layout else ()
+        single = self.at_one(scope) if value.layout else frozenset[int]()
         missing = [i for i in flat if i not in value.layout and i not in single]
         result = self.aligned(value, flat, bool(single)) if value.layout else value
         text, atom = result.text, result.atom
@@ -221,13 +221,17 @@ class Reader:
     def extent(self, i: int, scope: Scope) -> str:
         if i in self.pieces:
             return self.pieces[i][0]
-        if any(i in holder.at for holder in scope.around()):
+        if i in self.at_one(scope):
             return "1"
         return f"size_{self.indices[i]}" if self.looped(i, scope) else str(self.program.indices[i].extent)
 
     def looped(self, i: int, scope: Scope) -> bool:
         """Whether a scope stands inside a loop over index ``i``, in this function or around it, or at one position of it."""
-        return i in self.pieces or any(holder.index == i or i in holder.at for holder in scope.around())
+        return i in self.pieces or i in self.at_one(scope) or any(holder.index == i for holder in scope.around())
+
+    def at_one(self, scope: Scope) -> frozenset[int]:
+        """The indices of which a scope computes one position."""
+        return frozenset().union(*(holder.at for holder in scope.around()))
 
     def positions(self, indices: Iterable[int], scope: Scope) -> int:
         """The number of positions that some indices have together in a scope: those of a chunk where a loop runs over one."""
@@ -237,7 +241,7 @@ class Reader:
     def extents(self, scope: Scope) -> list[int]:
         """The extents of all indices in a scope: those of a chunk where a loop runs over one."""
         chunks = {holder.index: holder.chunk for holder in scope.around()} | {i: n for i, (_, n) in self.pieces.items()}
-        chunks |= {i: 1 for holder in scope.around() for i in holder.at}
+        chunks |= dict.fromkeys(self.at_one(scope), 1)
         return [chunks.get(i) or index.extent for i, index in enumerate(self.program.indices)]
 
     def single(self, i: int, scope: Scope) -> bool:

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from eqsat_mem.deadline import NEVER, Deadline
-from eqsat_mem.ir import Block, Call, Dot, argument_bytes, is_leaf, itemsize
+from eqsat_mem.ir import Block, Call, Dot, argument_bytes, axes_mask, is_leaf, itemsize
 from eqsat_mem.ir.jaxprs import IMPURE, inner_jaxprs, repeatable
 from eqsat_mem.ir.loop_tree import Path, Seq, at, enclosing, made
+from eqsat_mem.schedule.backend import extent_of
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.delays import delayed
 from eqsat_mem.schedule.fusion import Fused
@@ -156,7 +157,7 @@ class _Waiting:
             if use is None or chain is None:
                 continue
             late = self.late(fused, place, chain, use)
-            saved = self.size(t) - sum(self.size(c) for c in self.extended(fused, place, chain, use)) - self.beside(fused, chain, t)
+            saved = self.size(t) - sum(self.size(c) for c in self.extended(fused, place, chain, use)) - self.beside(fused, chain)
             if late is not None and saved > 0:
                 yield Move(self.path, chain, use, late, saved, self.work_s(fused, chain))
 
@@ -200,14 +201,15 @@ class _Waiting:
         read = {c for q in chain for c in fused.operands[q] if c in place and place[c] not in chain}
         return {c for c in read if not self.lives(fused, c, use)}
 
-    def beside(self, fused: Fused, chain: Sequence[int], value: int) -> int:
-        """The bytes of what the loops of a chain make besides a value: a scan that runs again stacks all that it stacked before."""
+    def beside(self, fused: Fused, chain: Sequence[int]) -> int:
+        """The bytes of what the loops of a chain make besides what it reads: a scan that runs again stacks all that it stacked before."""
         terms, total = self.s.ex.program.terms, 0
         for q in chain:
             term = terms[step] if isinstance(step := fused.kept[q], int) else None
             if isinstance(term, Block) and any(inner_jaxprs(term.call.params)):
-                shapes = (shape for k, shape in enumerate(zip(term.call.out_axes, term.call.out_dtypes)) if k != term.out)
-                total += sum(math.prod(self.extents[i] for axis in axes for i in axis) * itemsize(dtype) for axes, dtype in shapes)
+                made = zip(term.call.out_axes, term.call.out_dtypes, strict=True)
+                sizes = [extent_of(self.extents, axes_mask(axes)) * itemsize(dtype) for axes, dtype in made]
+                total += sum(sizes) - sizes[term.out]
         return total
 
     def late(self, fused: Fused, place: Mapping[int, int], chain: Sequence[int], use: int) -> int | None:

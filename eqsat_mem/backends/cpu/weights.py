@@ -170,7 +170,7 @@ instruction. Measured: benchmarks/calibration/elementwise.py."""
 
 
 def is_slow(term: Term) -> bool:
-    """Whether an operation is a function that is no polynomial: it takes one core so many times as long as all."""
+    """Whether an operation is a function that is no polynomial: one core takes as many times as long for it as there are cores."""
     return isinstance(term, Map) and MEASURED.get(term.op, 0.0) >= FUNCTION and term.op not in POLYNOMIALS
 
 
