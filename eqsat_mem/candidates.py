@@ -105,6 +105,7 @@ class Forms:
 
     def __post_init__(self) -> None:
         self.made = [self.loaded]
+        self.as_loaded: Extraction | None = None
         self.of_blocks: list[Forms] = []
         self.others: Iterator[Program] | None = None
         self.candidates: dict[int, Candidates] = {}
@@ -186,9 +187,18 @@ class Forms:
             from eqsat_mem.mesh.choose import as_it_lies
 
             loops = self._loops(self.placement, backend, limit, search=False)
-            return straight(as_it_lies(original(self.loaded, self.rules), self.placement, backend, loops), backend, emitted=False)
-        program, _ = plan_bodies(self.loaded, limit, partial(self.planner.written, self.options, backend))
-        return straight(run_as_is(program, self.rules), backend, emitted=False)
+            return straight(as_it_lies(self._original(self.loaded), self.placement, backend, loops), backend, emitted=False)
+        ex = run_as_is(self.loaded, self._original)
+        program, _ = plan_bodies(ex.program, limit, partial(self.planner.written, self.options, backend))
+        return straight(replace(ex, program=program), backend, emitted=False)
+
+    def _original(self, program: Program) -> Extraction:
+        """A program as it is, with what rules allow for its terms; kept for the one that was loaded."""
+        if program is not self.loaded:
+            return original(program, self.rules)
+        if self.as_loaded is None:
+            self.as_loaded = original(program, self.rules)
+        return self.as_loaded
 
     def _forms(self) -> Iterator[Program]:
         yield from self.made
@@ -208,8 +218,8 @@ class Forms:
             parted = with_parts(program, self.rules.passes) if self.placement is None else None
             if parted is not None:
                 yield parted
-                yield from forms(original(parted, self.rules), self.rules)
-            yield from forms(original(program, self.rules), self.rules)
+                yield from forms(self._original(parted), self.rules)
+            yield from forms(self._original(program), self.rules)
             taken = with_takes(program) if self.rules.names("Take") else None
             if taken is not None:
                 apart = extract(self._candidates(taken).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)

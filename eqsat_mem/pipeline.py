@@ -77,7 +77,11 @@ def plan(
         from eqsat_mem.tuning import Tuner
 
         tuner = Tuner(options.tune)
-    return _told(request, partial(_plan, request, BodyPlans(), tuner=tuner))
+    bodies = BodyPlans()
+    try:
+        return _told(request, partial(_plan, request, bodies, tuner=tuner))
+    finally:
+        bodies.forms.clear()  # which have it as their planner: collecting such garbage would take a tenth as long as planning
 
 
 def _told(request: Request, planning: Callable[[], Plan]) -> Plan:

@@ -92,11 +92,10 @@ def original(program: Program, rules: RuleSet | None = None) -> Extraction:
     return as_written(saturate(program, rules or load_rules(only=("splitting",)), Limits(max_iterations=0)))
 
 
-def run_as_is(program: Program, rules: RuleSet) -> Extraction:
-    """A program to be run as it is, never split: with what ``rules`` allow to write out, for which few programs need an e-graph."""
-    limits = Limits()
+def run_as_is(program: Program, extracted: Callable[[Program], Extraction]) -> Extraction:
+    """A program to be run as it is, never split: with what rules allow to write out, for which few programs have to be ``extracted``."""
     shortest = min((program.extent(over) for t in program.reachable() if (over := _combined(program.terms[t]))), default=math.inf)
-    return original(program, rules) if shortest <= limits.unrolled_elements else Extraction(program)
+    return extracted(program) if shortest <= Limits.unrolled_elements else Extraction(program)
 
 
 def _combined(term: ir.Term) -> int:

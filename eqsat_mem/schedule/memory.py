@@ -60,7 +60,7 @@ class Memory:
         self._layouts = [bits(free | repeated.get(t, 0)) for t, free in enumerate(program.free)]
         contracted = {c for term in program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
         self._widths = [self.backend.width(self.ex, t, t in contracted) for t in range(len(program.terms))]
-        self._columns = Columns(self.ex, self.fused)
+        self._columns = Columns(self.ex)
 
     def stored(self, t: int, extents: Extents) -> int:
         """Bytes of a value that loops stack, or that is returned: in its own dtype."""
@@ -109,7 +109,6 @@ class Memory:
             self._in_loops.update(known.looped(seq in self._in_loops))
         return self._fused[seq]
 
-    @cached_property
     def streaming(self) -> Memory:
         """The same, except that ``streams`` is set: regions without values that are passed on hold what they hold here."""
         return replace(self, streams=True, _peaks={}, _footprints={}, _held=self)
@@ -133,7 +132,7 @@ class Memory:
     def _taken_apart(self, seq: Seq) -> int:
         """Arguments that loops read position by position are copied position by position, once, before all loops."""
         program = self.ex.program
-        return sum(program.nbytes(t) for t in self._columns.read_by_loops(seq).apart if isinstance(program.terms[t], Input | Const))
+        return sum(program.nbytes(t) for t in self._columns.read_by_loops(seq, self.fused).apart if isinstance(program.terms[t], Input | Const))
 
     def _output_copies(self) -> int:
         """Outputs that are plain reads, or that are returned twice, are copies of their own."""
@@ -302,7 +301,7 @@ class Memory:
                 nbytes = self._copy_bytes(s, extents)
                 changes[s.first] += nbytes
                 changes[s.last + 1] -= nbytes
-        for t, first, last in self._columns.beside(seq):
+        for t, first, last in self._columns.beside(seq, self.fused):
             changes[first] += self.size(t, extents)
             changes[last + 1] -= self.size(t, extents)
         return list(itertools.accumulate(changes[:-1]))

@@ -34,43 +34,52 @@ class Reads:
 
 NOTHING = Reads(frozenset(), frozenset())
 
+Kernels = Callable[[Seq], Fused]
+"""A function that returns the kernels of a region."""
+
 
 @dataclass(eq=False)
 class Columns:
-    """The arrays that the regions of one program read position by position; ``fused`` returns the kernels of a region."""
+    """The arrays that the regions of one program read position by position.
+
+    The kernels of regions are given with each question: who answers it keeps these tables, and tables that led back to it would be garbage
+    that only a collection frees.
+    """
 
     ex: Extraction
-    fused: Callable[[Seq], Fused]
     _reads: dict[Seq, Reads] = field(default_factory=dict)
     _reads_by_loops: dict[Seq, Reads] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._unrolled = any(self.ex.unrolls.values())
 
-    def read_by_loops(self, seq: Seq) -> Reads:
+    def read_by_loops(self, seq: Seq, kernels: Kernels) -> Reads:
         """Return the arrays that the loops of a region and of its nested sequences read from outside of the loop or the sequence."""
         known = self._reads_by_loops.get(seq)
         if known is None and not self._unrolled:
             return NOTHING
         if known is None:
             steps = (step for step in seq.steps if not isinstance(step, int))
-            every = (self.reads(step.body) if isinstance(step, Loop) else self.read_by_loops(step).without(made(step)) for step in steps)
+            every = (
+                self.reads(step.body, kernels) if isinstance(step, Loop) else self.read_by_loops(step, kernels).without(made(step))
+                for step in steps
+            )
             known = self._reads_by_loops[seq] = _merged(every)
         return known
 
-    def reads(self, seq: Seq) -> Reads:
+    def reads(self, seq: Seq, kernels: Kernels) -> Reads:
         """Return the arrays that a region reads from outside of itself."""
         known = self._reads.get(seq)
         if known is None:
             inside = (step.body if isinstance(step, Loop) else step for step in seq.steps if not isinstance(step, int))
-            every = _merged([self._read_by_kernels(seq), *map(self.reads, inside)])
+            every = _merged([self._read_by_kernels(kernels(seq)), *(self.reads(part, kernels) for part in inside)])
             known = self._reads[seq] = every.without(made(seq))
         return known
 
-    def _read_by_kernels(self, seq: Seq) -> Reads:
+    def _read_by_kernels(self, fused: Fused) -> Reads:
         program = self.ex.program
         apart, whole = set[int](), set[int]()
-        for members in self.fused(seq).members:
+        for members in fused.members:
             written_out, own = 0, frozenset(members)
             for t in reversed(members):  # users first
                 written_out |= self.ex.unrolls.get(t, 0)
@@ -79,7 +88,7 @@ class Columns:
                         (apart if program.free[c] & written_out else whole).add(program.source_of(c))
         return Reads(frozenset(apart), frozenset(whole))
 
-    def beside(self, seq: Seq) -> Iterator[tuple[int, int, int]]:
+    def beside(self, seq: Seq, kernels: Kernels) -> Iterator[tuple[int, int, int]]:
         """Yield the values of a region that are held in addition to their columns.
 
         If nothing else reads a value, only its columns remain: XLA computes the columns of an elementwise value directly, and any other
@@ -88,11 +97,11 @@ class Columns:
         Yields:
             The value, and the positions of the first and the last kernel at which both are held.
         """
-        fused, read = self.fused(seq), self.read_by_loops(seq)
+        fused, read = kernels(seq), self.read_by_loops(seq, kernels)
         for position, step in enumerate(fused.kept if read.apart else ()):
             for t in read.apart.intersection(made(step)):
-                kernels = (own for kernel, own in zip(fused.kept, fused.operands, strict=True) if isinstance(kernel, int))
-                if t in read.whole or t in seq.outs or any(t in own for own in kernels):
+                operands = (own for kernel, own in zip(fused.kept, fused.operands, strict=True) if isinstance(kernel, int))
+                if t in read.whole or t in seq.outs or any(t in own for own in operands):
                     yield t, position, fused.last_use[t]
                 elif not isinstance(step, int) or not isinstance(self.ex.program.terms[step], Map):
                     yield t, position, position

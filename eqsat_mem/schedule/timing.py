@@ -60,8 +60,12 @@ class Timing:
         """Seconds to get hold of memory: temporaries are one allocation, each output is another."""
         held = self.memory.total(seq, chunks) - self._arguments_and_outputs
         if held >= self.device.reused_bytes:
-            held = self.memory.streaming.total(seq, chunks) - self._arguments_and_outputs
+            held = self._streaming.total(seq, chunks) - self._arguments_and_outputs
         return self.device.fresh_s(held) + self._allocating_outputs
+
+    @cached_property
+    def _streaming(self) -> Memory:
+        return self.memory.streaming()
 
     @cached_property
     def _arguments_and_outputs(self) -> int:

@@ -69,7 +69,7 @@ class _Run:
         assert isinstance(self.schedule.backend, CpuBackend), "what is counted here is what XLA:CPU does"
         self.ex, self.program = self.schedule.ex, self.schedule.ex.program
         self.contracted = {c for term in self.program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
-        self.columns = Columns(self.ex, self.fused)
+        self.columns = Columns(self.ex)
 
     def fused(self, seq: Seq) -> Fused:
         if seq not in self.kernels:
@@ -156,7 +156,7 @@ class _Run:
     def written_out(self, seq: Seq, position: int, extents: Extents, along: int | None) -> int:
         """Bytes of the copies that are there while a kernel runs: widened, at a larger shape, or position by position."""
         copies = [c for c in self.fused(seq).copies if c.first <= position <= c.last and not self.is_made_before(c, along)]
-        apart = [t for t, first, last in self.columns.beside(seq) if first <= position <= last]
+        apart = [t for t, first, last in self.columns.beside(seq, self.fused) if first <= position <= last]
         return sum(self.copied(c, extents) for c in copies) + sum(self.as_computed(t, extents) for t in apart)
 
     def copied(self, copy: Copy, extents: Extents) -> int:
