@@ -64,7 +64,7 @@ def _of_region(s: Schedule, memory: Memory, as_run: Memory, path: Path, seq: Seq
         use = next((n for n in range(len(fused.kept)) if t in fused.operands[n]), -1)
         if use <= now or any(has_effects(terms[m]) or t in s.ex.exact for m in fused.members[place[t]]):
             continue
-        able = [c for c, q in place.items() if now <= q < use and runs[c] >= position and tie_of(s).can_tie(terms[c].dtype)]
+        able = [c for c, q in place.items() if now <= q < use and runs[c] >= position and tie_of(s).can_wait_for(s.ex.program, c)]
         last = max(able, key=lambda c: (c in fused.operands[use], runs[c], -c), default=None)
         longer = [c for c in fused.operands[place[t]] if c in place and fused.last_use[c] < use]
         saved = as_run.size(t, extents) - sum(as_run.size(c, extents) for c in longer)

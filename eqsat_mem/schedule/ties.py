@@ -9,7 +9,8 @@ import numpy as np
 from jax.dtypes import extended, issubdtype
 from jax.extend.core import primitives
 
-from eqsat_mem.ir import Block, Call, Literal, Map, Program, Term, bits
+from eqsat_mem.ir import Block, Call, Literal, Map, Program, Rename, Term, bits, children, is_leaf
+from eqsat_mem.ir.ops import BLOCKS
 
 
 class Tie(Protocol):
@@ -18,12 +19,15 @@ class Tie(Protocol):
     def can_tie(self, dtype: Any) -> bool:
         """Whether values of a dtype can be tied."""
 
+    def can_wait_for(self, program: Program, late: int) -> bool:
+        """Whether there are tokens of a value: bits that no compiler knows before the value is there."""
+
     def token(self, program: Program, late: int, add: Callable[[Term], int]) -> int:
         """Return a term that cannot be computed before ``late``.
 
         Args:
             program: the program.
-            late: the term to wait for.
+            late: the term to wait for, for which there are tokens.
             add: appends a term to the program and returns its number.
         """
 
@@ -47,8 +51,14 @@ class BitTie:
     def can_tie(self, dtype: Any) -> bool:
         return _word(dtype) is not None
 
+    def can_wait_for(self, program: Program, late: int) -> bool:
+        return self.can_tie(program.terms[late].dtype) and _computed(program, late) is not None
+
     def token(self, program: Program, late: int, add: Callable[[Term], int]) -> int:
         """Return a zero computed from the first element of a value: the bits set in it, at most 64, divided by 128."""
+        computed = _computed(program, late)
+        assert computed is not None, "a value without tokens"
+        late = computed
         dtype = program.terms[late].dtype
         word = np.dtype(_word(dtype))
         indices = list(bits(program.free[late]))
@@ -70,6 +80,22 @@ class BitTie:
         bitwise = value if word == dtype else add(Map(word, "bitcast_convert_type", (value,), (("new_dtype", word),)))
         bitwise = add(Map(word, "or", (bitwise, token)))
         return bitwise if word == dtype else add(Map(dtype, "bitcast_convert_type", (bitwise,), (("new_dtype", dtype),)))
+
+
+_VIEWS = ("pad", "slice", "split", "unstack", "rev", "reshape")
+_JOINED = ("concatenate", "stack", "dynamic_update_slice", *(name for name, row in BLOCKS.items() if row.writes_into))
+
+
+def _computed(program: Program, t: int) -> int | None:
+    """Return the computed value that a value is a part or a view of; None if compilers may find its first element in something else.
+
+    They know that the first element of a padded array is what it is padded with, and that of joined arrays an element of one of them.
+    """
+    term = program.terms[t]
+    while isinstance(term, Rename) or (isinstance(term, Block) and term.call.prim.name in _VIEWS):
+        t = children(term)[0]
+        term = program.terms[t]
+    return None if is_leaf(term) or (isinstance(term, Block) and term.call.prim.name in _JOINED) else t
 
 
 def _word(dtype: Any) -> Any:

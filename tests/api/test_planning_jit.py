@@ -541,6 +541,19 @@ def test_what_does_not_fit_is_forgotten_at_once(jit, ledger, x, monkeypatch):
         gc.enable()
 
 
+def test_small_arrays_that_a_function_closes_over_go_with_it(jit, ledger, x, monkeypatch):
+    monkeypatch.setenv("EQSAT_MEM_LIMIT", "8KiB")
+    monkeypatch.setattr("eqsat_mem.api.planning.SMALL_BYTES", 0)
+    data = x[:97]
+    planned = jit(lambda: nearest(data, data))
+    planned()
+    assert outcomes(ledger)[0][1] == "planned"
+    del data, planned
+    jax.clear_caches()
+    gc.collect()
+    assert [array for array in jax.live_arrays() if array.shape == (97, 3)] == []
+
+
 def test_the_original_runs_where_the_planner_breaks(broken, jit, ledger, x, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # as python -W error: our warning must not become an error

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Dot, Fold, Map, Program, Term, bits, children
@@ -87,11 +88,17 @@ def computes_inside(program: Program, term: Map, fold: Fold) -> bool:
     return knows(term) or (str(term.dtype) == "bfloat16" and _is_known(term))
 
 
-@lru_cache(maxsize=64)
+_HEAVY_FOLDS: WeakKeyDictionary[Extraction, dict[Backend, frozenset[Fold]]] = WeakKeyDictionary()
+"""Those of programs that are in use: a program holds the arrays that its function closes over."""
+
+
 def heavy_folds(ex: Extraction, backend: Backend) -> frozenset[Fold]:
     """The folds of a program whose operands take so many operations that they are better written to memory; see :func:`_is_heavy`."""
-    folds = {term for t in ex.program.reachable() if isinstance(term := ex.program.terms[t], Fold)}
-    return frozenset(fold for fold in folds if _is_heavy(ex, fold, backend.is_cheap))
+    known = _HEAVY_FOLDS.setdefault(ex, {})
+    if backend not in known:
+        folds = {term for t in ex.program.reachable() if isinstance(term := ex.program.terms[t], Fold)}
+        known[backend] = frozenset(fold for fold in folds if _is_heavy(ex, fold, backend.is_cheap))
+    return known[backend]
 
 
 def _is_heavy(ex: Extraction, fold: Fold, is_cheap: Callable[[Program, int], bool]) -> bool:
