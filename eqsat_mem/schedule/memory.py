@@ -131,8 +131,8 @@ class Memory:
 
     def _taken_apart(self, seq: Seq) -> int:
         """Arguments that loops read position by position are copied position by position, once, before all loops."""
-        program = self.ex.program
-        return sum(program.nbytes(t) for t in self._columns.read_by_loops(seq, self.fused).apart if isinstance(program.terms[t], Input | Const))
+        program, read = self.ex.program, self._columns.read_by_loops(seq, self.fused)
+        return sum(program.nbytes(t) for t in read.apart if isinstance(program.terms[t], Input | Const))
 
     def _output_copies(self) -> int:
         """Outputs that are plain reads, or that are returned twice, are copies of their own."""

@@ -544,11 +544,8 @@ def test_what_does_not_fit_is_forgotten_at_once(jit, ledger, x, monkeypatch):
 def test_small_arrays_that_a_function_closes_over_go_with_it(jit, ledger, x, monkeypatch):
     monkeypatch.setenv("EQSAT_MEM_LIMIT", "8KiB")
     monkeypatch.setattr("eqsat_mem.api.planning.SMALL_BYTES", 0)
-    data = x[:97]
-    planned = jit(lambda: nearest(data, data))
-    planned()
+    jit(functools.partial(nearest, x[:97], x[:97]))()
     assert outcomes(ledger)[0][1] == "planned"
-    del data, planned
     jax.clear_caches()
     gc.collect()
     assert [array for array in jax.live_arrays() if array.shape == (97, 3)] == []
