@@ -46,6 +46,9 @@ if TYPE_CHECKING:  # what few programs need is imported where they do: a first p
 LONG, LONGEST = 500, 1_200
 """Terms beyond which a program with equal blocks is searched as it was written only where its loops do not fit or are dear, and those
 beyond which only where they do not fit: that takes seconds."""
+SHORTER = 2 / 3
+"""The share of a long program's terms that it has at most with loops over its equal blocks where these are searched first: with more, that
+takes as long as the program itself."""
 DEAR = 1.3
 """Times as long as the program as written from which on loops over its equal blocks are dear: they copy what blocks read and make."""
 TIGHTENED = 2
@@ -118,10 +121,12 @@ class Forms:
         """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
 
         What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits or what
-        fits is slow; where it is long, loops come first, and the program itself is searched only where they do not fit, or are dear.
+        fits is slow; where it is long and they make it much shorter, loops come first, and the program itself is searched only where they
+        do not fit, or are dear.
         """
         size, dear = len(self.loaded.terms), False
-        found = self._fastest_form(backend, limit, scheduler) if size <= LONG else None
+        is_first = size <= LONG or not self._is_shorter_in_loops()
+        found = self._fastest_form(backend, limit, scheduler) if is_first else None
         if found is not None and ((found.best.fits(limit) and found.best.seconds * GAIN <= found.before.seconds) or self.deadline.passed()):
             return found
         for blocks in self._with_equal_blocks():
@@ -134,7 +139,7 @@ class Forms:
                 found = of_blocks.of(before)
             if found.best.fits(limit) or self.deadline.passed():
                 break
-        if found is not None and (size <= LONG or self.deadline.passed()):
+        if found is not None and (is_first or self.deadline.passed()):
             return found
         if found is not None and found.best.fits(limit):
             if not dear or size > LONGEST or self.placement is not None:
@@ -143,6 +148,11 @@ class Forms:
         else:
             own = self._fastest_form(backend, limit, scheduler)
         return own if found is None or order(own.best, limit) <= order(found.best, limit) else found.of(own.before)
+
+    def _is_shorter_in_loops(self) -> bool:
+        """Whether loops over equal blocks make the program much shorter."""
+        blocks = next(self._with_equal_blocks(), None)
+        return blocks is not None and len(blocks.loaded.terms) <= SHORTER * len(self.loaded.terms)
 
     def _with_equal_blocks(self) -> Iterator[Forms]:
         """The forms of the program with its equal blocks planned as one."""

@@ -15,6 +15,7 @@ backend knows no such tie, nothing is rematerialised.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -216,8 +217,8 @@ class _Waiting:
     def late(self, fused: Fused, place: Mapping[int, int], chain: Sequence[int], use: int) -> int | None:
         """A value made after the peak and before the use, as late as possible; first among those that the use reads."""
         read = [t for t in fused.operands[use] if self.position <= place.get(t, -1) < use]
-        latest_first = range(use - 1, max(self.position, 0) - 1, -1)
-        for values in (read, *(_results(fused.kept[q]) for q in latest_first)):
+        latest_first = (_results(fused.kept[q]) for q in range(use - 1, max(self.position, 0) - 1, -1))
+        for values in itertools.chain([read], latest_first):
             able = [t for t in values if tie_of(self.s).can_wait_for(self.s.ex.program, t)]
             if able:
                 return max(able, key=lambda t: (place[t], -self.size(t), -t))

@@ -248,6 +248,24 @@ def test_a_long_program_is_planned_as_loops_that_say_how_many_blocks_they_have(m
     assert plan.original_predicted_s == before[rolled] == before[written]  # what is said to be faster or slower is priced alike
 
 
+@pytest.mark.parametrize(("others", "in_loops"), [(0, True), (600, False)])
+def test_loops_are_searched_first_where_they_make_a_long_program_much_shorter(others, in_loops, monkeypatch):
+    searched = []
+    search = Forms._fastest_form
+    monkeypatch.setattr(Forms, "_fastest_form", lambda forms, *args: searched.append(forms.loaded.passes) or search(forms, *args))
+    monkeypatch.setattr("eqsat_mem.candidates.LONG", 50)
+    steps = np.random.default_rng(0).choice([jnp.sin, jnp.cos, jnp.tanh, jnp.exp, jnp.arctan], others)
+
+    def function(ws, x):
+        for step in steps:  # none of which is in a block
+            x = step(x)
+        return network(ws, x)
+
+    ws = [(jax.ShapeDtypeStruct((16, 16), np.float32), jax.ShapeDtypeStruct((16,), np.float32))] * 12
+    eqsat_mem.optimize(function, memory_limit="1MiB", verify=False).plan(ws, jax.ShapeDtypeStruct((200, 16), np.float32))
+    assert (ROLLS.name in searched[0]) is in_loops
+
+
 def test_blocks_whose_parameters_do_not_fit_twice_are_several_loops_one_after_the_other():
     wide = 128
     ws = [(jax.ShapeDtypeStruct((wide, wide), np.float32), jax.ShapeDtypeStruct((wide,), np.float32))] * 80

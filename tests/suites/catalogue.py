@@ -70,6 +70,7 @@ EXCUSED: dict[str, str] = {
     "jax:tests/api_test.py::JitTest::test_jit_compile_with_compiler_options_multiple": COUNTS,
     "jax:tests/api_test.py::JitTest::test_jit_lower_no_pruning": PRUNED,
     "jax:tests/api_test.py::TracebackTest::test_jit_traceback": FRAMES,
+    "equinox:tests/test_noinline.py::test_complicated": COUNTS,
 }
 """Tests that may fail under ``run`` only, as patterns of ``suite:file::test``, each with the reason."""
 
