@@ -140,6 +140,7 @@ def run(suite: Suite, way: str, folder: Path, options: argparse.Namespace) -> It
             **suite.environment,
             "PYTHONPATH": os.pathsep.join(map(str, (HERE, ROOT))),
             "EQSAT_MEM_PROFILES": "none",
+            "EQSAT_MEM_DEBUG": "0",  # no progress, which comes after a second: tests compare what is written to stderr
             "JAX_PLATFORMS": "cpu",
             "SUITES_OUTCOMES": str(noted),
             "SUITES_SAMPLE": str(options.sample),
