@@ -55,7 +55,7 @@ def _of_region(s: Schedule, memory: Memory, as_run: Memory, path: Path, seq: Seq
         extents = extents_inside(extents, loop, s.chunks)
     fused, run, terms = memory.fused(seq), as_run.fused(seq), s.ex.program.terms
     position = as_run.peak(seq, extents, s.chunks).position
-    place, runs = ({t: q for q, step in enumerate(order.kept) for t in ([step] if isinstance(step, int) else made(step))}
+    place, runs = ({t: q for q, step in enumerate(order.kept) for t in made(step)}
                    for order in (fused, run))  # fmt: skip
     now = fused.kept.index(run.kept[position])
     for t in run.kept[:position]:

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.ir import Block, Call, Dot, argument_bytes, axes_mask, is_leaf, itemsize
 from eqsat_mem.ir.jaxprs import IMPURE, inner_jaxprs, repeatable
-from eqsat_mem.ir.loop_tree import Path, Seq, Step, at, enclosing, made
+from eqsat_mem.ir.loop_tree import Path, Seq, at, enclosing, made
 from eqsat_mem.schedule.backend import extent_of
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.delays import delayed
@@ -149,7 +149,7 @@ class _Waiting:
 
     def moves(self, moved: frozenset[int]) -> Iterator[Move]:
         fused = self.memory.fused(self.seq)
-        place = {t: q for q, step in enumerate(fused.kept) for t in _results(step)}
+        place = {t: q for q, step in enumerate(fused.kept) for t in made(step)}
         next_use = {t: n for n in range(len(fused.kept) - 1, self.position, -1) for t in fused.operands[n]}
         for q, t in enumerate(fused.kept[: max(self.position, 0)]):
             if not isinstance(t, int) or t in moved or t in self.seq.outs or t in fused.operands[self.position]:
@@ -217,7 +217,7 @@ class _Waiting:
     def late(self, fused: Fused, place: Mapping[int, int], chain: Sequence[int], use: int) -> int | None:
         """A value made after the peak and before the use, as late as possible; first among those that the use reads."""
         read = [t for t in fused.operands[use] if self.position <= place.get(t, -1) < use]
-        latest_first = (_results(fused.kept[q]) for q in range(use - 1, max(self.position, 0) - 1, -1))
+        latest_first = (made(fused.kept[q]) for q in range(use - 1, max(self.position, 0) - 1, -1))
         for values in itertools.chain([read], latest_first):
             able = [t for t in values if tie_of(self.s).can_wait_for(self.s.ex.program, t)]
             if able:
@@ -235,10 +235,6 @@ class _Waiting:
             moved = sum(self.size(t) for t in (*fused.operands[q], fused.kept[q]) if isinstance(t, int))
             seconds += max(sum(arithmetic), moved / slowest) + backend.device.kernel_s
         return seconds
-
-
-def _results(step: Step) -> Collection[int]:
-    return (step,) if isinstance(step, int) else made(step)
 
 
 def _pure(call: Call) -> bool:

@@ -10,7 +10,7 @@ from jax.dtypes import extended, issubdtype
 from jax.extend.core import primitives
 
 from eqsat_mem.ir import Block, Call, Literal, Map, Program, Rename, Term, bits, children, is_leaf
-from eqsat_mem.ir.ops import BLOCKS
+from eqsat_mem.schedule.weights import SCATTERS
 
 
 class Tie(Protocol):
@@ -56,17 +56,15 @@ class BitTie:
 
     def token(self, program: Program, late: int, add: Callable[[Term], int]) -> int:
         """Return a zero computed from the first element of a value: the bits set in it, at most 64, divided by 128."""
-        computed = _computed(program, late)
-        assert computed is not None, "a value without tokens"
-        late = computed
-        dtype = program.terms[late].dtype
+        value = _computed(program, late)
+        assert value is not None, "a value without tokens"
+        dtype = program.terms[value].dtype
         word = np.dtype(_word(dtype))
-        indices = list(bits(program.free[late]))
-        value = late
+        indices = list(bits(program.free[value]))
         if indices:
             params = {"start_indices": (0,) * len(indices), "limit_indices": (1,) * len(indices), "strides": None}
             call = Call(primitives.slice_p, params, (tuple((i,) for i in indices),), (((),) * len(indices),), (dtype,))
-            value = add(Block(dtype, call, (late,), 0))
+            value = add(Block(dtype, call, (value,), 0))
         if word != dtype:
             value = add(Map(word, "bitcast_convert_type", (value,), (("new_dtype", word),)))
         value = add(Map(word, "population_count", (value,)))
@@ -83,7 +81,7 @@ class BitTie:
 
 
 _VIEWS = ("pad", "slice", "split", "unstack", "rev", "reshape")
-_JOINED = ("concatenate", "stack", "dynamic_update_slice", *(name for name, row in BLOCKS.items() if row.writes_into))
+_JOINED = ("concatenate", "stack", "dynamic_update_slice", *SCATTERS)
 
 
 def _computed(program: Program, t: int) -> int | None:
