@@ -121,38 +121,42 @@ class Forms:
         """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
 
         What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits or what
-        fits is slow; where it is long and they make it much shorter, loops come first, and the program itself is searched only where they
-        do not fit, or are dear.
+        fits is slow; where it is long and they make it much shorter, loops come first, unless they are dear and it fits without them.
         """
-        size, dear = len(self.loaded.terms), False
+        size, found = len(self.loaded.terms), None
         is_first = size <= LONG or not self._is_shorter_in_loops()
-        found = self._fastest_form(backend, limit, scheduler) if is_first else None
-        if found is not None and ((found.best.fits(limit) and found.best.seconds * GAIN <= found.before.seconds) or self.deadline.passed()):
-            return found
+        before = None if is_first else self.written(backend, limit)
+        if before is None:
+            found = self._fastest_form(backend, limit, scheduler)
+            if (found.best.fits(limit) and found.best.seconds * GAIN <= found.before.seconds) or self.deadline.passed():
+                return found
+            before = found.before
+        elif size <= LONGEST and self.placement is None and self._are_loops_dear(before, backend, limit):
+            found = self._fastest_of(*self._planned(self.loaded, backend, limit), backend, limit, scheduler, again=False)
+            if found.best.fits(limit) and not slow_in_chunks(found.best, before):
+                return found
         for blocks in self._with_equal_blocks():
             of_blocks = blocks.fastest(backend, limit, scheduler)
-            before = self.written(backend, limit) if found is None else found.before
             if before.fits(limit) and of_blocks.best.seconds > GAIN * of_blocks.before.seconds:  # the same loops: their prices compare
                 return found or SearchResult(straight(before.ex, backend), before, ())
-            dear = of_blocks.before.seconds > DEAR * before.seconds
             if found is None or order(of_blocks.best, limit) < order(found.best, limit):
                 found = of_blocks.of(before)
             if found.best.fits(limit) or self.deadline.passed():
                 break
-        if found is not None and (is_first or self.deadline.passed()):
+        if found is not None and (is_first or found.best.fits(limit) or self.deadline.passed()):
             return found
-        if found is not None and found.best.fits(limit):
-            if not dear or size > LONGEST or self.placement is not None:
-                return found
-            own = self._fastest_of(*self._planned(self.loaded, backend, limit), backend, limit, scheduler, again=False)
-        else:
-            own = self._fastest_form(backend, limit, scheduler)
+        own = self._fastest_form(backend, limit, scheduler)
         return own if found is None or order(own.best, limit) <= order(found.best, limit) else found.of(own.before)
 
     def _is_shorter_in_loops(self) -> bool:
         """Whether loops over equal blocks make the program much shorter."""
         blocks = next(self._with_equal_blocks(), None)
         return blocks is not None and len(blocks.loaded.terms) <= SHORTER * len(self.loaded.terms)
+
+    def _are_loops_dear(self, before: Schedule, backend: Backend, limit: int) -> bool:
+        """Whether loops over equal blocks take much longer than the program as written, of which this is the schedule."""
+        blocks = next(self._with_equal_blocks(), None)
+        return blocks is not None and blocks.written(backend, limit).seconds > DEAR * before.seconds
 
     def _with_equal_blocks(self) -> Iterator[Forms]:
         """The forms of the program with its equal blocks planned as one."""
