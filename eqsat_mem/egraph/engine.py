@@ -13,7 +13,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,6 +23,8 @@ Expression = Any
 """A number, a string, or a pair of a function's name and its arguments."""
 Command = tuple[Any, ...]
 """``("set", function, arguments, value)`` or ``("union", one, other)``."""
+Row = tuple[int | str, ...]
+"""A row of a table."""
 Text = tuple[str, tuple[str, ...]]
 """Declarations, rules and facts, form by form, and what messages call them."""
 Table = tuple[tuple[str, ...], str, list[tuple[tuple[Any, ...], Any]]]
@@ -58,14 +60,14 @@ class Session(Protocol):
     def declare(self, texts: Sequence[Text]) -> None:
         """Declarations, rules and facts as text."""
 
-    def load(self, commands: Sequence[Command]) -> None:
-        """Facts as syntax trees: text would take several times as long."""
+    def load(self, tables: Mapping[str, Sequence[Row]], commands: Sequence[Command]) -> None:
+        """Rows of tables, by their names, and what the ruleset ``loading`` makes of these and of commands."""
 
     def step(self, ruleset: str, times: int) -> tuple[bool, dict[str, int], dict[str, float]]:
         """Iterations of a ruleset until nothing changes: whether anything did, and the matches and seconds of each rule."""
 
     def rows(self) -> int:
-        """Rows of all tables."""
+        """Rows of all tables, without those that were loaded."""
 
     def tables(self, sort: str, named: Collection[str]) -> dict[str, Table]:
         """The functions with values of a sort, and those of some names, by name."""
@@ -84,6 +86,7 @@ class LocalSession:
     def __init__(self) -> None:
         self._egg = bindings()
         self._span = self._egg.PanicSpan()
+        self._given: set[str] = set()
 
     @cached_property
     def _graph(self) -> Any:
@@ -97,8 +100,14 @@ class LocalSession:
         for name, forms in texts:
             self._run(name, forms)
 
-    def load(self, commands: Sequence[Command]) -> None:
+    def load(self, tables: Mapping[str, Sequence[Row]], commands: Sequence[Command]) -> None:
+        """Commands take 20 us each, as syntax trees, and several times as long as text; rows in files take one."""
         self._do("loading", map(self._action, commands))
+        for name, rows in tables.items():
+            with _file("".join("\t".join(map(str, row)) + "\n" for row in rows)) as path:
+                self._do("loading", [self._egg.Input(self._span, name, path)])
+        self._given |= tables.keys()
+        self._run("loading", ("(run loading 1)",))
 
     def step(self, ruleset: str, times: int) -> tuple[bool, dict[str, int], dict[str, float]]:
         report = self._run("step", (f"(run {ruleset} {times})",))[0].report
@@ -106,7 +115,7 @@ class LocalSession:
         return report.updated, dict(report.num_matches_per_rule), seconds
 
     def rows(self) -> int:
-        return sum(count for _, count in self._run("size", ("(print-size)",))[0].sizes)
+        return sum(count for name, count in self._run("size", ("(print-size)",))[0].sizes if name not in self._given)
 
     def tables(self, sort: str, named: Collection[str]) -> dict[str, Table]:
         graph = self._graph
@@ -214,6 +223,23 @@ class CopiedSession(LocalSession):
         except Failure:
             self._begun = None  # whatever it is now, nobody else begins with it
             raise
+
+
+@contextmanager
+def _file(text: str) -> Iterator[str]:
+    """The path of a file with a text, for as long as it is needed: in memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        with open(os.memfd_create("rows"), "w") as file:
+            file.write(text)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        import tempfile  # which a worker would import at its start
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rows"
+            path.write_text(text)
+            yield str(path)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, reduce
@@ -11,7 +11,7 @@ from typing import Any
 from eqsat_mem import ir
 from eqsat_mem.egraph import language
 from eqsat_mem.egraph.encode import Encoder, Node
-from eqsat_mem.egraph.engine import Command, CopiedSession, Expression, Failure, Overrun, Panic, Session
+from eqsat_mem.egraph.engine import Command, CopiedSession, Expression, Failure, Overrun, Panic, Row, Session
 from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
@@ -171,7 +171,7 @@ class EGraph:
             self._session.declare([*words, *((name, (text,)) for name, text in rules)])  # which further programs have too
             self._session.declare([(name, _forms(text, name)) for name, text in beside])
         with _explained("loading"):
-            self._session.load(list(self._facts(large_elements, unrolled_elements)))
+            self._load(large_elements, unrolled_elements)
 
     def step(self, ruleset: str, times: int = 1) -> tuple[bool, dict[str, int]]:
         """Iterations of a ruleset until nothing changes: whether anything did, and the matches of each rule."""
@@ -189,7 +189,7 @@ class EGraph:
     def add(self, nodes: Mapping[Node, int]) -> None:
         """Further nodes and their keys; operands are keys of terms or of nodes before them. Their facts follow from those of operands."""
         with _explained("loading"):
-            self._session.load([("set", "Node", (key,), _expression(node)) for node, key in nodes.items()])
+            self._session.load(*_loaded((key, node) for node, key in nodes.items()))
 
     def close(self) -> None:
         """The e-graph is needed no longer."""
@@ -259,24 +259,31 @@ class EGraph:
             places=every.places,
         )
 
-    def _facts(self, large_elements: float, unrolled_elements: float) -> Iterator[Command]:
-        """Each term and what is known of it."""
-        for bit, extent in self._encoder.extents():
-            yield "set", "extent", (bit,), float(extent)
-        yield "set", "threshold", (), float(large_elements)
-        yield "set", "unrollable", (), float(unrolled_elements)
-        for t, term in self._encoded.items():
-            read = "Node", (t,)
-            yield "set", "Node", (t,), _expression(term.node)
-            yield "set", "free", (read,), term.free
-            yield "set", "dtype", (read,), term.dtype
-            if term.summed is not None:
-                yield "set", "summed", (read,), term.summed
-            for fact in ("pointwise", "selected", "combined", "searched"):
-                if mask := getattr(term, fact):
-                    yield "set", fact, (read,), mask
-        for t, node in self._encoder.other_reads():
-            yield "union", ("Node", (t,)), _expression(node)
+    def _load(self, large_elements: float, unrolled_elements: float) -> None:
+        """Load each term with what is known of it, and the extents of indices."""
+        tables, commands = _loaded((t, term.node) for t, term in self._encoded.items())
+        tables[language.table_of("free-dtype")] = [(t, term.free, term.dtype) for t, term in self._encoded.items()]
+        for fact in language.GIVEN:
+            known = ((t, getattr(term, fact)) for t, term in self._encoded.items())
+            rows: list[Row] = [(t, mask) for t, mask in known if mask or (fact == "summed" and mask is not None)]
+            if rows:
+                tables[language.table_of(fact)] = rows
+        commands += [("set", "extent", (bit,), float(extent)) for bit, extent in self._encoder.extents()]
+        commands += [("set", "threshold", (), float(large_elements)), ("set", "unrollable", (), float(unrolled_elements))]
+        commands += [("union", ("Node", (t,)), _expression(node)) for t, node in self._encoder.other_reads()]
+        self._session.load(tables, commands)
+
+
+def _loaded(nodes: Iterable[tuple[int, Node]]) -> tuple[dict[str, list[Row]], list[Command]]:
+    """Nodes with their keys as rows of tables, and as commands where they have none."""
+    tables: dict[str, list[Row]] = {}
+    commands: list[Command] = []
+    for key, node in nodes:
+        if node.constructor in language.UNTABLED:
+            commands.append(("union", ("Node", (key,)), _expression(node)))
+        else:
+            tables.setdefault(language.table_of(node.constructor), []).append((key, *node.payload, *node.children))
+    return tables, commands
 
 
 def _expression(node: Node) -> Expression:

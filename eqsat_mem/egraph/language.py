@@ -29,8 +29,14 @@ Own = Mapping[str, ops.Operation]
 """The operations that the user adds to the language, by constructor."""
 NOTHING: Own = {}
 
+GIVEN = ("pointwise", "summed", "selected", "combined", "searched")
+"""The facts, index sets, that are known of some terms of a program when it is loaded; ``free`` and ``dtype`` are of all."""
+
 UNREADABLE = frozenset({"Node", "Delta", "Diag"})
 """Constructors that stand for a value in rules only; no program is built from them."""
+
+UNTABLED = UNREADABLE | {"Block", "Lit"}
+"""Constructors without a table: programs have none, or egglog reads no lists and no f64 from files."""
 
 COMMUTATIVE = frozenset({"Mul", "Dot"})
 """Constructors whose operands rules exchange, so that most of their nodes stand in a class twice."""
@@ -88,7 +94,7 @@ LANGUAGE = """
 (constructor Map2 (i64 T T) T)
 (constructor Map3 (i64 T T T) T)
 
-(function Node (i64) T :no-merge)
+(constructor Node (i64) T)
 (function free (T) i64 :merge (& old new))
 (function dtype (T) String :merge old)
 (function pointwise (T) i64 :merge (| old new))
@@ -115,6 +121,7 @@ LANGUAGE = """
 (relation exact (String))
 (relation selective (String))
 
+(ruleset loading)
 (ruleset analysis)
 (ruleset simplify)
 (ruleset explore)
@@ -159,6 +166,7 @@ def language(maps: Mapping[str, int], own: Own = NOTHING) -> Iterator[tuple[str,
     """The text of the language, in named pieces: the part that is always there, each elementwise constructor with its arity, the user's
     own."""
     yield "language", LANGUAGE + "\n".join(f'({fact} "{name}")' for fact, names in FACTS_OF_NAMES.items() for name in names)
+    yield "tables", _tables()
     yield from elementwise(maps)
     yield "Convert", _names_pass("Convert", "x", 1) + _takes_sink("Convert", "x", 1)
     yield "IntegerPow", _elementwise("IntegerPow", "x", 1)
@@ -172,7 +180,41 @@ def elementwise(maps: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """The text of each elementwise constructor with its arity, which may follow the rest of the language and rules."""
     for constructor, arity in sorted(maps.items()):
         if constructor not in LANGUAGE_CONSTRUCTORS:
-            yield constructor, f"(constructor {constructor} ({'T ' * arity}) T)" + _elementwise(constructor, "", arity)
+            declared = f"(constructor {constructor} ({'T ' * arity}) T)"
+            yield constructor, declared + _table(constructor, ("T",) * arity) + _elementwise(constructor, "", arity)
+
+
+def table_of(name: str) -> str:
+    """The table that nodes of a constructor, or values of a fact about terms, are loaded from: rows of integers and strings."""
+    return f"given-{name}"
+
+
+def _tables() -> str:
+    """The tables of the language's own constructors and of facts about terms, whose first column is the key of a term."""
+    both = (
+        f"(relation {table_of('free-dtype')} (i64 i64 String))"
+        f"(rule (({table_of('free-dtype')} t f d)) ((set (free (Node t)) f) (set (dtype (Node t)) d)) "
+        ':ruleset loading :name "load-free-dtype")'
+    )
+    facts = (
+        f"(relation {table_of(fact)} (i64 i64))"
+        f'(rule (({table_of(fact)} t m)) ((set ({fact} (Node t)) m)) :ruleset loading :name "load-{fact}")'
+        for fact in GIVEN
+    )
+    declared = re.findall(r"\(constructor (\w+) \(([^)]*)\) T\)", LANGUAGE)
+    return both + "".join(facts) + "".join(_table(name, sorts.split()) for name, sorts in declared if name not in UNTABLED)
+
+
+def _table(constructor: str, sorts: Sequence[str]) -> str:
+    """The table of a constructor: the key of a term, literal arguments, the keys of operands; and the rule that makes its rows nodes."""
+    names = [f"x{k}" for k in range(len(sorts))]
+    columns = " ".join("i64" if sort == "T" else sort for sort in sorts)
+    made = " ".join(f"(Node {x})" if sort == "T" else x for x, sort in zip(names, sorts, strict=True))
+    return (
+        f"(relation {table_of(constructor)} (i64 {columns}))"
+        f"(rule (({table_of(constructor)} t {' '.join(names)})) ((union (Node t) ({constructor} {made}))) "
+        f':ruleset loading :name "load-{constructor}")'
+    )
 
 
 def _elementwise(constructor: str, payload: str, arity: int) -> str:
@@ -230,7 +272,8 @@ def _operation(constructor: str, operation: ops.Operation) -> str:
         f"(rule ((= e ({head} {' '.join(args)})) {given} (= b {_union(batch)}) (= d {dtype})) "
         f"((set (dtype e) d) (set (free e) {free}) (set (pointwise e) {slices}){folds})"
     )
-    declared = f"(constructor {constructor} ({'i64 ' * len(named)}{'T ' * len(args)}) T)"
+    sorts = ("i64",) * len(named) + ("T",) * len(args)
+    declared = f"(constructor {constructor} ({' '.join(sorts)}) T)" + _table(constructor, sorts)
     axes = _union(list(named.values()))
     apart = f":when ((= (& (| s d) {axes}) 0))" if named else ""
     elsewhere = f"(= fp (free p)) (= (& (| i fp) {axes}) 0)" if named else ""

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
 from eqsat_mem.egraph import engine
-from eqsat_mem.egraph.engine import Command, Failure, Overrun, Panic, Table, Text, receive, send
+from eqsat_mem.egraph.engine import Command, Failure, Overrun, Panic, Row, Table, Text, receive, send
 from eqsat_mem.units import format_bytes
 
 SECONDS, BYTES = 10, 1 << 30
@@ -100,8 +100,8 @@ class Worker:
             self._ask("mark")
             self._process.begun = tuple(texts)
 
-    def load(self, commands: Sequence[Command]) -> None:
-        self._ask("load", commands)
+    def load(self, tables: Mapping[str, Sequence[Row]], commands: Sequence[Command]) -> None:
+        self._ask("load", tables, commands)
 
     def step(self, ruleset: str, times: int) -> tuple[bool, dict[str, int], dict[str, float]]:
         updated, matches, seconds = self._ask("step", ruleset, times)

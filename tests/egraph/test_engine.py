@@ -1,5 +1,6 @@
 """E-graphs in this process: the rules of one are declared once in a thread, and another begins as if they had been declared for it."""
 
+import os
 import threading
 from contextlib import closing
 
@@ -80,6 +81,20 @@ def test_only_the_e_graphs_used_last_are_kept():
         with closing(CopiedSession()) as where:
             where.declare([("sort", (f"(sort S{k})",))])
     assert [texts[0][1] for texts in CopiedSession()._ready()] == [(f"(sort S{k})",) for k in (KEPT, KEPT + 1)]
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_what_is_loaded_becomes_nodes_and_is_not_counted(in_memory, monkeypatch):
+    if in_memory and not hasattr(os, "memfd_create"):
+        pytest.skip("this system has no files in memory")
+    if not in_memory:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    made = '(rule ((given n name)) ((Number (+ n 1))) :ruleset loading :name "made")'
+    with closing(LocalSession()) as where:
+        where.declare([*NUMBERS, ("given", ("(relation given (i64 String))", "(ruleset loading)", made))])
+        where.load({"given": [(1, "one"), (-(2**62), "least")]}, [("union", ("Number", (7,)), ("Number", (7,)))])
+        assert sorted(inputs[0] for inputs, _ in where.tables("T", ())["Number"][2]) == [1 - 2**62, 2, 7]
+        assert where.rows() == 3
 
 
 @pytest.mark.parametrize("name", ["kernel_vector", "attention"])
