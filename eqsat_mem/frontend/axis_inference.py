@@ -75,8 +75,8 @@ class Inference:
         name = eqn.prim.name
         if all(0 in self.flat.shapes[v] for v in eqn.outs) and eqn.outs and not eqn.effects and self.numbers(eqn):
             return self.empty(eqn)
-        if name in _VIEWS:
-            axes = _VIEWS[name](self, eqn)
+        if name in VIEWS:
+            axes = VIEWS[name](self, eqn)
             if axes is not None:
                 self.axes[eqn.outs[0]] = axes
                 self.zeros |= set(eqn.outs) if eqn.ins[0] in self.zeros else set()
@@ -262,7 +262,7 @@ class Inference:
         return axes
 
 
-_VIEWS = {
+VIEWS = {
     "transpose": Inference.transpose,
     "squeeze": Inference.squeeze,
     "expand_dims": Inference.expand_dims,
@@ -270,3 +270,4 @@ _VIEWS = {
     "tile": Inference.tile,
     "reshape": Inference.reshape,
 }
+"""Changes of axes, which are no terms, by the primitive: the axes of the result, or None where they cannot be told."""

@@ -1,10 +1,11 @@
-"""Masks of diagonals, and single numbers in the shape of an array, one for each operation that reads them.
+"""Masks of diagonals, vectors of positions, and single numbers in the shape of an array, one for each operation that reads them.
 
 ``jnp.eye``, ``jnp.trace`` and ``jnp.diag`` compare positions along two axes, which gives one value for all matrices of a size, since equal
 equations are merged. Its two axes then have the same names in all places that read it, and matrices that have nothing to do with each other
 meet under them: a product that sums over one of the names can no longer be read along its diagonal. Such a mask, and what is computed of it
 and of numbers alone, costs nothing; so each place has its own, whose axes are named as that place has them. The same goes for one number in
-the shape of an array: means over the rows and the columns of a square matrix divide gradients by one such array.
+the shape of an array: means over the rows and the columns of a square matrix divide gradients by one such array. And for vectors of
+positions: the labels of a contrastive loss count its rows, and once more its columns.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from eqsat_mem.frontend.axis_inference import VIEWS
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.ir import ops
 
 
 def with_own_masks(flat: Flat) -> None:
-    """Give each operation a copy of its own of the mask of a diagonal, of a number in the shape of an array, and of what is computed of
-    those and of numbers alone."""
+    """Give each operation a copy of its own of the mask of a diagonal, of a vector of positions, of a number in the shape of an array,
+    and of what is computed of those and of numbers alone."""
     made: dict[int, Equation] = {}
     masks: set[int] = set()
     read: set[int] = set()
@@ -27,11 +29,12 @@ def with_own_masks(flat: Flat) -> None:
         one = _is_one_number(flat, eqn)
         if one or (_is_free(eqn) and all(v in made or v in flat.literals for v in eqn.ins)):
             made.update(dict.fromkeys(eqn.outs, eqn))
-            if one or _is_mask(flat, eqn) or not masks.isdisjoint(eqn.ins):
+            if one or _is_vector(flat, eqn) or _is_mask(flat, eqn) or not masks.isdisjoint(eqn.ins):
                 masks.update(eqn.outs)
         else:
             found = masks.intersection(eqn.ins)
-            own = _copies(flat, found & read, made, equations)
+            known = [v for v in found if not read.isdisjoint(_needed([v], made))]
+            own = _copies(flat, known, made, equations)
             read.update(_needed(found, made))
             eqn = replace(eqn, ins=tuple(own.get(v, v) for v in eqn.ins))
         equations.append(eqn)
@@ -39,8 +42,14 @@ def with_own_masks(flat: Flat) -> None:
 
 
 def _is_free(eqn: Equation) -> bool:
-    """Whether an operation makes positions, or is elementwise or a change of axes."""
-    return not eqn.effects and (eqn.prim.name in ("iota", "broadcast_in_dim", "transpose") or eqn.prim.name in ops.MAPS)
+    """Whether an operation makes positions, or is elementwise, a change of axes, a slice or a reduction."""
+    name = eqn.prim.name
+    return not eqn.effects and (name in ("iota", "slice") or name in VIEWS or name in ops.MAPS or name in ops.REDUCTIONS)
+
+
+def _is_vector(flat: Flat, eqn: Equation) -> bool:
+    """Whether a result, computed of positions and numbers alone, has one axis."""
+    return sum(n != 1 for n in flat.shapes[eqn.outs[0]]) == 1
 
 
 def _is_mask(flat: Flat, eqn: Equation) -> bool:

@@ -114,3 +114,40 @@ def test_the_gradient_of_a_chamfer_distance_of_equally_many_points_reads_nothing
 
     program = load(jax.make_jaxpr(jax.grad(loss))(made(N, 3), made(N, 3, seed=1)), ["x", "y"])
     assert not [term for term in program.terms if isinstance(term, Rename)]
+
+
+def matched(seed):
+    """The gradient of a loss by which each row of one array is to be told from all rows of another, and the other way round."""
+    rng = random.Random(seed)
+    told = rng.choice(["take", "diagonal", "one-hot", "index"])
+    normed = rng.random() < 0.5
+
+    def entropy(scores):
+        labels = jnp.arange(len(scores))
+        logs = jax.nn.log_softmax(scores)
+        if told == "take":
+            return -jnp.take_along_axis(logs, labels[:, None], -1).mean()
+        if told == "diagonal":
+            return -jnp.diagonal(logs).mean()
+        if told == "one-hot":
+            return -(jax.nn.one_hot(labels, len(scores)) * logs).sum(-1).mean()
+        return -logs[labels, labels].mean()
+
+    def loss(x, y):
+        if normed:
+            x, y = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in (x, y))
+        scores = 3.0 * jnp.tanh(x) @ jnp.tanh(y).T
+        return (entropy(scores) + entropy(scores.T)) / 2
+
+    return jax.grad(loss, (0, 1))
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("seed", range(8))
+def test_both_sides_of_a_contrastive_loss_keep_their_names_in_its_gradient(seed):
+    args = [made(N, 3), made(N, 3, seed=1)]
+    function = matched(seed)
+    program = load(jax.make_jaxpr(function)(*args), ["x", "y"])
+    assert not any(isinstance(program.terms[t], Rename) for t in program.reachable())
+    for mine, theirs in zip(values(args, program)[0], function(*args), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5 * float(np.max(np.abs(theirs))))
