@@ -13,9 +13,7 @@ from jax import lax
 
 from benchmarks.calibration.sweep import Case, main
 
-MEASURES = tuple(
-    f"backends.cpu.weights.{name}" for name in ("MULTIPLIED", "LAID_OUT", "SCATTERED", "TOGETHER", "FEW_FEATURES", "PLACED", "BEGUN")
-)
+MEASURES = tuple(f"backends.cpu.weights.{name}" for name in ("MULTIPLIED", "LAID_OUT", "SCATTERED", "TOGETHER", "PLACED", "BEGUN"))
 WINDOW = 3
 
 

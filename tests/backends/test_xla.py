@@ -10,7 +10,7 @@ from jax import lax
 
 from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu.backend import CpuBackend
-from eqsat_mem.backends.cpu.convolutions import convolution_bytes
+from eqsat_mem.backends.cpu.convolutions import convolution_bytes, copied_elements
 from eqsat_mem.backends.cpu.hidden_scratch import LONE_AXIS, PACKED, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
 from eqsat_mem.backends.xla import compiled_peak, donations
 from eqsat_mem.testing import same_values
@@ -177,15 +177,21 @@ def test_batched_contractions_of_turned_operands_are_packed_all_at_once(spec, x,
     assert scratch(compiled) == packed * PACKED * 4 * (np.prod(x) + np.prod(y))
 
 
-def convolved(shape, kernel, **options):
+def convolution(**options):
     given = {"window_strides": (1, 1), "padding": [(0, 0)] * 2, "dimension_numbers": ("NHWC", "HWIO", "NHWC"), **options}
-    _, compiled = compiled_peak(lambda x, k: lax.conv_general_dilated(x, k, **given), shapes(shape, kernel))
+    return lambda x, k: lax.conv_general_dilated(x, k, **given)
+
+
+def convolved(shape, kernel, **options):
+    _, compiled = compiled_peak(convolution(**options), shapes(shape, kernel))
     structured, printed = hlo.from_message(hlo.message_of(compiled)), hlo.from_text(compiled.as_text())
     assert convolution_bytes(structured) == convolution_bytes(printed)
     return convolution_bytes(structured) / 2**20
 
 
 PADDED = {"padding": [(1, 1)] * 2}
+GRADIENT = {"dimension_numbers": lax.ConvDimensionNumbers((3, 0, 1, 2), (3, 0, 1, 2), (2, 3, 0, 1))}
+"""What is convolved with what in the gradient of a kernel."""
 SQUARES = 32 * (66 / 64) ** 2
 """32 pictures of 64 x 64 x 64 numbers, with padding, in MiB."""
 
@@ -205,10 +211,14 @@ SQUARES = 32 * (66 / 64) ** 2
         ((16, 14, 14, 512), (3, 3, 512, 512), PADDED, 2 * 8 + 9),
         ((32, 32, 32, 64), (3, 3, 64, 64), {"padding": [(2, 2)] * 2, "lhs_dilation": (2, 2)}, 9 * 8),
         ((32, 64, 64, 16), (3, 3, 16, 16), PADDED, 0),
+        ((64, 32, 32, 3), (64, 16, 16, 32), GRADIENT | PADDED | {"rhs_dilation": (2, 2)}, 0.75 * (34 / 32) ** 2 + 2),
+        ((64, 16, 16, 32), (64, 32, 32, 3), GRADIENT | {"padding": [(2, 2)] * 2, "lhs_dilation": (2, 2)}, 0),
     ],
 )
 def test_what_convolutions_copy_is_held_although_not_reported(shape, kernel, options, expected):
     assert convolved(shape, kernel, **options) == pytest.approx(expected, rel=1e-6)
+    (eqn,) = jax.make_jaxpr(convolution(**options))(*shapes(shape, kernel)).eqns
+    assert 4 * copied_elements([shape, kernel], [eqn.outvars[0].aval.shape], eqn.params) / 2**20 == pytest.approx(expected, rel=1e-6)
 
 
 @cpu_only

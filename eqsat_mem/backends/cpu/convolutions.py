@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu.hidden_scratch import library_computations
 from eqsat_mem.backends.hlo import Instruction, Module
+from eqsat_mem.ir.ops.blocks import Params, Shape, Shapes
 
 # Growth of resident memory in the first run, on 2 cores, jax 0.10, in MiB without the result; benchmarks/calibration/convolutions.py.
 # The kernel library copies a padded operand with its padding, and the kernel; without padding, it copies what each window covers.
@@ -23,49 +25,87 @@ from eqsat_mem.backends.hlo import Instruction, Module
 # Eigen, which has those of few features, copies nothing but the operand of convolutions over three axes, or in groups, and what windows
 # cover of one whose elements lie apart (transposed convolutions): 72 = 9 * 8.
 
+FEW_FEATURES = 16
+"""A convolution along two dimensions with more features than this, in or out, is passed to the kernel library, others to Eigen. Observed
+from 1 to 128 features of each; in benchmarks/calibration/convolution.py elements cost less beyond."""
 COPIED_ONCE = 64
 """The most features of which the kernel library was observed to make one copy with padding: benchmarks/calibration/convolutions.py."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """The sizes of a convolution on which it depends how much its library copies: shapes, the axes of the operand along which windows move,
+    and of each of these the size of the window, the padding before and behind, and how far apart the elements of the operand lie."""
+
+    operand: Shape
+    kernel: Shape
+    result: Shape
+    results: int
+    moved: tuple[int, ...]
+    window: tuple[tuple[int, ...], ...]
+    groups: int
+
+    @property
+    def features(self) -> int:
+        return self.groups * math.prod(self.kernel) // max(self.results * self._taps, 1)
+
+    def in_library(self) -> int:
+        """The elements that the kernel library copies."""
+        covered = math.prod(self.result) // max(self.results, 1) * self._taps * self.features
+        if not any(low or high or apart > 1 for _, low, high, apart in self.window):
+            return covered
+        copies = 2 if self.features > COPIED_ONCE else 1
+        return copies * self._padded + math.prod(self.kernel) + (covered if 1 < self.groups < self.features else 0)
+
+    def by_itself(self, grouped: bool) -> int:
+        """The elements that Eigen copies."""
+        if any(apart > 1 for *_, apart in self.window):
+            return self._taps * math.prod(self.operand)
+        return math.prod(self.operand) if grouped or len(self.window) > 2 else 0
+
+    @property
+    def _taps(self) -> int:
+        return math.prod(size for size, *_ in self.window)
+
+    @property
+    def _padded(self) -> int:
+        """The elements of the operand with its padding."""
+        extents = list(self.operand)
+        for axis, (_, low, high, apart) in zip(self.moved, self.window, strict=True):
+            extents[axis] = max((extents[axis] - 1) * apart + 1 + low + high, 0)
+        return math.prod(extents)
+
+
+def copied_elements(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """The elements of the operand that a convolution of a program copies, in the library that XLA will choose.
+
+    With a kernel that is larger than the operand, as in gradients of gradients, XLA exchanges the roles and leaves it to Eigen.
+    """
+    (batch, _, *moved), (results, _, *windows), _ = params["dimension_numbers"]
+    operand, kernel, groups = *ins, params["feature_group_count"]
+    sizes, taps, pads = [operand[a] for a in moved], [kernel[a] for a in windows], params["padding"]
+    if groups == params["batch_group_count"] == 1 and math.prod(taps) > math.prod(sizes):
+        window = tuple((n, 0, 0, gap) for n, gap in zip(sizes, params["rhs_dilation"], strict=True))
+        return Copied(kernel, operand, outs[0], operand[batch], tuple(windows), window, groups).by_itself(False)
+    window = tuple((n, *pad, apart) for n, pad, apart in zip(taps, pads, params["lhs_dilation"], strict=True))
+    copied = Copied(operand, kernel, outs[0], kernel[results], tuple(moved), window, groups)
+    if len(window) == 2 and max(params["lhs_dilation"]) == 1 and max(copied.features, copied.results) > FEW_FEATURES:
+        return copied.in_library()
+    return copied.by_itself(groups > 1)
 
 
 def convolution_bytes(module: Module) -> int:
     """The most bytes that one convolution of a program allocates: they run one at a time."""
     library = set(library_computations(module))
     found = ((i, body, name in library) for name, body in module.computations.items() for i in body.values() if i.op == "convolution")
-    return max((_in_library(i, body) if inside else _by_itself(i, body) for i, body, inside in found), default=0)
+    return max((_bytes(i, body, inside) for i, body, inside in found), default=0)
 
 
-def _in_library(conv: Instruction, body: Mapping[str, Instruction]) -> int:
+def _bytes(conv: Instruction, body: Mapping[str, Instruction], in_library: bool) -> int:
     operand, kernel = (body[name] for name in conv.operands)
-    (groups,) = conv.axes("feature_group_count") or (1,)
-    results = kernel.shape[conv.axes("dim_labels")[0]]
-    features = groups * math.prod(kernel.shape) // max(results * _taps(conv), 1)
-    covered = math.prod(conv.shape) // max(results, 1) * _taps(conv) * features * hlo.itemsize(operand.type)
-    if not any(low or high or apart > 1 for _, low, high, apart in _window(conv)):
-        return covered
-    copies = 2 if features > COPIED_ONCE else 1
-    return copies * _padded(conv, operand) + kernel.nbytes + (covered if 1 < groups < features else 0)
-
-
-def _by_itself(conv: Instruction, body: Mapping[str, Instruction]) -> int:
-    operand = body[conv.operands[0]]
-    if any(apart > 1 for *_, apart in _window(conv)):
-        return _taps(conv) * operand.nbytes
-    return operand.nbytes if conv.axes("feature_group_count") or len(_window(conv)) > 2 else 0
-
-
-def _window(conv: Instruction) -> list[tuple[int, ...]]:
-    """Of each axis: the size of the window, the padding before and behind, and how far apart the elements of the operand lie."""
-    numbers = conv.axes("window")
-    return [numbers[at : at + 4] for at in range(0, len(numbers), 4)]
-
-
-def _taps(conv: Instruction) -> int:
-    return math.prod(size for size, *_ in _window(conv))
-
-
-def _padded(conv: Instruction, operand: Instruction) -> int:
-    """The bytes of the operand with its padding."""
-    extents = list(operand.shape)
-    for axis, (_, low, high, apart) in zip(conv.axes("dim_labels")[1:], _window(conv), strict=True):
-        extents[axis] = max((extents[axis] - 1) * apart + 1 + low + high, 0)
-    return math.prod(extents) * hlo.itemsize(operand.type)
+    groups, numbers = conv.axes("feature_group_count"), conv.axes("window")
+    window = tuple(tuple(numbers[at : at + 4]) for at in range(0, len(numbers), 4))
+    results, *moved = conv.axes("dim_labels")
+    sizes = Copied(operand.shape, kernel.shape, conv.shape, kernel.shape[results], tuple(moved), window, (groups or (1,))[0])
+    copied = sizes.in_library() if in_library else sizes.by_itself(bool(groups))
+    return copied * hlo.itemsize(operand.type)

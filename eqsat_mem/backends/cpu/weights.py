@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from functools import cache
 
+from eqsat_mem.backends.cpu.convolutions import FEW_FEATURES, copied_elements
 from eqsat_mem.backends.cpu.lapack import workspace
 from eqsat_mem.backends.cpu.top_k import block_length
 from eqsat_mem.ir import Map, Term
@@ -84,9 +85,6 @@ MULTIPLIED, LAID_OUT, SCATTERED, TOGETHER = 0.8, 12.0, 50.0, 16
 """A convolution contracts patches that its library first copies next to each other. In additions: the cost of a product, and of
 copying an element of a patch with at least as many input features as the last figure, and with fewer. Measured on one and two
 dimensions, 1 to 64 features in and 1 to 256 out, windows as large as images included: benchmarks/calibration/convolution.py."""
-FEW_FEATURES = 16
-"""A convolution along two dimensions with more features than this, in or out, is passed to the kernel library, others to Eigen. Observed
-from 1 to 128 features of each; in benchmarks/calibration/convolution.py elements cost less beyond."""
 PLACED, BEGUN = 2500.0, 140.0
 """The cost in additions of a place of the window, and of each of its positions, for Eigen, besides that of elements. The features of the
 gradient of a kernel are examples: one at a time, all cost is that of positions. Measured: benchmarks/calibration/convolution.py."""
@@ -205,6 +203,7 @@ def table(function_factor: float = 1.0) -> Weights:
             "eigh": _lapack("syevd"),
             "eig": _lapack("geev", "compute_left_eigenvectors", "compute_right_eigenvectors"),
             "svd": _lapack("gesdd", "compute_uv"),
+            "conv_general_dilated": copied_elements,
         },
         STEP,
         COMBINED,
