@@ -14,7 +14,7 @@ from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.moves import Move, apply, tie_of, written
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.sizes import extents_inside
-from eqsat_mem.schedule.split import has_effects
+from eqsat_mem.schedule.whole_terms import has_effects
 
 MOST_DELAYS = 100
 """Delays of one schedule."""

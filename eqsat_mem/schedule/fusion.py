@@ -17,7 +17,7 @@ from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, children
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.kernel import moves
-from eqsat_mem.schedule.split import has_effects
+from eqsat_mem.schedule.whole_terms import has_effects
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.moves import Move, apply, tie_of, written
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.sizes import Extents, extents_inside
-from eqsat_mem.schedule.split import has_effects
+from eqsat_mem.schedule.whole_terms import has_effects
 
 MOST_MOVES = 400
 """Moves of one schedule."""

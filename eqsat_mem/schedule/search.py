@@ -392,3 +392,6 @@ class Search:
             if keeping.stacked != phases.stacked and (kept := keeping.split()) is not None:
                 yield kept
                 break
+        narrow = Phases(self.ex, seq, i, Choices(small=small, waists=True))
+        if narrow.kind != phases.kind and (apart := narrow.split()) is not None:
+            yield apart

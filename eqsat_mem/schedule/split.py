@@ -25,10 +25,11 @@ import numpy as np
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.online_folds import Rescaled
-from eqsat_mem.ir import Block, Call, Map, Program, Rename, Term, bits, children, folded, is_leaf
+from eqsat_mem.ir import Block, Call, Map, Program, Rename, bits, children, folded, is_leaf
 from eqsat_mem.ir.bitwise import between
 from eqsat_mem.ir.loop_tree import Loop, Seq, Step, with_outs
 from eqsat_mem.ir.ops import Selection, block_op, joins, picks
+from eqsat_mem.schedule.whole_terms import WholeTerms, has_effects, with_all_picked
 
 MOST_AGAIN = 4
 """The largest average number of loops of a split that compute the same term of its region. In a deep program in which every loop starts
@@ -46,17 +47,10 @@ class Kind(Enum):
 def region(ex: Extraction) -> Seq:
     """Return the whole program as one straight-line region."""
     program = ex.program
-    needed = sorted(_with_all_picked(program, program.reachable()))
+    needed = sorted(with_all_picked(program, program.reachable()))
     steps = tuple(t for t in needed if not is_leaf(program.terms[t]) and not isinstance(program.terms[t], Rename))
     outs = (program.source_of(t) for t in program.roots())
     return straight(program, steps, frozenset(t for t in outs if not is_leaf(program.terms[t])))
-
-
-def _with_all_picked(program: Program, terms: Iterable[int]) -> set[int]:
-    """Add to ``terms`` all results of operations that select elements: those of chunks are combined together even if not all are used."""
-    calls = {(id(term.call), term.args) for t in terms if isinstance(term := program.terms[t], Block) and joins(term.call)}
-    every = enumerate(program.terms if calls else ())
-    return {*terms, *(t for t, term in every if isinstance(term, Block) and (id(term.call), term.args) in calls)}
 
 
 def _picked_together(program: Program, terms: Iterable[int]) -> list[list[int]]:
@@ -101,11 +95,14 @@ class Choices:
         keep: the slices to be stacked by the loop of their phase rather than rematerialised by the loops of later phases.
         sink: the whole terms to be recomputed in every turn of the loops that read them, so that these loops can be split further.
         small: the terms that may be computed whole if all their operands are whole.
+        waists: whether those are so too that read small slices, which are then stacked, together with whole values that took large ones:
+            what lies between two networks is computed between the loops of each.
     """
 
     keep: frozenset[int] = frozenset()
     sink: frozenset[int] = frozenset()
     small: frozenset[int] = frozenset()
+    waists: bool = False
 
 
 def split(ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()) -> Seq | None:
@@ -131,6 +128,8 @@ class Phases:
         self.ex, self.seq, self.index, self.sink = ex, seq, i, choices.sink
         self.terms: list[int] = [t for t in seq.steps if isinstance(t, int)]
         self.picked = _picked_together(ex.program, self.terms)
+        self.waists = choices.waists
+        self.heavy: set[int] = set()
         self.small = choices.small.difference(*(together for together in self.picked if not choices.small.issuperset(together)))
         assert len(self.terms) == len(seq.steps), "only straight regions are split"
         self.kind: dict[int, Kind] = {}
@@ -156,7 +155,7 @@ class Phases:
         if not self.roots or self.computed() > MOST_AGAIN * len(self.terms):
             return None
         count = 1 + max([*self.phase.values(), *self.roots, 0]) + 1
-        stretches, bodies = self._stretches(count), self._bodies()
+        stretches, bodies = self._whole_terms().stretches(count), self._bodies()
         steps: list[Step] = []
         for p in range(count):
             steps.append(straight(self.ex.program, tuple(stretches.get(p, ()))))
@@ -173,6 +172,8 @@ class Phases:
         for t in self.terms:
             kind, phase = Kind.WHOLE if self._stays_whole(t) else kind_of(self.ex, t, self.index), 0
             self.kind[t] = kind
+            if self.waists and kind is Kind.WHOLE and (t not in self.small or self.heavy.intersection(self.ex.program.operands(t))):
+                self.heavy.add(t)
             for view in children(terms[t]):
                 c = self.ex.program.source_of(view)
                 if c not in self.kind:
@@ -254,7 +255,8 @@ class Phases:
         """Whether ``t`` is small and its operands are whole; a fold over the index also needs small operands."""
         program = self.ex.program
         read = program.operands(t)
-        if not all(self.kind.get(c, Kind.WHOLE) is Kind.WHOLE for c in read):
+        sliced = [c for c in read if self.kind.get(c, Kind.WHOLE) is not Kind.WHOLE]
+        if sliced and not (self.heavy.intersection(read) and all(self.kind[c] is Kind.SLICE and c in self.small for c in sliced)):
             return False
         return t in self.small and (not folded(program.terms[t]) >> self.index & 1 or all(c in self.small for c in read))
 
@@ -310,38 +312,12 @@ class Phases:
             seen |= inside
         return True
 
-    def _stretches(self, count: int) -> dict[int, list[int]]:
-        """Return the whole terms of each sequence between loops, in order."""
-        stretches: dict[int, list[int]] = {}
-        for t, p in self._place_whole(count - 1).items():
-            stretches.setdefault(p, []).append(t)
-        inside = frozenset(self.terms)
-        return {p: sorted(_with_all_picked(self.ex.program, terms) & inside) for p, terms in stretches.items()}
-
-    def _place_whole(self, last: int) -> dict[int, int]:
-        """Return the position among the loops of every whole term that is computed outside of them.
-
-        A term larger than its operands is placed as late as its users allow, any other as early as possible.
-        """
-        program = self.ex.program
-        used: dict[int, int] = {}
-        for t, loops in self.loops_of.items():
-            for c in program.operands(t):
-                outside = loops & ~self.loops_of.get(c, 0)
-                if outside:
-                    used[c] = min(used.get(c, last), (outside & -outside).bit_length() - 1)
-        place: dict[int, int] = {}
-        for t in reversed(self.terms):
-            needed = t in used or t in self.seq.outs or has_effects(program.terms[t])
-            if self.kind[t] is not Kind.WHOLE or not needed:
-                continue
-            read = program.operands(t)
-            grows = program.nbytes(t) > sum(program.nbytes(c) for c in read)
-            late = grows and not has_effects(program.terms[t])
-            place[t] = max(self.phase[t], used.get(t, last)) if late else self.phase[t]
-            for c in read:
-                used[c] = min(used.get(c, last), place[t])
-        return place
+    def _whole_terms(self) -> WholeTerms:
+        """Return the terms that are computed outside of the loops."""
+        whole = frozenset(t for t in self.terms if self.kind[t] is Kind.WHOLE)
+        together = frozenset().union(*self.picked)
+        phases = sorted(self.roots)
+        return WholeTerms(self.ex.program, self.terms, self.seq.outs, whole, self.phase, phases, self.loops_of, together, self.small)
 
     def _bodies(self) -> dict[int, list[int]]:
         """Return the terms that each loop computes, in order."""
@@ -380,7 +356,3 @@ def least_chunk(ex: Extraction, loop: Loop) -> int:
     blocks = (term.call for t in loop.folds if isinstance(term := ex.program.terms[t], Block))
     picked = (call for call in blocks if picks(call))
     return max((selection_of(call).least(call.params) for call in picked), default=1)
-
-
-def has_effects(term: Term) -> bool:
-    return isinstance(term, Block) and term.call.effects

@@ -139,6 +139,34 @@ def test_only_comparisons_with_what_was_selected_from_a_value_need_its_bits():
     assert needs(lambda a: (jnp.sin(a) != 0) & jnp.isnan(jnp.cos(a))) == 0
 
 
+def scores(x, y, w, u):
+    """All products of what two networks make of their examples, and a fold of them whose gradient goes back into both."""
+    return jnp.sum(jnp.tanh((jnp.tanh(x @ w) @ w.T) @ (jnp.tanh(y @ u) @ u.T).T))
+
+
+def test_what_lies_between_two_networks_is_whole_between_the_loops_of_one():
+    ex = traced(jax.grad(scores, (2, 3)), (40, 3), (50, 3), (3, 60), (3, 70))
+    program, whole = ex.program, region(ex)
+    small = frozenset(t for t in range(len(program.terms)) if program.nbytes(t) <= 4 * 40 * 50)
+    pairs = {t for t in program.reachable() if program.extent(program.free[t]) == 40 * 50}
+    apart, through = (split(ex, whole, index_of(program, 40), Choices(small=small, waists=waists)) for waists in (True, False))
+    assert pairs <= {t for step in apart.steps if isinstance(step, Seq) for t in step.steps}
+    assert pairs <= {t for loop in loops(through) for t in loop.body.steps}
+    assert len(list(loops(apart))) == 2
+
+
+def test_a_network_is_computed_after_a_loop_that_does_not_need_it():
+    """Its hidden layer, which its gradient reads, would wait for the end of that loop."""
+    ex = traced(jax.grad(scores, (2, 3)), (40, 3), (50, 3), (3, 60), (3, 70))
+    program = ex.program
+    small = frozenset(t for t in range(len(program.terms)) if program.nbytes(t) <= 4 * 40 * 50)
+    tree = split(ex, region(ex), index_of(program, 40), Choices(small=small, waists=True))
+    first = next(k for k, step in enumerate(tree.steps) if isinstance(step, Loop))
+    hidden = {t for t in program.reachable() if program.extent(program.free[t]) == 50 * 70}
+    assert hidden
+    assert not hidden & {t for step in tree.steps[:first] if isinstance(step, Seq) for t in step.steps}
+
+
 def test_a_transposed_read_needs_the_other_order_whole():
     ex = traced(lambda a: jnp.exp(a @ a.T) + jnp.exp(a @ a.T).T, (7, 3))
     args = [np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)]
