@@ -15,7 +15,7 @@ from eqsat_mem.backends.cpu.fusion import ends
 from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.errors import MemoryLimitError
-from eqsat_mem.ir import Map
+from eqsat_mem.ir import Dot, Map
 from eqsat_mem.ir.loop_tree import loops, walk_regions, with_region
 from eqsat_mem.options import Options
 from eqsat_mem.schedule.memory import Memory
@@ -142,6 +142,20 @@ def test_fusions_end_at_folds_that_are_read_elementwise():
     """A fold that a loop hands on, or a contraction reads, is an array anyway."""
     ex = traced(lambda x, y: (jnp.max(x, 1) - jnp.sum(y, 1), jnp.sum(x, 0) @ y), (8, 8), (8, 8))
     assert len(ends(ex, region(ex), Memory(ex, CPU).fused(region(ex)))) == 2
+
+
+def test_a_fold_takes_no_layer_of_a_network_into_its_fusion():
+    """Where it did, each number of a GELU would be an array of the hidden layer's shape."""
+
+    def pooled(x, w, u):
+        return jnp.sum(x + jax.nn.gelu(x @ w) @ u, 1)
+
+    ex = traced(pooled, (64, 32, 64), (64, 1024), (1024, 64))
+    made = straight(ex, CPU)
+    (read,) = (t for t in region(ex).steps if isinstance(term := ex.program.terms[t], Dot) and ex.program.extent(term.over) == 1024)
+    assert read in ends(ex, region(ex), Memory(ex, CPU).fused(region(ex)))
+    hidden = 4 * 64 * 32 * 1024
+    assert held(made) < 3 * hidden
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,8 +21,8 @@ from eqsat_mem.ir.loop_tree import Loop, Seq, made
 from eqsat_mem.ir.ops import MAPS, Operation, operation_of
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.fusion import Copy, Fused
-from eqsat_mem.schedule.split import has_effects
 from eqsat_mem.schedule.weights import traced
+from eqsat_mem.schedule.whole_terms import has_effects
 
 ADDITIONS = frozenset({"neg", "abs", "square", "floor", "ceil", "round", "integer_pow", "add", "sub", "mul", "max", "min"})
 """The operations that take no longer than an addition."""
@@ -320,7 +320,8 @@ def ends(ex: Extraction, seq: Seq, fused: Fused) -> frozenset[int]:
     The library fuses the readers of a fold's result, broadcasts included, into the fold's own fusion up to an operation that it does
     not support. The value computed so far is then materialised, even a vector broadcast to a matrix; and the library may copy an operand
     of the fold. Streamed rows are left to the library unless they come from a contraction, for which it would allocate memory that XLA
-    does not report.
+    does not report. A fold also takes into its fusion a contraction with what nothing else reads, up to a whole layer of a network, and the
+    numbers in that, such as those of a GELU, become arrays of its shape.
 
     Args:
         ex: the program.
@@ -341,7 +342,18 @@ def ends(ex: Extraction, seq: Seq, fused: Fused) -> frozenset[int]:
                 wide = isinstance(program.terms[c], Dot) and is_wide(program.terms[c].dtype)
                 if folds_in_library(ex, c) or (wide and program.free[s] & ~program.free[c]):
                     found.add(c)
+    own = _with_own_operands(ex, seq, read) - fused.streamed
+    found |= {c for s, operands in read.items() if folds_in_library(ex, s) for c in operands & own}
     return frozenset(t for t in found.intersection(read) if not streams(t))
+
+
+def _with_own_operands(ex: Extraction, seq: Seq, read: Mapping[int, Collection[int]]) -> frozenset[int]:
+    """Return the contractions whose kernels read (``read``, by kernel) a value that nothing else reads and that the library can compute."""
+    terms = ex.program.terms
+    alone = {t for t, times in Counter(itertools.chain.from_iterable(read.values())).items() if times == 1} - seq.outs
+    own = {t for t in alone if isinstance(term := terms[t], Map) and knows(term)}
+    contractions = (t for t in read if isinstance(terms[t], Dot) and is_wide(terms[t].dtype))
+    return frozenset(t for t in contractions if not own.isdisjoint(read[t]))
 
 
 def stalls(ex: Extraction, t: int, extents: Sequence[int], readers: Iterable[Term]) -> bool:
