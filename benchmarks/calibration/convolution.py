@@ -13,7 +13,10 @@ from jax import lax
 
 from benchmarks.calibration.sweep import Case, main
 
-MEASURES = tuple(f"backends.cpu.weights.{name}" for name in ("MULTIPLIED", "LAID_OUT", "SCATTERED", "TOGETHER", "PLACED", "BEGUN"))
+MEASURES = (
+    "backends.cpu.convolutions.FEW_FEATURES",
+    *(f"backends.cpu.weights.{name}" for name in ("MULTIPLIED", "LAID_OUT", "SCATTERED", "TOGETHER", "PLACED", "BEGUN")),
+)
 WINDOW = 3
 
 
