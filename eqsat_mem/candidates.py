@@ -269,21 +269,23 @@ class Forms:
     def _fastest_of(
         self, program: Program, saved: int, backend: Backend, limit: int, scheduler: Scheduler, again: bool = True
     ) -> SearchResult:
-        """The fastest schedule of a form whose bodies are planned; without values that are computed ``again``, if asked."""
+        """The fastest schedule of a form whose bodies are planned; if asked, in half of the time, without values that are computed
+        ``again``."""
         known = self._candidates(program)
+        deadline = self.deadline if again else self.deadline.part(1 / 2)
         with self.clock("schedule"):
-            searches = sorted(self._searches(known.every, known, backend, limit), key=lambda search: search.straight.seconds)
+            searches = sorted(self._searches(known.every, known, backend, limit, deadline), key=lambda search: search.straight.seconds)
             best = settled(best_of(searches, scheduler, known) if again else with_search(searches, scheduler)[0])
             tell(Searched(best, known.view))
             before = next(search for search in searches if search.ex is known.written).unmodified()
             fired = tuple(sorted({*known.view.matches, *best.ex.program.passes}))
             return SearchResult(best, replace(before, peak_bytes=before.peak_bytes + saved), fired)
 
-    def _searches(self, every: Sequence[Extraction], known: Candidates, backend: Backend, limit: int) -> list[Search]:
+    def _searches(self, every: Sequence[Extraction], known: Candidates, backend: Backend, limit: int, deadline: Deadline) -> list[Search]:
         """The searches of programs that compute the same, each on all variants of a backend that may help it."""
         knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
         variants = ((ex, own) for ex in every for own in backend.variants(ex))
-        return [Search(ex, limit, own, *knobs, known.of(ex, own), self.deadline) for ex, own in variants]
+        return [Search(ex, limit, own, *knobs, known.of(ex, own), deadline) for ex, own in variants]
 
     def _once(self, form: Program, planned: Program) -> Program:
         """A form with plans of its bodies: the one that had the same plans before, if any."""
@@ -298,7 +300,7 @@ class Forms:
         before, best = None, None
         with self.clock("schedule"):
             for group in known.spread_on(placement, backend, loops, self.deadline):
-                searches = self._searches([s.local for s in group], known, backend, limit)
+                searches = self._searches([s.local for s in group], known, backend, limit, self.deadline)
                 if before is None:
                     own = next(s.local for s in group if s.of is known.written)
                     written = next(search for search in searches if search.ex is own)

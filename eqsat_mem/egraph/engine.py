@@ -36,6 +36,8 @@ KEPT = 2
 """How many e-graphs with rules and nothing else a thread keeps, at about 7 MiB each: one serves every program under the same rules."""
 IDLE_S = 10.0
 """The seconds after which a process that serves nobody ends."""
+DESCRIPTORS = "/proc/self/fd"
+"""Where files that are open in this process have paths."""
 HEADER = 8
 """Bytes before each message between processes, which tell its length."""
 
@@ -228,11 +230,11 @@ class CopiedSession(LocalSession):
 @contextmanager
 def _file(text: str) -> Iterator[str]:
     """The path of a file with a text, for as long as it is needed: in memory where the system has such files."""
-    if hasattr(os, "memfd_create"):
-        with open(os.memfd_create("rows"), "w") as file:
+    if (made := _in_memory()) is not None:
+        with open(made, "w") as file:
             file.write(text)
             file.flush()
-            yield f"/proc/self/fd/{file.fileno()}"
+            yield f"{DESCRIPTORS}/{file.fileno()}"
     else:
         import tempfile  # which a worker would import at its start
 
@@ -240,6 +242,15 @@ def _file(text: str) -> Iterator[str]:
             path = Path(folder) / "rows"
             path.write_text(text)
             yield str(path)
+
+
+def _in_memory() -> int | None:
+    """The descriptor of a new file in memory that has a path; None where there are no such files."""
+    if not hasattr(os, "memfd_create") or not os.path.isdir(DESCRIPTORS):
+        return None
+    with suppress(OSError):
+        return os.memfd_create("rows")
+    return None
 
 
 @contextmanager

@@ -10,32 +10,47 @@ positions: the labels of a contrastive loss count its rows, and once more its co
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+
+import numpy as np
+from jax.dtypes import issubdtype
 
 from eqsat_mem.frontend.axis_inference import VIEWS
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.ir import ops
 
+LONGEST = 50
+"""The most equations that are copied at once: each of many readers of a longer chain would copy as many."""
+MOST_COPIES = 8
+"""The most copies of a reduction of a mask, which takes as long as the mask has elements, unless copies turn out to be the same."""
+
 
 def with_own_masks(flat: Flat) -> None:
-    """Give each operation a copy of its own of the mask of a diagonal, of a vector of positions, of a number in the shape of an array,
-    and of what is computed of those and of numbers alone."""
+    """Give each operation a copy of its own of the mask of a diagonal, of a number in the shape of an array, of what is computed of those
+    and of numbers alone, and of a vector of positions."""
     made: dict[int, Equation] = {}
     masks: set[int] = set()
+    positions: set[int] = set()
     read: set[int] = set()
+    copied: Counter[int] = Counter()
     equations: list[Equation] = []
     for eqn in flat.equations:
         one = _is_one_number(flat, eqn)
         if one or (_is_free(eqn) and all(v in made or v in flat.literals for v in eqn.ins)):
             made.update(dict.fromkeys(eqn.outs, eqn))
-            if one or _is_vector(flat, eqn) or _is_mask(flat, eqn) or not masks.isdisjoint(eqn.ins):
+            if one or _is_mask(flat, eqn) or not masks.isdisjoint(eqn.ins):
                 masks.update(eqn.outs)
+            elif _counts(flat, eqn):
+                positions.update(eqn.outs)
         else:
-            found = masks.intersection(eqn.ins)
-            known = [v for v in found if not read.isdisjoint(_needed([v], made))]
-            own = _copies(flat, known, made, equations)
-            read.update(_needed(found, made))
+            needed = {v: _needed([v], made) for v in (masks | positions).intersection(eqn.ins)}
+            again = [v for v, chain in needed.items() if not read.isdisjoint(chain) and len(chain) <= LONGEST]
+            again = [v for v in again if copied[v] < MOST_COPIES or not any(made[u].prim.name in ops.REDUCTIONS for u in needed[v])]
+            own = _copies(flat, again, made, equations)
+            copied.update(again)
+            read.update(*needed.values())
             eqn = replace(eqn, ins=tuple(own.get(v, v) for v in eqn.ins))
         equations.append(eqn)
     flat.equations = equations
@@ -47,9 +62,11 @@ def _is_free(eqn: Equation) -> bool:
     return not eqn.effects and (name in ("iota", "slice") or name in VIEWS or name in ops.MAPS or name in ops.REDUCTIONS)
 
 
-def _is_vector(flat: Flat, eqn: Equation) -> bool:
-    """Whether a result, computed of positions and numbers alone, has one axis."""
-    return sum(n != 1 for n in flat.shapes[eqn.outs[0]]) == 1
+def _counts(flat: Flat, eqn: Equation) -> bool:
+    """Whether a result, computed of positions and numbers alone, is a vector of integers or truth values."""
+    (v,) = eqn.outs
+    counts = any(issubdtype(flat.dtypes[v], kind) for kind in (np.integer, np.bool_))
+    return counts and sum(n != 1 for n in flat.shapes[v]) == 1
 
 
 def _is_mask(flat: Flat, eqn: Equation) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Rename
+from eqsat_mem.ir import Fold, Rename
 from eqsat_mem.testing import same_values
 from tests.oracles.evaluation import values
 
@@ -151,3 +151,24 @@ def test_both_sides_of_a_contrastive_loss_keep_their_names_in_its_gradient(seed)
     assert not any(isinstance(program.terms[t], Rename) for t in program.reachable())
     for mine, theirs in zip(values(args, program)[0], function(*args), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5 * float(np.max(np.abs(theirs))))
+
+
+def test_what_many_read_is_not_computed_for_each():
+    """Sums over pairs of positions, functions of positions, and long chains of positions are one value for all their readers."""
+
+    def function(*vectors):
+        at = jnp.arange(N)
+        counts = (jnp.exp(-0.1 * jnp.abs(at[:, None] - at)) * (at[:, None] >= at)).sum(1)
+        turns, chain = jnp.sin(0.3 * at), at
+        for step in range(60):
+            chain = (chain * 5 + step) % 7
+        return tuple(jnp.tanh(v) / counts[: len(v)] + turns[: len(v)] * chain[: len(v)] for v in vectors)
+
+    args = [made(N - k, seed=k) for k in range(4)]
+    program = load(jax.make_jaxpr(function)(*args), "vwxy")
+    terms = [program.terms[t] for t in program.reachable()]
+    assert sum(isinstance(term, Fold) for term in terms) == 1
+    assert [getattr(term, "op", "") for term in terms].count("sin") == 1
+    assert [getattr(term, "op", "") for term in terms].count("rem") == 60
+    for mine, theirs in zip(values(args, program)[0], function(*args), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
