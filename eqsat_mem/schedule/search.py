@@ -372,7 +372,8 @@ class Search:
     def cut(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> tuple[Seq, ...]:
         """``seq`` split along ``i``: with no slices kept for later loops, and with all whose recomputation takes longer than storing them.
 
-        Where loops would do too much work again, with all that several of them need.
+        Where loops would do too much work again, with all that several of them need; then at waists, and with elementwise values as late as
+        they may, where that makes a difference.
         """
         key = seq, extents, i, small
         if key not in self.known.cuts:
@@ -395,3 +396,6 @@ class Search:
         narrow = Phases(self.ex, seq, i, Choices(small=small, waists=True))
         if narrow.kind != phases.kind and (apart := narrow.split()) is not None:
             yield apart
+        late = None if changed is None else Phases(self.ex, seq, i, Choices(small=small, late=True)).split()
+        if late is not None and late != changed:
+            yield late

@@ -97,12 +97,14 @@ class Choices:
         small: the terms that may be computed whole if all their operands are whole.
         waists: whether those are so too that read small slices, which are then stacked, together with whole values that took large ones:
             what lies between two networks is computed between the loops of each.
+        late: whether elementwise values, too, come after loops that need none of them where less waits then.
     """
 
     keep: frozenset[int] = frozenset()
     sink: frozenset[int] = frozenset()
     small: frozenset[int] = frozenset()
     waists: bool = False
+    late: bool = False
 
 
 def split(ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()) -> Seq | None:
@@ -128,7 +130,7 @@ class Phases:
         self.ex, self.seq, self.index, self.sink = ex, seq, i, choices.sink
         self.terms: list[int] = [t for t in seq.steps if isinstance(t, int)]
         self.picked = _picked_together(ex.program, self.terms)
-        self.waists = choices.waists
+        self.waists, self.late = choices.waists, choices.late
         self.heavy: set[int] = set()
         self.small = choices.small.difference(*(together for together in self.picked if not choices.small.issuperset(together)))
         assert len(self.terms) == len(seq.steps), "only straight regions are split"
@@ -317,7 +319,9 @@ class Phases:
         whole = frozenset(t for t in self.terms if self.kind[t] is Kind.WHOLE)
         together = frozenset().union(*self.picked)
         phases = sorted(self.roots)
-        return WholeTerms(self.ex.program, self.terms, self.seq.outs, whole, self.phase, phases, self.loops_of, together, self.small)
+        return WholeTerms(
+            self.ex.program, self.terms, self.seq.outs, whole, self.phase, phases, self.loops_of, together, self.small, self.late
+        )
 
     def _bodies(self) -> dict[int, list[int]]:
         """Return the terms that each loop computes, in order."""

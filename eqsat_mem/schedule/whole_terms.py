@@ -34,6 +34,7 @@ class WholeTerms:
         loops_of: the loops that compute each term, as bits.
         together: terms that are computed with others of their operation.
         small: terms that hardly count.
+        late: whether groups without a contraction are moved past loops, too.
     """
 
     program: Program
@@ -45,6 +46,7 @@ class WholeTerms:
     loops_of: Mapping[int, int]
     together: frozenset[int]
     small: frozenset[int]
+    late: bool = False
 
     def stretches(self, count: int) -> dict[int, list[int]]:
         """Return the whole terms of each sequence between loops, in order."""
@@ -86,7 +88,7 @@ class WholeTerms:
         """Return the whole terms placed before the loop of a phase that leave less to wait for its end if they are computed after it.
 
         Such as the forward pass of one network whose backward pass comes after a loop over the examples of another. What takes no
-        contraction stays: kernels compute most of it again for each reader.
+        contraction stays unless asked: kernels compute most of it again for each reader.
         """
         program, fixed = self.program, set(self.together)
         readers: dict[int, list[int]] = {}
@@ -100,14 +102,17 @@ class WholeTerms:
                     fixed.add(c)
                 readers.setdefault(c, []).append(t)
         moved: set[int] = set()
-        contracts = any(isinstance(program.terms[t], Dot) for t in movable - self.small)
-        for group in _connected(program, movable, readers) if contracts else ():
+        for group in _connected(program, movable, readers) if self._counts(movable) else ():
             early = sum(program.nbytes(t) for t in group if t in self.outs or not group.issuperset(readers.get(t, ())))
             read = {c for t in group for c in program.operands(t) if c not in group and not is_leaf(program.terms[c])}
             late = sum(program.nbytes(c) for c in read if all(place.get(u, p) <= p for u in readers[c]))
-            if late < early and any(isinstance(program.terms[t], Dot) for t in group - self.small):
+            if late < early and self._counts(group):
                 moved |= group
         return moved
+
+    def _counts(self, terms: set[int]) -> bool:
+        """Whether some of the terms are large, and contractions unless all count."""
+        return any(self.late or isinstance(self.program.terms[t], Dot) for t in terms - self.small)
 
 
 def _connected(program: Program, terms: set[int], readers: Mapping[int, Sequence[int]]) -> list[set[int]]:
