@@ -21,12 +21,12 @@ from eqsat_mem.ir import argument_bytes, bits, children, folded
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, dissolved, enclosing, loops, walk_regions, with_region
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import climbed, first_chunk, ladder, same_loop, tied
-from eqsat_mem.schedule.cost_model import again_s
+from eqsat_mem.schedule.cuts import cuts
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule, Split
 from eqsat_mem.schedule.sinking import sunk
 from eqsat_mem.schedule.sizes import Extents, extents_inside
-from eqsat_mem.schedule.split import Choices, Phases, least_chunk, region
+from eqsat_mem.schedule.split import least_chunk, region
 from eqsat_mem.schedule.timing import Known, Timing
 
 MAX_DEPTH = 4
@@ -370,32 +370,8 @@ class Search:
         return sorted(ablest, key=lambda i: (-extents[i], i))
 
     def cut(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> tuple[Seq, ...]:
-        """``seq`` split along ``i``: with no slices kept for later loops, and with all whose recomputation takes longer than storing them.
-
-        Where loops would do too much work again, with all that several of them need; then at waists, and with elementwise values as late as
-        they may, where that makes a difference.
-        """
+        """A region split along ``i`` in every way; see :func:`eqsat_mem.schedule.cuts.cuts`."""
         key = seq, extents, i, small
         if key not in self.known.cuts:
-            self.known.cuts[key] = tuple(self._cut(*key))
+            self.known.cuts[key] = tuple(cuts(self.ex, self.memory, self.backend, *key))
         return self.known.cuts[key]
-
-    def _cut(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Iterator[Seq]:
-        slowest = self.backend.device.levels[-1][1]
-        phases = Phases(self.ex, seq, i, Choices(small=small))
-        shared = phases.shared_slices()
-        dear = [t for t in shared if again_s(self.ex, t, extents, self.backend) > 3 * self.memory.size(t, extents) / slowest]
-        changed = phases.split()
-        if changed is not None:
-            yield changed
-        for keep in (dear, shared) if changed is None else (dear,):
-            keeping = Phases(self.ex, seq, i, Choices(keep=frozenset(keep), small=small))
-            if keeping.stacked != phases.stacked and (kept := keeping.split()) is not None:
-                yield kept
-                break
-        narrow = Phases(self.ex, seq, i, Choices(small=small, waists=True))
-        if narrow.kind != phases.kind and (apart := narrow.split()) is not None:
-            yield apart
-        late = None if changed is None else Phases(self.ex, seq, i, Choices(small=small, late=True)).split()
-        if late is not None and late != changed:
-            yield late
