@@ -13,11 +13,14 @@ from eqsat_mem.schedule.sizes import Extents
 from eqsat_mem.schedule.split import Choices, Phases
 
 
-def cuts(ex: Extraction, memory: Memory, backend: Backend, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Iterator[Seq]:
+def cuts(
+    ex: Extraction, memory: Memory, backend: Backend, large: bool, seq: Seq, extents: Extents, i: int, small: frozenset[int]
+) -> Iterator[Seq]:
     """Split a region along ``i``: with no slices kept for later loops, and with all whose recomputation takes longer than storing them.
 
-    Where loops would do too much work again, with all that several of them need; then at waists, and with elementwise values as late as
-    they may, where that makes a difference. Values that are ``small`` may be computed whole.
+    Where loops would do too much work again, with all that several of them need; then at waists, and, unless the program is ``large``, with
+    elementwise values as late as they may, where that makes a difference: of a large program one tree is kept, which then is the wrong one
+    too often. Values that are ``small`` may be computed whole.
     """
     slowest = backend.device.levels[-1][1]
     phases = Phases(ex, seq, i, Choices(small=small))
@@ -34,6 +37,6 @@ def cuts(ex: Extraction, memory: Memory, backend: Backend, seq: Seq, extents: Ex
     narrow = Phases(ex, seq, i, Choices(small=small, waists=True))
     if narrow.kind != phases.kind and (apart := narrow.split()) is not None:
         yield apart
-    late = None if changed is None else Phases(ex, seq, i, Choices(small=small, late=True)).split()
+    late = None if changed is None or large else Phases(ex, seq, i, Choices(small=small, late=True)).split()
     if late is not None and late != changed:
         yield late

@@ -81,7 +81,7 @@ def fastest(search: Search, rival: Schedule | None = None) -> Schedule:
     gets the splits that the rival has, as far as it can be split so; of a large one only one tree is kept.
     """
     best, search.timing.walked = search.straight, 0
-    large = len(best.seq.steps) > LARGE_PROGRAM
+    large = search.is_large
     beam = [best]
     tell(Kept((best,)))
     for turn in range(MOST_DEPTH):
@@ -147,6 +147,11 @@ class Search:
     def exhausted(self) -> bool:
         """Whether the search has looked at as many steps as it may, or time is up."""
         return self.timing.walked >= MOST_STEPS or self.deadline.passed()
+
+    @property
+    def is_large(self) -> bool:
+        """Whether only one tree is kept, and split further up."""
+        return len(self.straight.seq.steps) > LARGE_PROGRAM
 
     @cached_property
     def straight(self) -> Schedule:
@@ -373,5 +378,5 @@ class Search:
         """A region split along ``i`` in every way; see :func:`eqsat_mem.schedule.cuts.cuts`."""
         key = seq, extents, i, small
         if key not in self.known.cuts:
-            self.known.cuts[key] = tuple(cuts(self.ex, self.memory, self.backend, *key))
+            self.known.cuts[key] = tuple(cuts(self.ex, self.memory, self.backend, self.is_large, *key))
         return self.known.cuts[key]
