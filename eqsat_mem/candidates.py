@@ -125,16 +125,17 @@ class Forms:
         """
         size, found = len(self.loaded.terms), None
         is_first = size <= LONG or not self._is_shorter_in_loops()
-        before = None if is_first else self.written(backend, limit)
-        if before is None:
+        if is_first:
             found = self._fastest_form(backend, limit, scheduler)
-            if (found.best.fits(limit) and found.best.seconds * GAIN <= found.before.seconds) or self.deadline.passed():
-                return found
             before = found.before
-        elif size <= LONGEST and self.placement is None and self._are_loops_dear(before, backend, limit):
-            found = self._fastest_of(*self._planned(self.loaded, backend, limit), backend, limit, scheduler, again=False)
-            if found.best.fits(limit) and not slow_in_chunks(found.best, before):
+            if (found.best.fits(limit) and found.best.seconds * GAIN <= before.seconds) or self.deadline.passed():
                 return found
+        else:
+            before = self.written(backend, limit)
+            if size <= LONGEST and self.placement is None and self._are_loops_dear(before, backend, limit):
+                found = self._fastest_of(*self._planned(self.loaded, backend, limit), backend, limit, scheduler, again=False)
+                if found.best.fits(limit) and not slow_in_chunks(found.best, before):
+                    return found
         for blocks in self._with_equal_blocks():
             of_blocks = blocks.fastest(backend, limit, scheduler)
             if before.fits(limit) and of_blocks.best.seconds > GAIN * of_blocks.before.seconds:  # the same loops: their prices compare

@@ -37,6 +37,6 @@ def cuts(
     narrow = Phases(ex, seq, i, Choices(small=small, waists=True))
     if narrow.kind != phases.kind and (apart := narrow.split()) is not None:
         yield apart
-    late = None if changed is None or large else Phases(ex, seq, i, Choices(small=small, late=True)).split()
+    late = None if changed is None or large else phases.split(late=True)
     if late is not None and late != changed:
         yield late

@@ -97,14 +97,12 @@ class Choices:
         small: the terms that may be computed whole if all their operands are whole.
         waists: whether those are so too that read small slices, which are then stacked, together with whole values that took large ones:
             what lies between two networks is computed between the loops of each.
-        late: whether elementwise values, too, come after loops that need none of them where less waits then.
     """
 
     keep: frozenset[int] = frozenset()
     sink: frozenset[int] = frozenset()
     small: frozenset[int] = frozenset()
     waists: bool = False
-    late: bool = False
 
 
 def split(ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()) -> Seq | None:
@@ -130,7 +128,7 @@ class Phases:
         self.ex, self.seq, self.index, self.sink = ex, seq, i, choices.sink
         self.terms: list[int] = [t for t in seq.steps if isinstance(t, int)]
         self.picked = _picked_together(ex.program, self.terms)
-        self.waists, self.late = choices.waists, choices.late
+        self.waists = choices.waists
         self.heavy: set[int] = set()
         self.small = choices.small.difference(*(together for together in self.picked if not choices.small.issuperset(together)))
         assert len(self.terms) == len(seq.steps), "only straight regions are split"
@@ -152,12 +150,13 @@ class Phases:
             self.roots = self._roots()
             self.loops_of = self._loops_of()
 
-    def split(self) -> Seq | None:
-        """Return the split region: see :func:`split`."""
+    def split(self, late: bool = False) -> Seq | None:
+        """Return the split region: see :func:`split`; with ``late``, elementwise values, too, come after loops that need none of them where
+        less waits then."""
         if not self.roots or self.computed() > MOST_AGAIN * len(self.terms):
             return None
         count = 1 + max([*self.phase.values(), *self.roots, 0]) + 1
-        stretches, bodies = self._whole_terms().stretches(count), self._bodies()
+        stretches, bodies = self._whole_terms(late).stretches(count), self._bodies()
         steps: list[Step] = []
         for p in range(count):
             steps.append(straight(self.ex.program, tuple(stretches.get(p, ()))))
@@ -314,14 +313,12 @@ class Phases:
             seen |= inside
         return True
 
-    def _whole_terms(self) -> WholeTerms:
+    def _whole_terms(self, late: bool) -> WholeTerms:
         """Return the terms that are computed outside of the loops."""
         whole = frozenset(t for t in self.terms if self.kind[t] is Kind.WHOLE)
         together = frozenset().union(*self.picked)
         phases = sorted(self.roots)
-        return WholeTerms(
-            self.ex.program, self.terms, self.seq.outs, whole, self.phase, phases, self.loops_of, together, self.small, self.late
-        )
+        return WholeTerms(self.ex.program, self.terms, self.seq.outs, whole, self.phase, phases, self.loops_of, together, self.small, late)
 
     def _bodies(self) -> dict[int, list[int]]:
         """Return the terms that each loop computes, in order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from eqsat_mem.ir import Block, Dot, Program, Term, is_leaf
 from eqsat_mem.ir.ops import joins
@@ -90,25 +91,34 @@ class WholeTerms:
         Such as the forward pass of one network whose backward pass comes after a loop over the examples of another. What takes no
         contraction stays unless asked: kernels compute most of it again for each reader.
         """
-        program, fixed = self.program, set(self.together)
-        readers: dict[int, list[int]] = {}
+        if not self._counts({t for t, at in place.items() if at == p}):
+            return set()
+        program, fixed, readers = self.program, set(self.together), self._readers
         movable: set[int] = set()
         for t in reversed(self.terms):
-            now = place.get(t, -1) <= p and t in place  # it is computed before the loop
-            if now and place[t] == p and t not in fixed and not has_effects(program.terms[t]):
+            before = t in place and place[t] <= p
+            if before and place[t] == p and t not in fixed and not has_effects(program.terms[t]):
                 movable.add(t)
             for c in program.operands(t):
-                if (now and t not in movable) or self.loops_of[t] & ~self.loops_of.get(c, 0) & ((2 << p) - 1):
+                if (before and t not in movable) or self.loops_of[t] & ~self.loops_of.get(c, 0) & ((2 << p) - 1):
                     fixed.add(c)
-                readers.setdefault(c, []).append(t)
         moved: set[int] = set()
-        for group in _connected(program, movable, readers) if self._counts(movable) else ():
+        for group in _connected(program, movable, readers):
             early = sum(program.nbytes(t) for t in group if t in self.outs or not group.issuperset(readers.get(t, ())))
             read = {c for t in group for c in program.operands(t) if c not in group and not is_leaf(program.terms[c])}
             late = sum(program.nbytes(c) for c in read if all(place.get(u, p) <= p for u in readers[c]))
             if late < early and self._counts(group):
                 moved |= group
         return moved
+
+    @cached_property
+    def _readers(self) -> dict[int, list[int]]:
+        """The terms of the region that read each value."""
+        readers: dict[int, list[int]] = {}
+        for t in self.terms:
+            for c in self.program.operands(t):
+                readers.setdefault(c, []).append(t)
+        return readers
 
     def _counts(self, terms: set[int]) -> bool:
         """Whether some of the terms are large, and contractions unless all count."""

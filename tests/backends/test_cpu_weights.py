@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 from eqsat_mem.backends.cpu import weights
+from eqsat_mem.backends.cpu.convolutions import is_librarys
 from eqsat_mem.backends.cpu.hidden_scratch import library_computations
 from eqsat_mem.backends.hlo import read
 
@@ -38,7 +39,7 @@ def test_gradients_of_kernels_cost_by_positions_where_few_examples_are_chunked()
 @pytest.mark.parametrize(("features", "results"), [(1, 1), (16, 16), (3, 17), (17, 3), (64, 3), (3, 64)])
 def test_the_library_has_convolutions_of_more_features_than_few(features, results):
     _, in_library = convolution((4, 32, 32, features), (3, 3, features, results))
-    assert in_library == (max(features, results) > weights.FEW_FEATURES)
+    assert in_library == is_librarys(2, features, results) == (max(features, results) > 16)
 
 
 def test_in_the_library_examples_cost_the_same_one_by_one():

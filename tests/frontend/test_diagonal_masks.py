@@ -26,6 +26,14 @@ def gram(x):
     return jnp.exp(-0.5 * jnp.sum((x[:, None] - x[None]) ** 2, -1))
 
 
+def loaded(function, args, within=1e-4):
+    """A function of x and y as a program, which computes the same within a share of the largest number."""
+    program = load(jax.make_jaxpr(function)(*args), ["x", "y"])
+    for mine, theirs in zip(values(args, program)[0], jax.tree.leaves(function(*args)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=within * float(np.max(np.abs(theirs))))
+    return program
+
+
 def dependence(x, y):
     """The Hilbert-Schmidt independence criterion."""
     h = jnp.eye(x.shape[0]) - 1 / x.shape[0]
@@ -52,11 +60,7 @@ def drawn(seed):
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("seed", range(12))
 def test_products_with_own_masks_mean_what_they_meant(seed):
-    args = [made(N, 3), made(N, 2, seed=1)]
-    function = drawn(seed)
-    program = load(jax.make_jaxpr(function)(*args), ["x", "y"])
-    expected = function(*args)
-    np.testing.assert_allclose(values(args, program)[0][0], expected, rtol=1e-4, atol=1e-4 * float(np.max(np.abs(expected))))
+    loaded(drawn(seed), [made(N, 3), made(N, 2, seed=1)])
 
 
 def test_the_mask_of_a_trace_has_the_names_of_its_matrix():
@@ -100,11 +104,7 @@ def two_sided(seed):
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("seed", range(10))
 def test_rows_and_columns_that_are_divided_by_one_number_keep_names_of_their_own(seed):
-    args = [made(N, 3), made(N, 3, seed=1)]
-    function = two_sided(seed)
-    program = load(jax.make_jaxpr(function)(*args), ["x", "y"])
-    expected = function(*args)
-    np.testing.assert_allclose(values(args, program)[0][0], expected, rtol=1e-4, atol=1e-4 * float(np.max(np.abs(expected))))
+    loaded(two_sided(seed), [made(N, 3), made(N, 3, seed=1)])
 
 
 def test_the_gradient_of_a_chamfer_distance_of_equally_many_points_reads_nothing_under_other_names():
@@ -145,12 +145,8 @@ def matched(seed):
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("seed", range(8))
 def test_both_sides_of_a_contrastive_loss_keep_their_names_in_its_gradient(seed):
-    args = [made(N, 3), made(N, 3, seed=1)]
-    function = matched(seed)
-    program = load(jax.make_jaxpr(function)(*args), ["x", "y"])
+    program = loaded(matched(seed), [made(N, 3), made(N, 3, seed=1)], within=1e-5)
     assert not any(isinstance(program.terms[t], Rename) for t in program.reachable())
-    for mine, theirs in zip(values(args, program)[0], function(*args), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5 * float(np.max(np.abs(theirs))))
 
 
 def test_what_many_read_is_not_computed_for_each():

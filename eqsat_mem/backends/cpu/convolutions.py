@@ -32,6 +32,11 @@ COPIED_ONCE = 64
 """The most features of which the kernel library was observed to make one copy with padding: benchmarks/calibration/convolutions.py."""
 
 
+def is_librarys(axes: int, features: int, results: int) -> bool:
+    """Whether a convolution along so many axes, with so many features in and out, is passed to the kernel library."""
+    return axes == 2 and max(features, results) > FEW_FEATURES
+
+
 @dataclass(frozen=True)
 class Copied:
     """The sizes of a convolution on which it depends how much its library copies: shapes, the axes of the operand along which windows move,
@@ -57,11 +62,11 @@ class Copied:
         copies = 2 if self.features > COPIED_ONCE else 1
         return copies * self._padded + math.prod(self.kernel) + (covered if 1 < self.groups < self.features else 0)
 
-    def by_itself(self, grouped: bool) -> int:
+    def by_itself(self) -> int:
         """The elements that Eigen copies."""
         if any(apart > 1 for *_, apart in self.window):
             return self._taps * math.prod(self.operand)
-        return math.prod(self.operand) if grouped or len(self.window) > 2 else 0
+        return math.prod(self.operand) if self.groups > 1 or len(self.window) > 2 else 0
 
     @property
     def _taps(self) -> int:
@@ -86,12 +91,12 @@ def copied_elements(ins: Shapes, outs: Shapes, params: Params) -> float:
     sizes, taps, pads = [operand[a] for a in moved], [kernel[a] for a in windows], params["padding"]
     if groups == params["batch_group_count"] == 1 and math.prod(taps) > math.prod(sizes):
         window = tuple((n, 0, 0, gap) for n, gap in zip(sizes, params["rhs_dilation"], strict=True))
-        return Copied(kernel, operand, outs[0], operand[batch], tuple(windows), window, groups).by_itself(False)
+        return Copied(kernel, operand, outs[0], operand[batch], tuple(windows), window, groups).by_itself()
     window = tuple((n, *pad, apart) for n, pad, apart in zip(taps, pads, params["lhs_dilation"], strict=True))
     copied = Copied(operand, kernel, outs[0], kernel[results], tuple(moved), window, groups)
-    if len(window) == 2 and max(params["lhs_dilation"]) == 1 and max(copied.features, copied.results) > FEW_FEATURES:
+    if max(params["lhs_dilation"], default=1) == 1 and is_librarys(len(window), copied.features, copied.results):
         return copied.in_library()
-    return copied.by_itself(groups > 1)
+    return copied.by_itself()
 
 
 def convolution_bytes(module: Module) -> int:
@@ -103,9 +108,9 @@ def convolution_bytes(module: Module) -> int:
 
 def _bytes(conv: Instruction, body: Mapping[str, Instruction], in_library: bool) -> int:
     operand, kernel = (body[name] for name in conv.operands)
-    groups, numbers = conv.axes("feature_group_count"), conv.axes("window")
+    (groups,), numbers = conv.axes("feature_group_count") or (1,), conv.axes("window")
     window = tuple(tuple(numbers[at : at + 4]) for at in range(0, len(numbers), 4))
     results, *moved = conv.axes("dim_labels")
-    sizes = Copied(operand.shape, kernel.shape, conv.shape, kernel.shape[results], tuple(moved), window, (groups or (1,))[0])
-    copied = sizes.in_library() if in_library else sizes.by_itself(bool(groups))
+    sizes = Copied(operand.shape, kernel.shape, conv.shape, kernel.shape[results], tuple(moved), window, groups)
+    copied = sizes.in_library() if in_library else sizes.by_itself()
     return copied * hlo.itemsize(operand.type)

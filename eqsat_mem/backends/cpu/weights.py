@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from functools import cache
 
-from eqsat_mem.backends.cpu.convolutions import FEW_FEATURES, copied_elements
+from eqsat_mem.backends.cpu.convolutions import copied_elements, is_librarys
 from eqsat_mem.backends.cpu.lapack import workspace
 from eqsat_mem.backends.cpu.top_k import block_length
 from eqsat_mem.ir import Map, Term
@@ -95,7 +95,7 @@ def _convolution(ins: Shapes, outs: Shapes, params: Params) -> float:
     features, results, window = ins[0][data[1]], outs[0][result[1]], [ins[1][a] for a in kernel[2:]]
     places, taps = math.prod(outs[0]) / max(results, 1), math.prod(window)
     products = math.prod(outs[0]) * math.prod(n for a, n in enumerate(ins[1]) if a != kernel[0])
-    if len(window) == 2 and max(features, results) > FEW_FEATURES:
+    if is_librarys(len(window), features, results):
         return MULTIPLIED * products + places * taps * features * (LAID_OUT if features >= TOGETHER else SCATTERED)
     return MULTIPLIED * products + places * (PLACED + taps * (BEGUN + LAID_OUT * features))
 
