@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any
 
 import numpy as np
@@ -112,14 +112,12 @@ class Encoder:
         return ((1 << b, indices[i].extent) for i, b in self._bit.items())
 
     def other_reads(self) -> Iterator[tuple[int, Node]]:
-        """Reads of arrays under one other name, as the renamed reads to which changes of names come. Without any, nobody has to know."""
-        terms = {t: self.program.terms[t] for t in self._encoded if t >= 0}
-        if not any(isinstance(term, ir.Rename) for term in terms.values()):
-            return
-        reads = [(t, term) for t, term in terms.items() if isinstance(term, ir.Input | ir.Const)]
-        for (one, before), (other, after) in permutations(reads, 2):
-            if type(before) is not type(after) or before.slot != after.slot:
-                continue
+        """Reads of arrays under one other name, as the renamed reads that they are."""
+        reads: dict[tuple[type, int], list[tuple[int, ir.Input | ir.Const]]] = {}
+        for t in [t for t in self._encoded if t >= 0]:
+            if isinstance(term := self.program.terms[t], ir.Input | ir.Const):
+                reads.setdefault((type(term), term.slot), []).append((t, term))
+        for (one, before), (other, after) in chain.from_iterable(permutations(same, 2) for same in reads.values()):
             changed = {(s, d) for s, d in zip(sum(before.axes, ()), sum(after.axes, ())) if s != d}
             if len(changed) == 1 and self.program.add(ir.Rename(before.dtype, tuple(changed), one)) == other:
                 ((source, destination),) = changed

@@ -293,6 +293,27 @@ def test_gradients_of_kernels_lose_the_joint_tensor():
     assert largest(extract(view, elements, 0.0).program) == 500 * 400
 
 
+@pytest.mark.parametrize(
+    "scaled", [lambda d, w: d, lambda d, w: d / w, lambda d, w: d * w], ids=["as they are", "over widths", "times scales"]
+)
+def test_weights_that_are_largest_for_the_nearest_pairs_cost_no_digits(scaled):
+    """A root's slope is 10^4 at a point itself: what is off there must not outweigh all other pairs."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((300, 6), dtype=np.float32), rng.uniform(0.5, 2.0, 6).astype(np.float32)
+
+    def gradient(x, w):
+        return jax.grad(lambda x: jnp.mean(jnp.sqrt(jnp.sum(scaled(x[:, None] - x[None], w) ** 2, -1) + 1e-9)))(x)
+
+    program = program_of(gradient, x, w)
+    best = extract(saturate(program, RULES), elements, 0.0).program
+    assert largest(program) > 300 * 300
+    with jax.enable_x64(True):
+        exact = np.asarray(jax.jit(gradient)(x.astype(np.float64), w.astype(np.float64)))
+    unit = np.abs(exact).max() * np.finfo(np.float32).eps
+    assert np.abs(np.asarray(jax.jit(gradient)(x, w)) - exact).max() <= 16 * unit
+    assert np.abs(np.asarray(values([x, w], best)[0][0]) - exact).max() <= 64 * unit
+
+
 @pytest.mark.parametrize("name", ["bound", "bound_gradient"])
 def test_the_sparse_bound_saturates(name):
     shapes = [(4000, 4), (4000, 1), (100, 4), (4,), ()]

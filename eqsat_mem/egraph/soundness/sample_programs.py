@@ -136,6 +136,14 @@ def gradient(x: Array, y: Array, v: Array) -> Any:
     return jax.grad(lambda x, y: jnp.sum(kernel_vector(x, y, v) ** 2), argnums=(0, 1))(x, y)
 
 
+def to_itself(x: Array, w: Array) -> Any:
+    return jnp.sum(((x[:, None] - x[None]) / w) ** 2, -1), jnp.sum(w * (x[:, None] - x[None]) ** 2, -1)
+
+
+def root_gradient(x: Array, y: Array) -> Any:
+    return jax.grad(lambda x: jnp.sum(jnp.sqrt(sq(x, y) + 1e-3)))(x)
+
+
 def lengthscale_gradient(x: Array, v: Array, w: Array) -> Any:
     return jax.grad(lambda w: jnp.sum((jnp.exp(-sq(x / w, x / w)) @ v) ** 2))(w)
 
@@ -317,7 +325,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (scaled, [*XY, (3,)]), (scaled_right, [*XY, (3,)]), (weighted, [*XY, (3,)]), (weighted_inside, [*XY, (3,)]),
     (batched, [(2, 5, 3), (2, 4, 3)]), (nested_reduce, [(5, 3), (4, 3), (5, 2)]), (outer_sum, XY),
     (weighted_outer_sum, [(5, 4), *XY]),
-    (forces, [*XY, (4,), (5,)]), (gradient, [*XY, (4, 2)]),
+    (forces, [*XY, (4,), (5,)]), (gradient, [*XY, (4, 2)]), (root_gradient, [(4, 5), (3, 5)]),
     (chain, [(5, 4), (4, 6), (6, 2)]), (chain_with_transposes, [(5, 2), (4, 2), (3, 4), (3, 1)]),
     (chain_with_batch, [(2, 3, 4), (2, 4, 5), (2, 5, 2)]), (sums, [(3, 4), (4, 5)]), (self_product, [(6, 2), (4, 2)]),
     (distances_by_hand, XY),
@@ -340,6 +348,7 @@ PROGRAMS |= {
     "widths_of_centres": (widths_of_centres, (*normal(*XY), 1.5 + np.tanh(normal(*XY)[1]))),
     "widths_of_points": (widths_of_points, (*normal(*XY), 1.5 + np.tanh(normal(*XY)[0]))),
     "shares_over_widths": (shares_over_widths, (*normal((5, 4), (5, 3)), *(1.5 + np.tanh(a) for a in normal((4, 3))))),
+    "to_itself": (to_itself, (*normal((5, 3)), np.array([0.5, 1.5, 2.0]))),
     "quotients": (quotients, (*normal((3, 4)), np.array([0.5, 1.5, 2.0]), *normal((4, 2)))),
     "lengthscale_gradient": (lengthscale_gradient, (*normal((4, 2), (4, 1)), np.array([0.7, 1.3]))),
     "bound": (bound, (*normal(*BOUND), np.array([1.5, 0.8]), np.float64(0.1))),
