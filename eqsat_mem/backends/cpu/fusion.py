@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from eqsat_mem.backends.cpu.layouts import is_turned
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Dot, Fold, Map, Program, Term, bits, children
 from eqsat_mem.ir.jaxprs import inner_jaxprs
@@ -268,7 +269,8 @@ def _breadth_first(waits: Sequence[set[int]], first: range) -> list[int]:
 def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int]]]:
     """Yield the copies that XLA:CPU materialises in addition to the program's own values.
 
-    Narrow floating-point numbers are widened for contractions and sums. A scalar or small array that several operations read broadcast
+    Narrow floating-point numbers are widened for contractions and sums. Contractions read arguments whose axes do not merge from copies
+    in another order. A scalar or small array that several operations read broadcast
     to the same larger shape, one of them in a fold by the kernel library, is broadcast in memory once for all of them: the library
     could broadcast it inside its fusion only if no other kernel needed it. Shapes of different indices with the same extents count as
     one shape, as for the distances of ``x`` to equally many ``y`` and to ``x`` itself.
@@ -289,6 +291,7 @@ def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int
     widening = [(k, t) for k, t in enumerate(kernels.kept) if isinstance(t, int) and widens(program.terms[t])]
     for c in sorted({c for _, t in widening for c in program.operands(t) if is_narrow(program, c)}.difference(kernels.kept)):
         yield c, program.free[c], [k for k, t in widening if c in program.operands(t)]
+    yield from _turned(program, kernels)
     computed_in: dict[int, list[int]] = {}
     for k, group in enumerate(kernels.members):
         for t in group:
@@ -299,6 +302,15 @@ def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int
         folds = [k for k in reading if folds_in_library(ex, kernels.kept[k])]
         if folds and not users.issubset(kernels.members[folds[0]]):
             yield c, over, folds
+
+
+def _turned(program: Program, kernels: Fused) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield the copies of arguments whose axes do not merge into those of a matrix for the contraction that reads them."""
+    for k, t in enumerate(kernels.kept):
+        if isinstance(t, int) and isinstance(dot := program.terms[t], Dot) and is_wide(dot.dtype):
+            for c in sorted({dot.lhs, dot.rhs}):
+                if is_turned(program, dot, c):
+                    yield c, program.free[c], [k]
 
 
 # --- folds that continue, or stall --------------------------------------------------------------------

@@ -3,14 +3,16 @@
 XLA contracts matrices, or batches of them: it merges all rows into one axis, all columns, and all contracted axes, leaves axes of extent
 one away, and gives an elementwise value that only contractions read the shape in which they read it. A result may be written over an
 operand that dies with it if both have one shape, so ``exp(x @ y)`` of matrices takes no memory of its own, and of three axes it does
-(jaxlib 0.10.2: 16 and 32 MiB for an exponential of 16 that is contracted).
+(jaxlib 0.10.2: 16 and 32 MiB for an exponential of 16 that is contracted). An argument is there in the order of its axes: where these do
+not merge, XLA contracts a copy of it.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
-from eqsat_mem.ir import Dot, Fold, Map, Program, bits, children
+from eqsat_mem.ir import Const, Dot, Fold, Input, Map, Program, Rename, bits, children
 
 Merged = frozenset[int]
 """The axes, of more than one element, that are merged into one: a set of them each."""
@@ -29,6 +31,20 @@ def is_written_into(program: Program, t: int, step: int, extents: Sequence[int])
     if before == after:
         return not before or _is_merged(program, step, before, extents)
     return not after and any(isinstance(program.terms[r], Fold) for of in (t, step) for r in program.readers(of))
+
+
+def is_turned(program: Program, dot: Dot, operand: int) -> bool:
+    """Whether an operand of a contraction is an argument that XLA copies into another order: axes of both operands do not stand first, or
+    among the others those that are contracted stand between those that are not."""
+    term, read = program.terms[operand], program.terms[program.source_of(operand)]
+    names = dict(term.pairs) if isinstance(term, Rename) else {}
+    other = program.free[dot.rhs if operand == dot.lhs else dot.lhs]
+    if not isinstance(read, Input | Const) or not ((program.free[operand] ^ other) & ~dot.over):  # not a product of matrices
+        return False
+    axes = [1 << names.get(i, i) for axis in read.axes for i in axis if program.indices[i].extent > 1]
+    groups = [0 if axis & other & ~dot.over else 1 if axis & dot.over else 2 for axis in axes]
+    order = [group for group, _ in itertools.groupby(groups)]
+    return len(order) > len(set(order)) or 0 in order[1:]
 
 
 def _of_result(program: Program, dot: Dot, extents: Sequence[int]) -> Merged:
