@@ -22,7 +22,7 @@ from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.ir import Source
 from eqsat_mem.ir.jaxprs import IMPURE
-from eqsat_mem.ir.ops import IDENTITIES
+from eqsat_mem.ir.ops import IDENTITIES, is_first_operand
 from eqsat_mem.passes import EVERY, Pass
 
 CALLED = {
@@ -102,6 +102,8 @@ class _Flattening:
             return self.call(branch, ins[1:], source)
         if name in IDENTITIES or (name == "device_put" and all(device is None for device in params["devices"])):
             return ins
+        if is_first_operand(name, params, len(ins)):
+            return ins[:1]
         if name == "convert_element_type" and (same := self.converted(ins[0], params["new_dtype"])) is not None:
             return [same]
         plain = plain_form(self.flat, self.producer, name, params, ins, self.preferences, self.passes)

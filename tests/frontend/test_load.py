@@ -279,6 +279,7 @@ def test_strict_promotion() -> None:
     [
         lambda x: x.T, lambda x: x[:, None], lambda x: x.reshape(2, 3, 2, 2), lambda x: x.reshape(-1), lambda x: x.reshape(2, 12),
         lambda x: jnp.broadcast_to(x, (3, 6, 4)), lambda x: jnp.tile(x, (2, 1)), lambda x: jnp.squeeze(x[None], 0), lax.stop_gradient,
+        lambda x: jnp.split(x, 1)[0], lambda x: lax.concatenate([x], 0), lambda x: lax.pad(x, 0.0, [(0, 0, 0)] * 2),
     ],
 )  # fmt: skip
 def test_views_are_no_term(function: Callable[..., Any]) -> None:

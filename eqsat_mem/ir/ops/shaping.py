@@ -135,3 +135,15 @@ SHAPING = [
     ),
     BlockOp("optimization_barrier", _everywhere, text=lambda p, a, s: f"lax.optimization_barrier({_tuple(a)})"),
 ]
+
+
+def is_first_operand(name: str, params: Params, operands: int) -> bool:
+    """Whether the only result of an operation is all of its first operand: the one piece of a split, a concatenation of one, no padding."""
+    match name:
+        case "split":
+            return len(params["sizes"]) == 1
+        case "concatenate":
+            return operands == 1
+        case "pad":
+            return not any(map(any, params["padding_config"]))
+    return False
