@@ -13,7 +13,7 @@ from jax import lax
 
 from benchmarks.calibration.sweep import Case, main
 
-MEASURES = tuple(f"backends.cpu.fusion.{name}" for name in ("HEAVY", "GAINED", "SLOWER", "SLOWEST"))
+MEASURES = tuple(f"backends.cpu.kernel_library.{name}" for name in ("HEAVY", "GAINED", "SLOWER", "SLOWEST"))
 PAIRS: dict[int, Callable[[Any, Any], Any]] = {
     1: lambda x, y: x - y,
     2: lambda x, y: jnp.abs(x - y),

@@ -59,7 +59,7 @@ class ExpressionWriter:
         if fixed and (t in region.kept or isinstance(term, Block)) and t not in region.apart:
             return self.reads.pinned(self.value(t, scope, region), fixed)
         text, layout = self.compute(t, scope, region, fixed)
-        if t in self.reads.ex.exact or t in region.ends:
+        if t in region.ends:
             text = self.reads.idioms.fence(text, term.dtype)
         on_the_way = t not in region.outs and t not in region.kept and not isinstance(term, Block)
         inline = on_the_way and region.users[t] == 1 and len(text) < INLINE

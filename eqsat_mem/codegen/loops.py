@@ -57,7 +57,7 @@ class RegionWriter:
             users,
             seq.outs,
             kept,
-            self.reads.idioms.fenced(self.reads.ex, seq, fused, rescaled),
+            self.reads.idioms.fenced(self.reads.ex, seq, fused, rescaled, self.schedule.backend.is_cheap),
             taken_apart(self.reads.ex, fused, seq.outs),
         )
         place = {step: k for k, step in enumerate(seq.steps)}

@@ -210,7 +210,7 @@ class Backend:
         return program.free[term.args[1]] != program.free[t] or (isinstance(below, Map) and below.op in INVERTED)
 
     def recomputes(self, program: Program, step: int, members: Sequence[int]) -> bool:
-        """Whether kernel ``step`` computes the operand that ``members`` make again rather than reading it."""
+        """Whether kernel ``step`` computes the operand that ``members`` make, or the last of them, again rather than reading it."""
         return False
 
     def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:

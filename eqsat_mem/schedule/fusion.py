@@ -102,7 +102,7 @@ def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True, is_who
         for c in set(program.operands(s)) & inside:
             users[c].append(s)
         escapes |= {term.arg for c in children(program.terms[s]) if isinstance(term := program.terms[c], Rename)}  # views are of arrays
-    virtual = _virtual(ex, [t for t in terms if t not in escapes], users, backend, is_whole)
+    virtual = _virtual(ex, terms, escapes, users, backend, is_whole)
     kept: list[int | Loop | Seq] = []
     read: list[frozenset[int]] = []
     members: list[tuple[int, ...]] = []
@@ -166,11 +166,13 @@ def _reads(step: Loop | Seq) -> frozenset[int]:
     return step.body.reads if isinstance(step, Loop) else step.reads
 
 
-def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], backend: Backend, is_whole: bool) -> set[int]:
-    """The terms that are computed inside other kernels and never materialised.
+def _virtual(
+    ex: Extraction, terms: list[int], escapes: Collection[int], users: dict[int, list[int]], backend: Backend, is_whole: bool
+) -> set[int]:
+    """The terms that are computed inside other kernels and never materialised; those that escape are not among them.
 
     An elementwise value with several users is computed in each of them if it is cheap, unless one of them ends in a fold and the
-    backend keeps operands of folds.
+    backend keeps operands of folds. Where kernels compute such a kept value again, they need what it is made of, as its own kernel does.
     """
     virtual: set[int] = set()
     ends: dict[int, frozenset[int]] = {}
@@ -181,7 +183,10 @@ def _virtual(ex: Extraction, terms: list[int], users: dict[int, list[int]], back
         read_by = [*dict.fromkeys(kernels[u] for u in users[t])]
         into = frozenset().union(*(ends.get(u, frozenset([u])) for u in read_by))
         first = frozenset().union(*(folded.get(u, frozenset([u])) for u in read_by))
-        if _is_virtual(ex, t, read_by, into, first, again, backend, is_whole):
+        if t in escapes or not _is_virtual(ex, t, read_by, into, first, again, backend, is_whole):
+            if computed_in := {step for step in into if backend.recomputes(ex.program, step, (t,))}:
+                ends[t] = frozenset({t, *computed_in})
+        else:
             virtual.add(t)
             ends[t] = into
             if not isinstance(ex.program.terms[t], Fold) or ex.unrolls.get(t):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.ir import Program
 from eqsat_mem.ir.loop_tree import Seq
 from eqsat_mem.ir.ops.blocks import Text
 
@@ -35,14 +36,17 @@ class Idioms:
     sums_lone_axes: ClassVar[bool] = False
     """Whether sums also fold the axes of extent one that their result has, which are restored afterwards."""
 
-    def fenced(self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int]) -> frozenset[int]:
-        """Return the values of a region after which the compiler must not continue a fusion.
+    def fenced(
+        self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int], is_cheap: Callable[[Program, int], bool]
+    ) -> frozenset[int]:
+        """Return the values of a region after which the compiler must not continue a fusion, or which would not have the same bits for all.
 
         Args:
             ex: the program.
             seq: the region.
             fused: the kernels of the region.
             rescaled: the folds of the region that the enclosing loop rescales when it combines them.
+            is_cheap: whether the compiler computes a value again in every reader.
         """
         return frozenset()
 

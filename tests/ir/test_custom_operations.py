@@ -10,7 +10,7 @@ import pytest
 import eqsat_mem
 from eqsat_mem import Operation, OptionError, RuleError
 from eqsat_mem.__main__ import main
-from eqsat_mem.backends.cpu.fusion import knows
+from eqsat_mem.backends.cpu.kernel_library import knows
 from eqsat_mem.cli.counterexample import counterexample
 from eqsat_mem.egraph.printer import in_rule_language
 from eqsat_mem.egraph.rule_files import load_rules

@@ -10,15 +10,15 @@ from typing import Any, ClassVar, Self
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.backends import hlo
-from eqsat_mem.backends.cpu import fusion, layouts, weights
+from eqsat_mem.backends.cpu import fusion, kernel_library, layouts, weights
 from eqsat_mem.backends.cpu.convolutions import convolution_bytes
-from eqsat_mem.backends.cpu.hidden_scratch import hidden_scratch_bytes, is_seen, workspace_bytes
+from eqsat_mem.backends.cpu.hidden_scratch import held_for_weights, hidden_scratch_bytes, is_seen, workspace_bytes
 from eqsat_mem.backends.cpu.idioms import CpuIdioms
 from eqsat_mem.backends.cpu.profile import CpuDevice, built_in
 from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, compiler_options, computes_angles
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.preferences import Preferences
-from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, is_leaf, itemsize
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
 from eqsat_mem.schedule.backend import Backend, extent_of
 from eqsat_mem.schedule.checks import Hidden
 from eqsat_mem.schedule.fusion import Fused
@@ -159,7 +159,7 @@ class CpuBackend(Backend):
     def variants(self, ex: Extraction) -> tuple[Self, ...]:
         """Also with operands of folds in the library's fusion: those that are kept out need memory, and where there is little of it chunks
         become so small that they take longer."""
-        may_help = self.keeps_heavy and self.fuses_operands and bool(fusion.heavy_folds(ex, self))
+        may_help = self.keeps_heavy and self.fuses_operands and bool(kernel_library.heavy_folds(ex, self))
         return (self, self.plain()) if may_help else (self,)
 
     def plain(self) -> Self:
@@ -181,9 +181,9 @@ class CpuBackend(Backend):
     def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
         """The kernel library computes the operations that it knows, and unrolled folds; operands of others are materialised."""
         term = ex.program.terms[t]
-        if not self.fuses_operands or not alone or (self.keeps_heavy and t == fold.arg and fold in fusion.heavy_folds(ex, self)):
+        if not self.fuses_operands or not alone or (self.keeps_heavy and t == fold.arg and fold in kernel_library.heavy_folds(ex, self)):
             return False
-        return not isinstance(term, Map) or fusion.computes_inside(ex.program, term, fold)
+        return not isinstance(term, Map) or kernel_library.computes_inside(ex.program, t, fold)
 
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """Folds go to the kernel library, whatever their length."""
@@ -202,20 +202,25 @@ class CpuBackend(Backend):
     def width(self, ex: Extraction, t: int, contracted: bool) -> int:
         """XLA:CPU computes bfloat16 in float32, contracts all narrow numbers in it, and materialises the results so."""
         term = ex.program.terms[t]
-        narrow = fusion.is_narrow(ex.program, t) and not is_leaf(term)
+        narrow = kernel_library.is_narrow(ex.program, t) and not is_leaf(term)
         return 4 if narrow and (isinstance(term, Dot) or contracted or str(term.dtype) == "bfloat16") else itemsize(term.dtype)
 
     def copies_slices(self, ex: Extraction, t: int) -> bool:
         return super().copies_slices(ex, t) or self._folds(ex, t)
 
     def widens(self, ex: Extraction, t: int, reader: Term) -> bool:
-        return isinstance(reader, Dot) and fusion.is_narrow(ex.program, t)
+        return isinstance(reader, Dot) and kernel_library.is_narrow(ex.program, t)
 
     def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
-        """A fold of leading axes leaves one row of results for every few rows of the operand."""
+        """A fold of leading axes leaves one row of results for every few rows of the operand; a sum with weights holds what it sums."""
         program, term = ex.program, ex.program.terms[t]
         if not isinstance(term, Fold) or not self._folds(ex, t):
             return 0
+        if (pair := kernel_library.weighted(program, term)) is not None and term.arg in members:
+            value, weight = pair
+            axes = [*bits(program.free[term.arg])]
+            folded, along = ({a for a, i in enumerate(axes) if of >> i & 1} for of in (term.over, program.free[weight]))
+            return DOUBT * held_for_weights([extents[i] for i in axes], folded, along, value in members) * itemsize(term.dtype)
         over = program.free[term.arg] & term.over
         if not over or program.free[t] & ((over & -over) - 1):  # rows that stay are distributed: each is folded at once
             return 0
@@ -253,8 +258,8 @@ class CpuBackend(Backend):
         if not kernel.emitted:
             slow = (t for t in kernel.operands if fusion.stalls(kernel.ex, t, kernel.extents, (kernel.term,)))
             seconds += STALL * sum(map(of_term, slow)) + self._by_columns_s(kernel)
-        if fusion.folds_in_library(kernel.ex, kernel.step):
-            inside = ((t, fusion.slowness(kernel.ex.program.terms[t])) for t in kernel.members)
+        if kernel_library.folds_in_library(kernel.ex, kernel.step):
+            inside = ((t, kernel_library.slowness(kernel.ex.program.terms[t])) for t in kernel.members)
             seconds += sum((slower - 1) * of_term(t) for t, slower in inside if slower > 1)
         if kernel.outside and kernel.unrolled:
             seconds *= STRIDED if kernel.emitted else NOT_UNROLLED

@@ -10,157 +10,23 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any
-from weakref import WeakKeyDictionary
 
+from eqsat_mem.backends.cpu.kernel_library import folds_in_library, is_narrow, is_wide, takes, widens
 from eqsat_mem.backends.cpu.layouts import is_turned
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Dot, Fold, Map, Program, Term, bits, children
-from eqsat_mem.ir.jaxprs import inner_jaxprs
-from eqsat_mem.ir.loop_tree import Loop, Seq, made
-from eqsat_mem.ir.ops import MAPS, Operation, operation_of
-from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, axes_mask, bits, children
+from eqsat_mem.ir.loop_tree import Seq, made
 from eqsat_mem.schedule.fusion import Copy, Fused
-from eqsat_mem.schedule.weights import traced
+from eqsat_mem.schedule.kernel import moves
 from eqsat_mem.schedule.whole_terms import has_effects
 
-ADDITIONS = frozenset({"neg", "abs", "square", "floor", "ceil", "round", "integer_pow", "add", "sub", "mul", "max", "min"})
-"""The operations that take no longer than an addition."""
-WIDE = ("float32", "float64")
-"""The dtypes in which the kernel library folds and computes."""
-NARROW = ("bfloat16", "float16")
-"""Floating-point dtypes that are widened for contractions."""
-FOLDED = frozenset({"add", "max", "min"})
-"""The monoids by which the kernel library folds."""
-KNOWN = frozenset({"neg", "abs", "sign", "square", "floor", "ceil", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log1p",
-                   "logistic", "tanh", "erf", "integer_pow", "add", "sub", "mul", "div", "max", "min", "pow"})  # fmt: skip
-"""The elementwise operations that the kernel library computes inside a fold."""
-HEAVY = 6
-"""Operations for each element of a fold's operand from which on XLA:CPU's own code, which writes the operand to memory, is faster than
-the kernel library, which runs them one after the other on small blocks. Sweep: benchmarks/calibration/fused_operands.py."""
-GAINED = {"sign": 15, "erf": 8, "logistic": 4, "log": -5, "log1p": -13, "expm1": -12}
-"""What such code gains by an operation, in the gains by an addition, where it is not one; the library's logarithms are the faster ones.
-Sweep: benchmarks/calibration/fused_operands.py."""
-SLOWER, SLOWEST = 3.0, {"sign": 50.0}
-"""The factor by which the library takes longer for an addition, and for some operations. Sweep:
-benchmarks/calibration/fused_operands.py."""
 LONG = 2**15
 """The extent of a fold's result along some index above which the fold takes ten times as long if the elementwise operations that
 read it are in its fusion: the kernel library then copies an operand. Only folds of values that are not materialised, such as all
 pairwise differences, become slower. Sweep: benchmarks/calibration/long_folds.py."""
 
-
-# --- operations of the kernel library -----------------------------------------------------------------
-
-
-def knows(term: Map) -> bool:
-    """Whether the kernel library supports an elementwise operation in its dtype."""
-    return is_wide(term.dtype) and _is_known(term)
-
-
-def _is_known(term: Map) -> bool:
-    own = operation_of(dict(term.params)) if term.params else None
-    return term.op in KNOWN if own is None else _knows_function(own)
-
-
-@cache
-def _knows_function(operation: Operation) -> bool:
-    """Whether the kernel library supports all operations of which a user's elementwise operation consists."""
-    return _knows_jaxpr(traced(operation, ((),) * len(operation.operands)))
-
-
-def _knows_jaxpr(jaxpr: Any) -> bool:
-    for eqn in jaxpr.eqns:
-        inside = list(inner_jaxprs(eqn.params))
-        if not (all(map(_knows_jaxpr, inside)) if inside else eqn.primitive.name in MAPS and eqn.primitive.name in KNOWN):
-            return False
-    return True
-
-
-def computes_inside(program: Program, term: Map, fold: Fold) -> bool:
-    """Whether the kernel library computes an elementwise operation inside a fold."""
-    if fold.monoid not in FOLDED or widens(fold):
-        return False
-    if term.op == "convert_element_type":
-        wider, narrow = term, program.terms[term.args[0]]
-        computed_wide = isinstance(narrow, Map) and not _is_known(narrow)
-        return str(wider.dtype) == "float32" and str(narrow.dtype) == "bfloat16" and not computed_wide
-    return knows(term) or (str(term.dtype) == "bfloat16" and _is_known(term))
-
-
-_HEAVY_FOLDS: WeakKeyDictionary[Extraction, dict[Backend, frozenset[Fold]]] = WeakKeyDictionary()
-"""Those of programs that are in use: a program holds the arrays that its function closes over."""
-
-
-def heavy_folds(ex: Extraction, backend: Backend) -> frozenset[Fold]:
-    """The folds of a program whose operands take so many operations that they are better written to memory; see :func:`_is_heavy`."""
-    known = _HEAVY_FOLDS.setdefault(ex, {})
-    if backend not in known:
-        folds = {term for t in ex.program.reachable() if isinstance(term := ex.program.terms[t], Fold)}
-        known[backend] = frozenset(fold for fold in folds if _is_heavy(ex, fold, backend.is_cheap))
-    return known[backend]
-
-
-def _is_heavy(ex: Extraction, fold: Fold, is_cheap: Callable[[Program, int], bool]) -> bool:
-    """Whether the operand of a fold by the kernel library takes many operations, and is larger than everything that they read.
-
-    Emitted source keeps such an operand, all pairwise distances say, out of the library's fusion: see :data:`HEAVY`. It reads little, so
-    that chunks of it stay in the caches. An operand as large as what it reads would only be read and written once more. What is read more
-    than once, and is not cheap, is in memory.
-    """
-    program, count = ex.program, 0.0
-    if fold.monoid not in FOLDED or not is_wide(fold.dtype):
-        return False
-    seen, stack = {fold.arg}, [(fold.arg, program.free[fold.arg], 1)]
-    while stack:
-        t, joint, times = stack.pop()
-        term = program.terms[t]
-        over = ex.unrolls.get(t, 0)
-        if isinstance(term, Fold) and over:
-            times *= program.extent(over)
-            joint |= over
-        elif not isinstance(term, Map) or (t != fold.arg and len(program.readers(t)) > 1 and not is_cheap(program, t)):
-            return False
-        count += times * GAINED.get(term.op, 1) if isinstance(term, Map) else times
-        inner = [c for c in program.operands(t) if c not in seen and not joint & ~program.free[c]]
-        seen.update(inner)
-        stack.extend((c, joint, times) for c in inner)
-    return count >= HEAVY
-
-
-def slowness(term: Term) -> float:
-    """The factor by which the kernel library takes longer for an operation inside a fold; 1 where its function is as fast as XLA's."""
-    return SLOWEST.get(term.op, SLOWER if term.op in ADDITIONS else 1.0) if isinstance(term, Map) else 1.0
-
-
-def is_narrow(program: Program, t: int) -> bool:
-    """Whether the elements of a value are floating-point numbers that XLA:CPU widens to float32 for contractions."""
-    return _is_narrow(program.terms[t].dtype)
-
-
-def widens(term: Term) -> bool:
-    """Whether an operation reads operands of a narrow floating-point dtype from a copy in float32."""
-    return isinstance(term, Dot) or (isinstance(term, Fold) and term.monoid == "add" and str(term.dtype) == "bfloat16")
-
-
-def folds_in_library(ex: Extraction, step: int | Loop | Seq) -> bool:
-    """Whether a step is a fold that XLA:CPU passes to its kernel library."""
-    if not isinstance(step, int) or ex.unrolls.get(step):
-        return False
-    term = ex.program.terms[step]
-    return isinstance(term, Fold) and term.monoid in FOLDED and is_wide(term.dtype)
-
-
-@cache
-def is_wide(dtype: Any) -> bool:
-    """Whether the kernel library computes with a dtype."""
-    return str(dtype) in WIDE
-
-
-@cache
-def _is_narrow(dtype: Any) -> bool:
-    return str(dtype) in NARROW
+IN_PLACE = frozenset({"sort"})
+"""The operations that write their results over copies of their operands."""
 
 
 # --- rows streamed from kernel to kernel --------------------------------------------------------------
@@ -184,7 +50,7 @@ def streamed(ex: Extraction, fused: Fused, escapes: Collection[int], apart: Coll
             readers.setdefault(t, []).append(kernel if isinstance(kernel, int) else -1)
     terms = ex.program.terms
     members = {kernel: own for kernel, own in zip(fused.kept, fused.members, strict=True) if isinstance(kernel, int)}
-    known = {u for u, own in members.items() if all(knows(term) for m in own if isinstance(term := terms[m], Map))}
+    known = {u for u, own in members.items() if all(takes(ex.program, m) for m in own if isinstance(terms[m], Map))}
     found: set[int] = set()
     for t in reversed(members):
         users = readers.get(t, [])
@@ -193,7 +59,7 @@ def streamed(ex: Extraction, fused: Fused, escapes: Collection[int], apart: Coll
         folded_in = any(isinstance(ex.program.terms[u], Fold) for u in users)
         inside = all(u not in escapes and set(readers.get(u, ())) <= set(users) for u in users[:-1])
         term = ex.program.terms[t]
-        comes_back = isinstance(term, Map) and knows(term) and folded_in and inside
+        comes_back = takes(ex.program, t) and folded_in and inside
         goes_on = isinstance(term, Dot) and not _is_batched(ex, term) and len(users) == 1 and (folded_in or users[0] in found)
         if comes_back or goes_on:
             found.add(t)
@@ -292,6 +158,7 @@ def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int
     for c in sorted({c for _, t in widening for c in program.operands(t) if is_narrow(program, c)}.difference(kernels.kept)):
         yield c, program.free[c], [k for k, t in widening if c in program.operands(t)]
     yield from _turned(program, kernels)
+    yield from _repeated(program, kernels)
     computed_in: dict[int, list[int]] = {}
     for k, group in enumerate(kernels.members):
         for t in group:
@@ -313,6 +180,15 @@ def _turned(program: Program, kernels: Fused) -> Iterator[tuple[int, int, list[i
                     yield c, program.free[c], [k]
 
 
+def _repeated(program: Program, kernels: Fused) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield the values that are repeated along axes for an operation that is no elementwise code, and so does not compute them."""
+    for k, t in enumerate(kernels.kept):
+        if isinstance(t, int) and isinstance(term := program.terms[t], Block) and not (moves(term) or term.call.prim.name in IN_PLACE):
+            for c, axes in {*zip(term.args, term.call.in_axes, strict=True)}:
+                if axes_mask(axes) & ~program.free[c]:
+                    yield c, program.free[c] | axes_mask(axes), [k]
+
+
 # --- folds that continue, or stall --------------------------------------------------------------------
 
 
@@ -323,7 +199,17 @@ def lone_operands(ex: Extraction, fused: Fused, escapes: Collection[int]) -> fro
     folds = (t for t in fused.kept if isinstance(t, int) and folds_in_library(ex, t))
     args = {term.arg for t in folds if isinstance(term := terms[t], Fold)}
     alone = (t for t in args.intersection(fused.kept) if reading[t] == 1 and t not in escapes)
-    return frozenset(t for t in alone if ex.unrolls.get(t) or (isinstance(term := terms[t], Map) and knows(term)))
+    return frozenset(t for t in alone if ex.unrolls.get(t) or takes(ex.program, t))
+
+
+def held_once(ex: Extraction, fused: Fused, is_cheap: Callable[[Program, int], bool]) -> frozenset[int]:
+    """The elementwise values that several kernels read from one array, as they are not cheap.
+
+    A fence is cheap: each kernel would compute it again, into an array of its own.
+    """
+    reading = Counter(t for operands in fused.operands for t in operands)
+    maps = (t for t in fused.kept if isinstance(t, int) and isinstance(ex.program.terms[t], Map))
+    return frozenset(t for t in maps if reading[t] > 1 and not is_cheap(ex.program, t))
 
 
 def ends(ex: Extraction, seq: Seq, fused: Fused) -> frozenset[int]:
@@ -363,7 +249,7 @@ def _with_own_operands(ex: Extraction, seq: Seq, read: Mapping[int, Collection[i
     """Return the contractions whose kernels read (``read``, by kernel) a value that nothing else reads and that the library can compute."""
     terms = ex.program.terms
     alone = {t for t, times in Counter(itertools.chain.from_iterable(read.values())).items() if times == 1} - seq.outs
-    own = {t for t in alone if isinstance(term := terms[t], Map) and knows(term)}
+    own = {t for t in alone if takes(ex.program, t)}
     contractions = (t for t in read if isinstance(terms[t], Dot) and is_wide(terms[t].dtype))
     return frozenset(t for t in contractions if not own.isdisjoint(read[t]))
 

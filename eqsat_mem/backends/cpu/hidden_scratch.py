@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 
 import jax
@@ -35,6 +36,9 @@ from eqsat_mem.backends.hlo import Instruction, Module
 #   sum_i f(x_i, y_k) w_i                   38 of 38, 381 of 381, 171 of 95    whole where rows are summed,
 #   sum_k f(x_i, y_j, z_k) v_k              38 of 38, 381 of 381, 148 of 71    or where rows are those of several axes,
 #   sum_i f(x_i, y_j, z_k) w_i              303 of 71, 74 of 71                up to four times
+#   sum_k x_ik v_k, sum_i x_ik w_i          0 of 128            but nothing where an array is weighted and axes of the weight that stay
+#   sum_k x_ijk w_ik, sum_j x_ijk w_ij      2, 0 of 128             come before those that it lacks
+#   sum_i x_ijk w_ik, sum_k x_ijk w_jk      130, 36 of 128
 #   max_k f(x_i, y_j, z_k) v_k              2 of 71
 #   sum_k x_ik y_ik, shape (1, i, k)        43 of 9, 84 of 17, 64 of 13     five times where an axis that is not summed has extent one
 #   sum_ak x_aik y_aik, sum_k x_ik y_ik     0 of 9
@@ -213,17 +217,31 @@ def _held_for_weights(body: Mapping[str, Instruction], sums: set[str]) -> Iterat
         if product.op != "multiply" or sums.isdisjoint(fold.called):
             continue
         shape, folded = product.shape, {*fold.axes("dimensions")}
-        axes = [a for a, extent in enumerate(shape) if extent > 1]
         if len({*product.operands}) > 1 and any(shape[a] == 1 for a in range(len(shape)) if a not in folded):
             yield LONE_AXIS * product.nbytes
             continue
-        folded, stays = folded & set(axes), set(axes) - folded
-        broadcasts = [{*factor.axes("dimensions")} for name in product.operands if (factor := body[name]).op == "broadcast"]
-        if any(along & folded and stays - along for along in broadcasts):
-            sums_rows = axes[-1] not in folded
-            rows = min(shape[axes[0]], WEIGHTED_ROWS) if len(axes) == 2 and not sums_rows else shape[axes[0]]
-            twice = 2 if len(axes) > 2 and sums_rows and len(folded) == 1 else 1
-            yield rows * math.prod(shape[a] for a in axes[1:]) * hlo.itemsize(product.type) * twice
+        stays = {a for a, extent in enumerate(shape) if extent > 1} - folded
+        for value, weight in itertools.permutations(body[name] for name in product.operands):
+            along = {*weight.axes("dimensions")} if weight.op == "broadcast" else set()
+            if along & folded and stays - along:
+                yield held_for_weights(shape, folded, along, value.op != "parameter") * hlo.itemsize(product.type)
+
+
+def held_for_weights(shape: Sequence[int], folded: Collection[int], along: Collection[int], computed: bool) -> int:
+    """The elements held for a sum of products of this shape along the axes ``folded`` where one factor, the weight, is broadcast.
+
+    It has the axes ``along``. The other factor is ``computed`` by the library, or an array: of that a product of matrices in its own order
+    is contracted in place.
+    """
+    axes = [a for a, extent in enumerate(shape) if extent > 1]
+    stays = [a for a in axes if a not in folded]
+    in_order = all(a in along for a in stays[: sum(a in along for a in stays)])
+    if not axes or (in_order and not computed):
+        return 0
+    sums_rows = axes[-1] not in folded
+    rows = min(shape[axes[0]], WEIGHTED_ROWS) if len(axes) == 2 and not sums_rows else shape[axes[0]]
+    twice = 2 if len(axes) > 2 and sums_rows and len(set(axes).intersection(folded)) == 1 else 1
+    return rows * math.prod(shape[a] for a in axes[1:]) * twice
 
 
 def _is_streamed(dot: Instruction, body: Mapping[str, Instruction]) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from eqsat_mem.backends.cpu.fusion import ends, lone_operands
+from eqsat_mem.backends.cpu.fusion import ends, held_once, lone_operands
 from eqsat_mem.backends.cpu.top_k import block_length, in_order, top_k_by_blocks
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Fold
+from eqsat_mem.ir import Fold, Program
 from eqsat_mem.ir.loop_tree import Seq
 from eqsat_mem.ir.ops import BLOCKS, Shapes
 from eqsat_mem.schedule.fusion import Fused
@@ -35,13 +35,16 @@ class CpuIdioms(Idioms):
     sums_lone_axes: ClassVar[bool] = True
     """True: the kernel library holds five times the bytes of the products that it sums if an axis that is not summed has extent one."""
 
-    def fenced(self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int]) -> frozenset[int]:
-        """Return the values after which the kernel library would continue its fusion.
+    def fenced(
+        self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int], is_cheap: Callable[[Program, int], bool]
+    ) -> frozenset[int]:
+        """Return the values after which the kernel library would continue its fusion, and those that kernels would round differently.
 
         Sums that a loop rescales are among them, because the library would multiply inside its fold.
         """
+        exact = ex.exact.intersection(s for s in seq.steps if isinstance(s, int)) - held_once(ex, fused, is_cheap)
         folds = {t for t in rescaled if isinstance(ex.program.terms[t], Fold) and not ex.rescales[t].extreme}
-        return ends(ex, seq, fused) | folds | (lone_operands(ex, fused, seq.outs) if self.keeps_apart else frozenset())
+        return exact | ends(ex, seq, fused) | folds | (lone_operands(ex, fused, seq.outs) if self.keeps_apart else frozenset())
 
     def fence(self, text: str, dtype: Any) -> str:
         """Return an identity that the kernel library does not support: its fusion ends here, and all readers get the same bits."""
