@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from benchmarks.calibration.sweep import Case, main
 
-MEASURES = ("backends.cpu.backend.FOLDED_AT_ONCE",)
+MEASURES = ("backends.cpu.hidden_scratch.FOLDED_AT_ONCE",)
 
 
 def cases(tiny: bool) -> Iterator[Case]:
@@ -20,6 +20,8 @@ def cases(tiny: bool) -> Iterator[Case]:
     for length in (4, 8) if tiny else (16, 64, 256, 1024, 4096, 16384):
         shape = (elements // length, length)
         yield Case(f"sum of {shape[0]} rows of {length}", lambda x: jnp.sum(x, 0), [shape], 4.0 * elements, watched=True)
+    wide = (4, 4, 4) if tiny else (64, 64, elements // 2**12)
+    yield Case(f"sum of {wide[0]} rows of {wide[1]} x {wide[2]}", lambda x: jnp.sum(x, 0), [wide], 4.0 * elements, watched=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from jax import lax
 from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.backends.cpu.convolutions import convolution_bytes, copied_elements
-from eqsat_mem.backends.cpu.hidden_scratch import LONE_AXIS, PACKED, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes
+from eqsat_mem.backends.cpu.hidden_scratch import LONE_AXIS, PACKED, STREAMED_ROWS, WEIGHTED_ROWS, hidden_scratch_bytes, partial_bytes
 from eqsat_mem.backends.xla import compiled_peak, donations
 from eqsat_mem.testing import same_values
 
@@ -175,6 +175,47 @@ def test_batched_contractions_of_turned_operands_are_packed_all_at_once(spec, x,
 
     _, compiled = compiled_peak(contract, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x, y)])
     assert scratch(compiled) == packed * PACKED * 4 * (np.prod(x) + np.prod(y))
+
+
+PICTURES = (32, 48, 48, 32)
+"""Rows so long that the library leaves a partial result for each of the leading axis."""
+
+
+@cpu_only
+@pytest.mark.parametrize(
+    ("fold", "held"),
+    [
+        (lambda x: jnp.sum(x, 0), 1),
+        (lambda x: jnp.max(jnp.abs(x), 0), 1),
+        (lambda x: jnp.sum(x, (0, 1)), 1 / 21),  # 32,768 elements are 21 rows of 48 x 32
+        (lambda x: jnp.sum(x, 1), 0),  # pictures are distributed
+        (lambda x: jnp.sum(x, 3), 0),
+    ],
+)
+def test_folds_of_leading_axes_hold_rows_of_partial_results(fold, held):
+    peak, compiled = compiled_peak(fold, shapes(PICTURES))
+    module, memory = hlo.from_message(hlo.message_of(compiled)), compiled.memory_analysis()
+    assert partial_bytes(module) == pytest.approx(held * 4 * np.prod(PICTURES), rel=0.05)
+    assert peak >= memory.argument_size_in_bytes + memory.output_size_in_bytes + partial_bytes(module)
+    assert partial_bytes(hlo.from_text(compiled.as_text())) == partial_bytes(module)
+
+
+@cpu_only
+def test_a_sum_that_is_added_to_an_array_copies_nothing():
+    """The library begins with the array; what else reads a sum of many rows makes it copy them."""
+    rows, columns = 2**16, 16
+    added, negated, few = (
+        scratch(compiled_peak(f, shapes((n, columns), (n,)))[1]) for f, n in ((_added, rows), (_negated, rows), (_negated, rows // 2))
+    )
+    assert (added, negated, few) == (0, 4 * rows * columns, 0)
+
+
+def _added(x, y):
+    return y + jnp.sum(jnp.abs(x), 1)
+
+
+def _negated(x, y):
+    return -(y * jnp.sum(jnp.abs(x), 1))
 
 
 def convolution(**options):

@@ -12,7 +12,14 @@ from jax.extend.core import ClosedJaxpr
 from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu import fusion, kernel_library, layouts, weights
 from eqsat_mem.backends.cpu.convolutions import convolution_bytes
-from eqsat_mem.backends.cpu.hidden_scratch import held_for_weights, hidden_scratch_bytes, is_seen, workspace_bytes
+from eqsat_mem.backends.cpu.hidden_scratch import (
+    held_for_parts,
+    held_for_weights,
+    hidden_scratch_bytes,
+    is_seen,
+    partial_bytes,
+    workspace_bytes,
+)
 from eqsat_mem.backends.cpu.idioms import CpuIdioms
 from eqsat_mem.backends.cpu.profile import CpuDevice, built_in
 from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, compiler_options, computes_angles
@@ -26,11 +33,6 @@ from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.kernel import Kernel
 from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.weights import Weights
-
-# --- memory
-
-FOLDED_AT_ONCE = 32_768
-"""Elements of an operand that the kernel library folds to one partial result: benchmarks/calibration/partial_folds.py."""
 
 # --- time
 
@@ -216,17 +218,11 @@ class CpuBackend(Backend):
         program, term = ex.program, ex.program.terms[t]
         if not isinstance(term, Fold) or not self._folds(ex, t):
             return 0
-        if (pair := kernel_library.weighted(program, term)) is not None and term.arg in members:
-            value, weight = pair
-            axes = [*bits(program.free[term.arg])]
-            folded, along = ({a for a, i in enumerate(axes) if of >> i & 1} for of in (term.over, program.free[weight]))
-            return DOUBT * held_for_weights([extents[i] for i in axes], folded, along, value in members) * itemsize(term.dtype)
-        over = program.free[term.arg] & term.over
-        if not over or program.free[t] & ((over & -over) - 1):  # rows that stay are distributed: each is folded at once
-            return 0
-        length = extent_of(extents, program.free[t])
-        parts = math.ceil(extent_of(extents, over) / max(1, FOLDED_AT_ONCE // max(length, 1)))
-        return parts * size(t) if parts > 1 else 0
+        axes = [*bits(program.free[term.arg])]
+        shape, folded = [extents[i] for i in axes], {a for a, i in enumerate(axes) if term.over >> i & 1}
+        if (value := kernel_library.weighted(program, term)) is not None and term.arg in members:
+            return DOUBT * held_for_weights(shape, folded, value in members) * itemsize(term.dtype)
+        return held_for_parts(shape, folded) * self.width(ex, t, contracted=False)
 
     def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:
         return layouts.is_written_into(ex.program, t, step, extents)
@@ -346,5 +342,5 @@ class CpuBackend(Backend):
         module = hlo.read(compiled)
         unseen = () if is_seen() else (BLIND,)
         unread = (UNREAD.format(len(module.unread), module.unread[0]),) if module.unread else ()
-        found = DOUBT * hidden_scratch_bytes(module), workspace_bytes(module), convolution_bytes(module)
+        found = DOUBT * hidden_scratch_bytes(module), workspace_bytes(module), convolution_bytes(module), partial_bytes(module)
         return Hidden(int(max(found)), (*unseen, *unread))

@@ -15,6 +15,7 @@ from jaxlib import version
 
 from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu import lapack
+from eqsat_mem.backends.cpu.fusion import LONG
 from eqsat_mem.backends.hlo import Instruction, Module
 
 # XLA:CPU passes contractions, with the elementwise operations and reductions around them, to a kernel library as fusions of
@@ -32,13 +33,16 @@ from eqsat_mem.backends.hlo import Instruction, Module
 #   sum |x|, also with its axis kept; -sum x    0
 #   -sum |x|, log sum exp(x), var(x)        171, 179, 179 of 179    except where operations of the sum's own size follow a sum
 #   -sum |x - y|, d = 784; d = 300          194 of 179, 134 of 69
+#   -sum |x|, 4096, 32,767 rows; v + sum |x|    0 of 128        unless they are 2^15 at most, or an array is added to the sum
+#   sum_i x_ijk, sum_i |x_ijk|, 64 x 64 x 8192  130, 121 of 128     a sum of leading axes holds rows of partial sums
+#   sum_i x_ik, 4096 x 8192; 40,000 x 1000  2 to 32 of 128; 0 to 5 of 153
 #   sum_k f(x_i, y_k) v_k                   4 of 38 and of 381, 40 of 191      a weighted sum is a contraction: about 200 rows at a time,
 #   sum_i f(x_i, y_k) w_i                   38 of 38, 381 of 381, 171 of 95    whole where rows are summed,
 #   sum_k f(x_i, y_j, z_k) v_k              38 of 38, 381 of 381, 148 of 71    or where rows are those of several axes,
 #   sum_i f(x_i, y_j, z_k) w_i              303 of 71, 74 of 71                up to four times
-#   sum_k x_ik v_k, sum_i x_ik w_i          0 of 128            but nothing where an array is weighted and axes of the weight that stay
-#   sum_k x_ijk w_ik, sum_j x_ijk w_ij      2, 0 of 128             come before those that it lacks
-#   sum_i x_ijk w_ik, sum_k x_ijk w_jk      130, 36 of 128
+#   sum_k x_ik v_k, sum_i x_ik w_i          0 of 128            but nothing where a matrix is weighted that is in memory;
+#   sum_i x_ijk w_ik; sum_i x_ijk w_i       130; 128 of 128     of more axes, all or less
+#   sum_k x_ijk w_jk; w_ik, sum_j x_ijk w_ij    36 of 128; 30 of 256
 #   max_k f(x_i, y_j, z_k) v_k              2 of 71
 #   sum_k x_ik y_ik, shape (1, i, k)        43 of 9, 84 of 17, 64 of 13     five times where an axis that is not summed has extent one
 #   sum_ak x_aik y_aik, sum_k x_ik y_ik     0 of 9
@@ -65,6 +69,8 @@ STREAMED_ROWS = 1088
 benchmarks/calibration/hidden_scratch.py."""
 WEIGHTED_ROWS = 256
 """The most rows of values that it was observed to hold in a weighted sum of them: benchmarks/calibration/hidden_scratch.py."""
+FOLDED_AT_ONCE = 32_768
+"""Elements of an operand that the kernel library folds to one partial result: benchmarks/calibration/partial_folds.py."""
 LONE_AXIS = 5
 """The bytes that it was observed to hold for a sum of products along some axes while another axis has extent one, as a multiple of
 the bytes of the products: benchmarks/calibration/hidden_scratch.py."""
@@ -202,10 +208,41 @@ def _held_for_folds(body: Mapping[str, Instruction]) -> int:
     arguments = {i.name: i.nbytes for i in body.values() if i.op == "parameter"}
     for fold in _reductions(body):
         read = body[fold.operands[0]]
+        begins_with_array = root.op == "add" and fold.name in root.operands and not arguments.keys().isdisjoint(root.operands)
+        if begins_with_array or math.prod(fold.shape) <= LONG:
+            continue
         is_square = len(read.operands) == 2 and len({*read.operands}) == 1 and read.operands[0] in arguments
         if fold is not root and root.nbytes <= fold.nbytes and not is_square and read.name not in arguments:
             return max(arguments.values(), default=0)
     return 0
+
+
+def partial_bytes(module: Module) -> int:
+    """Return the bytes of the partial results that the kernel library leaves in folds of leading axes, and XLA does not report.
+
+    They are those of the largest fold, because folds run one at a time.
+    """
+    bodies = (
+        {i.name: i for i in module.computations[name].values()} for name in library_computations(module) if name in module.computations
+    )
+    return max((_held_for_parts(fold, body[fold.operands[0]]) for body in bodies for fold in _reductions(body)), default=0)
+
+
+def _held_for_parts(fold: Instruction, operand: Instruction) -> int:
+    return held_for_parts(operand.shape, {*fold.axes("dimensions")}) * hlo.itemsize(operand.type)
+
+
+def held_for_parts(shape: Sequence[int], folded: Collection[int]) -> int:
+    """The elements of partial results held for a fold of an array of this shape along the axes ``folded``.
+
+    Where an axis that stays comes before them, its rows are distributed: each is folded at once.
+    """
+    axes = [a for a, extent in enumerate(shape) if extent > 1]
+    if not axes or axes[0] not in folded:
+        return 0
+    length = math.prod(shape[a] for a in axes if a not in folded)
+    parts = math.ceil(math.prod(shape[a] for a in axes if a in folded) / max(1, FOLDED_AT_ONCE // length))
+    return parts * length if parts > 1 else 0
 
 
 def _held_for_weights(body: Mapping[str, Instruction], sums: set[str]) -> Iterator[int]:
@@ -224,19 +261,16 @@ def _held_for_weights(body: Mapping[str, Instruction], sums: set[str]) -> Iterat
         for value, weight in itertools.permutations(body[name] for name in product.operands):
             along = {*weight.axes("dimensions")} if weight.op == "broadcast" else set()
             if along & folded and stays - along:
-                yield held_for_weights(shape, folded, along, value.op != "parameter") * hlo.itemsize(product.type)
+                yield held_for_weights(shape, folded, value.op != "parameter") * hlo.itemsize(product.type)
 
 
-def held_for_weights(shape: Sequence[int], folded: Collection[int], along: Collection[int], computed: bool) -> int:
+def held_for_weights(shape: Sequence[int], folded: Collection[int], computed: bool) -> int:
     """The elements held for a sum of products of this shape along the axes ``folded`` where one factor, the weight, is broadcast.
 
-    It has the axes ``along``. The other factor is ``computed`` by the library, or an array: of that a product of matrices in its own order
-    is contracted in place.
+    The other is ``computed`` by the library, or an array: a matrix is contracted where it lies.
     """
     axes = [a for a, extent in enumerate(shape) if extent > 1]
-    stays = [a for a in axes if a not in folded]
-    in_order = all(a in along for a in stays[: sum(a in along for a in stays)])
-    if not axes or (in_order and not computed):
+    if not axes or (len(axes) == 2 and not computed):
         return 0
     sums_rows = axes[-1] not in folded
     rows = min(shape[axes[0]], WEIGHTED_ROWS) if len(axes) == 2 and not sums_rows else shape[axes[0]]

@@ -145,8 +145,8 @@ def _is_heavy(ex: Extraction, fold: Fold, is_cheap: Callable[[Program, int], boo
     return count >= HEAVY
 
 
-def weighted(program: Program, fold: Fold) -> tuple[int, int] | None:
-    """The value of which a fold is the sum with weights, which are the same along an axis that stays, and these; None if it is no such sum.
+def weighted(program: Program, fold: Fold) -> int | None:
+    """The value of which a fold is the sum with weights, which are the same along an axis that stays; None if it is no such sum.
 
     The library contracts both, and holds what it contracts, unreported. A quotient counts as a product: XLA multiplies by reciprocals of
     a smaller array.
@@ -160,7 +160,7 @@ def weighted(program: Program, fold: Fold) -> tuple[int, int] | None:
         return None
     stays = program.free[fold.arg] & ~fold.over
     pairs = itertools.permutations(term.args) if term.op == "mul" else [term.args]
-    return next(((c, weight) for c, weight in pairs if program.free[weight] & fold.over and stays & ~program.free[weight]), None)
+    return next((c for c, weight in pairs if program.free[weight] & fold.over and stays & ~program.free[weight]), None)
 
 
 def slowness(term: Term) -> float:
