@@ -11,6 +11,7 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.testing import same_values
+from tests.tiers import tiered
 
 PAIRS, WIDTH = 64, 16
 
@@ -70,7 +71,7 @@ def drawn(seed):
     return step, ((first, second), x, y)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed else []) for seed in range(10)])
+@pytest.mark.parametrize("seed", tiered(range(10), [3], [0, 4]))
 def test_steps_of_two_networks_fit_a_quarter_of_their_temporaries(seed):
     step, args = drawn(seed)
     known = jax.jit(step).lower(*args).compile().memory_analysis()

@@ -35,7 +35,7 @@ from eqsat_mem.backends.hlo import Instruction, Module
 #   -sum |x - y|, d = 784; d = 300          194 of 179, 134 of 69
 #   -sum |x|, 4096, 32,767 rows; v + sum |x|    0 of 128        unless they are 2^15 at most, or an array is added to the sum
 #   sum_i x_ijk, sum_i |x_ijk|, 64 x 64 x 8192  130, 121 of 128     a sum of leading axes holds rows of partial sums
-#   sum_i x_ik, 4096 x 8192; 40,000 x 1000  2 to 32 of 128; 0 to 5 of 153
+#   sum_i x_ik, 4096 x 8192; 16,384 x 2048  32; 8 of 128
 #   sum_k f(x_i, y_k) v_k                   4 of 38 and of 381, 40 of 191      a weighted sum is a contraction: about 200 rows at a time,
 #   sum_i f(x_i, y_k) w_i                   38 of 38, 381 of 381, 171 of 95    whole where rows are summed,
 #   sum_k f(x_i, y_j, z_k) v_k              38 of 38, 381 of 381, 148 of 71    or where rows are those of several axes,
