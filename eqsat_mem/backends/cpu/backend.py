@@ -160,8 +160,10 @@ class CpuBackend(Backend):
 
     def variants(self, ex: Extraction) -> tuple[Self, ...]:
         """Also with operands of folds in the library's fusion: those that are kept out need memory, and where there is little of it chunks
-        become so small that they take longer."""
-        may_help = self.keeps_heavy and self.fuses_operands and bool(kernel_library.heavy_folds(ex, self))
+        become so small that they take longer. What is summed with weights takes as much inside."""
+        if not (self.keeps_heavy and self.fuses_operands):
+            return (self,)
+        may_help = any(kernel_library.weighted(ex.program, fold) is None for fold in kernel_library.heavy_folds(ex, self))
         return (self, self.plain()) if may_help else (self,)
 
     def plain(self) -> Self:
