@@ -31,6 +31,11 @@ def cases(tiny: bool) -> Iterator[Case]:
     yield Case("two attentions, one of the other", _chained, [(2, n // 2, depth)] * 2, square / 2, watched=True)
     yield Case("a weighted sum of rows", lambda x, y, w: (jnp.abs(x[:, None] - y) * w).sum(1), [(n,)] * 3, square, watched=True)
     yield Case("a weighted sum of columns", lambda x, y, w: (jnp.abs(x[:, None] - y) * w[:, None]).sum(0), [(n,)] * 3, square, True)
+    yield Case("a weighted sum of columns in memory", lambda x, w: jnp.sum(x * w[:, None], 0), [(n, n), (n,)], square, watched=True)
+    for rows in (n, 2 * n, 16 * n):  # sums of many rows copy them
+        shape = (rows, n * n // rows)
+        yield Case(f"{rows} negated sums", lambda x: -jnp.sum(jnp.abs(x), 1), [shape], square, watched=True)
+        yield Case(f"{rows} sums added to an array", lambda x, y: y + jnp.sum(jnp.abs(x), 1), [shape, (rows,)], square, watched=True)
     yield Case("products with a lone axis", lambda x, y: (x * y).sum(-1), [(1, n, n)] * 2, square, watched=True)
     yield Case("products without one", lambda x, y: (x * y).sum(-1), [(n, n)] * 2, square, watched=True)
     wide = ((extent, batch, extent) for batch, extent in ((8, 1024), (16, 1024), (4, 1024), (64, 512), (8, 512), (256, 128)))

@@ -201,6 +201,12 @@ def test_folds_of_leading_axes_hold_rows_of_partial_results(fold, held):
 
 
 @cpu_only
+def test_a_matrix_is_summed_with_weights_where_it_lies():
+    _, compiled = compiled_peak(lambda x, w: jnp.sum(x * w[:, None], 0), shapes((64, 40_000), (64,)))
+    assert scratch(compiled) == 0 == partial_bytes(hlo.read(compiled))
+
+
+@cpu_only
 def test_a_sum_that_is_added_to_an_array_copies_nothing():
     """The library begins with the array; what else reads a sum of many rows makes it copy them."""
     rows, columns = 2**16, 16

@@ -92,7 +92,7 @@ def hidden_scratch_bytes(module: Module) -> int:
     fusions = [i for i in module.instructions if i.op == "fusion"]
     fused = {name for fusion in fusions for name in fusion.called}
     called = library_computations(module)
-    sums = {i.computation for i in module.instructions if i.op == "add"}
+    sums = _sums(module)
     bodies = {name: {i.name: i for i in body.values() if i.type != "tuple"} for name, body in module.computations.items()}
     packed = (nbytes for name, body in bodies.items() if name not in fused for nbytes in _packed(body))
     return max((*(sum(_scratch(bodies[name], sums)) for name in called if name in bodies), *packed), default=0)
@@ -220,16 +220,17 @@ def _held_for_folds(body: Mapping[str, Instruction]) -> int:
 def partial_bytes(module: Module) -> int:
     """Return the bytes of the partial results that the kernel library leaves in folds of leading axes, and XLA does not report.
 
-    They are those of the largest fold, because folds run one at a time.
+    They are those of the largest fold, because folds run one at a time. A sum with weights is a contraction, and leaves none.
     """
-    bodies = (
-        {i.name: i for i in module.computations[name].values()} for name in library_computations(module) if name in module.computations
-    )
-    return max((_held_for_parts(fold, body[fold.operands[0]]) for body in bodies for fold in _reductions(body)), default=0)
+    sums, computations = _sums(module), module.computations
+    bodies = (computations[name] for name in library_computations(module) if name in computations)
+    return max((_held_for_parts(fold, body, sums) for body in bodies for fold in _reductions(body)), default=0)
 
 
-def _held_for_parts(fold: Instruction, operand: Instruction) -> int:
-    return held_for_parts(operand.shape, {*fold.axes("dimensions")}) * hlo.itemsize(operand.type)
+def _held_for_parts(fold: Instruction, body: Mapping[str, Instruction], sums: set[str]) -> int:
+    operand = body[fold.operands[0]]
+    is_contracted = _weighted(fold, body, sums) is not None
+    return 0 if is_contracted else held_for_parts(operand.shape, {*fold.axes("dimensions")}) * hlo.itemsize(operand.type)
 
 
 def held_for_parts(shape: Sequence[int], folded: Collection[int]) -> int:
@@ -248,20 +249,41 @@ def held_for_parts(shape: Sequence[int], folded: Collection[int]) -> int:
 def _held_for_weights(body: Mapping[str, Instruction], sums: set[str]) -> Iterator[int]:
     """Yield the bytes held for each sum of products where an axis of extent one is not summed, or a factor, the weight, is broadcast."""
     for fold in _reductions(body):
-        product = body[fold.operands[0]]
-        while product.op == "negate":
-            product = body[product.operands[0]]
-        if product.op != "multiply" or sums.isdisjoint(fold.called):
+        product, folded = _product(fold, body, sums), {*fold.axes("dimensions")}
+        if product is None:
             continue
-        shape, folded = product.shape, {*fold.axes("dimensions")}
+        shape = product.shape
         if len({*product.operands}) > 1 and any(shape[a] == 1 for a in range(len(shape)) if a not in folded):
             yield LONE_AXIS * product.nbytes
-            continue
-        stays = {a for a, extent in enumerate(shape) if extent > 1} - folded
-        for value, weight in itertools.permutations(body[name] for name in product.operands):
-            along = {*weight.axes("dimensions")} if weight.op == "broadcast" else set()
-            if along & folded and stays - along:
-                yield held_for_weights(shape, folded, value.op != "parameter") * hlo.itemsize(product.type)
+        elif (value := _weighted(fold, body, sums)) is not None:
+            yield held_for_weights(shape, folded, value.op != "parameter") * hlo.itemsize(product.type)
+
+
+def _sums(module: Module) -> set[str]:
+    """The names of the computations that add."""
+    return {i.computation for i in module.instructions if i.op == "add"}
+
+
+def _product(fold: Instruction, body: Mapping[str, Instruction], sums: set[str]) -> Instruction | None:
+    """The product that a fold sums, negated or not; None if it folds another value."""
+    product = body[fold.operands[0]]
+    while product.op == "negate":
+        product = body[product.operands[0]]
+    return None if product.op != "multiply" or sums.isdisjoint(fold.called) else product
+
+
+def _weighted(fold: Instruction, body: Mapping[str, Instruction], sums: set[str]) -> Instruction | None:
+    """The factor that a fold sums with weights, which are broadcast along an axis that stays; None if it is no such sum."""
+    product = _product(fold, body, sums)
+    if product is None:
+        return None
+    folded = {*fold.axes("dimensions")}
+    stays = {a for a, extent in enumerate(product.shape) if extent > 1} - folded
+    for value, weight in itertools.permutations(body[name] for name in product.operands):
+        along = {*weight.axes("dimensions")} if weight.op == "broadcast" else set()
+        if along & folded and stays - along:
+            return value
+    return None
 
 
 def held_for_weights(shape: Sequence[int], folded: Collection[int], computed: bool) -> int:

@@ -56,12 +56,12 @@ def takes(program: Program, t: int) -> bool:
 def _is_clamp(program: Program, term: Map) -> bool:
     """Whether XLA makes an operation and its operand one: a minimum, by a number, of a maximum with a number, or the reverse.
 
-    The library does not know the result, ``clamp(low, x, high)``.
+    The library does not know the result, ``clamp(low, x, high)``. Of bfloat16 there is none: XLA computes each in float32.
     """
     if term.op not in _REVERSE:
         return False
     inner = [program.terms[c] for c in _beside_numbers(program, term)]
-    return any(isinstance(c, Map) and c.op == _REVERSE[term.op] and any(_beside_numbers(program, c)) for c in inner)
+    return any(isinstance(c, Map) and c.op == _REVERSE[term.op] and bool(_beside_numbers(program, c)) for c in inner)
 
 
 def _beside_numbers(program: Program, term: Map) -> list[int]:
@@ -110,7 +110,10 @@ _HEAVY_FOLDS: WeakKeyDictionary[Extraction, dict[Backend, frozenset[Fold]]] = We
 
 
 def heavy_folds(ex: Extraction, backend: Backend) -> frozenset[Fold]:
-    """The folds of a program whose operands take so many operations that they are better written to memory; see :func:`_is_heavy`."""
+    """The folds of a program whose operands are better written to memory: they take many operations, or are summed with weights.
+
+    See :func:`_is_heavy`.
+    """
     known = _HEAVY_FOLDS.setdefault(ex, {})
     if backend not in known:
         folds = {term for t in ex.program.reachable() if isinstance(term := ex.program.terms[t], Fold)}
