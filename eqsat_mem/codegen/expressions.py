@@ -60,7 +60,8 @@ class ExpressionWriter:
             return self.reads.pinned(self.value(t, scope, region), fixed)
         text, layout = self.compute(t, scope, region, fixed)
         if t in region.ends:
-            text = self.reads.idioms.fence(text, term.dtype)
+            around = region.ends[t]
+            text = around.format(text if around.count("{0}") == 1 else self.reads.assign(text, layout, scope, self.reads.word(t)).text)
         on_the_way = t not in region.outs and t not in region.kept and not isinstance(term, Block)
         inline = on_the_way and region.users[t] == 1 and len(text) < INLINE
         if text.isidentifier():

@@ -57,7 +57,7 @@ class RegionWriter:
             users,
             seq.outs,
             kept,
-            self.reads.idioms.fenced(self.reads.ex, seq, fused, rescaled, self.schedule.backend.is_cheap),
+            self.reads.idioms.fences(self.reads.ex, seq, fused, rescaled, self.schedule.backend.is_cheap),
             taken_apart(self.reads.ex, fused, seq.outs),
         )
         place = {step: k for k, step in enumerate(seq.steps)}
@@ -197,7 +197,7 @@ class RegionWriter:
         level = self.reads.ex.rescales[t].level
         inside = {step for _, seq in walk_regions(loop.body) for step in seq.steps if isinstance(step, int)}
         there = Scope(scope, indent=scope.indent, values=dict(folds))
-        region = Region(frozenset(inside - folds.keys()), Counter(inside), frozenset(), frozenset(), frozenset())
+        region = Region(frozenset(inside - folds.keys()), Counter(inside), frozenset(), frozenset(), {})
         value = self.expressions.value(level, there, region)
         scope.lines += there.lines
         return self.reads.aligned(value, self.reads.layout(t)).text

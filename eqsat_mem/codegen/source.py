@@ -7,7 +7,7 @@ import keyword
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,14 +93,14 @@ class SourceModule:
 
 @dataclass(frozen=True)
 class Region:
-    """The terms that a sequence computes, how often each is used in it, which of them leave it or are kept, where fusions end, and which
-    are taken ``apart``: made for one element of an unrolled fold at a time."""
+    """The terms that a sequence computes, how often each is used in it, which of them leave it or are kept, source around those where
+    fusions end, and which are taken ``apart``: made for one element of an unrolled fold at a time."""
 
     terms: frozenset[int]
     users: Counter[int]
     outs: frozenset[int]
     kept: frozenset[int]
-    ends: frozenset[int]
+    ends: Mapping[int, str]
     apart: frozenset[int] = frozenset()
 
 

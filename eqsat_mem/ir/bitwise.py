@@ -6,6 +6,7 @@ additions in some kernels and not in others, and libraries sum in an order that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, children
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+SUMS, PRODUCTS = frozenset({"add", "sub", "neg"}), frozenset({"mul", "square", "integer_pow"})
 
 
 def compared(program: Program) -> dict[int, frozenset[int]]:
@@ -42,6 +44,30 @@ def rounded_in(program: Program) -> set[int]:
         found |= new
         stack += new
     return found
+
+
+def shared_products(program: Program, exact: Iterable[int]) -> frozenset[int]:
+    """Return the products that are added up in values which must keep their bits, and that other terms read too.
+
+    A compiler contracts an addition with a product that nothing else in the kernel reads: of two products with another one in a kernel
+    that has a further reader of the first, and it rounds the sum differently there.
+    """
+    stack, found = [*exact], set[int]()
+    if not stack:
+        return frozenset()
+    seen = set(stack)
+    readers = Counter(c for t in program.reachable() for c in {_source(program, c) for c in children(program.terms[t])})
+    while stack:
+        term = program.terms[stack.pop()]
+        if not isinstance(term, Map | Fold):
+            continue
+        new = {_source(program, c) for c in children(term)}
+        if term.monoid == "add" if isinstance(term, Fold) else term.op in SUMS:
+            products = {c for c in new if isinstance(made := program.terms[c], Map) and made.op in PRODUCTS}
+            found |= {c for c in products if readers[c] > 1 and _rounds(program, c)}
+        stack += new - seen
+        seen |= new
+    return frozenset(found)
 
 
 def between(program: Program, terms: Iterable[int], origin: int, t: int) -> Iterator[tuple[int, set[int]]]:

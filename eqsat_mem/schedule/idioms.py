@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,10 +36,12 @@ class Idioms:
     sums_lone_axes: ClassVar[bool] = False
     """Whether sums also fold the axes of extent one that their result has, which are restored afterwards."""
 
-    def fenced(
+    def fences(
         self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int], is_cheap: Callable[[Program, int], bool]
-    ) -> frozenset[int]:
-        """Return the values of a region after which the compiler must not continue a fusion, or which would not have the same bits for all.
+    ) -> Mapping[int, str]:
+        """Return the values of a region after which a fusion of the compiler must end, with source of an identity around each.
+
+        Products are among them that would be contracted with an addition for some readers of its value, of which all need the same bits.
 
         Args:
             ex: the program.
@@ -48,16 +50,7 @@ class Idioms:
             rescaled: the folds of the region that the enclosing loop rescales when it combines them.
             is_cheap: whether the compiler computes a value again in every reader.
         """
-        return frozenset()
-
-    def fence(self, text: str, dtype: Any) -> str:
-        """Return source of a value that ends fusion and gives all its readers the same bits.
-
-        Args:
-            text: source of the value.
-            dtype: its dtype.
-        """
-        return text
+        return {t: "jnp.where({0} == {0}, {0}, jnp.nan)" for t in seq.steps if isinstance(t, int) and t in ex.shared_products}
 
     def turned(self, ex: Extraction) -> frozenset[int]:
         """Return the values of which the compiler would hoist a transposed copy of the whole array out of the loops that read them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,21 +35,18 @@ class CpuIdioms(Idioms):
     sums_lone_axes: ClassVar[bool] = True
     """True: the kernel library holds five times the bytes of the products that it sums if an axis that is not summed has extent one."""
 
-    def fenced(
+    def fences(
         self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int], is_cheap: Callable[[Program, int], bool]
-    ) -> frozenset[int]:
-        """Return the values after which the kernel library would continue its fusion, and those that kernels would round differently.
+    ) -> Mapping[int, str]:
+        """Return the values after which the kernel library would continue its fusion, with an identity that it does not support.
 
-        Sums that a loop rescales are among them, because the library would multiply inside its fold.
+        Sums that a loop rescales are among them, because the library would multiply inside its fold, and values that must keep their
+        bits, of which the library would compute other ones than XLA's kernels.
         """
         exact = ex.exact.intersection(s for s in seq.steps if isinstance(s, int)) - held_once(ex, fused, is_cheap)
         folds = {t for t in rescaled if isinstance(ex.program.terms[t], Fold) and not ex.rescales[t].extreme}
-        return exact | ends(ex, seq, fused) | folds | (lone_operands(ex, fused, seq.outs) if self.keeps_apart else frozenset())
-
-    def fence(self, text: str, dtype: Any) -> str:
-        """Return an identity that the kernel library does not support: its fusion ends here, and all readers get the same bits."""
-        bits_of = jnp.finfo(dtype)
-        return f"lax.reduce_precision({text}, {bits_of.nexp}, {bits_of.nmant})"
+        found = exact | ends(ex, seq, fused) | folds | (lone_operands(ex, fused, seq.outs) if self.keeps_apart else frozenset())
+        return {t: _identity(ex.program.terms[t].dtype) for t in found} | dict(super().fences(ex, seq, fused, rescaled, is_cheap))
 
     def slice(self, array: str, start: str, size: str, axis: int, dtype: Any, turned: bool) -> str:
         """Return a slice, behind a barrier for bfloat16: XLA:CPU would otherwise hoist the widening of the whole array out of the loop."""
@@ -67,6 +64,11 @@ class CpuIdioms(Idioms):
 
     def block(self, name: str) -> BlockSource:
         return BlockSource() if self.keeps_bits and name in _REORDERED else _BLOCKS.get(name, BlockSource())
+
+
+def _identity(dtype: Any) -> str:
+    bits_of = jnp.finfo(dtype)
+    return f"lax.reduce_precision({{0}}, {bits_of.nexp}, {bits_of.nmant})"
 
 
 def _solve_in_order(params: Params, args: Sequence[str], ins: Shapes) -> str | None:

@@ -1,0 +1,87 @@
+"""Values that are compared with elements selected from them have the same bits in every kernel that needs them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqsat_mem
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.frontend.load import load
+
+pytestmark = pytest.mark.usefixtures("compiled_as_everybodys")
+
+ROWS, COLUMNS = 1_000, 1_500
+RNG = np.random.default_rng(0)
+ARGS = tuple(RNG.standard_normal(shape, np.float32) for shape in ((ROWS, 1), (1, COLUMNS), (ROWS, 1), (1, COLUMNS)))
+
+
+def first_product(a, b, c, d):
+    p = a * b
+    s = p + c * d
+    return jnp.sum(jnp.where(s == jnp.max(s, 1, keepdims=True), jnp.sin(p), 0), 1)
+
+
+def second_product(a, b, c, d):
+    p = c * d
+    s = a * b - p
+    return jnp.sum(jnp.where(s <= jnp.min(s, 1, keepdims=True), p + 1, 0), 1)
+
+
+def both_products(a, b, c, d):
+    p, q = a * b, c * d
+    s = jax.nn.relu(p + q)
+    return jnp.sum(jnp.where(s >= jnp.max(s, 1, keepdims=True), p * q, 0), 1)
+
+
+def squares(a, b, c, d):
+    p = jnp.square(a - b)
+    s = p + jnp.square(c - d)
+    return jnp.sum(jnp.where(s == jnp.min(s, 1, keepdims=True), p, 0), 1)
+
+
+def written_out(a, b, c, d):
+    p = jnp.stack([a * b, c * d, a - d], -1) * jnp.asarray([1.5, -0.5, 0.25], np.float32)
+    s = jnp.sum(p, -1)
+    return jnp.sum(jnp.where(s == jnp.max(s, 1, keepdims=True), p[..., 1], 0), 1)
+
+
+def positions(a, b, c, d):
+    p = a * b
+    s = p + c * d
+    return jnp.sum(jnp.where(jnp.arange(COLUMNS) == jnp.argmax(s, 1, keepdims=True), p, 0), 1)
+
+
+def gradient(a, b, c, d):
+    def loss(a):
+        p = a * b
+        s = p + c * d
+        return jnp.sum(jnp.max(s * jnp.where(s > 0, p, 1), 1))
+
+    return jax.grad(loss)(a)
+
+
+@pytest.mark.parametrize(
+    "function", [first_product, second_product, both_products, squares, written_out, positions, gradient], ids=lambda f: f.__name__
+)
+def test_products_that_a_comparison_shares_with_other_readers_are_rounded_once(function):
+    planned = eqsat_mem.optimize(function, memory_limit=ROWS * COLUMNS)  # a quarter of the values that are compared
+    assert planned.plan(*ARGS).loops
+    with jax.disable_jit():  # one operation after the other: nothing is computed twice
+        want = function(*ARGS)
+    np.testing.assert_allclose(planned(*ARGS), want, rtol=1e-4, atol=1e-5)
+
+
+def shared(function):
+    ex = Extraction(load(jax.make_jaxpr(function)(*ARGS), "abcd"))
+    return sorted(ex.program.terms[t].op for t in ex.shared_products)
+
+
+def test_only_products_in_compared_sums_that_others_read_are_kept_from_contraction():
+    assert shared(first_product) == ["mul"]
+    assert shared(both_products) == ["mul", "mul"]
+    assert shared(squares) == ["square"]
+    assert shared(lambda a, b, c, d: jnp.argmax(a * b + c * d, 1)) == []
+    assert shared(lambda a, b, c, d: jnp.sum(a * b + c * d == 1) + jnp.sum(a * b)) == []
