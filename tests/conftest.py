@@ -2,6 +2,7 @@
 
 import gc
 import os
+from functools import partial
 
 os.environ["EQSAT_MEM_PROFILES"] = "none"  # plans do not depend on what somebody calibrated here
 os.environ["EQSAT_MEM_MAX_PLANNING_SECONDS"] = "3600"  # nor on how busy the machine is
@@ -12,6 +13,7 @@ os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")  # which takes longer th
 
 import jax
 import pytest
+from jax._src import compiler
 
 gc.set_threshold(50_000, 50, 100)  # a twentieth of the time of tests is that of looking through what JAX and hypothesis keep
 
@@ -29,12 +31,34 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in ("test_several_devices.py", "test_several_processes.py", "test_site.py"))
 
 
+class Compilation:
+    """How the programs of tests are compiled: in half of the time, with kernels that are slower.
+
+    LLVM does not optimise, and XLA emits kernels as it did before its fusion emitters, which take most of the time of a small program.
+    What is held does not depend on either: kernels are cut and memory is assigned before. Scripts that tests start are compiled as
+    everybody's.
+    """
+
+    quick = True
+
+    @classmethod
+    def options(cls, options_of, *args, **kwargs):
+        """The options that ``options_of`` returns, for quick compilation."""
+        options = options_of(*args, **kwargs)
+        if cls.quick:
+            options.executable_build_options.debug_options.xla_backend_optimization_level = 0
+            if jax.__version_info__ < (0, 11):  # later ones have no other emitters
+                options.env_option_overrides = [*options.env_option_overrides, ("xla_cpu_use_fusion_emitters", False)]
+        return options
+
+
+compiler.get_compile_options = partial(Compilation.options, compiler.get_compile_options)
+
+
 @pytest.fixture
-def quick_compilation():
-    """LLVM does not optimise: for tests whose programs run for microseconds and are judged by their values."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+def compiled_as_everybodys(monkeypatch):
+    """Programs are compiled as those of users are."""
+    monkeypatch.setattr(Compilation, "quick", False)
 
 
 @pytest.fixture

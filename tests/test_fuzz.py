@@ -33,7 +33,6 @@ def double_precision() -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("block", tiered(range(BLOCKS), [7], [0]))
 @pytest.mark.filterwarnings("ignore")  # random programs warn of casts and overflows of their own
 def test_plans_of_random_programs_compute_the_same(block):
@@ -54,7 +53,6 @@ def test_plans_that_were_wrong_once(seed, word):
     check_plan(known, next(made for name, made in plans(known, seed) if name == word))
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("block", tiered(range(8), [], [0]))
 @pytest.mark.filterwarnings("ignore")
 def test_hundreds_of_programs_their_gradients_and_their_batched_forms(block):
@@ -62,6 +60,7 @@ def test_hundreds_of_programs_their_gradients_and_their_batched_forms(block):
         assert (found := failure(seed, few=True)) is None, found
 
 
+@pytest.mark.usefixtures("compiled_as_everybodys")
 @pytest.mark.parametrize("seed", tiered(range(3), [0]))
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_plans_compute_the_same(seed):
@@ -71,7 +70,6 @@ def test_compiled_plans_compute_the_same(seed):
             check_plan(known, made, jit=True)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("seed", tiered(range(204, 212), [207, 208, 209, 210]))
 @pytest.mark.filterwarnings("ignore")
 def test_loop_trees_mean_the_program_and_hold_what_is_predicted(seed):

@@ -13,8 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "tests" / "mesh").glob("test_*.py"))
 TWO = ("test_public_programs",)
 """Files whose tests are for two devices."""
-VALUES = ("test_public_programs",)
-"""Files that judge values only, of programs that run for microseconds: most of their time would be that of XLA's fusion emitters."""
 FIRST = ("test_api",)
 """Files of which the tests that are not slow are of the first tier; all others are of the second."""
 
@@ -42,7 +40,6 @@ def test_most_on_several_devices(path):
 
 def run_on_several_devices(path, marked):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices(path)}"
-    flags += " --xla_cpu_use_fusion_emitters=false" * (path.stem in VALUES)
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", marked, str(path)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)

@@ -13,8 +13,6 @@ from jax import lax
 
 from tests.oracles import stepwise
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 RNG = np.random.default_rng(0)
 MATRICES = RNG.standard_normal((2, 4, 4))
 ROUNDING = {"float64": 1e-9, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2}

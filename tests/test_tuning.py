@@ -17,8 +17,6 @@ from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.reports.measured import MeasuredPlan, Tuning
 from eqsat_mem.schedule.schedules import Schedule
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ARGS = [np.random.default_rng(seed).standard_normal(shape).astype(np.float32) for seed, shape in enumerate([(400, 3), (300, 3), (300,)])]
 SHAPES = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ARGS]
 TIGHT, LOOSE = "300kB", "2MiB"

@@ -22,6 +22,8 @@ from eqsat_mem.ir.ops import MAPS
 from tests.ir.test_operation_table import SLOW_TO_COMPILE, map_cases
 from tests.tiers import tiered
 
+pytestmark = pytest.mark.usefixtures("compiled_as_everybodys")
+
 WIDE = {vector_width.OPTION: "512"}
 POINTS = np.random.default_rng(0).standard_normal((1500, 3)).astype(np.float32)
 

@@ -21,8 +21,6 @@ from eqsat_mem.schedule.split import region
 from tests.oracles.targets import CPU
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 RNG = np.random.default_rng(0)
 
 

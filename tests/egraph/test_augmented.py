@@ -23,8 +23,6 @@ from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import region, split
 from tests.oracles.targets import CPU
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 RULES = load_rules()
 
 

@@ -24,8 +24,6 @@ from tests.oracles.extraction import cheapest, cost_of
 from tests.oracles.targets import CPU
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SECONDS = partial(term_seconds, backend=CPU)
 
 RULES = load_rules()

@@ -21,8 +21,6 @@ from eqsat_mem.egraph.soundness.sample_programs import fired
 from eqsat_mem.egraph.soundness.values import KINDS
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 BROKEN = sorted((Path(__file__).parent / "rules_broken").glob("*.egg"))
 UNUSUAL = Path(__file__).parent / "rules_right" / "unusual.egg"
 RULES = load_rules(accuracy="any")

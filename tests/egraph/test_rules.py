@@ -23,8 +23,6 @@ from eqsat_mem.ir.interpreter import evaluate
 from tests.oracles.evaluation import values
 from tests.oracles.extraction import chaos
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SMALL = Limits(max_rows=20_000, max_seconds=20.0, large_elements=0)
 RULES = load_rules()
 

@@ -24,8 +24,6 @@ from tests.oracles.targets import CPU
 from tests.schedule.test_split import index_of
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 ROWS, KEYS, COLUMNS = 6, 11, 3
 RULES = load_rules(only=("simplify", "splitting", "streaming"))
 

@@ -23,8 +23,6 @@ from tests.oracles.extraction import chaos
 from tests.oracles.targets import CPU
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 RULES = load_rules()
 N, M, D = 7, 5, 3
 INSIDE = np.array([0, 6, 2, 2], np.int32)

@@ -55,7 +55,6 @@ def drawn(seed):
     return lambda parts, beside: end(changed(changed(whole(parts), beside, first), beside, second), beside), (parts, beside)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("seed", range(16))
 def test_sums_of_parts_are_the_sums(seed):
     fun, args = drawn(seed)

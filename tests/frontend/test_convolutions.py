@@ -19,8 +19,6 @@ from eqsat_mem.options import Options
 from eqsat_mem.pipeline import plan
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 BATCH = 12
 LAYOUTS = [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("HWNC", "IHWO", "CHWN")]
 CASES = ["-".join(layouts) for layouts in (*LAYOUTS, ("NHC", "HIO", "NHC"), ("CNH", "OHI", "HNC"))]

@@ -57,7 +57,6 @@ def drawn(seed):
     return function
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("seed", range(12))
 def test_products_with_own_masks_mean_what_they_meant(seed):
     loaded(drawn(seed), [made(N, 3), made(N, 2, seed=1)])
@@ -101,7 +100,6 @@ def two_sided(seed):
     return jax.grad(loss)
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("seed", range(10))
 def test_rows_and_columns_that_are_divided_by_one_number_keep_names_of_their_own(seed):
     loaded(two_sided(seed), [made(N, 3), made(N, 3, seed=1)])
@@ -142,7 +140,6 @@ def matched(seed):
     return jax.grad(loss, (0, 1))
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("seed", range(8))
 def test_both_sides_of_a_contrastive_loss_keep_their_names_in_its_gradient(seed):
     program = loaded(matched(seed), [made(N, 3), made(N, 3, seed=1)], within=1e-5)

@@ -19,8 +19,6 @@ from eqsat_mem.frontend import load as loading
 from eqsat_mem.ir import interpreter
 from tests.oracles.evaluation import values
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 RNG = np.random.default_rng(0)
 Terms = type[ir.Term]
 

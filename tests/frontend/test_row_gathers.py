@@ -12,8 +12,6 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block
 from tests.oracles.evaluation import values
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 N, V, D = 6, 5, 3
 
 

@@ -13,8 +13,6 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, folded
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 N, M, PLACES = 331, 307, 11
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((N, 3), np.float32), RNG.standard_normal((M, 3), np.float32)

@@ -21,8 +21,6 @@ from tests.oracles import stepwise
 from tests.oracles.differential import RULES, Case, check_plan, random_schedule
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 N, M, UPDATES = 7, 5, 40
 RNG = np.random.default_rng(0)
 P, Q = (RNG.integers(-n - 2, n + 2, UPDATES).astype(np.int32) for n in (N, M))

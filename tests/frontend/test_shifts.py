@@ -20,8 +20,6 @@ from tests.oracles.evaluation import values
 from tests.oracles.extraction import chaos
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 RULES = load_rules()
 
 

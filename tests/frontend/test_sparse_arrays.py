@@ -12,8 +12,6 @@ import eqsat_mem
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 STORED, WIDTH = 9_000, 16
 
 

@@ -25,8 +25,6 @@ from tests.tiers import tiered
 
 SECONDS = partial(term_seconds, backend=CPU)
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def both(a, b):
     """States of a running maximum and the sum of exponentials less it."""

@@ -24,8 +24,6 @@ from tests.oracles.extraction import chaos
 from tests.oracles.targets import CPU
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 CARD = ";; a\n;; sound: {} -- why\n;; memory: none\n"
 
 

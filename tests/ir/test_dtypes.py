@@ -11,8 +11,6 @@ from jax import lax
 import eqsat_mem
 from eqsat_mem.backends.xla import compiled_peak
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 A = np.random.RandomState(0).standard_normal((64, 48)).astype(np.float32)
 B = np.random.RandomState(1).standard_normal((48, 40)).astype(np.float32)
 X = A.reshape(-1)[:300]

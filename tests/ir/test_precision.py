@@ -20,8 +20,6 @@ from eqsat_mem.schedule.cost_model import dot_s, term_seconds
 from tests.oracles.extraction import chaos
 from tests.oracles.targets import CPU, GPU
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 RULES = load_rules()
 SMALL = Limits(large_elements=0)
 """Every value counts as large: rules apply everywhere."""

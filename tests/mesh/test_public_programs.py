@@ -16,8 +16,6 @@ import eqsat_mem
 from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 # a value of more than 64 bytes is made in chunks, so that programs do not stay as they are
 optimize = partial(eqsat_mem.optimize, memory_limit="1GiB", tensor_size_threshold=64, verify=False, max_rows=2_000, max_iterations=4)
 

@@ -6,8 +6,6 @@ import pytest
 from tests.oracles.meshes import failure
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(autouse=True)
 def double_precision():

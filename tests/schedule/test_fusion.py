@@ -26,6 +26,8 @@ from eqsat_mem.schedule.split import Choices, region, split
 from tests.oracles.targets import CPU
 from tests.schedule.test_split import traced
 
+pytestmark = pytest.mark.usefixtures("compiled_as_everybodys")
+
 N = 512
 MATRIX = N * N * 4
 """Bytes of one matrix, which all programs here are made of."""

@@ -56,13 +56,11 @@ def compared(text, corners=False):
     return read
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("name", FORMS)
 def test_operations_compute_what_they_do_as_they_stand(name):
     assert compared(FORMS[name], corners="order" in name or "infinite" in name).kept == ()
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("name", KEPT)
 def test_what_jax_has_no_words_for_is_kept_and_said(name):
     (kept,) = compared(KEPT[name]).kept
@@ -75,7 +73,6 @@ def test_a_call_is_told_from_one_of_a_function_of_the_module_whose_name_begins_i
     assert len(from_stablehlo(f"{call}\n{own}").kept) == 1
 
 
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("name", tiered(BROADCASTS.split(), ["add", "power", "compare", "select"]))
 def test_broadcasting_operations_of_chlo(name):
     element = "i32" if name in ("and", "or", "xor") or name.startswith("shift") else "f32"

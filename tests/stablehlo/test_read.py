@@ -114,7 +114,6 @@ def same(got, want):
 
 
 @pytest.mark.filterwarnings("ignore")  # casts that lose something, as they are meant to
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("name", tiered(PROGRAMS, QUICK))
 def test_programs_read_again_have_the_same_values(name):
     f, *args = PROGRAMS[name]
@@ -124,7 +123,6 @@ def test_programs_read_again_have_the_same_values(name):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("block", range(6))
 def test_random_programs_read_again_have_the_same_values(block):

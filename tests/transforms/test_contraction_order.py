@@ -20,8 +20,6 @@ from eqsat_mem.transforms.contraction_order import reordered
 from tests.oracles.evaluation import values
 from tests.tiers import tiered
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 RULES = load_rules()
 
 

@@ -13,8 +13,6 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.transforms.ranks import LEAST, MOST_READ, of_ranks, with_ranks
 from tests.oracles.evaluation import values
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 N = 131
 """Its square is above LEAST."""
 
