@@ -28,7 +28,7 @@ from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.egraph.take_lowering import takes
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
-from eqsat_mem.ir.bitwise import compared, shared_products
+from eqsat_mem.ir.bitwise import compared, uncontracted
 from eqsat_mem.ir.ops import joins, searched
 
 Choice = dict[int, Node]
@@ -71,9 +71,9 @@ class Extraction:
         return frozenset().union(*self.compared.values())
 
     @cached_property
-    def shared_products(self) -> frozenset[int]:
-        """The products in them that kernels would contract or not: see :mod:`eqsat_mem.ir.bitwise`."""
-        return shared_products(self.program, self.exact)
+    def uncontracted(self) -> frozenset[int]:
+        """The values to keep from contraction, so that these have the same bits in all kernels: see :mod:`eqsat_mem.ir.bitwise`."""
+        return uncontracted(self.program, self.exact, self.unrolls.keys())
 
 
 def extract(view: View, seconds: Seconds, memory_price: float) -> Extraction:

@@ -7,11 +7,11 @@ additions in some kernels and not in others, and libraries sum in an order that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import jax.numpy as jnp
 
-from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, children
+from eqsat_mem.ir import Block, Dot, Fold, Iota, Literal, Map, Program, Rename, children, is_leaf
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 SUMS, PRODUCTS = frozenset({"add", "sub", "neg"}), frozenset({"mul", "square", "integer_pow"})
@@ -46,27 +46,54 @@ def rounded_in(program: Program) -> set[int]:
     return found
 
 
-def shared_products(program: Program, exact: Iterable[int]) -> frozenset[int]:
-    """Return the products that are added up in values which must keep their bits, and that other terms read too.
+def uncontracted(program: Program, exact: Iterable[int], written_out: Collection[int]) -> frozenset[int]:
+    """Return the values to keep from being contracted, so that all kernels that need one of the ``exact`` values round it alike.
 
     A compiler contracts an addition with a product that nothing else in the kernel reads: of two products with another one in a kernel
-    that has a further reader of the first, and it rounds the sum differently there.
+    that has a further reader of the first, and it rounds the sum differently there. So these are the products that are added up in exact
+    values and that other terms read too. The elements of sums that are ``written_out`` are no terms: of products that may be the same,
+    made of the same values, an operand stands for the product.
     """
-    stack, found = [*exact], set[int]()
+    stack = [*exact]
     if not stack:
         return frozenset()
-    seen = set(stack)
+    seen, found, elements = set(stack), set[int](), set[frozenset[int]]()
     readers = Counter(c for t in program.reachable() for c in {_source(program, c) for c in children(program.terms[t])})
     while stack:
-        term = program.terms[stack.pop()]
+        t = stack.pop()
+        term = program.terms[t]
+        if t in written_out:
+            elements.add(_made_of(program, t))
         if not isinstance(term, Map | Fold):
             continue
         new = {_source(program, c) for c in children(term)}
         if term.monoid == "add" if isinstance(term, Fold) else term.op in SUMS:
-            products = {c for c in new if isinstance(made := program.terms[c], Map) and made.op in PRODUCTS}
-            found |= {c for c in products if readers[c] > 1 and _rounds(program, c)}
+            found |= {c for c in new if _is_product(program, c) and readers[c] > 1}
         stack += new - seen
         seen |= new
+    for t in readers.keys() - seen if elements else ():
+        if _is_product(program, t) and any(_made_of(program, t) <= made_of for made_of in elements):
+            operands = (_source(program, c) for c in children(program.terms[t]))
+            found |= {c for c in operands if c not in seen and not is_leaf(program.terms[c])}
+    return frozenset(found)
+
+
+def _is_product(program: Program, t: int) -> bool:
+    term = program.terms[t]
+    return isinstance(term, Map) and term.op in PRODUCTS and _rounds(program, t)
+
+
+def _made_of(program: Program, t: int) -> frozenset[int]:
+    """The arguments, contractions and folds from which a value, or an element of a sum, is computed or moved."""
+    stack, seen, found = [*children(program.terms[t])], set[int](), set[int]()
+    while stack:
+        c = stack.pop()
+        if c not in seen:
+            seen.add(c)
+            if is_leaf(term := program.terms[c]) or isinstance(term, Dot | Fold):
+                found |= {c} if not isinstance(term, Literal | Iota) else set()
+            else:
+                stack += children(term)
     return frozenset(found)
 
 

@@ -41,7 +41,7 @@ class Idioms:
     ) -> Mapping[int, str]:
         """Return the values of a region after which a fusion of the compiler must end, with source of an identity around each.
 
-        Products are among them that would be contracted with an addition for some readers of its value, of which all need the same bits.
+        Products are among them that would be contracted with an addition for some readers of its value, all of which need the same bits.
 
         Args:
             ex: the program.
@@ -50,7 +50,7 @@ class Idioms:
             rescaled: the folds of the region that the enclosing loop rescales when it combines them.
             is_cheap: whether the compiler computes a value again in every reader.
         """
-        return {t: "jnp.where({0} == {0}, {0}, jnp.nan)" for t in seq.steps if isinstance(t, int) and t in ex.shared_products}
+        return {t: "jnp.where({0} == {0}, {0}, jnp.nan)" for t in seq.steps if isinstance(t, int) and t in ex.uncontracted}
 
     def turned(self, ex: Extraction) -> frozenset[int]:
         """Return the values of which the compiler would hoist a transposed copy of the whole array out of the loops that read them."""
