@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from eqsat_mem.ir import Block, Dot, Fold, Iota, Literal, Map, Program, Rename, children, is_leaf
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-SUMS, PRODUCTS = frozenset({"add", "sub", "neg"}), frozenset({"mul", "square", "integer_pow"})
+PRODUCTS = frozenset({"mul", "square", "integer_pow"})
 
 
 def compared(program: Program) -> dict[int, frozenset[int]]:
@@ -67,8 +67,11 @@ def uncontracted(program: Program, exact: Iterable[int], written_out: Collection
         if not isinstance(term, Map | Fold):
             continue
         new = {_source(program, c) for c in children(term)}
-        if term.monoid == "add" if isinstance(term, Fold) else term.op in SUMS:
-            found |= {c for c in new if _is_product(program, c) and readers[c] > 1}
+        if term.monoid == "add" if isinstance(term, Fold) else term.op in ("add", "sub"):
+            for c in new:
+                *negatives, product = _negated(program, c)
+                if _is_product(program, product) and any(readers[r] > 1 for r in (*negatives, product)):
+                    found.add(product)
         stack += new - seen
         seen |= new
     for t in readers.keys() - seen if elements else ():
@@ -76,6 +79,14 @@ def uncontracted(program: Program, exact: Iterable[int], written_out: Collection
             operands = (_source(program, c) for c in children(program.terms[t]))
             found |= {c for c in operands if c not in seen and not is_leaf(program.terms[c])}
     return frozenset(found)
+
+
+def _negated(program: Program, t: int) -> list[int]:
+    """A value, what it is the negative of, and so on."""
+    found = [t]
+    while isinstance(term := program.terms[found[-1]], Map) and term.op == "neg":
+        found.append(_source(program, term.args[0]))
+    return found
 
 
 def _is_product(program: Program, t: int) -> bool:

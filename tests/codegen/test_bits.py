@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import random
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 import eqsat_mem
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("compiled_as_everybodys")
 
@@ -97,6 +101,34 @@ def test_products_that_a_comparison_shares_with_other_readers_are_rounded_once(f
     with jax.disable_jit():  # one operation after the other: nothing is computed twice
         want = function(*ARGS)
     np.testing.assert_allclose(planned(*ARGS), want, rtol=1e-4, atol=1e-5)
+
+
+def drawn(seed):
+    """A sum of products that is compared with its largest elements, and a value where it equals them that reads some of the products."""
+    rng = random.Random(seed)
+
+    def value(*args):
+        return rng.choice(args) + rng.choice((0.0, 0.5)) if rng.random() < 0.5 else rng.choice(args) - rng.choice(args)
+
+    def function(*args):
+        rng.seed(seed)
+        kinds = (lambda: value(*args) * value(*args), lambda: jnp.square(value(*args)), lambda: -(value(*args) * 0.7), lambda: value(*args))
+        parts = [rng.choice(kinds)() for _ in range(rng.randint(2, 5))]
+        s = functools.reduce(rng.choice((jnp.add, jnp.subtract, lambda x, y: jax.nn.relu(x) + y)), parts)
+        s = jnp.broadcast_to(s, (ROWS, COLUMNS))
+        best = rng.choice((jnp.max, jnp.min))(s, 1, keepdims=True)
+        read = functools.reduce(jnp.multiply, rng.sample(parts, rng.randint(1, len(parts))))
+        return jnp.sum(jnp.where(s == best, jnp.cos(read), 0), 1)
+
+    return function
+
+
+@pytest.mark.parametrize("seed", tiered(range(16), [0, 1, 2]))
+def test_sums_drawn_at_random_find_the_places_of_their_extremes(seed):
+    planned = eqsat_mem.optimize(drawn(seed), memory_limit=ROWS * COLUMNS)
+    with jax.disable_jit():
+        want = drawn(seed)(*ARGS)
+    np.testing.assert_allclose(planned(*ARGS), want, rtol=1e-3, atol=1e-3)
 
 
 def kept_apart(function, *args):
