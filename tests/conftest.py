@@ -34,9 +34,9 @@ def pytest_collection_modifyitems(items):
 class Compilation:
     """How the programs of tests are compiled: in half of the time, with kernels that are slower.
 
-    LLVM does not optimise, and XLA emits kernels as it did before its fusion emitters, which take most of the time of a small program.
-    What is held does not depend on either: kernels are cut and memory is assigned before. Scripts that tests start are compiled as
-    everybody's.
+    LLVM hardly optimises, and XLA emits kernels as it did before its fusion emitters, which take most of the time of a small program.
+    What is held does not depend on either: kernels are cut and memory is assigned before. (Where LLVM does not optimise at all, it
+    contracts the same sum in one kernel and not in another.) Scripts that tests start are compiled as everybody's.
     """
 
     quick = True
@@ -46,7 +46,9 @@ class Compilation:
         """The options that ``options_of`` returns, for quick compilation."""
         options = options_of(*args, **kwargs)
         if cls.quick:
-            options.executable_build_options.debug_options.xla_backend_optimization_level = 0
+            debug_options = options.executable_build_options.debug_options
+            debug_options.xla_backend_optimization_level = 1
+            debug_options.xla_llvm_disable_expensive_passes = True
             if jax.__version_info__ < (0, 11):  # later ones have no other emitters
                 options.env_option_overrides = [*options.env_option_overrides, ("xla_cpu_use_fusion_emitters", False)]
         return options

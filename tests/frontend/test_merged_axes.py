@@ -54,7 +54,6 @@ def moved(x, y, w):
     return (jnp.roll(flat, 1, axis=1) * jnp.concatenate([flat[:, 5:], flat[:, :5]], 1)).sum(1).reshape(B, T)
 
 
-@pytest.mark.usefixtures("compiled_as_everybodys")  # places are found where two kernels compute the same bits
 @pytest.mark.parametrize("fun", [sorted_rows, picked, running, stacked, looked_up, transforms, moved], ids=lambda fun: fun.__name__)
 def test_a_merged_axis_is_taken_apart_again(fun):
     rows = 4 * B * T * K
