@@ -46,7 +46,8 @@ class CpuIdioms(Idioms):
         exact = ex.exact.intersection(s for s in seq.steps if isinstance(s, int)) - held_once(ex, fused, is_cheap)
         folds = {t for t in rescaled if isinstance(ex.program.terms[t], Fold) and not ex.rescales[t].extreme}
         found = exact | ends(ex, seq, fused) | folds | (lone_operands(ex, fused, seq.outs) if self.keeps_apart else frozenset())
-        return {t: _identity(ex.program.terms[t].dtype) for t in found} | dict(super().fences(ex, seq, fused, rescaled, is_cheap))
+        inner = super().fences(ex, seq, fused, rescaled, is_cheap)
+        return dict(inner) | {t: _identity(ex.program.terms[t].dtype, inner.get(t, "{0}")) for t in found}
 
     def slice(self, array: str, start: str, size: str, axis: int, dtype: Any, turned: bool) -> str:
         """Return a slice, behind a barrier for bfloat16: XLA:CPU would otherwise hoist the widening of the whole array out of the loop."""
@@ -66,9 +67,9 @@ class CpuIdioms(Idioms):
         return BlockSource() if self.keeps_bits and name in _REORDERED else _BLOCKS.get(name, BlockSource())
 
 
-def _identity(dtype: Any) -> str:
+def _identity(dtype: Any, text: str) -> str:
     bits_of = jnp.finfo(dtype)
-    return f"lax.reduce_precision({{0}}, {bits_of.nexp}, {bits_of.nmant})"
+    return f"lax.reduce_precision({text}, {bits_of.nexp}, {bits_of.nmant})"
 
 
 def _solve_in_order(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
