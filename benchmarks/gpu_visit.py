@@ -6,6 +6,7 @@ Stages, each of which writes ``STAGE.json`` as it goes and stops after so many s
 
     probe      versions, the device, one product
     calibrate  the device's profile
+    times      the small programs of benchmarks.gpu_times
     programs   each of benchmarks.gpu_programs as written and as planned: compiled, run, timed, values compared; the autotuner's choices
     peaks      what they hold: predicted, by XLA:GPU without the card, by XLA on it, and by its allocator in a process that only runs
     paper      the experiments of paper_repro at the paper's scale, beside KeOps
@@ -109,6 +110,12 @@ def calibrate(visit: Visit, results: Results) -> None:
     results |= {"built_in": as_json(backend.device), "profile": as_json(device), "complete": True}
 
 
+def times(visit: Visit, results: Results) -> None:
+    from benchmarks.gpu_times import measured_s
+
+    results |= {"seconds": measured_s(1 if visit.scale == "full" else TINY), "complete": True}
+
+
 def programs(visit: Visit, results: Results) -> None:
     _each_program(visit, "programs", results)
 
@@ -148,7 +155,8 @@ def tiles(visit: Visit, results: Results) -> None:
     _each_program(visit, "tiles", results)
 
 
-STAGES: dict[str, Callable[[Visit, Results], None]] = {stage.__name__: stage for stage in (probe, calibrate, programs, peaks, paper, tiles)}
+EVERY = (probe, calibrate, times, programs, peaks, paper, tiles)
+STAGES: dict[str, Callable[[Visit, Results], None]] = {stage.__name__: stage for stage in EVERY}
 
 
 # --- programs, each in a process of its own -------------------------------------------------------------
@@ -227,7 +235,8 @@ def measured(stage: str, name: str, form: str, scale: str) -> Results:
     row["predicted_s"] = plan.predicted_s if planned else plan.original_predicted_s
     function = plan.function if planned else lambda *args: jax.tree.leaves(program.function(*args))
     backend = backend_in_use()
-    compiled = jax.jit(function).lower(*program.specs()).compile()
+    options = dict(plan.compiler_options if planned else backend.compiler_options)
+    compiled = jax.jit(function).lower(*program.specs()).compile(options or None)
     row["compiled"] = held_bytes(compiled, backend)
     if row["compiled"] > device_capacity():
         return row | {"status": "does not fit the device"}

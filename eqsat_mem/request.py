@@ -134,7 +134,7 @@ def request_of(
     taken, shared_bytes = donations(jaxpr, donated, placement)
     if placement is not None:
         backend = backend.among(devices_here(placement))
-    backend = backend.compiling(jaxpr)
+    backend = backend.compiling(jaxpr).within(limit)
     backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
     backend = backend if options.tiles and options.accuracy == "all" and placement is None else backend.without_tiles()
     deadline = deadline or deadline_of(options, jaxpr, backend)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jax.extend.core import jaxpr_as_fun
@@ -26,7 +27,7 @@ ATTEMPTS = 6
 FAR_SLOWER = 2.0
 """Times as written, or as a plan that held too much, from which on plans are tried that are predicted to hold more than one that fits."""
 HOPELESS = 100.0
-"""Times as written from which on a plan that fits is no better than none."""
+"""Times as written from which on a plan that fits is no better than none, so that any compiler options are tried."""
 SLOWER = 1.2
 """The same where one that fits leaves half of the room."""
 ROOM = 1.5
@@ -105,18 +106,20 @@ def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: f
     """Emit a program that holds no more than the limit once compiled; ``as_written_s`` is the time of the program as written.
 
     Where no prediction is low enough, or where one that is leaves most of the room, XLA fuses less than the backend assumes: the search
-    begins again with its cautious variant. Then, also where what fits would take for ever, with the compiler options under which programs
-    hold least.
+    begins again with its cautious variant. Then, also where what fits is slower than the program as written, with compiler options under
+    which programs hold less; with those under which they hold least where it would take for ever.
     """
     errors: list[MemoryLimitError] = []
     found: Chosen | None = None
     cautious = request.backend.cautious() if best.fits(request.limit) else None
-    for backend in (request.backend, cautious, request.backend.narrowed() if request.verifies else None):
-        if backend is None or ((errors or found) and request.deadline.passed()):
-            continue
-        too_slow = found is not None and found.schedule.seconds > HOPELESS * as_written_s
-        if found is not None and not (_leaves_room(found, request.limit) if backend is cautious else too_slow):
-            continue
+    for backend in (request.backend, *([] if cautious is None else [cautious]), *_narrowed(request)):
+        if (errors or found) and request.deadline.passed():
+            break
+        if found is not None:
+            slowest = HOPELESS if backend.narrowed(request.limit) is None else 1.0
+            is_tried = _leaves_room(found, request.limit) if backend is cautious else found.schedule.seconds > slowest * as_written_s
+            if not is_tried:
+                continue
         try:
             s = forms.fastest(backend, request.limit).best if errors or found else best
             is_known = backend is cautious and s.peak_bytes == best.peak_bytes  # XLA holds more of it, whatever is assumed
@@ -130,6 +133,14 @@ def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: f
         raise min(errors, key=lambda error: error.smallest_bytes) from None
     finally:
         errors.clear()  # its frames hold them, and they all that was planned, until cyclic garbage is looked for
+
+
+def _narrowed(request: Request) -> Iterator[Backend]:
+    """The backend with ever more compiler options under which programs hold less, where they are compiled."""
+    backend = request.backend.narrowed(request.limit) if request.verifies else None
+    while backend is not None:
+        yield backend
+        backend = backend.narrowed(request.limit)
 
 
 def _leaves_room(chosen: Chosen, limit: int) -> bool:

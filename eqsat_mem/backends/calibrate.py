@@ -16,6 +16,8 @@ from jax import lax
 from eqsat_mem.backends.cpu.backend import DEALT
 from eqsat_mem.backends.cpu.profile import CpuDevice
 from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, WIDE_BITS, compiler_options
+from eqsat_mem.backends.gpu.backend import GpuBackend
+from eqsat_mem.backends.gpu.products import NATIVE_FUSIONS
 from eqsat_mem.ir.precision import FULL
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.device import Device
@@ -258,7 +260,7 @@ def _deal_s(shortest_s: float) -> float:
 
 
 def _rate(
-    make: Callable[[int], tuple[Callable[..., Any], Any, float]], n: int, shortest_s: float, options: dict[str, str] | None = None
+    make: Callable[[int], tuple[Callable[..., Any], Any, float]], n: int, shortest_s: float, options: dict[str, Any] | None = None
 ) -> float:
     """Return the work per second of a compiled function.
 
@@ -271,6 +273,9 @@ def _rate(
         shortest_s: the least duration of a run, in seconds.
         options: compiler options.
     """
+
+    if options is None and jax.default_backend() == GpuBackend.platform:
+        options = dict(NATIVE_FUSIONS)
 
     def compiled(n: int) -> tuple[Any, Any, float]:
         function, args, work = make(n)

@@ -94,7 +94,6 @@ class Backend:
     """A fold over fewer elements than this does not fill vector registers along its axis."""
     rereads: ClassVar[frozenset[str]] = frozenset()
     """Block operations that read operands in several kernels, each of which computes virtual operands again."""
-
     compile_equation_s: ClassVar[float] = 0.005
     """About the seconds that the compiler takes for each equation of a traced function, from which the time for planning is set."""
 
@@ -144,12 +143,16 @@ class Backend:
         """A program with what rules allow of it where it runs as its author wrote it, for predictions."""
         return ex
 
+    def within(self, limit: int) -> Self:
+        """The same for programs that may hold so many bytes."""
+        return self
+
     def cautious(self) -> Self | None:
         """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""
         return None
 
-    def narrowed(self) -> Self | None:
-        """The same target with those :attr:`compiler_options` under which programs hold least; None if there are none that help."""
+    def narrowed(self, limit: int) -> Self | None:
+        """The same with further :attr:`compiler_options` under which programs hold less; None if none help at this limit."""
         return None
 
     # fusion: which values exist, and in which order kernels run
@@ -346,8 +349,7 @@ class Backend:
             function: takes and returns flat arrays.
             avals: the arguments; they have ``shape`` and ``dtype``.
             donate: positions of donated arguments.
-            optimise: whether the program is going to be run. Otherwise machine code may be slower and sooner there; the program
-                holds the same.
+            optimise: whether the program is going to be run. Else machine code may be slower and sooner there; it holds the same.
             limit: bytes beyond which it does not matter how many they are.
             shardings: how each argument lies on several devices, None where that is the compiler's to say; the bytes are those of each.
 

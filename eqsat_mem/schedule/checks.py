@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -42,6 +43,16 @@ class Hidden:
 
     nbytes: int = 0
     doubts: tuple[str, ...] = ()
+
+
+@cache
+def knows_option(option: str, value: str | bool) -> bool:
+    """Whether the installed jaxlib has a compiler option for the device in use, found by compiling an empty program with it."""
+    try:
+        real_jit(lambda: 0).lower().compile({option: value})
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 _MISSING = re.compile(r"No (?:FFI handler registered for|registered implementation for (?:untyped )?custom call to) (\S+)")

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.calibration.constants import PACKAGE, in_code
 from benchmarks.gpu_model import PROGRAMS, THRESHOLDS, Threshold, bisected, stacked, told
-from eqsat_mem.backends.gpu import deviceless, weights
+from eqsat_mem.backends.gpu import deviceless, measured, weights
 from eqsat_mem.backends.gpu.targets import named
 from eqsat_mem.backends.gpu.thunks import Launch
 
@@ -24,6 +24,9 @@ def test_every_figure_of_a_gpu_says_where_it_is_from():
     said = {constant.path: constant.said for constant in CONSTANTS if constant.name.isupper()}
     assert len(said) > 40
     said["backends.gpu.weights.COUNTS"] = weights.__doc__  # the module is about this table
+    said = {
+        path: measured.__doc__ if path.startswith("backends.gpu.measured.") else text for path, text in said.items()
+    }  # or these figures
     assert [path for path, text in said.items() if not SOURCES.search(text)] == []
 
 

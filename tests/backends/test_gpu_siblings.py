@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from eqsat_mem.backends.gpu.backend import GpuBackend
+from eqsat_mem.backends.gpu.products import Products
 from eqsat_mem.backends.gpu.targets import named
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
@@ -27,7 +29,7 @@ def f32(*shapes):
 
 
 def loaded(function, avals):
-    own = GpuBackend.of(H100).without_tiles()
+    own = replace(GpuBackend.of(H100).without_tiles(), products=Products.BY_TRITON)  # no scratch of cuBLAS as on the card
     program = load(jax.make_jaxpr(function)(*avals), [f"x{k}" for k in range(len(avals))], own.preferences)
     return own, Extraction(program)
 

@@ -9,14 +9,13 @@ are right, also of constants). Programs with angles or complex numbers keep the 
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax import jit
 
 from eqsat_mem.ir.jaxprs import dtypes_in, nested_jaxprs
+from eqsat_mem.schedule.checks import knows_option
 
 USUAL_BITS = 256
 """The width that XLA:CPU uses by default; ``eqsat-mem calibrate`` compares both."""
@@ -52,20 +51,10 @@ def compiler_options(bits: int) -> dict[str, str]:
     if bits == USUAL_BITS or jax.default_backend() != "cpu":
         return {}
     options = {OPTION: str(bits)}
-    return options if _known(OPTION, str(bits)) else {}
+    return options if knows_option(OPTION, str(bits)) else {}
 
 
 def computes_angles(jaxpr: Any) -> bool:
     """Whether XLA may compute arc tangents for a jaxpr, which are wrong with wide vectors."""
     named = {eqn.primitive.name for inner in nested_jaxprs(jaxpr) for eqn in inner.eqns}
     return not ANGLES.isdisjoint(named) or any(name.startswith("complex") for name in dtypes_in(jaxpr))
-
-
-@cache
-def _known(option: str, value: str) -> bool:
-    """Whether this jaxlib has a compiler option, found by compiling an empty program with it."""
-    try:
-        jit(lambda: 0).lower().compile({option: value})
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True

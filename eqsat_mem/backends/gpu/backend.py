@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Self
 
 import jax
 
-from eqsat_mem.backends.gpu import habits, scratch, siblings, workspaces
-from eqsat_mem.backends.gpu.operations import LAUNCHES, weights_of
+from eqsat_mem.backends.gpu import deviceless, habits, launches, measured, scratch, siblings, workspaces
+from eqsat_mem.backends.gpu.operations import weights_of
+from eqsat_mem.backends.gpu.products import Products
 from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
 from eqsat_mem.backends.gpu.tiles import Tiles
 from eqsat_mem.egraph.extract import Extraction
@@ -24,9 +25,10 @@ from eqsat_mem.ir import Block, Dot, Fold, Map, Program, itemsize
 from eqsat_mem.ir.bitwise import rounded_in
 from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import block_op
-from eqsat_mem.schedule.backend import Backend, extent_of
-from eqsat_mem.schedule.checks import Check, Hidden
-from eqsat_mem.schedule.cost_model import arithmetic_s, sides
+from eqsat_mem.ir.precision import rounds
+from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.checks import Check, Hidden, knows_option
+from eqsat_mem.schedule.cost_model import arithmetic_s
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.idioms import Idioms
@@ -38,13 +40,10 @@ from eqsat_mem.schedule.weights import Weights
 USUAL = "h100"
 """The card that a GPU in use is taken for if the table has none of its name and nothing was calibrated."""
 
-KERNEL_S = 4e-6
-"""Seconds to launch a kernel: guessed."""
-BLOCKS_PER_CORE = 8
-"""Thread blocks for each multiprocessor that a kernel needs to run at its full rate: guessed."""
-THREADS, TILE = 512, 64
-"""Elements of an elementwise kernel, and rows and columns of a product, that one block computes: blocks of launches in
-benchmarks/gpu_model.py."""
+KERNEL_S = 3.3e-6
+"""Seconds to launch a kernel in a loop: measured on an H100 (benchmarks/gpu_times.py)."""
+TILE = 64
+"""Rows and columns of a product that one block computes: blocks of launches in benchmarks/gpu_model.py."""
 FUSED_BLOCKS = frozenset({"slice", "slice_at", "shift_to", "dynamic_slice", "gather", "pad", "rev"})
 """Block operations that are computed inside the elementwise kernels and folds that read them."""
 BY_COLUMNS = frozenset({"triangular_solve", "cholesky", "lu", "qr", "householder_product", "eigh", "svd"})
@@ -82,8 +81,8 @@ class GpuBackend(Backend):
     """Folds as tile kernels; None where there are none."""
     recomputes_shared: bool = True
     """Whether several folds compute an elementwise value each. XLA decides that by estimates of its own."""
-    only_triton: bool = False
-    """Whether no product is left to cuBLAS, which takes memory."""
+    products: Products = Products.TUNED
+    """By what products are computed."""
 
     platform: ClassVar[str] = "gpu"
     loops_beside_outputs: ClassVar[bool] = True
@@ -95,7 +94,14 @@ class GpuBackend(Backend):
     def of(cls, target: Target) -> Self:
         """The backend of a card, with the figures of its data sheet."""
         return cls(
-            Device(**target.attained(), tile_level=0, kernel_s=KERNEL_S, iteration_s=KERNEL_S, reduce_weight=1.0, short_reduce_weight=1.0),
+            Device(
+                **target.attained(),
+                tile_level=0,
+                kernel_s=KERNEL_S,
+                iteration_s=KERNEL_S,
+                reduce_weight=measured.OF_LONG_ROW,
+                short_reduce_weight=measured.APART,
+            ),
             target,
             Tiles.of(target),
         )
@@ -164,9 +170,12 @@ class GpuBackend(Backend):
         """With elementwise values that several folds read in memory."""
         return replace(self, recomputes_shared=False) if self.recomputes_shared else None
 
-    def narrowed(self) -> Self | None:
-        """With all products by Triton; on the card XLA tells what its own choice takes."""
-        return None if self.only_triton or self.is_here else replace(self, only_triton=True)
+    def within(self, limit: int) -> Self:
+        return replace(self, products=Products.within(limit, self.target))
+
+    def narrowed(self, limit: int) -> Self | None:
+        products = self.products.narrowed(limit, self.target)
+        return None if products is None else replace(self, products=products)
 
     def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:
         """A tile kernel where it takes less time than those that XLA makes of its folds."""
@@ -189,7 +198,7 @@ class GpuBackend(Backend):
         held = self._held_inside(ex, step, members, lambda t: scratch.size(ex.program, t, extents))
         busy = 1.0
         if not isinstance(ex.program.terms[step], Block):
-            busy = self._busy(ex, scratch.step_of_kernel(ex.program, step, members), extents)
+            busy = launches.busy(ex, scratch.step_of_kernel(ex.program, step, members), extents, self.target)
         return seconds / busy + 2 * held / self.device.bandwidth(held)
 
     # fusion
@@ -277,7 +286,7 @@ class GpuBackend(Backend):
         """Partial results and copied operands of folds, and what products by Triton or by a library take."""
         program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
-            return scratch.product_bytes(program, term, extents, self.target, size, by_library=not self.only_triton)
+            return scratch.product_bytes(program, term, extents, self.target, size, self.products.library_bytes(self.target))
         t = scratch.step_of_kernel(program, t, members)
         term = program.terms[t]
         if not isinstance(term, Fold | Block) or ex.unrolls.get(t) or not members:
@@ -294,21 +303,30 @@ class GpuBackend(Backend):
     # time
 
     def element_factor(self, dtype: Any) -> float:
-        """Weights count instructions by the width of numbers; float64 folds and products run on lanes of their own."""
+        """Weights count instructions by the width of numbers; float64 folds and products run on lanes of their own, of which those of data
+        centres have half as many: with the other instructions between them that is enough."""
         own = self.target.architecture
-        return own.lanes / own.double_lanes if str(dtype) in ("float64", "complex128") else 1.0
+        return max(own.lanes / own.double_lanes / 2, 1.0) if str(dtype) in ("float64", "complex128") else 1.0
 
     def contraction_rate(self, term: Dot) -> float:
-        if itemsize(term.dtype) >= 8:
-            return self.device.flops / self.target.flops * self.target.double_flops
-        return super().contraction_rate(term)
+        width = itemsize(term.dtype)
+        is_rounded = self.rounds_operands and rounds(term.dtype, term.precision)
+        kind = "double" if width >= 8 else "narrow" if width <= 2 else "rounded" if is_rounded else "full"
+        rate = self.device.flops / self.target.flops * self.target.double_flops if width >= 8 else super().contraction_rate(term)
+        return rate * self.products.rate(kind)
+
+    def fold_weight(self, program: Program, t: int, extents: Sequence[int], count: int) -> float:
+        """More where rows are folded whose elements lie side by side."""
+        term = program.terms[t]
+        by_columns = isinstance(term, Fold) and scratch.is_by_columns(program, term)
+        return 1.0 if by_columns else measured.row_fold_weight(count, self.device.short_reduce_weight, self.device.reduce_weight)
 
     def contraction_s(self, term: Dot, batch: int, m: int, n: int, k: int) -> float:
         """Whole tiles at the full rate, if they occupy all multiprocessors."""
         parts = habits.product_parts(batch, m, n, k, itemsize(term.dtype), self.target)
         rows, columns = (math.ceil(side / TILE) for side in (m, n))
         busy = min(1.0, batch * rows * columns * parts / self.target.multiprocessors)
-        return 2.0 * batch * rows * columns * TILE * TILE * k / (self.contraction_rate(term) * busy)
+        return 2.0 * batch * rows * columns * TILE * TILE * k / (self.contraction_rate(term) * busy * measured.product_fill(k))
 
     def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
         """Less than the full rate where a kernel has few thread blocks."""
@@ -319,38 +337,10 @@ class GpuBackend(Backend):
         tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
         return tile.seconds if tile else self._usual_s(kernel.ex, kernel.step, kernel.members, kernel.extents, seconds)
 
-    def _busy(self, ex: Extraction, t: int, extents: Sequence[int]) -> float:
-        """The share of the full rate that the kernel of an elementwise value or a fold has blocks for."""
-        return min(1.0, self._blocks(ex, t, extents) / (BLOCKS_PER_CORE * self.target.multiprocessors))
-
-    def _blocks(self, ex: Extraction, t: int, extents: Sequence[int]) -> float:
-        """Thread blocks of an elementwise kernel or a fold."""
-        program, term = ex.program, ex.program.terms[t]
-        results = extent_of(extents, program.free[t])
-        if not isinstance(term, Fold) or ex.unrolls.get(t):
-            return max(results / THREADS, 1.0)
-        extent, last = scratch.folded(program, t, extents)
-        own = results if last else max(results / scratch.COLUMNS_AT_ONCE, 1.0)
-        return float(own * habits.fold_parts(extent, last))
-
     def overhead_s(self, kernel: Kernel) -> float:
         """Its launches."""
-        return self.device.kernel_s * self._launches(kernel)
-
-    def _launches(self, kernel: Kernel) -> int:
-        program, term = kernel.ex.program, kernel.term
-        if not kernel.members:  # another kernel computes it
-            return 0
-        if isinstance(term, Dot):
-            m, n, k, batch = sides(program, term, kernel.extents)
-            return 1 if habits.product_parts(batch, m, n, k, itemsize(term.dtype), self.target) == 1 else 2
-        tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
-        if tile is not None:
-            return 1 + sum(read.copied for read in tile.pairs.reads)
-        step = scratch.step_of_kernel(program, kernel.step, kernel.members)
-        if isinstance(program.terms[step], Fold) and not kernel.ex.unrolls.get(step):
-            return 1 if habits.fold_parts(*scratch.folded(program, step, kernel.extents)) == 1 else 2
-        return LAUNCHES.get(term.call.prim.name, 1) if isinstance(term, Block) else 1
+        tile = None if isinstance(kernel.term, Dot) else self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
+        return self.device.kernel_s * launches.count(kernel, tile, self.target)
 
     def turn_s(self, ex: Extraction, loop: Loop) -> float:
         """A launch for the counter, for each sum that a fold is added to, and for each result that is copied to its place."""
@@ -363,9 +353,11 @@ class GpuBackend(Backend):
 
     @property
     def compiler_options(self) -> Mapping[str, str | bool]:
-        from eqsat_mem.backends.gpu import deviceless
+        return {name: value for name, value in self.products.options.items() if not self.is_here or knows_option(name, value)}
 
-        return deviceless.SETTINGS["triton"] if self.only_triton else {}
+    @property
+    def check_options(self) -> Mapping[str, str | bool]:
+        return self.compiler_options
 
     def check(
         self,
@@ -381,12 +373,9 @@ class GpuBackend(Backend):
             return super().check(function, avals, donate, optimise, limit, shardings)
         if shardings is not None:
             raise DeviceCompilerError("programs of several cards are not compiled where the cards are not: the peak is predicted.")
-        from eqsat_mem.backends.gpu import deviceless
-
         most = 0
-        settings = ["triton"] if self.only_triton else list(deviceless.SETTINGS)
-        for compiled in deviceless.each_setting(function, avals, self.target, donate, settings):
-            most = max(most, compiled.held_bytes)
+        for compiled in deviceless.each_setting(function, avals, self.target, donate, self.products.settings):
+            most = max(most, self.products.held_bytes(compiled, self.target))
             if not compiled.has_products or (limit is not None and most > limit):
                 break
         return Check(most)

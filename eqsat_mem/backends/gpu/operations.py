@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from eqsat_mem.backends.gpu import habits, workspaces
+from eqsat_mem.backends.gpu import habits, measured, workspaces
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.backends.gpu.weights import estimate, weight
 from eqsat_mem.ir import Map, itemsize
 from eqsat_mem.ir.ops import Shapes, operation_of
-from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights, per_element
+from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,13 @@ _KNOWN: dict[str, GpuWeights] = {}
 def weights_of(target: Target) -> GpuWeights:
     """The weights of a card, made once."""
     if target.name not in _KNOWN:
-        blocks = {**BLOCKS, "sort": per_element(200.0), "top_k": per_element(20.0)}
+        blocks = {
+            **BLOCKS,
+            **{name: measured.solver(name) for name in measured.COLUMN_S},
+            "sort": measured.sorting,
+            "top_k": measured.top_k(target),
+            "conv_general_dilated": measured.convolution(target),
+        }
         taken = {**_GPU_WORKSPACES, "top_k": _top_k_workspace(target)}
         _KNOWN[target.name] = GpuWeights(ELEMENTWISE, blocks, taken, target=target)
     return _KNOWN[target.name]

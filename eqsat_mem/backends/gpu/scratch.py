@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-import jax
-
-from eqsat_mem.backends.gpu import habits, workspaces
+from eqsat_mem.backends.gpu import habits
 from eqsat_mem.backends.gpu.operations import GpuWeights, weights_of
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Literal, Map, Program, Rename, bits, is_leaf, itemsize
@@ -90,9 +88,10 @@ def _is_made_in_columns(program: Program, t: int) -> bool:
 
 
 def product_bytes(
-    program: Program, term: Dot, extents: Sequence[int], target: Target, size: Callable[[int], int], by_library: bool = True
+    program: Program, term: Dot, extents: Sequence[int], target: Target, size: Callable[[int], int], library: int | None
 ) -> int:
-    """Bytes that a product takes besides operands and result, by Triton or, where that may be, by a library: whichever is more."""
+    """Bytes that a product takes besides operands and result, by Triton or by a library with so much scratch, if it may be: whichever is
+    more."""
     m, n, k, batch = sides(program, term, extents)
     width = itemsize(term.dtype)
     if min(m, n) == 1 and habits.vector_is_fold(m * n * k, k, width):
@@ -102,7 +101,7 @@ def product_bytes(
     growth = padding(program, term, extents, target)
     partial = batch * parts * m * n * max(width, 4) if parts > 1 else 0
     by_triton = _padding_bytes(program, term, size, growth, partial, weights_of(target)) if growth > 1 else partial
-    return made + max(by_triton, _library_bytes(program, extents) if by_library else 0)
+    return made + max(by_triton, library or 0)
 
 
 def _vector_bytes(program: Program, term: Dot, extents: Sequence[int]) -> int:
@@ -275,18 +274,6 @@ def order(program: Program, t: int) -> tuple[int, ...] | None:
     if isinstance(term, Input | Const):
         return tuple(i for axis in term.axes for i in axis)
     return None if is_leaf(term) else tuple(bits(program.free[t]))
-
-
-def _library_bytes(program: Program, extents: Sequence[int]) -> int:
-    """Scratch of cuBLASLt: more for a product in a loop, which may read slices where they stand."""
-    inside = any(extent != index.extent for extent, index in zip(extents, program.indices))
-    versions = workspaces.CUBLASLT
-    version = next((v for v in versions if jax.__version__.startswith(f"{v}.")), max(versions, key=_numbers))
-    return versions[version] if inside else min(versions.values())
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
 
 
 def left_to_tiles(program: Program, step: int, members: Sequence[int]) -> list[int]:

@@ -28,13 +28,13 @@ GUESSED = "guessed"
 MEMORY_FRACTION = 0.75
 """The fraction of a card's memory that JAX's allocator reserves, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set:
 JAX's documentation of its memory allocation."""
-COPY_SHARE, MATRIX_SHARE, LANE_SHARE = 0.9, 0.75, 0.8
+COPY_SHARE, MATRIX_SHARE, LANE_SHARE = 0.88, 0.77, 0.745
 """The fractions that programs attain of the data sheet's bandwidth, of its matrix units' rates, and of one instruction per lane
-and clock cycle. The first two are measured on an H100, by the stage calibrate of benchmarks/gpu_visit.py, and rounded down: a copy
-moved 3.0e12 of 3.35e12 B/s, bfloat16 products ran at 798e12 of 989e12 operations per second. The third is guessed."""
-L2_BYTES_PER_CYCLE, L2_SHARE = 20, 0.8
-"""Guessed: the bytes per clock cycle that a multiprocessor reads from the L2 cache, and the fraction of that cache that one
-program's data can occupy."""
+and clock cycle. Measured on an H100 by the stage calibrate of benchmarks/gpu_visit.py: memory moved 2.95e12 of 3.35e12 B/s, float32
+products ran at 51.8e12 of 66.9e12 operations per second (bfloat16 at 888e12 of 989e12), additions at 24.9e12 of 33.5e12."""
+L2_BYTES_PER_CYCLE, L2_SHARE = 17, 0.8
+"""The bytes per clock cycle that a multiprocessor reads from the L2 cache and writes, measured on an H100 likewise (4.4e12 B/s); and the
+fraction of that cache that one program's data can occupy, which is guessed."""
 LINK_SHARE, LINK_S = 370 / 450, 2e-5
 """The fraction of a link's rate that collectives of gigabytes attain on 8 H100 (How to Scale Your Model, jax-ml/scaling-book, chapter on
 GPUs, 2025), and the seconds for the first byte, which are guessed."""

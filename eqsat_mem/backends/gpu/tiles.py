@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.backends.gpu import scratch
+from eqsat_mem.backends.gpu import measured, scratch
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.backends.gpu.tile_kernel import HELPERS
 from eqsat_mem.backends.gpu.weights import COUNTS, SPECIAL_LANES
@@ -38,8 +38,6 @@ BLOCKS = ((128, 64), (64, 64), (64, 32), (64, 16), (64, 8))
 documentation of Mosaic GPU."""
 THREADS = 128
 """Threads of a block, a warpgroup: JAX's documentation of Mosaic GPU."""
-BLOCKS_PER_CORE = 2
-"""Blocks for each multiprocessor that run at its full rate, their threads working on many pairs at a time: guessed."""
 REGISTERS = 96
 """Registers of a thread for partial results and rows with which the rest was seen to fit as well: nothing is spilled in the
 kernels that were compiled; what they cost is guessed."""
@@ -130,7 +128,7 @@ class Tiles:
         batch = extent_of(extents, sum(1 << i for i in pairs.batch))
         blocks = batch * -(-rows // block[0])
         computed = blocks * block[0] * -(-columns // block[1]) * block[1]
-        busy = min(1.0, blocks / (BLOCKS_PER_CORE * self.target.multiprocessors))
+        busy = min(1.0, blocks / (measured.tile_blocks(block[0] * block[1] / THREADS) * self.target.multiprocessors))
         issued = computed * self.instructions(program, pairs, block, extents, approximate)
         return (issued + blocks * THREADS * _last_instructions(program, pairs, block)) / (device.elements * busy)
 

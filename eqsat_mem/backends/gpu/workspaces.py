@@ -15,8 +15,11 @@ from types import MappingProxyType
 
 from eqsat_mem.backends.gpu.targets import MiB, Target
 
-CUBLASLT: Mapping[str, int] = MappingProxyType({"0.10": 4 * MiB, "0.11": 32 * MiB})
-"""The bytes of scratch that XLA allocates for a product by cuBLASLt, by version of JAX: read from compiled programs."""
+UNTUNED = 4 * MiB
+"""The bytes of scratch that XLA allocates for a product by cuBLASLt without a card: read from compiled programs."""
+ROOMY_SINCE, ROOMY = (9, 0), 32 * MiB
+"""From this compute capability on it allocates so many where it tries products on the card: read from compiled programs of JAX 0.11.2 on
+an H100, and in XLA's source, GemmConfig::kHopperWorkspace."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,17 @@ def workspaces(compiled_text: str, target: Target) -> list[Workspace]:
     return sorted((w for w in found if w.bytes), key=lambda w: -w.bytes)
 
 
+def cublaslt(target: Target) -> int:
+    """Return the scratch that XLA allocates for a product by cuBLASLt on the card, in bytes."""
+    return ROOMY if target.capability >= ROOMY_SINCE else UNTUNED
+
+
+def tuned_bytes(compiled_text: str, target: Target) -> int:
+    """Return how much more the scratch of products by cuBLASLt takes on the card than where they were compiled without it, in bytes."""
+    given = [int(size) for size in _CUBLASLT.findall(compiled_text)]
+    return max(cublaslt(target) - min(given), 0) if given else 0
+
+
 def library_bytes(compiled_text: str, target: Target) -> int:
     """Return the largest library scratch of a compiled program, in bytes; XLA does not report it.
 
@@ -90,6 +104,7 @@ def library_bytes(compiled_text: str, target: Target) -> int:
 
 _SHAPE = r"(?P<type>[a-z]+\d*)\[(?P<shape>[\d,]*)\]"
 _SOLVER = re.compile(rf'= \(?{_SHAPE}[^\n]*? custom-call\([^\n]*?custom_call_target="cusolver_(?P<routine>[a-z]+)_ffi"')
+_CUBLASLT = re.compile(r"s8\[(\d+)\][^\n]*? custom-call\([^\n]*?custom_call_target=\"__cublas\$lt\$matmul")
 _FFT = re.compile(rf"= {_SHAPE}\S* fft\([^\n]*?fft_type=(?P<kind>\w+), fft_length=\{{(?P<length>[\d,]+)\}}")
 _SORT = re.compile(
     r"%(?P<name>[\w.\-]+) = (?P<results>\(.*?\)|\S+) sort\([^\n]*?dimensions=\{(?P<axis>\d+)\}[^\n]*?to_apply=%?(?P<order>[\w.\-]+)"

@@ -1,0 +1,67 @@
+"""Products on a GPU: what computes them, the memory that takes, and the compiler options that decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from eqsat_mem.backends.gpu import deviceless, measured, workspaces
+from eqsat_mem.backends.gpu.targets import Target
+
+NATIVE_FUSIONS: Mapping[str, str | bool] = MappingProxyType({"xla_gpu_experimental_enable_fusion_autotuner": False})
+"""The option that keeps XLA from trying Triton for folds, whose tiles of large extents it compiles for minutes: seen on an H100 with
+benchmarks/gpu_visit.py."""
+SCRATCHES = 8
+"""Plans that may hold more than so many times the scratch of cuBLAS gain nothing from doing without it: guessed."""
+
+
+class Products(Enum):
+    """The ways in which products are computed, and are counted.
+
+    Attributes:
+        TUNED: Triton or cuBLAS, whichever the card finds faster; the larger of both counts, with the scratch that cuBLAS has there.
+        BY_TRITON: Triton. What cuBLAS would hold without a card counts, too: others that call the plan may compile it without its
+            compiler options.
+        COUNTED_BY_TRITON: Triton, and only that counts.
+    """
+
+    TUNED = "tuned"
+    BY_TRITON = "by Triton"
+    COUNTED_BY_TRITON = "by Triton, and counted so"
+
+    @classmethod
+    def within(cls, limit: int, target: Target) -> Products:
+        """Triton where the scratch of cuBLAS would take half of the limit."""
+        return cls.BY_TRITON if limit < 2 * workspaces.cublaslt(target) else cls.TUNED
+
+    def narrowed(self, limit: int, target: Target) -> Products | None:
+        """The next one, which holds less; None if there is none, or room for the scratch of cuBLAS many times."""
+        levels = [*Products]
+        place = levels.index(self) + 1
+        return None if place == len(levels) or limit > SCRATCHES * workspaces.cublaslt(target) else levels[place]
+
+    @property
+    def options(self) -> Mapping[str, str | bool]:
+        """The compiler options of plans."""
+        return NATIVE_FUSIONS if self is Products.TUNED else {**NATIVE_FUSIONS, **deviceless.SETTINGS["triton"]}
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings in which the compiler without a card is asked."""
+        return ("triton",) if self is Products.COUNTED_BY_TRITON else tuple(deviceless.SETTINGS)
+
+    def library_bytes(self, target: Target) -> int | None:
+        """The scratch of a product by a library that counts; None where none does."""
+        if self is Products.COUNTED_BY_TRITON:
+            return None
+        return workspaces.cublaslt(target) if self is Products.TUNED else workspaces.UNTUNED
+
+    def held_bytes(self, compiled: deviceless.Compilation, target: Target) -> int:
+        """The bytes that a program which was compiled without a card holds on it."""
+        tuned = workspaces.tuned_bytes(compiled.text, target) if self is Products.TUNED else 0
+        return compiled.held_bytes + tuned
+
+    def rate(self, kind: str) -> float:
+        """The rate of products of a kind in shares of the libraries'."""
+        return 1.0 if self is Products.TUNED else measured.BY_TRITON[kind]

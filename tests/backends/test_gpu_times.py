@@ -1,0 +1,62 @@
+"""What the model of a GPU predicts, against what was measured on one."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from benchmarks import gpu_times
+from eqsat_mem.backends.gpu import measured
+from eqsat_mem.backends.gpu.targets import named
+
+KNOWN = json.loads(gpu_times.RESULTS.read_text(encoding="utf-8"))["seconds"]
+EVERY = {name: timed for part in gpu_times.PROGRAMS.values() for name, timed in part.items()}
+H100 = named("h100")
+
+
+def test_every_program_was_measured():
+    assert set(KNOWN) == set(EVERY)
+
+
+@pytest.fixture(scope="module")
+def ratios():
+    return {name: gpu_times.predicted_s(timed) / KNOWN[name] for name, timed in EVERY.items()}
+
+
+def test_predictions_are_within_a_factor_of_two_of_what_was_measured(ratios):
+    assert {name: ratio for name, ratio in ratios.items() if not 0.5 < ratio < 2} == {}
+
+
+def test_most_predictions_are_within_a_quarter(ratios):
+    close = [name for name, ratio in ratios.items() if 0.8 <= ratio <= 1.25]
+    assert len(close) >= 0.75 * len(ratios)
+
+
+def test_predictions_rank_programs_as_measurements_do(ratios):
+    """Of two programs of one kind that differ by a half or more, the faster is predicted to be."""
+    wrong = []
+    for part in gpu_times.PROGRAMS.values():
+        names = list(part)
+        for one in names:
+            for other in names:
+                measured_ratio = KNOWN[one] / KNOWN[other]
+                if measured_ratio > 1.5 and measured_ratio * ratios[one] / ratios[other] < 1:
+                    wrong.append((one, other))
+    assert len(wrong) <= 0.02 * sum(math.comb(len(part), 2) for part in gpu_times.PROGRAMS.values()), wrong
+
+
+@pytest.mark.parametrize(("rows", "row", "k"), [(64, 2048, 8), (2000, 5000, 3), (1, 10**6, 8), (300, 1024, 1)])
+def test_selecting_more_takes_longer(rows, row, k):
+    def seconds(rows, row, k):
+        return measured.top_k(H100)([(rows, row)], [(rows, k), (rows, k)], {"k": k})
+
+    assert seconds(rows, row, k) <= seconds(4 * rows, row, k)
+    assert seconds(rows, row, k) <= seconds(rows, row, 2 * k)
+
+
+def test_rows_that_no_thread_folds_alone_are_those_read_apart():
+    weights = [measured.row_fold_weight(extent) for extent in range(1, 2**15)]
+    assert max(weights) == measured.APART
+    assert min(weights) == 1.0
