@@ -1,7 +1,7 @@
 """XLA:GPU as a backend: which values its kernels materialise, what its libraries take, and what a launch costs.
 
-The facts are those of docs/xla-gpu.md, read from programs compiled for cards that were not there; seconds are estimates from
-data sheets and counts of machine instructions, which no clock has confirmed.
+The facts are those of docs/xla-gpu.md, read from programs compiled for cards that were not there; seconds are those of
+:mod:`eqsat_mem.backends.gpu.measured`, of data sheets, and of counts of machine instructions, held against an H100.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 
 from eqsat_mem.backends.gpu import deviceless, habits, launches, measured, scratch, siblings, workspaces
 from eqsat_mem.backends.gpu.operations import weights_of
-from eqsat_mem.backends.gpu.products import Products
+from eqsat_mem.backends.gpu.products import Products, has_products
 from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
 from eqsat_mem.backends.gpu.tiles import Tiles
 from eqsat_mem.egraph.extract import Extraction
@@ -27,7 +27,7 @@ from eqsat_mem.ir.loop_tree import Loop
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.precision import rounds
 from eqsat_mem.schedule.backend import Backend
-from eqsat_mem.schedule.checks import Check, Hidden, knows_option
+from eqsat_mem.schedule.checks import Check, Hidden, knows_option, lowered
 from eqsat_mem.schedule.cost_model import arithmetic_s
 from eqsat_mem.schedule.device import Device
 from eqsat_mem.schedule.fusion import Fused
@@ -42,6 +42,8 @@ USUAL = "h100"
 
 KERNEL_S = 3.3e-6
 """Seconds to launch a kernel in a loop: measured on an H100 (benchmarks/gpu_times.py)."""
+CONVOLUTION = "stablehlo.convolution"
+"""The name of convolutions in programs that are lowered, in JAX's documentation of StableHLO."""
 TILE = 64
 """Rows and columns of a product that one block computes: blocks of launches in benchmarks/gpu_model.py."""
 FUSED_BLOCKS = frozenset({"slice", "slice_at", "shift_to", "dynamic_slice", "gather", "pad", "rev"})
@@ -368,15 +370,22 @@ class GpuBackend(Backend):
         limit: int | None = None,
         shardings: Sequence[Any] | None = None,
     ) -> Check:
-        """On the card where it is; else by its compiler, with products by Triton and by cuBLAS, of which the larger counts."""
+        """With products by Triton and by cuBLAS, of which the larger counts: neither is tried for speed, which takes many times as long
+        and ends differently from one time to the next. Convolutions take scratch that only trying tells."""
         if self.is_here:
-            return super().check(function, avals, donate, optimise, limit, shardings)
-        if shardings is not None:
+            program = lowered(function, avals, donate, shardings)
+            if optimise or CONVOLUTION in program.as_text():
+                return super().check(function, avals, donate, optimise, limit, shardings)
+            found = ((self.checked(compiled).held_bytes, compiled.as_text()) for compiled in self.products.untuned(program))
+        elif shardings is None:
+            compilations = deviceless.each_setting(function, avals, self.target, donate, self.products.settings)
+            found = ((compiled.held_bytes, compiled.text) for compiled in compilations)
+        else:
             raise DeviceCompilerError("programs of several cards are not compiled where the cards are not: the peak is predicted.")
         most = 0
-        for compiled in deviceless.each_setting(function, avals, self.target, donate, self.products.settings):
-            most = max(most, self.products.held_bytes(compiled, self.target))
-            if not compiled.has_products or (limit is not None and most > limit):
+        for held, text in found:
+            most = max(most, held + self.products.tuned_bytes(text, self.target))
+            if not has_products(text) or (limit is not None and most > limit):
                 break
         return Check(most)
 

@@ -86,11 +86,6 @@ class Compilation:
         unreported = self.workspaces[0].bytes if self.workspaces else 0
         return self.arguments + self.outputs + self.temporaries - self.shared + unreported
 
-    @property
-    def has_products(self) -> bool:
-        """Whether matrices are multiplied, so that other settings may hold more or less."""
-        return " dot(" in self.text or "__cublas" in self.text
-
     @cached_property
     def text(self) -> str:
         """The text of the optimised HLO."""

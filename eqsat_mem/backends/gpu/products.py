@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
 from eqsat_mem.backends.gpu import deviceless, measured, workspaces
 from eqsat_mem.backends.gpu.targets import Target
+from eqsat_mem.schedule.checks import knows_option, telling_of_missing_calls
 
 NATIVE_FUSIONS: Mapping[str, str | bool] = MappingProxyType({"xla_gpu_experimental_enable_fusion_autotuner": False})
 """The option that keeps XLA from trying Triton for folds, whose tiles of large extents it compiles for minutes: seen on an H100 with
 benchmarks/gpu_visit.py."""
+UNTRIED: Mapping[str, str | bool] = MappingProxyType({"xla_gpu_autotune_level": "0"})
+"""The option that keeps XLA from trying kernels, in XLA's documentation."""
 SCRATCHES = 8
 """Plans that may hold more than so many times the scratch of cuBLAS gain nothing from doing without it: guessed."""
 
@@ -57,11 +61,22 @@ class Products(Enum):
             return None
         return workspaces.cublaslt(target) if self is Products.TUNED else workspaces.UNTUNED
 
-    def held_bytes(self, compiled: deviceless.Compilation, target: Target) -> int:
-        """The bytes that a program which was compiled without a card holds on it."""
-        tuned = workspaces.tuned_bytes(compiled.text, target) if self is Products.TUNED else 0
-        return compiled.held_bytes + tuned
+    def tuned_bytes(self, text: str, target: Target) -> int:
+        """The bytes that a program whose products were not tuned holds less than one whose are; ``text`` is its optimised HLO."""
+        return workspaces.tuned_bytes(text, target) if self is Products.TUNED else 0
+
+    def untuned(self, program: Any) -> Iterator[Any]:
+        """A lowered program, compiled on the card in each of the settings without trying kernels."""
+        for setting in self.settings:
+            wanted = {**NATIVE_FUSIONS, **deviceless.SETTINGS[setting], **UNTRIED}
+            with telling_of_missing_calls():
+                yield program.compile({name: value for name, value in wanted.items() if knows_option(name, value)})
 
     def rate(self, kind: str) -> float:
         """The rate of products of a kind in shares of the libraries'."""
         return 1.0 if self is Products.TUNED else measured.BY_TRITON[kind]
+
+
+def has_products(text: str) -> bool:
+    """Whether matrices are multiplied in optimised HLO, so that other settings may hold more or less."""
+    return " dot(" in text or "__cublas" in text
