@@ -7,7 +7,7 @@ The facts are those of docs/xla-gpu.md, read from programs compiled for cards th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -42,8 +42,6 @@ USUAL = "h100"
 
 KERNEL_S = 3.3e-6
 """Seconds to launch a kernel in a loop: measured on an H100 (benchmarks/gpu_times.py)."""
-CONVOLUTION = "stablehlo.convolution"
-"""The name of convolutions in programs that are lowered, in JAX's documentation of StableHLO."""
 TILE = 64
 """Rows and columns of a product that one block computes: blocks of launches in benchmarks/gpu_model.py."""
 FUSED_BLOCKS = frozenset({"slice", "slice_at", "shift_to", "dynamic_slice", "gather", "pad", "rev"})
@@ -370,24 +368,26 @@ class GpuBackend(Backend):
         limit: int | None = None,
         shardings: Sequence[Any] | None = None,
     ) -> Check:
-        """With products by Triton and by cuBLAS, of which the larger counts: neither is tried for speed, which takes many times as long
-        and ends differently from one time to the next. Convolutions take scratch that only trying tells."""
+        """Where the card is not, with products by Triton and by cuBLAS, of which the larger counts. On the card that comes first, for
+        trying kernels takes many times as long; what then fits is compiled as it runs."""
         if self.is_here:
-            program = lowered(function, avals, donate, shardings)
-            if optimise or CONVOLUTION in program.as_text():
-                return super().check(function, avals, donate, optimise, limit, shardings)
-            found = ((self.checked(compiled).held_bytes, compiled.as_text()) for compiled in self.products.untuned(program))
-        elif shardings is None:
-            compilations = deviceless.each_setting(function, avals, self.target, donate, self.products.settings)
-            found = ((compiled.held_bytes, compiled.text) for compiled in compilations)
-        else:
+            compilations = self.products.untuned(lowered(function, avals, donate, shardings)) if limit is not None and not optimise else ()
+            most = self._largest(((self.checked(each).held_bytes, each.as_text()) for each in compilations), limit)
+            fits = limit is None or most <= limit
+            return super().check(function, avals, donate, optimise, limit, shardings) if fits else Check(most)
+        if shardings is not None:
             raise DeviceCompilerError("programs of several cards are not compiled where the cards are not: the peak is predicted.")
+        compilations = deviceless.each_setting(function, avals, self.target, donate, self.products.settings)
+        return Check(self._largest(((each.held_bytes, each.text) for each in compilations), limit))
+
+    def _largest(self, compilations: Iterable[tuple[int, str]], limit: int | None) -> int:
+        """The most that any of some compilations holds, given what each holds and its text, or the first that is over the limit."""
         most = 0
-        for held, text in found:
+        for held, text in compilations:
             most = max(most, held + self.products.tuned_bytes(text, self.target))
             if not has_products(text) or (limit is not None and most > limit):
                 break
-        return Check(most)
+        return most
 
     def hidden(self, compiled: Any) -> Hidden:
         """Scratch that libraries ask for at run time, from a table."""

@@ -58,7 +58,7 @@ def row_fold_weight(extent: int, apart: float = APART, of_long_row: float = OF_L
     """Additions for each element that a fold along contiguous axes combines.
 
     >>> [round(row_fold_weight(n), 1) for n in (1, 3, 5, 8, 16, 64, 1024, 16384)]
-    [1.2, 2.5, 5.2, 11.7, 32.0, 31.9, 5.5, 1.0]
+    [1.2, 2.5, 5.2, 11.7, 32.0, 32.0, 5.5, 1.0]
     """
     within_a_thread = 1 + extent**2 / SHORT_ROW
     return max(1.0, min(apart, within_a_thread, of_long_row * (LONG_ROW / max(extent, 1)) ** SHORTER))

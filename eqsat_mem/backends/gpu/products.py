@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
+
+import jax
 
 from eqsat_mem.backends.gpu import deviceless, measured, workspaces
 from eqsat_mem.backends.gpu.targets import Target
@@ -69,7 +72,7 @@ class Products(Enum):
         """A lowered program, compiled on the card in each of the settings without trying kernels."""
         for setting in self.settings:
             wanted = {**NATIVE_FUSIONS, **deviceless.SETTINGS[setting], **UNTRIED}
-            with telling_of_missing_calls():
+            with telling_of_missing_calls(), suppress(jax.errors.JaxRuntimeError):  # what it cannot compile so is compiled as it runs
                 yield program.compile({name: value for name, value in wanted.items() if knows_option(name, value)})
 
     def rate(self, kind: str) -> float:
