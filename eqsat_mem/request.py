@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,8 @@ from eqsat_mem.options import Options, format_bytes, resolve_limit, resolve_plan
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check, lowered
 
+SCRATCHES = 2
+"""Plans that may hold less than so many times the scratch of libraries do without it from the beginning: guessed."""
 LEAST_S = 60.0
 """The least bound on planning that is set by default, in seconds."""
 COMPILATIONS = 5
@@ -134,11 +136,20 @@ def request_of(
     taken, shared_bytes = donations(jaxpr, donated, placement)
     if placement is not None:
         backend = backend.among(devices_here(placement))
-    backend = backend.compiling(jaxpr).within(limit)
+    backend = backend.compiling(jaxpr)
+    backend = (backend.narrowed() or backend) if limit < SCRATCHES * backend.library_bytes else backend
     backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
     backend = backend if options.tiles and options.accuracy == "all" and placement is None else backend.without_tiles()
     deadline = deadline or deadline_of(options, jaxpr, backend)
     return Request(jaxpr, tuple(arg_names), name, options, limit + shared_bytes, backend, taken, shared_bytes, placement, deadline)
+
+
+def narrowing(backend: Backend) -> Iterator[Backend]:
+    """A backend with ever more compiler options under which programs hold less."""
+    narrowed = backend.narrowed()
+    while narrowed is not None:
+        yield narrowed
+        narrowed = narrowed.narrowed()
 
 
 def refuse_tuning_elsewhere(options: Options, backend: Backend) -> None:

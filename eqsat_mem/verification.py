@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jax.extend.core import jaxpr_as_fun
@@ -14,7 +13,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.reports.outline import output_bytes, peak_tensors, restrictions
-from eqsat_mem.request import Request
+from eqsat_mem.request import Request, narrowing
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
 from eqsat_mem.schedule.schedules import Schedule, unscheduled
@@ -28,6 +27,8 @@ FAR_SLOWER = 2.0
 """Times as written, or as a plan that held too much, from which on plans are tried that are predicted to hold more than one that fits."""
 HOPELESS = 100.0
 """Times as written from which on a plan that fits is no better than none, so that any compiler options are tried."""
+ROOMY = 8
+"""Plans that may hold more than so many times the scratch of libraries gain little from doing without it: guessed."""
 SLOWER = 1.2
 """The same where one that fits leaves half of the room."""
 ROOM = 1.5
@@ -112,11 +113,11 @@ def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: f
     errors: list[MemoryLimitError] = []
     found: Chosen | None = None
     cautious = request.backend.cautious() if best.fits(request.limit) else None
-    for backend in (request.backend, *([] if cautious is None else [cautious]), *_narrowed(request)):
+    for backend in (request.backend, *([] if cautious is None else [cautious]), *(narrowing(request.backend) if request.verifies else ())):
         if (errors or found) and request.deadline.passed():
             break
         if found is not None:
-            slowest = HOPELESS if backend.narrowed(request.limit) is None else 1.0
+            slowest = 1.0 if request.limit <= ROOMY * request.backend.library_bytes and backend.narrowed() is not None else HOPELESS
             is_tried = _leaves_room(found, request.limit) if backend is cautious else found.schedule.seconds > slowest * as_written_s
             if not is_tried:
                 continue
@@ -133,14 +134,6 @@ def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: f
         raise min(errors, key=lambda error: error.smallest_bytes) from None
     finally:
         errors.clear()  # its frames hold them, and they all that was planned, until cyclic garbage is looked for
-
-
-def _narrowed(request: Request) -> Iterator[Backend]:
-    """The backend with ever more compiler options under which programs hold less, where they are compiled."""
-    backend = request.backend.narrowed(request.limit) if request.verifies else None
-    while backend is not None:
-        yield backend
-        backend = backend.narrowed(request.limit)
 
 
 def _leaves_room(chosen: Chosen, limit: int) -> bool:

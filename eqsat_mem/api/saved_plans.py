@@ -14,7 +14,7 @@ from eqsat_mem.frontend.stable import Unstable
 from eqsat_mem.options import format_bytes
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.plan_files import Identity, LoadedRecord, identity, versions
-from eqsat_mem.request import Request
+from eqsat_mem.request import Request, narrowing
 from eqsat_mem.schedule.backend import Backend
 
 
@@ -51,7 +51,7 @@ def taken_up(plan: Plan, request: Request, again: Callable[[Plan], Plan]) -> Pla
     if plan.unchanged:  # such a program runs bit for bit as it was traced, and not as its source
         run = jaxpr_as_fun(request.jaxpr)
         plan = replace(plan, function=lambda *args: tuple(run(*args)))
-    known = request.backend.compiler_options.items()
+    known = {item for backend in (request.backend, *narrowing(request.backend)) for item in backend.compiler_options.items()}
     options = {name: value for name, value in plan.compiler_options.items() if (name, value) in known}
     return replace(plan, record=TakenUpRecord(request, partial(again, plan)), compiler_options=options)
 

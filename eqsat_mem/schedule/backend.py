@@ -62,6 +62,8 @@ class Backend:
     """The way to keep recomputed values apart; None where none is known, so that nothing is recomputed."""
     asked_up_to: ClassVar[float] = 4.0
     """Predicted peak over limit up to which the compiler is asked about a program as written: it may fuse more than the model says."""
+    library_bytes: ClassVar[int] = 0
+    """Scratch of libraries that a contraction may take, and that :meth:`narrowed` does without."""
     rounds_operands: ClassVar[bool] = False
     """Whether operands of float32 contractions are rounded unless full precision is asked for."""
     runs_remainder_beside: ClassVar[bool] = False
@@ -143,16 +145,12 @@ class Backend:
         """A program with what rules allow of it where it runs as its author wrote it, for predictions."""
         return ex
 
-    def within(self, limit: int) -> Self:
-        """The same for programs that may hold so many bytes."""
-        return self
-
     def cautious(self) -> Self | None:
         """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""
         return None
 
-    def narrowed(self, limit: int) -> Self | None:
-        """The same with further :attr:`compiler_options` under which programs hold less; None if none help at this limit."""
+    def narrowed(self) -> Self | None:
+        """The same target with further :attr:`compiler_options` under which programs hold less; None if there are none."""
         return None
 
     # fusion: which values exist, and in which order kernels run

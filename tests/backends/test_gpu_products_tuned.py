@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+import eqsat_mem
+from eqsat_mem.api.saved_plans import taken_up
 from eqsat_mem.backends.gpu import workspaces
 from eqsat_mem.backends.gpu.backend import GpuBackend
 from eqsat_mem.backends.gpu.products import NATIVE_FUSIONS, Products
 from eqsat_mem.backends.gpu.targets import named
 from eqsat_mem.ir import Dot
+from eqsat_mem.request import narrowing
 
 H100, A100 = named("h100"), named("a100-80gb")
 MIB = 2**20
@@ -84,27 +88,42 @@ def test_scratch_of_cublas_is_what_the_card_has(target, scratch):
     assert workspaces.tuned_bytes(text, target) == scratch - 4 * MIB
     assert workspaces.tuned_bytes(CALL.format(32 * MIB), target) == 0
     assert workspaces.tuned_bytes("no products", target) == 0
-    assert Products.TUNED.library_bytes(target) == scratch
-    assert Products.BY_TRITON.library_bytes(target) == 4 * MIB
-    assert Products.COUNTED_BY_TRITON.library_bytes(target) is None
+    assert Products.TUNED.scratch_bytes(target) == GpuBackend.of(target).library_bytes == scratch
+    assert Products.BY_TRITON.scratch_bytes(target) == 4 * MIB
+    assert Products.COUNTED_BY_TRITON.scratch_bytes(target) is None
+
+
+def options_of(limit):
+    """The compiler options of a plan of a product that fits easily."""
+    plan = eqsat_mem.optimize(lambda a, b: jnp.tanh(a @ b), memory_limit=limit, device="h100", verify=False).plan(*SQUARES)
+    return dict(plan.schedule.backend.compiler_options)
 
 
 def test_products_are_left_to_triton_where_scratch_would_take_half_of_the_limit():
-    own = GpuBackend.of(H100)
-    assert own.within(63 * MIB).products is Products.BY_TRITON
-    assert own.within(64 * MIB).products is Products.TUNED
-    assert GpuBackend.of(A100).within(9 * MIB).products is Products.TUNED
+    assert "xla_gpu_cublas_fallback" in options_of(64 * MIB - 1)
+    assert options_of(64 * MIB) == dict(NATIVE_FUSIONS)
 
 
-def test_products_by_triton_are_tried_where_they_may_help():
+def test_products_by_triton_are_tried_in_turn():
     own = GpuBackend.of(H100)
-    levels = [own]
-    while (narrowed := levels[-1].narrowed(100 * MIB)) is not None:
-        levels.append(narrowed)
+    levels = [own, *narrowing(own)]
     assert [level.products for level in levels] == [*Products]
-    assert own.narrowed(2**30) is None
     assert all("xla_gpu_cublas_fallback" in level.compiler_options for level in levels[1:])
     assert dict(own.compiler_options) == dict(NATIVE_FUSIONS)
+    assert [level.library_bytes for level in levels[1:]] == [0, 0]
+
+
+def test_plans_that_are_taken_up_keep_the_options_that_they_were_made_with():
+    """Also those that were tried where nothing else fitted."""
+
+    def function(a, b):
+        return jnp.sin(a @ b)
+
+    plan = eqsat_mem.optimize(function, memory_limit=2**30, device="h100", verify=False).plan(*SQUARES)
+    request = SimpleNamespace(backend=GpuBackend.of(H100))
+    options = dict(next(narrowing(request.backend)).compiler_options)
+    kept = replace(plan, unchanged=False, compiler_options={**options, "of_another_device": "1"})
+    assert dict(taken_up(kept, request, lambda plan: plan).compiler_options) == options
 
 
 def test_products_by_triton_are_slower():

@@ -117,6 +117,10 @@ class GpuBackend(Backend):
         return self.target.rounds
 
     @property
+    def library_bytes(self) -> int:  # type: ignore[override]  # depends on the card
+        return workspaces.cublaslt(self.target) if self.products is Products.TUNED else 0
+
+    @property
     def is_here(self) -> bool:
         if jax.default_backend() != "gpu":
             return False
@@ -170,11 +174,8 @@ class GpuBackend(Backend):
         """With elementwise values that several folds read in memory."""
         return replace(self, recomputes_shared=False) if self.recomputes_shared else None
 
-    def within(self, limit: int) -> Self:
-        return replace(self, products=Products.within(limit, self.target))
-
-    def narrowed(self, limit: int) -> Self | None:
-        products = self.products.narrowed(limit, self.target)
+    def narrowed(self) -> Self | None:
+        products = self.products.narrowed
         return None if products is None else replace(self, products=products)
 
     def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:
@@ -286,7 +287,7 @@ class GpuBackend(Backend):
         """Partial results and copied operands of folds, and what products by Triton or by a library take."""
         program, term = ex.program, ex.program.terms[t]
         if isinstance(term, Dot):
-            return scratch.product_bytes(program, term, extents, self.target, size, self.products.library_bytes(self.target))
+            return scratch.product_bytes(program, term, extents, self.target, size, self.products.scratch_bytes(self.target))
         t = scratch.step_of_kernel(program, t, members)
         term = program.terms[t]
         if not isinstance(term, Fold | Block) or ex.unrolls.get(t) or not members:
@@ -368,7 +369,7 @@ class GpuBackend(Backend):
         limit: int | None = None,
         shardings: Sequence[Any] | None = None,
     ) -> Check:
-        """Where the card is not, with products by Triton and by cuBLAS, of which the larger counts. On the card that comes first, for
+        """A compilation with products by Triton and one by cuBLAS, of which the larger counts. On the card these come first, as
         trying kernels takes many times as long; what then fits is compiled as it runs."""
         if self.is_here:
             compilations = self.products.untuned(lowered(function, avals, donate, shardings)) if limit is not None and not optimise else ()

@@ -80,7 +80,7 @@ def top_k(target: Target) -> BlockWeight:
     """
 
     def weight(ins: Shapes, outs: Shapes, params: Params) -> float:
-        k, n, rows = int(params["k"]), ins[0][-1], math.prod(ins[0][:-1])
+        k, n, rows = max(int(params["k"]), 1), ins[0][-1], math.prod(ins[0][:-1])
         if k > habits.TOP_K or n < habits.TOP_K_ROW:
             return sorting(ins, outs, params)
         kept = 1 << (k - 1).bit_length()

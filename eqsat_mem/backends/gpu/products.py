@@ -19,8 +19,6 @@ NATIVE_FUSIONS: Mapping[str, str | bool] = MappingProxyType({"xla_gpu_experiment
 benchmarks/gpu_visit.py."""
 UNTRIED: Mapping[str, str | bool] = MappingProxyType({"xla_gpu_autotune_level": "0"})
 """The option that keeps XLA from trying kernels, in XLA's documentation."""
-SCRATCHES = 8
-"""Plans that may hold more than so many times the scratch of cuBLAS gain nothing from doing without it: guessed."""
 
 
 class Products(Enum):
@@ -37,16 +35,12 @@ class Products(Enum):
     BY_TRITON = "by Triton"
     COUNTED_BY_TRITON = "by Triton, and counted so"
 
-    @classmethod
-    def within(cls, limit: int, target: Target) -> Products:
-        """Triton where the scratch of cuBLAS would take half of the limit."""
-        return cls.BY_TRITON if limit < 2 * workspaces.cublaslt(target) else cls.TUNED
-
-    def narrowed(self, limit: int, target: Target) -> Products | None:
-        """The next one, which holds less; None if there is none, or room for the scratch of cuBLAS many times."""
+    @property
+    def narrowed(self) -> Products | None:
+        """The next one, which holds less; None if there is none."""
         levels = [*Products]
         place = levels.index(self) + 1
-        return None if place == len(levels) or limit > SCRATCHES * workspaces.cublaslt(target) else levels[place]
+        return None if place == len(levels) else levels[place]
 
     @property
     def options(self) -> Mapping[str, str | bool]:
@@ -58,7 +52,7 @@ class Products(Enum):
         """The settings in which the compiler without a card is asked."""
         return ("triton",) if self is Products.COUNTED_BY_TRITON else tuple(deviceless.SETTINGS)
 
-    def library_bytes(self, target: Target) -> int | None:
+    def scratch_bytes(self, target: Target) -> int | None:
         """The scratch of a product by a library that counts; None where none does."""
         if self is Products.COUNTED_BY_TRITON:
             return None
