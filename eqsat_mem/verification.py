@@ -113,9 +113,10 @@ def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: f
     errors: list[MemoryLimitError] = []
     found: Chosen | None = None
     cautious = request.backend.cautious() if best.fits(request.limit) else None
-    for backend in (request.backend, *([] if cautious is None else [cautious]), *(narrowing(request.backend) if request.verifies else ())):
-        if (errors or found) and request.deadline.passed():
-            break
+    narrowed = narrowing(request.backend) if request.verifies else ()
+    for backend in (request.backend, cautious, *narrowed):
+        if backend is None or ((errors or found) and request.deadline.passed()):
+            continue
         if found is not None:
             slowest = 1.0 if request.limit <= ROOMY * request.backend.library_bytes and backend.narrowed() is not None else HOPELESS
             is_tried = _leaves_room(found, request.limit) if backend is cautious else found.schedule.seconds > slowest * as_written_s

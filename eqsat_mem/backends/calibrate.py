@@ -17,7 +17,6 @@ from eqsat_mem.backends.cpu.backend import DEALT
 from eqsat_mem.backends.cpu.profile import CpuDevice
 from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, WIDE_BITS, compiler_options
 from eqsat_mem.backends.gpu.backend import GpuBackend
-from eqsat_mem.backends.gpu.products import NATIVE_FUSIONS
 from eqsat_mem.ir.precision import FULL
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.device import Device
@@ -275,7 +274,7 @@ def _rate(
     """
 
     if options is None and jax.default_backend() == GpuBackend.platform:
-        options = dict(NATIVE_FUSIONS)
+        options = dict(GpuBackend.built_in().compiler_options)
 
     def compiled(n: int) -> tuple[Any, Any, float]:
         function, args, work = make(n)

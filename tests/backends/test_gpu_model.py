@@ -24,9 +24,8 @@ def test_every_figure_of_a_gpu_says_where_it_is_from():
     said = {constant.path: constant.said for constant in CONSTANTS if constant.name.isupper()}
     assert len(said) > 40
     said["backends.gpu.weights.COUNTS"] = weights.__doc__  # the module is about this table
-    said = {
-        path: measured.__doc__ if path.startswith("backends.gpu.measured.") else text for path, text in said.items()
-    }  # or these figures
+    about = measured.__doc__  # and this one about its figures
+    said = {path: about if path.startswith("backends.gpu.measured.") else text for path, text in said.items()}
     assert [path for path, text in said.items() if not SOURCES.search(text)] == []
 
 

@@ -340,7 +340,8 @@ class GpuBackend(Backend):
 
     def overhead_s(self, kernel: Kernel) -> float:
         """Its launches."""
-        tile = None if isinstance(kernel.term, Dot) else self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents)
+        may_be_tile = kernel.members and not isinstance(kernel.term, Dot)
+        tile = self.tile(kernel.ex, kernel.step, kernel.members, kernel.extents) if may_be_tile else None
         return self.device.kernel_s * launches.count(kernel, tile, self.target)
 
     def turn_s(self, ex: Extraction, loop: Loop) -> float:
@@ -385,7 +386,7 @@ class GpuBackend(Backend):
         """The most that any of some compilations holds, given what each holds and its text, or the first that is over the limit."""
         most = 0
         for held, text in compilations:
-            most = max(most, held + self.products.tuned_bytes(text, self.target))
+            most = max(most, held + self.products.difference(text, self.target))
             if not has_products(text) or (limit is not None and most > limit):
                 break
         return most

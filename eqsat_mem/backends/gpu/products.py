@@ -12,7 +12,7 @@ import jax
 
 from eqsat_mem.backends.gpu import deviceless, measured, workspaces
 from eqsat_mem.backends.gpu.targets import Target
-from eqsat_mem.schedule.checks import knows_option, telling_of_missing_calls
+from eqsat_mem.schedule.checks import knows_option
 
 NATIVE_FUSIONS: Mapping[str, str | bool] = MappingProxyType({"xla_gpu_experimental_enable_fusion_autotuner": False})
 """The option that keeps XLA from trying Triton for folds, whose tiles of large extents it compiles for minutes: seen on an H100 with
@@ -26,8 +26,8 @@ class Products(Enum):
 
     Attributes:
         TUNED: Triton or cuBLAS, whichever the card finds faster; the larger of both counts, with the scratch that cuBLAS has there.
-        BY_TRITON: Triton. What cuBLAS would hold without a card counts, too: others that call the plan may compile it without its
-            compiler options.
+        BY_TRITON: Triton. What cuBLAS would hold with little scratch counts, too: others that call the plan may compile it without
+            its compiler options.
         COUNTED_BY_TRITON: Triton, and only that counts.
     """
 
@@ -58,15 +58,18 @@ class Products(Enum):
             return None
         return workspaces.cublaslt(target) if self is Products.TUNED else workspaces.UNTUNED
 
-    def tuned_bytes(self, text: str, target: Target) -> int:
-        """The bytes that a program whose products were not tuned holds less than one whose are; ``text`` is its optimised HLO."""
-        return workspaces.tuned_bytes(text, target) if self is Products.TUNED else 0
+    def difference(self, text: str, target: Target) -> int:
+        """The bytes by which the scratch of cuBLAS that counts differs from what a program has; ``text`` is its optimised HLO."""
+        given, counted = workspaces.cublaslt_bytes(text), self.scratch_bytes(target)
+        if not given or counted is None:
+            return 0
+        return max(counted - min(given), 0) if self is Products.TUNED else min(counted - max(given), 0)
 
     def untuned(self, program: Any) -> Iterator[Any]:
-        """A lowered program, compiled on the card in each of the settings without trying kernels."""
+        """A lowered program, compiled on the card in each of the settings without trying kernels, if that is possible."""
         for setting in self.settings:
             wanted = {**NATIVE_FUSIONS, **deviceless.SETTINGS[setting], **UNTRIED}
-            with telling_of_missing_calls(), suppress(jax.errors.JaxRuntimeError):  # what it cannot compile so is compiled as it runs
+            with suppress(jax.errors.JaxRuntimeError):
                 yield program.compile({name: value for name, value in wanted.items() if knows_option(name, value)})
 
     def rate(self, kind: str) -> float:

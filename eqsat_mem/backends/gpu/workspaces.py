@@ -84,10 +84,9 @@ def cublaslt(target: Target) -> int:
     return ROOMY if target.capability >= ROOMY_SINCE else UNTUNED
 
 
-def tuned_bytes(compiled_text: str, target: Target) -> int:
-    """Return how much more the scratch of products by cuBLASLt takes on the card than where they were compiled without it, in bytes."""
-    given = [int(size) for size in _CUBLASLT.findall(compiled_text)]
-    return max(cublaslt(target) - min(given), 0) if given else 0
+def cublaslt_bytes(compiled_text: str) -> list[int]:
+    """Return the scratch of each product by cuBLASLt in a program's optimised HLO, in bytes; XLA reports it."""
+    return [int(size) for size in _CUBLASLT.findall(compiled_text)]
 
 
 def library_bytes(compiled_text: str, target: Target) -> int:
