@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 from eqsat_mem.backends.gpu import assembler, deviceless
 from eqsat_mem.backends.gpu.backend import GpuBackend
+from eqsat_mem.backends.gpu.products import Products
 from eqsat_mem.errors import DeviceCompilerError
 from tests.backends.test_gpu_deviceless import H100, compiler, f32
 
@@ -88,7 +90,7 @@ def test_programs_without_products_are_compiled_in_one_setting(monkeypatch):
         return compiled(*args)
 
     monkeypatch.setattr(deviceless, "_compiled", counting)
-    own = GpuBackend.of(H100)
+    own = replace(GpuBackend.of(H100), products=Products.BY_TRITON)
     own.check(lambda x: jnp.exp(x).sum(1), [f32(100, 100)])
     assert counted == ["triton"]
     whole = own.check(kernel_product, ARRAYS).held_bytes

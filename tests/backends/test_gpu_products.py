@@ -9,6 +9,7 @@ from eqsat_mem import verification
 from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.backends.gpu import deviceless
 from eqsat_mem.backends.gpu.backend import GpuBackend
+from eqsat_mem.backends.gpu.products import Products
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.frontend.load import load
@@ -36,14 +37,17 @@ def squared(a):
 
 @compiler
 def test_products_are_by_triton_alone_where_a_library_does_not_fit():
+    """With the scratch that it has on the card, and then without it."""
     fixed = 4 * 1024**2
-    for spare, options in ((9 * 2**20, {}), (5 * 2**20, deviceless.SETTINGS["triton"])):
-        plan = eqsat_mem.optimize(squared, memory_limit=fixed + spare, device="h100", accuracy="bitwise").plan(f32(1024, 1024))
-        assert plan.compiler_options == options
-        assert plan.peak_bytes <= fixed + spare
+    for spare, products in ((72, Products.TUNED), (9, Products.BY_TRITON), (5, Products.COUNTED_BY_TRITON)):
+        limit = fixed + spare * 2**20
+        plan = eqsat_mem.optimize(squared, memory_limit=limit, device="h100", accuracy="bitwise").plan(f32(1024, 1024))
+        assert plan.schedule.backend.products is products
+        assert plan.compiler_options == ({} if plan.unchanged else products.options)
+        assert plan.peak_bytes <= limit
         settings = deviceless.compile_for(plan.function, [f32(1024, 1024)], H100).settings
-        assert [c.held_bytes <= fixed + spare for c in settings] == [True, not options]
-        assert plan.compiled_peak_bytes <= fixed + spare
+        assert [c.held_bytes <= limit for c in settings] == [True, products is not Products.COUNTED_BY_TRITON]
+        assert plan.compiled_peak_bytes <= limit
 
 
 @compiler
@@ -57,7 +61,7 @@ def test_products_are_by_triton_alone_where_what_fits_otherwise_would_take_for_e
     avals = f32(3000, 20), f32(20, 30), f32(30)
     plan = eqsat_mem.optimize(information, memory_limit=limit, device="h100").plan(*avals)
     assert plan.predicted_s < verification.HOPELESS * plan.original_predicted_s
-    assert plan.compiler_options == deviceless.SETTINGS["triton"]
+    assert plan.compiler_options == Products.COUNTED_BY_TRITON.options
     assert plan.compiled_peak_bytes <= limit
 
 
