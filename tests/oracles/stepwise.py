@@ -25,7 +25,7 @@ def run(closed: ClosedJaxpr, args: Sequence[Array], norm: Root = np.sqrt) -> lis
         norm: the function that computes the roots of sums of squares in float32 and float64.
     """
     with np.errstate(all="ignore"):
-        return _run(closed.jaxpr, closed.consts, [np.asarray(a) for a in args], norm)
+        return _run(closed.jaxpr, closed.consts, [*map(_plain, args)], norm)
 
 
 def _run(jaxpr: Any, consts: Sequence[Array], args: Sequence[Array], norm: Root) -> list[Array]:
