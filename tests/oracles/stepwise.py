@@ -91,7 +91,8 @@ def _equation(eqn: Any, args: list[Array], norm: Root) -> list[Array]:
     ):
         return _run(inner.jaxpr, inner.consts, args, norm) if isinstance(inner, ClosedJaxpr) else _run(inner, (), args, norm)
     floating = all(jnp.issubdtype(a.dtype, jnp.inexact) for a in args if not _is_key(a.dtype))  # bfloat16 is no floating dtype of numpy
-    if name in EXACT or (name in SIMPLE and floating and all(a.size for a in args)):
+    keys = any(_is_key(a.dtype) for a in args)  # which are none of numpy's
+    if not keys and (name in EXACT or (name in SIMPLE and floating and all(a.size for a in args))):
         result = SIMPLE[name](params, *args)
         if result is not NotImplemented:
             return result if eqn.primitive.multiple_results else [result]

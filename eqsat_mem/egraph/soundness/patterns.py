@@ -125,10 +125,11 @@ def directions(rule: Rule) -> Sequence[tuple[list[Tree], list[Tree]]]:
 
 def shape(rule: Rule, rules: RuleSet, rng: random.Random) -> Shape | None:
     """A shape of a rule's left side, at random among those that its facts may come from; None if none was found."""
+    known = _Known.of(rules)
     for _ in range(TRIES):
         out = Shape()
         premises, _ = rng.choice(directions(rule))
-        if _assume(out, premises, rules, rng, DEPTH):
+        if _assume(out, premises, known, rng, DEPTH):
             return out
     return None
 
@@ -183,40 +184,60 @@ def _calls(tree: Tree) -> Iterator[list[Tree]]:
             yield from _calls(part)
 
 
-def _assume(out: Shape, premises: Sequence[Tree], rules: RuleSet, rng: random.Random, depth: int) -> bool:
+Way = tuple[Sequence[Tree], Tree]
+"""The premises under which a rule states a fact, and that fact, in which names are replaced by what the rule lets them be."""
+
+
+@cache
+def _stating(rule: Rule) -> Mapping[str, Sequence[Way]]:
+    """How a rule states facts of each relation."""
+    found: dict[str, list[Way]] = {}
+    for premises, actions in directions(rule):
+        made = {action[1]: action[2] for action in actions if action[0] == "let"}
+        for said in stated(actions):
+            found.setdefault(said[0], []).append((premises, filled(said, made)))
+    return found
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What shapes are made from: how rules state the facts of each relation, and the user's operations."""
+
+    ways: Mapping[str, Sequence[Way]]
+    own: language.Own
+
+    @classmethod
+    def of(cls, rules: RuleSet) -> _Known:
+        ways: dict[str, list[Way]] = {}
+        for rule in rules.rules:
+            for relation, those in _stating(rule).items():
+                ways.setdefault(relation, []).extend(those)
+        return cls(ways, rules.own)
+
+
+def _assume(out: Shape, premises: Sequence[Tree], known: _Known, rng: random.Random, depth: int) -> bool:
     """Add premises to a shape; whether they can hold together."""
     use, out.uses = out.uses, out.uses + 1
-    return all(_premise(out, premise, use, rules, rng, depth) for premise in premises)
+    return all(_premise(out, premise, use, known, rng, depth) for premise in premises)
 
 
-def _premise(out: Shape, premise: Tree, use: int, rules: RuleSet, rng: random.Random, depth: int) -> bool:
+def _premise(out: Shape, premise: Tree, use: int, known: _Known, rng: random.Random, depth: int) -> bool:
     head, args = premise[0], premise[1:]
     out.functions |= set(_heads(premise))
     out.guards.append((premise, use))
     if head == "=":
-        sides = [_term(a, use, rules.own) for a in args]
-        known = [s for s in sides if s is not None]
-        out.roots += [s for s in known if isinstance(s, App)]
-        free, dtypes = ([_term(a[1], use, rules.own) for a in args if isinstance(a, list) and a[0] == of] for of in ("free", "dtype"))
-        out.free += [(s, term) for s in known if isinstance(s, tuple) for term in free if isinstance(term, tuple)]
-        out.dtypes += [(term, s.strip('"')) for s in known if isinstance(s, str) for term in dtypes if isinstance(term, tuple)]
-        facts = [a for a in args if isinstance(a, list) and _is_stated(a[0], rules.own)]
-        united = all(out.unify(known[0], other) for other in known[1:])
-        return united and all(_state(out, fact, use, rules, rng, depth) for fact in facts)
-    if is_constructor(head, rules.own):
-        out.roots.append(_term(premise, use, rules.own))
+        sides = [side for a in args if (side := _term(a, use, known.own)) is not None]
+        out.roots += [s for s in sides if isinstance(s, App)]
+        free, dtypes = ([_term(a[1], use, known.own) for a in args if isinstance(a, list) and a[0] == of] for of in ("free", "dtype"))
+        out.free += [(s, term) for s in sides if isinstance(s, tuple) for term in free if isinstance(term, tuple)]
+        out.dtypes += [(term, s.strip('"')) for s in sides if isinstance(s, str) for term in dtypes if isinstance(term, tuple)]
+        facts = [a for a in args if isinstance(a, list) and _is_stated(a[0], known.own)]
+        united = all(out.unify(sides[0], other) for other in sides[1:])
+        return united and all(_state(out, fact, use, known, rng, depth) for fact in facts)
+    if is_constructor(head, known.own):
+        out.roots.append(_term(premise, use, known.own))
         return True
-    return not _is_stated(head, rules.own) or _state(out, premise, use, rules, rng, depth)
-
-
-@cache
-def _stating(rule: Rule) -> Mapping[str, Sequence[tuple[list[Tree], list[Tree], Tree]]]:
-    """The premises and actions of a rule that state facts of a relation, and those facts, by relation."""
-    found: dict[str, list[tuple[list[Tree], list[Tree], Tree]]] = {}
-    for premises, actions in directions(rule):
-        for said in stated(actions):
-            found.setdefault(said[0], []).append((premises, actions, said))
-    return found
+    return not _is_stated(head, known.own) or _state(out, premise, use, known, rng, depth)
 
 
 def _is_stated(head: str, own: language.Own) -> bool:
@@ -224,17 +245,16 @@ def _is_stated(head: str, own: language.Own) -> bool:
     return head not in language.NAMES | language.PRIMITIVES and not is_constructor(head, own)
 
 
-def _state(out: Shape, fact: Tree, use: int, rules: RuleSet, rng: random.Random, depth: int) -> bool:
+def _state(out: Shape, fact: Tree, use: int, known: _Known, rng: random.Random, depth: int) -> bool:
     """Add the premises of some rule that states a fact."""
-    ways = [way for rule in rules.rules for way in _stating(rule).get(fact[0], ())]
+    ways = known.ways.get(fact[0], ())
     if not ways or depth == 0:
         return False
-    premises, actions, said = rng.choice(ways)
+    premises, said = rng.choice(ways)
     inner = out.uses
-    if not _assume(out, premises, rules, rng, depth - 1):
+    if not _assume(out, premises, known, rng, depth - 1):
         return False
-    made = {action[1]: action[2] for action in actions if action[0] == "let"}
-    pairs = [(_term(a, use, rules.own), _term(filled(b, made), inner, rules.own)) for a, b in zip(fact[1:], said[1:])]
+    pairs = ((_term(a, use, known.own), _term(b, inner, known.own)) for a, b in zip(fact[1:], said[1:]))
     return all(a is None or b is None or out.unify(a, b) for a, b in pairs)
 
 
@@ -252,9 +272,10 @@ def _term(tree: Tree, use: int, own: language.Own) -> Any:
         return tree if _is_literal(tree) else (tree, use)
     if tree and is_constructor(tree[0], own):
         args = [_term(a, use, own) for a in tree[1:]]
-        return App(tree[0], tuple(("_", id(tree) + k) if a is None else a for k, a in enumerate(args)))
+        return App(tree[0], tuple((f"_{id(tree[k])}", use) if a is None else a for k, a in enumerate(args, 1)))
     return None
 
 
+@cache
 def _is_literal(atom: str) -> bool:
     return atom.startswith('"') or atom in ("true", "false") or bool(re.fullmatch(r"-?(\d[\d.e+-]*|inf|NaN)", atom))
