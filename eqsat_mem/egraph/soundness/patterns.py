@@ -190,7 +190,7 @@ Way = tuple[Sequence[Tree], Tree]
 
 @cache
 def _stating(rule: Rule) -> Mapping[str, Sequence[Way]]:
-    """How a rule states facts of each relation."""
+    """The ways in which a rule states facts, by relation."""
     found: dict[str, list[Way]] = {}
     for premises, actions in directions(rule):
         made = {action[1]: action[2] for action in actions if action[0] == "let"}
@@ -201,7 +201,7 @@ def _stating(rule: Rule) -> Mapping[str, Sequence[Way]]:
 
 @dataclass(frozen=True)
 class _Known:
-    """What shapes are made from: how rules state the facts of each relation, and the user's operations."""
+    """The material of shapes: the ways in which rules state the facts of each relation, and the user's operations."""
 
     ways: Mapping[str, Sequence[Way]]
     own: language.Own
