@@ -29,7 +29,7 @@ from eqsat_mem.egraph.take_lowering import takes
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
 from eqsat_mem.ir.bitwise import compared, uncontracted
-from eqsat_mem.ir.ops import joins, searched
+from eqsat_mem.ir.ops import joins
 
 Choice = dict[int, Node]
 
@@ -98,14 +98,39 @@ def original(program: Program, rules: RuleSet | None = None) -> Extraction:
 
 
 def run_as_is(program: Program, extracted: Callable[[Program], Extraction]) -> Extraction:
-    """A program to be run as it is, never split: with what rules allow to write out, for which few programs have to be ``extracted``."""
-    shortest = min((program.extent(over) for t in program.reachable() if (over := _combined(program.terms[t]))), default=math.inf)
-    return extracted(program) if shortest <= Limits.unrolled_elements else Extraction(program)
+    """A program to be run as it is, never split: with what rules allow to write out, for which terms that combine few elements have to be
+    ``extracted``, apart from what makes their operands."""
+    few = [t for t in program.reachable() if _combines_few(program, t)]
+    if not few:
+        return Extraction(program)
+    apart = program.empty_like()
+    ids: dict[int, int] = {}
+    for t in few:
+        for c in ir.children(program.terms[t]):
+            if c not in ids:
+                ids[c] = _read_whole(apart, program, c)
+        ids[t] = apart.add(program.on(t, ids))
+        apart.outputs.append(ir.Output(ids[t], _axes(program.free[t])))
+    unrolls = extracted(apart).unrolls
+    return Extraction(program, unrolls={t: unrolls[ids[t]] for t in few if ids[t] in unrolls})
 
 
-def _combined(term: ir.Term) -> int:
-    """The indices whose elements a term combines, or among which it searches."""
-    return ir.folded(term) | (searched(term.call) if isinstance(term, ir.Block) else 0)
+def _combines_few(program: Program, t: int) -> bool:
+    """Whether a term combines so few elements that they may be written out, and is large enough for that."""
+    over = elements(program.terms[t])
+    few = over != 0 and program.extent(over) <= Limits.unrolled_elements
+    return few and program.extent(over | program.free[t]) > Limits.large_elements
+
+
+def _read_whole(new: Program, program: Program, t: int) -> int:
+    """A term of another program as one more argument of a new one."""
+    axes, dtype = _axes(program.free[t]), program.terms[t].dtype
+    new.inputs.append(ir.Buffer(f"x{len(new.inputs)}", new.shape(axes), dtype))
+    return new.add(ir.Input(dtype, len(new.inputs) - 1, axes))
+
+
+def _axes(free: int) -> ir.Axes:
+    return tuple((i,) for i in ir.bits(free))
 
 
 def build(view: View, choice: Choice) -> Extraction:
