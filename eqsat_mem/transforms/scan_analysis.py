@@ -10,6 +10,7 @@ branches. This module determines these values; :mod:`eqsat_mem.transforms.scan_r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -17,6 +18,7 @@ from itertools import accumulate
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Iota, Map, Program, Rename, bits, children, mask_of
+from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.transforms.control_flow import Scan, repeats
 
 FEW_STEPS = 8
@@ -40,11 +42,13 @@ class Stage(IntEnum):
     step, is computed in the scan that made them."""
     RECOMPUTE = 2
     """All values pointwise in the steps are computed in the scans that read them, and results stacked for another scan from the carries."""
-    CHECKPOINT = 3
-    """Carries are stored only at the starts of blocks of steps, and rematerialised in between (Griewank and Walther, 2000; Chen et
-    al., 2016)."""
-    NEST = 4
-    """As before, with fewer and longer blocks, in which carries are stored only at the starts of shorter blocks."""
+    BLOCKS = 3
+    """Carries are stored only at the starts of blocks of steps (Griewank and Walther, 2000; Chen et al., 2016). The steps of a block run
+    again before others read their results, which are stored for one block."""
+    CHECKPOINT = 4
+    """As before, with carries stored for one block in place of results that take more memory: each of its steps runs twice again."""
+    NEST = 5
+    """As before, with fewer and longer blocks, whose bodies are planned like other scans: in shorter blocks where there is no room."""
 
 
 class How(Enum):
@@ -124,7 +128,7 @@ class Stages:
     def decisions(self) -> Hashable:
         """Return a key that distinguishes the program of this stage from those of other stages."""
         computed = (tuple(self.slices(scan).of(How.COMPUTED, How.AGAIN)) for scan in self.scans)
-        blocks = tuple((self.stage, scan.order) for scan in self.checkpointed())
+        blocks = tuple((self.block_size(scan), self.keeps_results(scan), scan.order) for scan in self.checkpointed())
         sunk = tuple(t for scan in self.scans for t in self.invariants(scan) if self.sunk(t)[0])
         return tuple(computed), tuple(self.absorbed), sunk, blocks
 
@@ -143,7 +147,7 @@ class Stages:
 
     def checkpointed(self) -> list[Scan]:
         """Return the scans that run in blocks: those whose carries others need to rematerialise their results, and those others."""
-        if self.stage < Stage.CHECKPOINT:
+        if self.stage < Stage.BLOCKS:
             return []
         again = {scan for reader in self.scans for scan in self.slices(reader).again if scan.length >= FEW_STEPS}
         makers = {scan for scan in again if self.again_needs_carry(scan)}
@@ -153,6 +157,21 @@ class Stages:
     def again_needs_carry(self, scan: Scan) -> bool:
         """Whether rematerialising the results of a scan takes its carries."""
         return scan.needs_carry(k for k, t in scan.stacked() if t in self.again)
+
+    def keeps_results(self, scan: Scan) -> bool:
+        """Return whether a checkpointed scan stores the results of its steps that others read for one block at a time, not its carries."""
+        return self.stage is Stage.BLOCKS or self._carry_per_result(scan.length) >= 1
+
+    def block_size(self, scan: Scan) -> int:
+        """Return the number of steps between the checkpoints of a scan: the same for all scans of its length."""
+        return block_size(scan.length, self.stage, self._carry_per_result(scan.length) if self.keeps_results(scan) else 1.0)
+
+    def _carry_per_result(self, length: int) -> float:
+        """Return the bytes of the carries of all checkpointed scans of a length per byte of the results of a step that others read."""
+        makers = [scan for scan in self.checkpointed() if scan.length == length and self.again_needs_carry(scan)]
+        carries = sum(aval_bytes(scan.body.out_avals[: scan.carries]) for scan in makers)
+        results = sum(self.program.nbytes(t) for scan in makers for t in scan.stepped_results() if t in self.again)
+        return carries * length / max(results, 1)
 
     # slices
 
@@ -338,6 +357,23 @@ class Stages:
             return [*used.again, *node.init, *laid_out, *whole, *used.of(How.STORED)]
         owner = self.absorbed.get(node) or self.reduced.get(node) or self.scan_of.get(node)
         return [owner] if owner is not None else children(self.program.terms[node])
+
+
+def block_size(length: int, stage: Stage, carry_per_value: float = 1.0) -> int:
+    """Return the number of steps between checkpoints; a divisor where one is near, so that no steps are left over.
+
+    Checkpoints and what is stored for a block take least where both take as much: where they are as large, with the square root of the
+    number of steps. With its power of 2/3 the blocks, whose scans are planned like others, leave two more levels as much.
+
+    Args:
+        length: the number of steps.
+        stage: the stage.
+        carry_per_value: the bytes of a carry per byte that is stored for each step of a block.
+    """
+    wanted = length ** (2 / 3) * carry_per_value ** (1 / 3) if stage is Stage.NEST else math.sqrt(length * carry_per_value)
+    wanted = min(max(wanted, 2.0), max(length / 2, 1.0))
+    near = [k for k in range(max(1, int(wanted / 2)), int(2 * wanted) + 1) if length % k == 0]
+    return min(near, key=lambda k: abs(math.log(k / wanted))) if near else round(wanted)
 
 
 def _postorder(roots: Iterable[Node], needs: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:

@@ -9,7 +9,6 @@ keeps its carry at the start of each block, and a scan that reads those results 
 
 from __future__ import annotations
 
-import math
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -135,14 +134,14 @@ class _Form:
             "position": segment.start + lax.iota(np.int32, segment.length),
             "stored": [segment.stored(t) for t in stored],
             "bound": [segment.cut(x) for x in self.bound(scan).values()],
-            "again": [(segment.carries(other), [segment.cut(x) for x in self.bound(other).values()]) for other in used.again],
+            "again": list(map(segment.again, used.again)),
         }
 
         def step(carry: Carry, x: dict[str, Any]) -> tuple[Carry, tuple[list[Array], list[Array]]]:
             own, sums = carry
             slices = _Slices(self, scan, used, dict(zip(stored, x["stored"])), x["position"])
-            for other, (entering, bound) in zip(used.again, x["again"]):
-                slices.prepare(other, entering, bound)
+            for other, (entering, bound, made) in zip(used.again, x["again"]):
+                slices.prepare(other, entering, bound, made)
             slices.prepare(scan, own, x["bound"])
             results = slices.results(scan)
             new = [_combined(self.program, t, total, slices.fold(t)) for t, total in zip(folds, sums)]
@@ -193,7 +192,7 @@ class _Form:
 
     def in_blocks(self, scan: Scan, start: Carry) -> tuple[Carry, list[Array]]:
         """All steps of a scan, block by block, and last (first, where it runs backwards) the steps that make no whole block."""
-        size = block_size(scan.length, self.stages.stage)
+        size = self.stages.block_size(scan)
         blocks, rest = divmod(scan.length, size)
         folds = self.stages.folds(scan)
         record = self.runs[scan] = _Run([])
@@ -219,17 +218,6 @@ class _Form:
         return start, stacks
 
 
-def block_size(length: int, stage: Stage) -> int:
-    """Steps between checkpoints; a divisor where one is near, so that no steps are left over.
-
-    With the square root of the number of steps there are as many checkpoints as carries within a block; with its power of 2/3 the blocks,
-    whose scans are planned like others, leave two more levels as many.
-    """
-    wanted = length ** (2 / 3 if stage is Stage.NEST else 1 / 2)
-    near = [k for k in range(max(1, int(wanted / 2)), int(2 * wanted) + 1) if length % k == 0]
-    return min(near, key=lambda k: abs(math.log(k / wanted))) if near else round(wanted)
-
-
 @dataclass(eq=False)
 class _Segment:
     """Consecutive steps of a scan: ``length`` of them from ``start`` on, which are block ``block`` (None: no block)."""
@@ -239,7 +227,7 @@ class _Segment:
     start: Any
     length: int
     block: Any = None
-    _carries: dict[Scan, list[Array]] = field(default_factory=dict)
+    _again: dict[Scan, tuple[list[Array], list[Array]]] = field(default_factory=dict)
 
     def stored(self, t: int) -> Array:
         """The slices of a value, side by side along axis 0."""
@@ -251,18 +239,25 @@ class _Segment:
         start = [jnp.asarray(self.start, np.int32), *[jnp.zeros((), np.int32)] * (array.ndim - 1)]
         return lax.dynamic_slice(array, start, (self.length, *array.shape[1:]), allow_negative_indices=False)
 
-    def carries(self, scan: Scan) -> list[Array]:
-        """The carries of another scan before each of these steps."""
+    def again(self, scan: Scan) -> tuple[list[Array], list[Array], list[Array]]:
+        """The values from which these steps of another scan run again, side by side: the carries before each and the operands that are laid
+        out whole; or else the stacked results of the steps."""
+        form = self.form
+        bound = [self.cut(x) for x in form.bound(scan).values()]
+        if scan not in form.checkpointed:
+            return [self.cut(x) for x in form.runs[scan].carries], bound, []
+        if scan not in self._again:
+            _, stacks, carries = form.steps(scan, [], self, (self.entering(scan), []))
+            self._again[scan] = carries, stacks[: len(scan.body.out_avals) - scan.carries]
+        carries, stacks = self._again[scan]
+        return ([], [], stacks) if form.stages.keeps_results(scan) else (carries, bound, [])
+
+    def entering(self, scan: Scan) -> list[Array]:
+        """The carry of another scan before the first of these steps."""
         run = self.form.runs[scan]
-        if scan not in self.form.checkpointed:
-            return [self.cut(x) for x in run.carries]
-        if scan not in self._carries:
-            if self.block is None:
-                entering = self.form.init(scan) if scan.reverse else run.after_blocks
-            else:
-                entering = [lax.dynamic_index_in_dim(x, self.block, 0, keepdims=False, allow_negative_indices=False) for x in run.entries]
-            self._carries[scan] = self.form.steps(scan, [], self, (entering, []))[2]
-        return self._carries[scan]
+        if self.block is None:
+            return self.form.init(scan) if scan.reverse else run.after_blocks
+        return [lax.dynamic_index_in_dim(x, self.block, 0, keepdims=False, allow_negative_indices=False) for x in run.entries]
 
 
 class _Slices:
@@ -280,9 +275,11 @@ class _Slices:
         self.stored = stored
         self.order, self.next = list(used.how), 0
 
-    def prepare(self, scan: Scan, carry: list[Array], bound: list[Array]) -> None:
-        """Say what a scan's step starts from."""
+    def prepare(self, scan: Scan, carry: list[Array], bound: list[Array], made: list[Array] | None = None) -> None:
+        """Say what a scan's step starts from, or the stacked results that it has ``made``."""
         self.prepared[scan] = carry, bound
+        if made:
+            self.made[scan] = [*[None] * scan.carries, *made]
 
     def value(self, t: int) -> Array:
         """A slice, after those before it."""

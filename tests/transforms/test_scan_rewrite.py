@@ -14,8 +14,8 @@ from eqsat_mem.egraph.extract import original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.interpreter import evaluate
-from eqsat_mem.transforms.scan_analysis import How, Stage, Stages
-from eqsat_mem.transforms.scan_rewrite import block_size, forms
+from eqsat_mem.transforms.scan_analysis import How, Stage, Stages, block_size
+from eqsat_mem.transforms.scan_rewrite import forms
 from tests.tiers import tiered
 
 STEPS, WIDTH = 23, 30
@@ -133,7 +133,7 @@ def test_every_form_computes_the_same(name, steps):
     program, want = traced(PROGRAMS[name], args)
     made = all_forms(program)
     assert made, "no scan was taken apart"
-    for form in made if name == "gradient" else made[:3]:
+    for form in made if name == "gradient" else made[:4]:
         got = jax.jit(lambda *a, form=form: evaluate(form, a))(*args)
         for a, b, o in zip(got, want, form.outputs, strict=True):
             assert (a.shape, a.dtype, o.weak_type) == (b.shape, b.dtype, b.weak_type)
@@ -256,6 +256,50 @@ def test_a_result_that_is_needed_whole_is_read_and_not_computed_again():
 def test_blocks_leave_no_steps_over_where_the_number_of_steps_allows_it():
     assert [block_size(n, Stage.CHECKPOINT) for n in (100, 1000, 64, 97)] == [10, 25, 8, 10]
     assert block_size(1000, Stage.NEST) == 100
+
+
+def test_blocks_are_as_long_as_what_is_stored_of_their_steps_is_small():
+    assert [block_size(400, Stage.BLOCKS, times) for times in (1 / 4, 1.0, 4.0)] == [10, 20, 40]
+    assert [block_size(400, Stage.BLOCKS, times) for times in (1e-9, 1e9)] == [2, 200]
+
+
+def wave(w, h, xs):
+    """A gradient whose steps need less than half of what they carry."""
+
+    def step(carry, x):
+        a, b, c = carry
+        a = a - 0.3 * (b - c)
+        b = b + 0.3 * (a - jnp.roll(a, 1))
+        return (a, b, jnp.tanh(c + w * b) + x), None
+
+    return jnp.sum(lax.scan(step, (h, h, h), xs)[0][2])
+
+
+def several(w, h, xs):
+    """A gradient whose steps need several times what they carry."""
+    return jnp.sum(lax.scan(lambda h, x: (jnp.tanh(jnp.sin(h * w) * jnp.exp(h + x)) * jnp.cos(h), None), h, xs)[0])
+
+
+@pytest.mark.parametrize(("function", "of_results"), [(wave, [True]), (several, [True, False])])
+def test_blocks_store_carries_only_where_results_take_more_memory(function, of_results):
+    """Where results are stored, each step runs twice in all: in a third scan it would have run a third time."""
+    program, want = traced(jax.grad(function, (0, 1)), arguments("gradient", 64))
+    found = {}
+    for stage in (Stage.BLOCKS, Stage.CHECKPOINT):
+        stages = Stages(original(program), stage)
+        found[stages.decisions()] = {stages.keeps_results(scan) for scan in stages.checkpointed()}
+    assert list(found.values()) == [{kept} for kept in of_results]
+    for form in all_forms(program):
+        got = jax.jit(lambda *a, form=form: evaluate(form, a))(*arguments("gradient", 64))
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5 * float(np.max(np.abs(b))))
+
+
+def test_blocks_with_results_run_steps_once_again():
+    args = arguments("gradient", 64)
+    program, _ = traced(jax.grad(wave, (0, 1)), args)
+    times = [str(jax.make_jaxpr(lambda *a, form=form: evaluate(form, a))(*args)).count(" tanh ") for form in all_forms(program)]
+    assert times == [2, 2, 2], "as written, and again"
 
 
 def test_lines_of_the_user_survive():
