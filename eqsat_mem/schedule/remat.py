@@ -64,7 +64,8 @@ class Moved:
         for s, in_order in self._each():
             found = s
             if in_order <= limit < s.peak_bytes < in_vain:
-                found, in_vain = delayed(s, limit, deadline), s.peak_bytes
+                found = delayed(s, limit, deadline)
+                in_vain = s.peak_bytes - max(found.peak_bytes - limit, 0) // 2
             if found.fits(limit):
                 return found
             smallest = min(smallest, found, key=lambda s: s.peak_bytes)
