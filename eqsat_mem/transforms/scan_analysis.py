@@ -372,7 +372,7 @@ def block_size(length: int, stage: Stage, carry_per_value: float = 1.0) -> int:
     """
     wanted = length ** (2 / 3) * carry_per_value ** (1 / 3) if stage is Stage.NEST else math.sqrt(length * carry_per_value)
     wanted = min(max(wanted, 2.0), max(length / 2, 1.0))
-    near = [k for k in range(max(1, int(wanted / 2)), int(2 * wanted) + 1) if length % k == 0]
+    near = [k for k in range(max(2, math.ceil(wanted / 2)), int(2 * wanted) + 1) if length % k == 0]
     return min(near, key=lambda k: abs(math.log(k / wanted))) if near else round(wanted)
 
 

@@ -256,6 +256,8 @@ def test_a_result_that_is_needed_whole_is_read_and_not_computed_again():
 def test_blocks_leave_no_steps_over_where_the_number_of_steps_allows_it():
     assert [block_size(n, Stage.CHECKPOINT) for n in (100, 1000, 64, 97)] == [10, 25, 8, 10]
     assert block_size(1000, Stage.NEST) == 100
+    assert [block_size(n, stage) for n in (11, 13, 23) for stage in (Stage.CHECKPOINT, Stage.NEST)] == [3, 5, 4, 6, 5, 8]
+    assert block_size(23, Stage.BLOCKS, 1 / 2) == 3
 
 
 def test_blocks_are_as_long_as_what_is_stored_of_their_steps_is_small():
