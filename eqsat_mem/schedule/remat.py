@@ -65,7 +65,7 @@ class Moved:
             found = s
             if in_order <= limit < s.peak_bytes < in_vain:
                 found = delayed(s, limit, deadline)
-                in_vain = s.peak_bytes - max(found.peak_bytes - limit, 0) // 2
+                in_vain = s.peak_bytes - (found.peak_bytes - limit) / 2  # until moves have saved half of what delays could not
             if found.fits(limit):
                 return found
             smallest = min(smallest, found, key=lambda s: s.peak_bytes)

@@ -11,9 +11,11 @@ branches. This module determines these values; :mod:`eqsat_mem.transforms.scan_r
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from functools import cached_property
 from itertools import accumulate
 
 from eqsat_mem.egraph.extract import Extraction
@@ -128,7 +130,7 @@ class Stages:
     def decisions(self) -> Hashable:
         """Return a key that distinguishes the program of this stage from those of other stages."""
         computed = (tuple(self.slices(scan).of(How.COMPUTED, How.AGAIN)) for scan in self.scans)
-        blocks = tuple((self.block_size(scan), self.keeps_results(scan), scan.order) for scan in self.checkpointed())
+        blocks = tuple((self.block_size(scan), self.keeps_results(scan), scan.order) for scan in self.checkpointed)
         sunk = tuple(t for scan in self.scans for t in self.invariants(scan) if self.sunk(t)[0])
         return tuple(computed), tuple(self.absorbed), sunk, blocks
 
@@ -145,8 +147,9 @@ class Stages:
         """Return the values that a scan computes from its stacked results, and stacks in their place."""
         return [t for t, owner in self.reduced.items() if owner is scan]
 
+    @cached_property
     def checkpointed(self) -> list[Scan]:
-        """Return the scans that run in blocks: those whose carries others need to rematerialise their results, and those others."""
+        """The scans that run in blocks: those whose carries others need to rematerialise their results, and those others."""
         if self.stage < Stage.BLOCKS:
             return []
         again = {scan for reader in self.scans for scan in self.slices(reader).again if scan.length >= FEW_STEPS}
@@ -160,18 +163,21 @@ class Stages:
 
     def keeps_results(self, scan: Scan) -> bool:
         """Return whether a checkpointed scan stores the results of its steps that others read for one block at a time, not its carries."""
-        return self.stage is Stage.BLOCKS or self._carry_per_result(scan.length) >= 1
+        return self.stage is Stage.BLOCKS or self._carry_per_result[scan.length] >= 1
 
     def block_size(self, scan: Scan) -> int:
         """Return the number of steps between the checkpoints of a scan: the same for all scans of its length."""
-        return block_size(scan.length, self.stage, self._carry_per_result(scan.length) if self.keeps_results(scan) else 1.0)
+        return block_size(scan.length, self.stage, self._carry_per_result[scan.length] if self.keeps_results(scan) else 1.0)
 
-    def _carry_per_result(self, length: int) -> float:
-        """Return the bytes of the carries of all checkpointed scans of a length per byte of the results of a step that others read."""
-        makers = [scan for scan in self.checkpointed() if scan.length == length and self.again_needs_carry(scan)]
-        carries = sum(aval_bytes(scan.body.out_avals[: scan.carries]) for scan in makers)
-        results = sum(self.program.nbytes(t) for scan in makers for t in scan.stepped_results() if t in self.again)
-        return carries * length / max(results, 1)
+    @cached_property
+    def _carry_per_result(self) -> Mapping[int, float]:
+        """The bytes of the carries of all checkpointed scans of a length per byte of the results of a step that others read, by length."""
+        carries, results = Counter[int](), Counter[int]()
+        for scan in self.checkpointed:
+            if self.again_needs_carry(scan):
+                carries[scan.length] += aval_bytes(scan.body.out_avals[: scan.carries])
+                results[scan.length] += sum(self.program.nbytes(t) for t in scan.stepped_results() if t in self.again)
+        return {scan.length: carries[scan.length] * scan.length / max(results[scan.length], 1) for scan in self.checkpointed}
 
     # slices
 

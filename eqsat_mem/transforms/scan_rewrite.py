@@ -80,7 +80,7 @@ class _Form:
         self.values: dict[int, Array] = {}
         self.calls: dict[Any, list[Array]] = {}
         self.runs: dict[Scan, _Run] = {}
-        self.checkpointed = frozenset(stages.checkpointed())
+        self.checkpointed = frozenset(stages.checkpointed)
 
     def outputs(self) -> list[Array]:
         for node in self.stages.order():

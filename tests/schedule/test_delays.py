@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,3 +53,15 @@ def test_what_is_early_is_delayed_until_the_program_fits(case):
 def test_what_runs_in_order_stays(case):
     _, s = case
     assert delayed(s, s.peak_bytes, NEVER) is s
+
+
+def test_delays_that_did_not_help_are_tried_again_when_moves_have_saved_half_of_what_was_too_much(monkeypatch):
+    def with_peak(peak):
+        return SimpleNamespace(peak_bytes=peak, seconds=1.0, fits=lambda limit: peak <= limit)
+
+    tried = []
+    monkeypatch.setattr("eqsat_mem.schedule.remat.delayed", lambda s, *_: tried.append(s.peak_bytes) or with_peak(s.peak_bytes - 10))
+    moved = Moved(with_peak(100))
+    moved.made, moved.further = [(with_peak(peak), 40) for peak in (100, 99, 81, 79, 60, 55)], iter(())
+    assert moved.fitting(50).peak_bytes == 50
+    assert tried == [100, 79, 60]  # 40 bytes too many are left of 100, 19 of 79

@@ -289,7 +289,7 @@ def test_blocks_store_carries_only_where_results_take_more_memory(function, of_r
     found = {}
     for stage in (Stage.BLOCKS, Stage.CHECKPOINT):
         stages = Stages(original(program), stage)
-        found[stages.decisions()] = {stages.keeps_results(scan) for scan in stages.checkpointed()}
+        found[stages.decisions()] = {stages.keeps_results(scan) for scan in stages.checkpointed}
     assert list(found.values()) == [{kept} for kept in of_results]
     for form in all_forms(program):
         got = jax.jit(lambda *a, form=form: evaluate(form, a))(*arguments("gradient", 64))
