@@ -223,6 +223,7 @@ def _again(
 
 def _report(request: Request, found: SearchResult, chosen: Chosen, clock: Clock, record: Record, tuning: Tuning | None) -> Plan:
     s, program, placement = chosen.schedule, chosen.schedule.ex.program, request.placement
+    tensors = peak_tensors(s)
     lying: tuple[Sequence[Spec | None], Sequence[Spec | None]] = ((), ()) if placement is None else (placement.arguments, placement.results)
     if program.shares is not None and not chosen.unchanged:
         lying = program.shares.arguments, program.shares.results
@@ -244,8 +245,8 @@ def _report(request: Request, found: SearchResult, chosen: Chosen, clock: Clock,
         loops=[*loop_summaries(s), *body_loops(s)],
         computed_again=computed_again(s),
         rules_fired=() if chosen.unchanged else found.fired,
-        peak_tensors=peak_tensors(s),
-        lines=lines_at_peak(s),
+        peak_tensors=tensors,
+        lines=lines_at_peak(s, tensors),
         program=program,
         schedule=s,
         device=chosen.backend.device.name,

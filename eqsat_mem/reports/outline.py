@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -161,12 +161,18 @@ def _values_at_peak(s: Schedule, inside: str) -> Iterator[Tensor]:
         yield where + of_a_step(operation(program, running)), max(rest, 0), place_of(program, running)
 
 
-def lines_at_peak(s: Schedule) -> dict[str, str]:
-    """The user's lines of :func:`peak_tensors` by their sources, as far as they can be read."""
-    places, known = {place for *_, place in peak_tensors(s)}, lines_of(s.ex.program)
-    for body in (body for t in s.ex.program.reachable() for body in bodies_of(s.ex.program, t)):
-        known |= lines_at_peak(body)
-    return {place: line for place, line in known.items() if place in places}
+def lines_at_peak(s: Schedule, tensors: Iterable[Tensor]) -> dict[str, str]:
+    """The user's lines of the ``tensors`` that are held at the peak by their sources, as far as they can be read."""
+    places = {place for *_, place in tensors}
+    return {place: line for program in _with_bodies(s) for place, line in lines_of(program).items() if place in places}
+
+
+def _with_bodies(s: Schedule) -> Iterator[Program]:
+    """The program of a schedule and those of the planned bodies of its loops and branches, at any depth."""
+    yield s.ex.program
+    for t in s.ex.program.reachable():
+        for body in bodies_of(s.ex.program, t):
+            yield from _with_bodies(body)
 
 
 def restrictions(s: Schedule, options: Options) -> tuple[str, ...]:

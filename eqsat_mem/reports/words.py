@@ -34,27 +34,25 @@ KINDS = {
 """The functions of ``jax.lax`` that send what each collective does."""
 
 
-def axis_of(program: Program, index: int) -> str:
-    """The axis that an index runs over: ``rows of x``, ``axis 1 of q``; empty for an index that no argument or result has.
+def axis_names(program: Program) -> dict[int, str]:
+    """The axes that indices run over: ``rows of x``, ``axis 1 of q``; none of an index that no argument or result has or is cut from one.
 
-    The first argument with an axis of its own for the index gives the name, else the first of whose axis it is a part.
+    The first argument with an axis of its own for an index gives the name, else the first of whose axis it is a part; then results do.
     """
     read = sorted(((term.slot, term.axes) for term in program.terms if isinstance(term, Input)), key=lambda pair: pair[0])
     arguments = [(program.inputs[slot].name, axes) for slot, axes in read]
     several = len(program.outputs) > 1
     results = [(f"result {k}" if several else "the result", output.axes) for k, output in enumerate(program.outputs)]
+    found: dict[int, str] = {}
     for arrays in (arguments, results):
-        for parts in (False, True):
-            for name, axes in arrays:
-                for position, axis in enumerate(axes):
-                    if axis == (index,) or (parts and index in axis):
-                        return ("part of " if parts else "") + _axis(name, axes, position)
-    return ""
-
-
-def axis_names(program: Program) -> dict[int, str]:
-    """The indices that arguments or results have, with their axes, and those of what is laid out anew or cut from them."""
-    return with_inherited(program, {i: name for i in range(len(program.indices)) if (name := axis_of(program, i))})
+        places = [(name, axes, position) for name, axes in arrays for position in range(len(axes))]
+        for name, axes, position in places:
+            if len(axes[position]) == 1:
+                found.setdefault(axes[position][0], _axis(name, axes, position))
+        for name, axes, position in places:
+            for i in axes[position]:
+                found.setdefault(i, "part of " + _axis(name, axes, position))
+    return with_inherited(program, found)
 
 
 def with_inherited(program: Program, names: Mapping[int, str]) -> dict[int, str]:
