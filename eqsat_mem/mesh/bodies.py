@@ -110,7 +110,7 @@ def _planned(at: Localiser, term: Block) -> Flow:
     call, local = term.call, at.local
     assert at.bodies is not None
     shares, results = _shares(at, term)
-    args = tuple(at.value(a, own) for a, own in zip(term.args, shares, strict=True))
+    args = tuple(at.value(a, own & at.old.free[a]) for a, own in zip(term.args, shares, strict=True))
     ins = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.in_axes, shares, strict=True))
     outs = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.out_axes, results, strict=True))
     new = replace(call, in_axes=ins, out_axes=outs, **_chunks(at, call, any((*shares, *results))))
