@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from eqsat_mem.deadline import NEVER, Deadline
-from eqsat_mem.ir import Block, Call, Dot, argument_bytes, axes_mask, is_leaf, itemsize
+from eqsat_mem.ir import Block, Call, Dot, Program, argument_bytes, axes_mask, is_leaf, itemsize
 from eqsat_mem.ir.jaxprs import IMPURE, inner_jaxprs, repeatable
-from eqsat_mem.ir.loop_tree import Path, Seq, at, enclosing, made
+from eqsat_mem.ir.loop_tree import Path, Seq, Step, at, enclosing, made
 from eqsat_mem.schedule.backend import extent_of
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.delays import delayed
@@ -33,7 +33,7 @@ from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.moves import Move, apply, tie_of, written
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.sizes import Extents, extents_inside
-from eqsat_mem.schedule.whole_terms import has_effects
+from eqsat_mem.schedule.whole_terms import has_effects, runs_steps
 
 MOST_MOVES = 400
 """Moves of one schedule."""
@@ -183,13 +183,15 @@ class _Waiting:
         return tuple(sorted(chain))
 
     def repeatable(self, fused: Fused, q: int) -> bool:
-        """Whether a kernel gives the same bits again and does nothing else."""
+        """Whether a kernel gives the same bits again and does nothing else, and is no loop with results that are not computed again."""
         step, ex = fused.kept[q], self.s.ex
         if not isinstance(step, int):
             return False
         for t in fused.members[q]:
             term = ex.program.terms[t]
             if t in ex.exact or has_effects(term) or (isinstance(term, Block) and not _pure(term.call)):
+                return False
+            if isinstance(term, Block) and runs_steps(term.call) and sum(_is_of(ex.program, term, u) for u in fused.kept) > 1:
                 return False
         return True
 
@@ -236,6 +238,12 @@ class _Waiting:
             moved = sum(self.size(t) for t in (*fused.operands[q], fused.kept[q]) if isinstance(t, int))
             seconds += max(sum(arithmetic), moved / slowest) + backend.device.kernel_s
         return seconds
+
+
+def _is_of(program: Program, other: Block, step: Step) -> bool:
+    """Whether a step of a region is a result of the same call as another."""
+    term = program.terms[step] if isinstance(step, int) else None
+    return isinstance(term, Block) and term.call is other.call and term.args == other.args
 
 
 def _pure(call: Call) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -29,7 +29,7 @@ from eqsat_mem.ir import Block, Call, Map, Program, Rename, bits, children, fold
 from eqsat_mem.ir.bitwise import between
 from eqsat_mem.ir.loop_tree import Loop, Seq, Step, with_outs
 from eqsat_mem.ir.ops import Selection, block_op, joins, picks
-from eqsat_mem.schedule.whole_terms import WholeTerms, has_effects, with_all_picked
+from eqsat_mem.schedule.whole_terms import WholeTerms, has_effects, runs_steps, with_all_picked
 
 MOST_AGAIN = 4
 """The largest average number of loops of a split that compute the same term of its region. In a deep program in which every loop starts
@@ -53,12 +53,12 @@ def region(ex: Extraction) -> Seq:
     return straight(program, steps, frozenset(t for t in outs if not is_leaf(program.terms[t])))
 
 
-def _picked_together(program: Program, terms: Iterable[int]) -> list[list[int]]:
-    """Return the results of each operation that selects elements."""
+def _results_of(program: Program, terms: Iterable[int], asked: Callable[[Call], bool]) -> list[list[int]]:
+    """Return the results of each call that is asked for."""
     calls: dict[Any, list[int]] = {}
     for t in terms:
         term = program.terms[t]
-        if isinstance(term, Block) and joins(term.call):
+        if isinstance(term, Block) and asked(term.call):
             calls.setdefault((id(term.call), term.args), []).append(t)
     return list(calls.values())
 
@@ -127,10 +127,12 @@ class Phases:
     def __init__(self, ex: Extraction, seq: Seq, i: int, choices: Choices = Choices()):
         self.ex, self.seq, self.index, self.sink = ex, seq, i, choices.sink
         self.terms: list[int] = [t for t in seq.steps if isinstance(t, int)]
-        self.picked = _picked_together(ex.program, self.terms)
+        self.picked = _results_of(ex.program, self.terms, joins)
+        self.runs = _results_of(ex.program, self.terms, runs_steps)
         self.waists = choices.waists
         self.heavy: set[int] = set()
-        self.small = choices.small.difference(*(together for together in self.picked if not choices.small.issuperset(together)))
+        several = (*self.picked, *self.runs)
+        self.small = choices.small.difference(*(together for together in several if not choices.small.issuperset(together)))
         assert len(self.terms) == len(seq.steps), "only straight regions are split"
         self.kind: dict[int, Kind] = {}
         self.phase: dict[int, int] = {}
@@ -287,8 +289,9 @@ class Phases:
                         found[c] |= found[t] & ((2 << self.phase[c]) - 1) if read else found[t]
                     elif kind is Kind.WHOLE:
                         found[c] |= found[t] & again.get(c, 0)
-        for together in self.picked:
-            found |= dict.fromkeys(together, functools.reduce(operator.or_, (found[t] for t in together)))
+        runs = ([t for t in results if self.kind[t] is Kind.SLICE] for results in self.runs)
+        for together in (*self.picked, *runs):
+            found |= dict.fromkeys(together, functools.reduce(operator.or_, (found[t] for t in together), 0))
         return found
 
     def _last_loops(self) -> dict[int, int]:

@@ -6,12 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from eqsat_mem.ir import Block, Dot, Program, Term, is_leaf
+from eqsat_mem.ir import Block, Call, Dot, Program, Term, is_leaf
 from eqsat_mem.ir.ops import joins
 
 
 def has_effects(term: Term) -> bool:
     return isinstance(term, Block) and term.call.effects
+
+
+def runs_steps(call: Call) -> bool:
+    """Whether a call is a loop, of which all results have to come from one run: roundings may grow from step to step, so that those of
+    another run are far from them."""
+    return call.prim.name in ("scan", "while")
 
 
 def with_all_picked(program: Program, terms: Iterable[int]) -> set[int]:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from functools import cached_property
-from itertools import accumulate
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Iota, Map, Program, Rename, bits, children, mask_of
@@ -25,8 +24,6 @@ from eqsat_mem.transforms.control_flow import Scan, repeats
 
 FEW_STEPS = 8
 """Scans of fewer steps than this store all their carries."""
-SMALL_SHARE = 1 / 64
-"""The smallest results of a scan, as many as are together at most this share of the bytes that it stacks, remain stacked."""
 REDUCED_SHARE = 1 / 2
 """What is stacked in place of a stacked result has at most this share of its bytes."""
 SUNK_BYTES = 2**16
@@ -43,7 +40,8 @@ class Stage(IntEnum):
     """Folds accumulate in carries; elementwise values are computed in the scans that read them; what is made of stacked results, step by
     step, is computed in the scan that made them."""
     RECOMPUTE = 2
-    """All values pointwise in the steps are computed in the scans that read them, and results stacked for another scan from the carries."""
+    """All values pointwise in the steps are computed in the scans that read them, and results stacked for another scan from the carries:
+    all of them, for those of another run may be far off where roundings grow."""
     BLOCKS = 3
     """Carries are stored only at the starts of blocks of steps (Griewank and Walther, 2000; Chen et al., 2016). The steps of a block run
     again before others read their results, which are stored for one block."""
@@ -112,7 +110,7 @@ class Stages:
         self.scan_of = {t: scan for scan in self.scans for t in scan.results.values()}
         self.stacked_by = {t: scan for scan in self.scans if scan.axes for t in scan.stepped_results()}
         if self.stage >= Stage.RECOMPUTE:
-            self.again = frozenset(t for scan in self.scans if scan.repeatable for t in self._large(scan))
+            self.again = frozenset(t for scan in self.scans if scan.repeatable for t in scan.stepped_results())
         self.absorbed = dict(self._absorbable()) if self.stage else {}
         latest = self._latest() if self.stage else {}
         for scan in self.scans:
@@ -337,16 +335,6 @@ class Stages:
         """Return the stacked results of a scan that an absorbed fold reads."""
         used = self._closure(children(self.program.terms[t]), scan.axes, scan)
         return set(used.of(How.OWN))
-
-    def _large(self, scan: Scan) -> list[int]:
-        """Return the stacked results of a scan that are large enough to be worth rematerialising (:data:`SMALL_SHARE`).
-
-        A step that runs again makes all of them, so that many small ones count for what they are together.
-        """
-        sizes = {t: self.program.nbytes(t) for t in scan.stepped_results()}
-        ascending = sorted(sizes, key=lambda t: (sizes[t], t))
-        upto = dict(zip(ascending, accumulate(sizes[t] for t in ascending), strict=True))
-        return [t for t in sizes if upto[t] > SMALL_SHARE * sum(sizes.values())]
 
     # order
 

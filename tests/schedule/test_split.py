@@ -16,7 +16,7 @@ from eqsat_mem.egraph.extract import Extraction, as_written, original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Program, bits
+from eqsat_mem.ir import Block, Program, bits
 from eqsat_mem.ir.loop_tree import Loop, Seq, Trees, at, enclosing, loops, made, walk_regions, with_region
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import Choices, Kind, kind_of, region, shared_slices, split
@@ -165,6 +165,28 @@ def test_a_network_is_computed_after_a_loop_that_does_not_need_it():
     hidden = {t for t in program.reachable() if program.extent(program.free[t]) == 50 * 70}
     assert hidden
     assert not hidden & {t for step in tree.steps[:first] if isinstance(step, Seq) for t in step.steps}
+
+
+def test_loops_compute_all_that_they_read_of_a_scan_in_one_run_of_it():
+    """Small results too: those of another run may be far off where roundings grow from step to step."""
+
+    def loss(h, x):
+        def step(h, x):
+            h = jnp.sin(h * x[:, None])
+            return h, (jnp.sum(h, 1), jnp.tanh(h))
+
+        sums, large = jax.lax.scan(step, h, x)[1]
+        return jnp.sum(jnp.exp(large - sums[:, :, None]), (0, 2)), jnp.sum(sums)
+
+    ex = traced(loss, (400, 70), (5, 400))
+    program = ex.program
+    results = [t for t in program.reachable() if isinstance(program.terms[t], Block) and program.terms[t].call.prim.name == "scan"]
+    small = frozenset(t for t in range(len(program.terms)) if program.nbytes(t) <= 4 * 5 * 400)
+    assert len(small.intersection(results)) == 1 < len(results)
+    found = list(loops(split(ex, region(ex), index_of(program, 400), Choices(small=small))))
+    assert any(set(results) <= set(loop.body.steps) for loop in found)
+    for loop in found:
+        assert not (loop.body.reads & set(results) and set(results) & set(loop.body.steps))
 
 
 def test_a_transposed_read_needs_the_other_order_whole():

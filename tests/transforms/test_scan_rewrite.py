@@ -14,6 +14,7 @@ from eqsat_mem.egraph.extract import original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.interpreter import evaluate
+from eqsat_mem.testing import same_values
 from eqsat_mem.transforms.scan_analysis import How, Stage, Stages, block_size
 from eqsat_mem.transforms.scan_rewrite import forms
 from tests.tiers import tiered
@@ -375,3 +376,25 @@ def test_large_values_that_branches_read_are_computed_in_the_branch_that_runs(wh
 def test_branches_of_small_values_run_as_they_are():
     program = load(jax.make_jaxpr(lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x * x))(f32(40)), ["x"])
     assert list(forms(original(program), load_rules())) == []
+
+
+def marched(centres, origins, directions):
+    """Rays that go on by a smooth distance: they go far, and distances far away are rounded by more than a softmax of them can bear."""
+
+    def step(t, _):
+        at = origins + t[:, None] * directions
+        distances = jnp.sqrt(jnp.sum((at[:, None] - centres) ** 2, -1) + 1e-6)
+        return t - jax.nn.logsumexp(-10 * distances, 1) / 10, None
+
+    return jnp.mean(lax.scan(step, jnp.zeros(len(origins)), None, length=12)[0])
+
+
+@pytest.mark.parametrize("share", tiered([1, 6, 24], [1, 24]))
+def test_all_that_a_gradient_reads_of_a_step_comes_from_one_run_of_it(share):
+    """Were sums of exponentials stored, and the exponentials computed again, the error would be half of the gradient."""
+    args = f32(60, 3), f32(800, 3, seed=1), f32(800, 3, seed=2)
+    gradient = jax.value_and_grad(marched)
+    optimized = eqsat_mem.optimize(gradient, memory_limit=6 * 2**20 // share)
+    assert optimized.plan(*args).compiled_peak_bytes <= 6 * 2**20 // share
+    comparison = same_values(gradient, optimized, args, tolerance=1e-5)
+    assert comparison.same, comparison
