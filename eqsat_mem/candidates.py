@@ -25,9 +25,9 @@ from eqsat_mem.frontend.shifts import with_shifts
 from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Block, Program
 from eqsat_mem.ir.jaxprs import share_bytes
-from eqsat_mem.ir.mesh import Devices, Placement
-from eqsat_mem.options import Options, format_bytes
-from eqsat_mem.passes import SCANS
+from eqsat_mem.ir.mesh import Placement
+from eqsat_mem.options import Options
+from eqsat_mem.passes import SCANS, SUMS
 from eqsat_mem.ranking import order
 from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
@@ -39,6 +39,7 @@ from eqsat_mem.schedule.search import Search, fastest, straight
 from eqsat_mem.searches import best_of, with_search
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier, calls, floor_bytes, plan_bodies
 from eqsat_mem.transforms.ranks import with_ranks
+from eqsat_mem.transforms.step_sums import with_step_sums
 
 if TYPE_CHECKING:  # what few programs need is imported where they do: a first plan would take a tenth longer
     from eqsat_mem.mesh.bodies import Bodies, Specs
@@ -175,7 +176,8 @@ class Forms:
     def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of the first form that fits, without loops over equal blocks.
 
-        Forms that cannot fit are searched last, and only where they may be the smallest; those that stack less also where chunks take long.
+        Forms that cannot fit are searched last, and only where they may be the smallest; those that stack less also where chunks take long,
+        and others where steps that read sums of steps do.
         """
         found: dict[int, SearchResult] = {}
         hopeless: list[tuple[int, int, Program]] = []
@@ -187,7 +189,13 @@ class Forms:
                 hopeless.append((k, least, form))
                 continue
             found[k] = self._fastest(form, backend, limit, scheduler)
-            if (found[k].best.fits(limit) and not slow_in_chunks(found[k].best, found[k].before)) or self.deadline.passed():
+            before = found.get(0, found[k]).before
+            slow = (
+                found[k].best.seconds > GAIN * before.seconds
+                if SUMS.name in form.passes
+                else slow_in_chunks(found[k].best, found[k].before)
+            )
+            if (found[k].best.fits(limit) and not slow) or self.deadline.passed():
                 break
         else:
             for k, least, form in hopeless:
@@ -234,6 +242,9 @@ class Forms:
             if parted is not None:
                 yield parted
                 yield from forms(self._original(parted), self.rules)
+            summed = with_step_sums(program, self.rules.passes)
+            if summed is not None:
+                yield from forms(self._original(summed), self.rules)
             yield from forms(self._original(program), self.rules)
             taken = with_takes(program) if self.rules.names("Take") else None
             if taken is not None:
@@ -315,20 +326,6 @@ class Forms:
             assert before is not None, "the program as written is in the first group"
             tell(Searched(best, known.view))
         return SearchResult(best, before, tuple(sorted({*known.view.matches, *best.ex.program.passes})))
-
-    def with_more_devices(self, limit: int, shapes: Sequence[Sequence[int]], shared_bytes: int) -> str:
-        """The peaks predicted for twice and four times as many devices along the longest mesh axis, up to where the program fits: a
-        sentence, empty where nothing is known. ``shapes`` are those of arguments and results, which have to divide."""
-        found: list[tuple[Devices, Schedule]] = []
-        for times in (2, 4):
-            larger = None if self.placement is None else self.placement.with_more(times, shapes)
-            if larger is None or (found and found[-1][1].fits(limit)) or self.deadline.passed():
-                break
-            wider = Forms(self.loaded, self.rules, self.options, self.backend, self.planner, Clock(), larger, self.deadline)
-            found.append((larger.devices, wider.fastest(self.backend, limit).best))
-        texts = [f"with {devices} {format_bytes(best.peak_bytes - shared_bytes, round_up=True)}" for devices, best in found]
-        end = ", which fits" if found and found[-1][1].fits(limit) else ""
-        return f"On more devices the smallest peak is predicted to be: {', '.join(texts)}{end}." if texts else ""
 
     def _loops(self, placement: Placement, backend: Backend, limit: int, search: bool = True) -> Bodies:
         """The bodies of loops and branches on a mesh, searched for under a limit or as they are written."""

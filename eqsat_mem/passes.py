@@ -100,6 +100,16 @@ SCANS = Pass(
     told="loops keep what goes from step to step; what else a backward pass needs of a step, it computes again",
 )
 
+SUMS = Pass(
+    "sums-of-steps",
+    "f(sum_t d[t]) = sum_t f(d[t]) for a linear f, of a sum that a scan carries",
+    "reassociate",
+    "sums over steps and over what f folds are taken together; f is applied to the summand of each step",
+    "a sum such as the gradient of a matrix of distances is never whole where only smaller values are made of it",
+    "transforms/step_sums.py",
+    told="sums that loops carry are read by each step, part by part, where only smaller sums are made of them",
+)
+
 ROLLS = Pass(
     "equal-blocks-as-loops",
     "f(... f(f(x, w1), w2) ..., wn) = a scan of f over w1 ... wn, side by side",
@@ -148,7 +158,7 @@ SCATTERS = Pass(
     told="what is scattered is made in chunks of rows, each of which goes through all updates",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ROLLS, PARTS, SHIFTS, SCATTERS, RANKS, ORDER, SCANS)
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ROLLS, PARTS, SHIFTS, SCATTERS, RANKS, ORDER, SCANS, SUMS)
 """All passes, in the order in which a program meets them."""
 
 

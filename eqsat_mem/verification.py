@@ -11,13 +11,16 @@ from eqsat_mem.candidates import GAIN, Forms, SearchResult
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import MemoryLimitError
+from eqsat_mem.events import Clock
 from eqsat_mem.ir import Program, argument_bytes
+from eqsat_mem.ir.mesh import Devices
 from eqsat_mem.reports.outline import output_bytes, peak_tensors, restrictions
 from eqsat_mem.request import Request, narrowing
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
 from eqsat_mem.schedule.schedules import Schedule, unscheduled
 from eqsat_mem.transforms.plan_bodies import has_plans
+from eqsat_mem.units import format_bytes
 
 CLOSE = 1.25
 """A plan may fit though up to so many times the limit is predicted."""
@@ -235,5 +238,20 @@ def _too_large(request: Request, forms: Forms, s: Schedule, smallest: int) -> Me
     limit, smallest, fixed = map(request.held, (request.limit, smallest, fixed))
     known = peak_tensors(s), request.name, fixed, (*restrictions(s, request.options), *request.stopped), request.shared_bytes
     devices = 1 if request.placement is None else request.placement.devices.total
-    shapes = [aval.shape for aval in (*request.jaxpr.in_avals, *request.jaxpr.out_avals)]
-    return MemoryLimitError(limit, smallest, *known, devices, forms.with_more_devices(request.limit, shapes, request.shared_bytes))
+    return MemoryLimitError(limit, smallest, *known, devices, _with_more_devices(request, forms))
+
+
+def _with_more_devices(request: Request, forms: Forms) -> str:
+    """The peaks predicted for twice and four times as many devices along the longest mesh axis, up to where the program fits: a sentence,
+    empty where nothing is known."""
+    shapes = [aval.shape for aval in (*request.jaxpr.in_avals, *request.jaxpr.out_avals)]  # which the devices have to divide
+    found: list[tuple[Devices, Schedule]] = []
+    for times in (2, 4):
+        larger = None if request.placement is None else request.placement.with_more(times, shapes)
+        if larger is None or (found and found[-1][1].fits(request.limit)) or forms.deadline.passed():
+            break
+        wider = Forms(forms.loaded, forms.rules, forms.options, forms.backend, forms.planner, Clock(), larger, forms.deadline)
+        found.append((larger.devices, wider.fastest(request.backend, request.limit).best))
+    texts = [f"with {devices} {format_bytes(best.peak_bytes - request.shared_bytes, round_up=True)}" for devices, best in found]
+    end = ", which fits" if found and found[-1][1].fits(request.limit) else ""
+    return f"On more devices the smallest peak is predicted to be: {', '.join(texts)}{end}." if texts else ""

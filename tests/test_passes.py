@@ -77,6 +77,15 @@ def tangents(x, w, v):
     return rows @ rows.T
 
 
+def power(x, v):
+    def loss(x):
+        k = jnp.exp(-jnp.sum((x[:, None] - x) ** 2, -1))
+        step = lambda v, _: (jnp.tanh(k @ v), None)  # noqa: E731
+        return jnp.mean(lax.scan(step, v, None, length=4)[0] ** 2)
+
+    return jax.value_and_grad(loss)(x)
+
+
 def middle(x):
     return jnp.median(jnp.sum((x[:, None] - x[None]) ** 2, -1))
 
@@ -101,6 +110,7 @@ PROGRAMS = {
     "ranks-by-counting": (middle, [f32(300, 3)], 150 * KIB),
     "order-of-products": (chain, [f32(2, 300), *[f32(300, 301)[:, :300] for _ in range(11)], f32(300, 1)], 2**30),
     "slices-in-scans": (steps, [f32(400, 300), f32(300)], 4 * 2**20),
+    "sums-of-steps": (power, [f32(500, 3), f32(500)], 500 * KIB),
 }
 
 
@@ -121,7 +131,7 @@ def test_a_card_is_whole(known):
 
 
 @pytest.mark.parametrize(
-    "name", tiered(PROGRAMS, [name for name in PROGRAMS if name not in ("equal-blocks-as-loops", "ranks-by-counting")])
+    "name", tiered(PROGRAMS, [name for name in PROGRAMS if name not in ("equal-blocks-as-loops", "ranks-by-counting", "sums-of-steps")])
 )
 def test_a_pass_is_named_where_it_changed_the_program_and_left_out_by_its_name(name):
     fun, args, _ = PROGRAMS[name]

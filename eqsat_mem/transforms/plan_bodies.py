@@ -15,7 +15,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.frontend.fingerprint import fingerprint
-from eqsat_mem.ir import Block, Call, Program, argument_bytes, is_leaf
+from eqsat_mem.ir import Block, Call, Program, argument_bytes, axes_mask, is_leaf, itemsize
 from eqsat_mem.ir.jaxprs import aval_bytes, largest_value
 from eqsat_mem.transforms.control_flow import Scan, repeats
 
@@ -175,17 +175,20 @@ def _planned(call: Call, room: int, small: int, planner: Planner) -> tuple[Call 
 
 
 def floor_bytes(program: Program) -> int:
-    """Return bytes that no plan of a program gets below: its arguments, and what one of its scans reads and stacks whole."""
-    return argument_bytes(program) + max(map(partial(_stacked_bytes, program), repeats(program)), default=0)
+    """Return bytes that no plan of a program gets below: its arguments, and what one of its scans reads, carries and stacks whole."""
+    return argument_bytes(program) + max(map(partial(_scan_bytes, program), repeats(program)), default=0)
 
 
-def _stacked_bytes(program: Program, scan: Scan) -> int:
-    """Return the bytes of the computed values that a scan reads step by step and of those that it stacks; one row of what loops can cut."""
+def _scan_bytes(program: Program, scan: Scan) -> int:
+    """Return the bytes of the computed values that a scan reads step by step, of its carries, and of those that it stacks; one row of what
+    loops can cut."""
     if scan.call.prim.name != "scan":
         return 0
     read = {program.source_of(t) for t in scan.xs}
     whole = {*(t for t in read if not is_leaf(program.terms[t])), *(t for _, t in scan.stacked())}
-    return sum(program.nbytes(t) // max(program.extent(program.free[t] & scan.call.pointwise), 1) for t in whole)
+    values = [(program.free[t], program.terms[t].dtype) for t in whole]
+    carried = zip(map(axes_mask, scan.call.out_axes[: scan.carries]), scan.call.out_dtypes)
+    return sum(program.extent(free & ~scan.call.pointwise) * itemsize(dtype) for free, dtype in (*values, *carried))
 
 
 def bodies(call: Call) -> list[ClosedJaxpr]:

@@ -1,0 +1,310 @@
+"""Sums that scans carry, and what is linear in them: each step adds its part of the end result, and the sum itself is never whole.
+
+The gradient of a scan carries, for each value that all steps read, the sum of what the steps contribute to the value's cotangent. Where
+the value is made from smaller ones, as a matrix of distances is from points, all that happens to the sum afterwards is linear, and ends
+in reductions that are small again. So the contributions are taken as if they were stacked; the sum over the steps moves behind what is
+linear in it; and the reductions, which are folds over the steps as well, accumulate in the carry
+(:mod:`eqsat_mem.transforms.scan_analysis`). What is done once for the sum is then done for each step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+
+from eqsat_mem.frontend.inline import lines_of
+from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.preferences import LOADED
+from eqsat_mem.frontend.roll import traced
+from eqsat_mem.ir import Axes, Dot, Fold, Literal, Map, Program, Rename, Source, Term, children, mask_of, with_children
+from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
+from eqsat_mem.ir.jaxprs import aval_bytes
+from eqsat_mem.passes import SUMS, Pass
+from eqsat_mem.transforms.control_flow import Scan, repeats
+
+Array = Any
+LARGE_BYTES = 2**16
+"""Sums of fewer bytes stay in their carries."""
+SMALLER = 2
+"""What is linear in a sum is a sum of its own as soon as it is smaller by this factor."""
+MOST_TERMS = 64
+"""Terms linear in a sum that are computed in every step; where there are more, the sum stays."""
+
+
+def with_step_sums(program: Program, passes: Sequence[Pass]) -> Program | None:
+    """The program with sums over steps behind what is linear in them; None where no large sum is carried that is read so only."""
+    if SUMS not in passes or program.effects:  # which have an order
+        return None
+    carried = {scan: ks for scan in repeats(program) if scan.call.prim.name == "scan" and (ks := _sums(scan, program))}
+    if not carried:
+        return None
+    avals = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in program.inputs]
+    closed = traced(lambda args, consts: _Stacking(program, carried, args, consts).outputs(), avals, program.consts)
+    stacked = load(closed, [b.name for b in program.inputs], LOADED, passes)
+    stacked.passes |= program.passes
+    stacked.outputs = [replace(o, weak_type=w.weak_type) for o, w in zip(stacked.outputs, program.outputs, strict=True)]
+    return _Behind(stacked).run()
+
+
+# --- sums that are carried -----------------------------------------------------------------------------
+
+
+def _sums(scan: Scan, program: Program) -> list[int]:
+    """The large carries of a scan that each step only adds to, and whose last value is read, though not as a result of the program."""
+    body, first = scan.body.jaxpr, scan.first_carry
+    read = {k: t for k, t in scan.results.items() if k < scan.carries and t not in program.roots()}
+    large = (k for k in read if aval_bytes([body.invars[first + k].aval]) >= LARGE_BYTES)
+    return [k for k in large if _is_only_added_to(body, body.invars[first + k], body.outvars[k])]
+
+
+def _is_only_added_to(body: Jaxpr, carry: Any, after: Any) -> bool:
+    """Whether ``after`` is ``carry`` with other values added and subtracted, and nothing else reads it or what it is on the way."""
+    results = Counter(v for v in body.outvars if not hasattr(v, "val"))  # literals cannot be hashed
+    while carry is not after:
+        readers = [eqn for eqn in body.eqns for v in eqn.invars if v is carry]
+        if len(readers) != 1 or results[carry]:
+            return False
+        (reader,) = readers
+        adds = reader.primitive.name in ("add", "add_any") or (reader.primitive.name == "sub" and reader.invars[0] is carry)
+        if not adds or _type(reader.outvars[0]) != _type(carry):
+            return False
+        carry = reader.outvars[0]
+    return results[after] == 1 and not any(v is after for eqn in body.eqns for v in eqn.invars) and carry not in body.invars
+
+
+def _with_increments(scan: Scan, sums: Sequence[int]) -> ClosedJaxpr:
+    """The body of a scan that returns, in place of sums, what is added to zeros."""
+    body = scan.body.jaxpr
+    before = {body.invars[scan.first_carry + k] for k in sums}
+    instead: dict[Any, Any] = {}
+
+    def given(v: Any) -> Any:
+        return v if hasattr(v, "val") else instead.get(v, v)  # literals cannot be hashed
+
+    equations = []
+    for eqn in body.eqns:
+        operands = [given(v) for v in eqn.invars]
+        others = [v for v in operands if hasattr(v, "val") or v not in before]
+        if len(others) < len(operands) and eqn.primitive.name != "sub":  # one of the sums and what is added to it
+            instead[eqn.outvars[0]] = others[0]
+        else:
+            equations.append(eqn.replace(invars=operands))
+    return ClosedJaxpr(body.replace(eqns=equations, outvars=[given(v) for v in body.outvars]), scan.body.consts)
+
+
+def _type(variable: Any) -> tuple[tuple[int, ...], Any]:
+    return variable.aval.shape, variable.aval.dtype
+
+
+@dataclass(eq=False)
+class _Stacking:
+    """A program while it is traced with what steps add to sums stacked, and summed after the scan."""
+
+    program: Program
+    carried: Mapping[Scan, Sequence[int]]
+    args: Sequence[Array]
+    consts: Sequence[Array]
+    values: dict[int, Array] = field(default_factory=dict)
+
+    def outputs(self) -> list[Array]:
+        program, calls = replace(self.program, consts=list(self.consts)), dict[Any, list[Array]]()
+        by_result = {t: scan for scan in self.carried for t in scan.results.values()}
+        for t in program.reachable():
+            with lines_of(program.source.get(t)):
+                if t not in by_result:
+                    self.values[t] = evaluate_term(program, t, self.args, self.values, calls)
+                elif t not in self.values:
+                    self.run(by_result[t], self.carried[by_result[t]])
+        return [self.laid_out(o.term, o.axes) for o in program.outputs]
+
+    def laid_out(self, t: int, axes: Axes) -> Array:
+        return to_axes(self.program, self.values[t], self.program.free[t], axes)
+
+    def run(self, scan: Scan, sums: Sequence[int]) -> None:
+        body, carries = jaxpr_as_fun(_with_increments(scan, sums)), range(scan.carries)
+        operands = [self.laid_out(t, axes) for t, axes in zip(scan.args, scan.call.in_axes, strict=True)]
+        consts, xs = operands[: scan.first_carry], operands[scan.first_carry + scan.carries :]
+        init = operands[scan.first_carry : scan.first_carry + scan.carries]
+        kept = [k for k in carries if k not in sums]
+
+        def step(carry: list[Array], x: list[Array]) -> tuple[list[Array], list[Array]]:
+            own = dict(zip(kept, carry, strict=True))
+            before = [own[k] if k in own else jnp.zeros(init[k].shape, init[k].dtype) for k in carries]
+            after = body(*consts, *before, *x)
+            return [_strong(after[k]) for k in kept], [*after[scan.carries :], *(after[k] for k in sums)]
+
+        start = [_strong(init[k]) for k in kept]
+        last, stacks = lax.scan(step, start, xs, length=scan.length, reverse=scan.reverse, unroll=scan.call.params["unroll"])
+        parts = stacks[len(stacks) - len(sums) :]
+        results = dict(zip(kept, last)) | dict(enumerate(stacks, scan.carries))
+        results |= {k: self.with_start(scan, k, init[k], lax.reduce_sum(part, (0,))) for k, part in zip(sums, parts, strict=True)}
+        for k, t in scan.results.items():
+            self.values[t] = from_axes(self.program, results[k], scan.call.out_axes[k])
+
+    def with_start(self, scan: Scan, k: int, start: Array, total: Array) -> Array:
+        return total if _is_zero(self.program.terms[scan.init[k]]) else start + total
+
+
+def _strong(x: Array) -> Array:
+    """The same without a weak type."""
+    return lax.convert_element_type(x, x.dtype)
+
+
+# --- what is linear in sums ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A large value as a sum over some indices, among them the steps of a scan, of a term of the new program, and of what is added to it.
+
+    Attributes:
+        over: the indices, as bits.
+        part: the term that is summed.
+        rest: the term that is added to the sum; None if nothing is.
+        starts: the sums over steps of which it is made.
+        depth: the most terms between one of them and it.
+    """
+
+    over: int
+    part: int
+    rest: int | None
+    starts: frozenset[int]
+    depth: int = 0
+
+
+class _Behind:
+    """A program while it is written with sums over steps behind what is linear in them.
+
+    Attributes:
+        old: the program as it was.
+        starts: the sums over steps that move.
+        sums: the large values that are made of them, by their terms in the old program.
+        whole: the sums over steps in the new program that are as large.
+    """
+
+    def __init__(self, old: Program):
+        self.old, self.starts = old, frozenset(_over_steps(old))
+        self.sums: dict[int, _Sum] = {}
+        self.whole: dict[int, frozenset[int]] = {}
+
+    def run(self) -> Program | None:
+        """The new program, in which nothing as large as the sums that moved is left of them: those that other terms read stay."""
+        while self.starts:
+            self.sums.clear()
+            self.whole.clear()
+            new, _ = self.old.rewritten(self.write)
+            staying = frozenset[int]().union(*(self.whole[t] for t in new.reachable() if t in self.whole))
+            if not staying:
+                new.passes |= {SUMS.name}
+                return new
+            self.starts -= staying
+        return None
+
+    def write(self, new: Program, t: int, ids: Mapping[int, int]) -> int | None:
+        term, source = self.old.terms[t], self.old.source.get(t)
+        if t in self.starts and isinstance(term, Fold):
+            found: _Sum | None = _Sum(term.over, ids[term.arg], None, frozenset([t]))
+        else:
+            found = self.linear(new, t, ids)
+        if found is None or found.depth > MOST_TERMS:
+            return None
+        total = new.add(Fold(term.dtype, "add", found.over, found.part), source)
+        if SMALLER * self.old.nbytes(t) > max(map(self.old.nbytes, found.starts)):
+            self.sums[t] = found
+            self.whole[total] = found.starts
+        return total if found.rest is None else new.add(Map(term.dtype, "add", (total, found.rest)), source)
+
+    def linear(self, new: Program, t: int, ids: Mapping[int, int]) -> _Sum | None:
+        """A term that is linear in sums: as the sum of what it is for each summand, and what it is for the rest."""
+        term, read = self.old.terms[t], children(self.old.terms[t])
+        own = {k: self.sums[c] for k, c in enumerate(read) if c in self.sums}
+        if not own or not _is_linear(term, own):
+            return None
+        over, *others = (found.over for found in own.values())
+        factors = {k: ids[c] for k, c in enumerate(read) if k not in own and not _is_added(term, k)}
+        if any(other != over for other in others) or any(new.free[u] & over for u in factors.values()):
+            return None
+        rests: dict[int, int | None] = {k: None if _is_zero(self.old.terms[c]) else ids[c] for k, c in enumerate(read)}
+        rests |= {k: found.rest for k, found in own.items()}
+        parts = {k: own[k].part if k in own else factors.get(k) for k in range(len(read))}
+        source = self.old.source.get(t)
+        if isinstance(term, Fold):
+            part, inside = parts[0], term.over
+        else:
+            part, inside = _applied(new, term, parts, source), 0
+        if part is None or inside & over:
+            return None
+        starts = frozenset[int]().union(*(found.starts for found in own.values()))
+        rest = _applied(new, term, rests, source)
+        return _Sum(over | inside, part, rest, starts, 1 + max(found.depth for found in own.values()))
+
+
+def _over_steps(program: Program) -> Iterator[int]:
+    """Yield the large sums over all steps of what a scan stacks."""
+    steps = {t: scan.axes for scan in repeats(program) if scan.axes for t in scan.stepped_results()}
+    for t in program.reachable():
+        term = program.terms[t]
+        if not isinstance(term, Fold) or term.monoid != "add" or program.nbytes(t) < LARGE_BYTES:
+            continue
+        if term.over & steps.get(program.source_of(term.arg), 0) and term.over.bit_count() == 1:
+            yield t
+
+
+def _is_linear(term: Term, sums: Collection[int]) -> bool:
+    """Whether a term is linear in its operands at the positions ``sums``, or in all that it adds, of which they are some."""
+    match term:
+        case Rename() | Map(op="neg" | "add" | "sub"):
+            return True
+        case Fold():
+            return term.monoid == "add"
+        case Dot() | Map(op="mul"):
+            return len(sums) == 1
+        case Map(op="div"):
+            return [*sums] == [0]
+        case Map(op="select_n"):
+            return 0 not in sums
+    return False
+
+
+def _is_added(term: Term, k: int) -> bool:
+    """Whether a linear term is a sum of what it is for its operand at a position and of what it is for others."""
+    return isinstance(term, Map) and (term.op in ("add", "sub") or (term.op == "select_n" and k > 0))
+
+
+def _applied(new: Program, term: Term, operands: Mapping[int, int | None], source: Source | None) -> int | None:
+    """A linear term on other operands, zeros where there is None; None if it is zero. A rename must have its names free."""
+    some = {k: u for k, u in operands.items() if u is not None}
+    given = tuple(some.values())
+    if len(given) < len(operands) and not (isinstance(term, Map) and term.op in ("add", "sub", "select_n")):
+        return None
+    match term:
+        case Map(op="select_n"):
+            if not some.keys() - {0}:
+                return None
+            zero = new.add(Literal.of(np.zeros((), term.dtype)[()], term.dtype))
+            return new.add(with_children(term, tuple(some.get(k, zero) for k in operands)), source)
+        case Map(op="add" | "sub") if len(given) < 2:
+            return None if not given else new.add(Map(term.dtype, "neg", given), source) if term.op == "sub" and 1 in some else given[0]
+        case Dot() if term.over & ~(new.free[given[0]] & new.free[given[1]]):  # an operand that is the same along what is contracted
+            return new.add(Fold(term.dtype, "add", term.over, new.add(Map(term.dtype, "mul", given), source)), source)
+        case Rename() if _clashes(term, new.free[given[0]]):
+            return None
+    return new.add(with_children(term, given), source)
+
+
+def _is_zero(term: Term) -> bool:
+    return isinstance(term, Literal) and not term.value
+
+
+def _clashes(term: Rename, free: int) -> bool:
+    """Whether a value with these indices has one already that it would be given as a new name."""
+    renamed = mask_of(before for before, _ in term.pairs)
+    return bool(mask_of(after for _, after in term.pairs) & free & ~renamed)
