@@ -183,18 +183,14 @@ class Forms:
         hopeless: list[tuple[int, int, Program]] = []
         for k, form in enumerate(self._forms()):
             if SCANS.name not in form.passes and any(f.best.fits(limit) for f in found.values()):
-                break
+                continue
             least = floor_bytes(form) // (1 if self.placement is None else self.placement.devices.total)
             if least > limit:
                 hopeless.append((k, least, form))
                 continue
             found[k] = self._fastest(form, backend, limit, scheduler)
             before = found.get(0, found[k]).before
-            slow = (
-                found[k].best.seconds > GAIN * before.seconds
-                if SUMS.name in form.passes
-                else slow_in_chunks(found[k].best, found[k].before)
-            )
+            slow = found[k].best.seconds > GAIN * before.seconds if SUMS.name in form.passes else slow_in_chunks(found[k].best, before)
             if (found[k].best.fits(limit) and not slow) or self.deadline.passed():
                 break
         else:
@@ -247,13 +243,11 @@ class Forms:
                 yield from forms(self._original(summed), self.rules)
             yield from forms(self._original(program), self.rules)
             taken = with_takes(program) if self.rules.names("Take") else None
-            if taken is not None:
-                apart = extract(self._candidates(taken).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
-                yield taken if self.placement is None else apart.program
-                yield from forms(apart, self.rules)
             shifted = with_shifts(program, self.rules.passes) if self.placement is None else None
-            if shifted is not None:
-                yield shifted
+            for reading in filter(None, (taken, shifted)):
+                apart = extract(self._candidates(reading).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
+                yield reading if self.placement is None else apart.program
+                yield from forms(apart, self.rules)
 
     def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         if self.placement is not None:

@@ -398,3 +398,28 @@ def test_all_that_a_gradient_reads_of_a_step_comes_from_one_run_of_it(share):
     assert optimized.plan(*args).compiled_peak_bytes <= 6 * 2**20 // share
     comparison = same_values(gradient, optimized, args, tolerance=1e-5)
     assert comparison.same, comparison
+
+
+def warped(a, b):
+    """Dynamic time warping: the first row of the distances begins what the others go on with."""
+    distances = jnp.abs(a[:, None] - b)
+
+    def row(before, costs):
+        def cell(left, c):
+            value = c[2] + jnp.minimum(jnp.minimum(left, c[0]), c[1])
+            return value, value
+
+        return lax.scan(cell, jnp.inf, (before, jnp.concatenate([jnp.full(1, jnp.inf), before[:-1]]), costs))[1], None
+
+    return lax.scan(row, jnp.cumsum(distances[0]), distances[1:])[0][-1]
+
+
+def test_slices_of_what_is_computed_are_made_step_by_step_rather_than_for_chunks_of_a_batch():
+    """Chunks of the batch would run all steps once for each."""
+    function, args = jax.vmap(warped), (f32(96, 80), f32(96, 90, seed=1))
+    optimized = eqsat_mem.optimize(function, memory_limit=96 * 80 * 90 * 4 // 4)
+    plan = optimized.plan(*args)
+    assert plan.predicted_s < plan.original_predicted_s
+    assert "slices-in-scans" in plan.rules_fired
+    assert plan.loops == []
+    np.testing.assert_allclose(optimized(*args), function(*args), rtol=1e-5)
