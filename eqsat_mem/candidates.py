@@ -117,6 +117,7 @@ class Forms:
         self.fingerprints = Fingerprints()
         self.frontiers: defaultdict[Hashable, Frontier] = defaultdict(Frontier)
         self.planned: dict[Hashable, Program] = {}
+        self.unfit: dict[Hashable, tuple[int, int]] = {}
 
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
         """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
@@ -176,8 +177,8 @@ class Forms:
     def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of the first form that fits, without loops over equal blocks.
 
-        Forms that cannot fit are searched last, and only where they may be the smallest; those that stack less also where chunks take long,
-        and others where steps that read sums of steps do.
+        Forms that cannot fit, or did not where there was more room, are searched last, and only where they may be the smallest; those that
+        stack less also where chunks take long, and others where steps that read sums of steps do.
         """
         found: dict[int, SearchResult] = {}
         hopeless: list[tuple[int, int, Program]] = []
@@ -185,12 +186,18 @@ class Forms:
             if SCANS.name not in form.passes and any(f.best.fits(limit) for f in found.values()):
                 continue
             least = floor_bytes(form) // (1 if self.placement is None else self.placement.devices.total)
-            if least > limit:
-                hopeless.append((k, least, form))
+            searched = k, backend, self.placement, scheduler
+            too_little, smallest = self.unfit.get(searched, (0, 0))
+            if least > limit or limit <= too_little:
+                hopeless.append((k, max(least, smallest), form))
                 continue
             found[k] = self._fastest(form, backend, limit, scheduler)
-            before = found.get(0, found[k]).before
-            slow = found[k].best.seconds > GAIN * before.seconds if SUMS.name in form.passes else slow_in_chunks(found[k].best, before)
+            if not found[k].best.fits(limit):
+                self.unfit[searched] = limit, found[k].best.peak_bytes
+            slow = slow_in_chunks(found[k].best, found[k].before)
+            if SUMS.name in form.passes and found[k].best.fits(limit):
+                before = found[0].before if 0 in found else self.written(backend, limit)
+                slow = found[k].best.seconds > before.seconds
             if (found[k].best.fits(limit) and not slow) or self.deadline.passed():
                 break
         else:
