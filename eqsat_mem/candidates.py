@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
 from jax.extend.core import ClosedJaxpr
@@ -178,11 +178,14 @@ class Forms:
         """The fastest schedule of the first form that fits, without loops over equal blocks.
 
         Forms that cannot fit, or did not where there was more room, are searched last, and only where they may be the smallest; those that
-        stack less also where chunks take long, and others where steps that read sums of steps do.
+        stack less also where chunks take long, and those with sums of steps also where what was written fits.
         """
         found: dict[int, SearchResult] = {}
         hopeless: list[tuple[int, int, Program]] = []
+        is_settled = False
         for k, form in enumerate(self._forms()):
+            if is_settled and SUMS.name not in form.passes:
+                break
             if SCANS.name not in form.passes and any(f.best.fits(limit) for f in found.values()):
                 continue
             least = floor_bytes(form) // (1 if self.placement is None else self.placement.devices.total)
@@ -195,10 +198,11 @@ class Forms:
             if not found[k].best.fits(limit):
                 self.unfit[searched] = limit, found[k].best.peak_bytes
             slow = slow_in_chunks(found[k].best, found[k].before)
-            if SUMS.name in form.passes and found[k].best.fits(limit):
-                before = found[0].before if 0 in found else self.written(backend, limit)
-                slow = found[k].best.seconds > before.seconds
-            if (found[k].best.fits(limit) and not slow) or self.deadline.passed():
+            if SUMS.name in form.passes and found[k].best.fits(limit):  # what was done once is done by each step
+                slow = found[k].best.seconds > (found[0].before if 0 in found else self.written(backend, limit)).seconds
+            is_last = found[k].best.fits(limit) and (is_settled or not slow)
+            is_settled = is_settled or is_last
+            if (is_last and (k or self.summed is None)) or self.deadline.passed():
                 break
         else:
             for k, least, form in hopeless:
@@ -217,6 +221,11 @@ class Forms:
         ex = run_as_is(self.loaded, self._original)
         program, _ = plan_bodies(ex.program, limit, partial(self.planner.written, self.options, backend))
         return straight(replace(ex, program=program), backend, emitted=False)
+
+    @cached_property
+    def summed(self) -> Program | None:
+        """The program with sums over steps behind what is linear in them, if any are."""
+        return with_step_sums(self.loaded, self.rules.passes)
 
     def _original(self, program: Program) -> Extraction:
         """A program as it is, with what rules allow for its terms; kept for the one that was loaded."""
@@ -245,7 +254,7 @@ class Forms:
             if parted is not None:
                 yield parted
                 yield from forms(self._original(parted), self.rules)
-            summed = with_step_sums(program, self.rules.passes)
+            summed = self.summed if program is self.loaded else with_step_sums(program, self.rules.passes)
             if summed is not None:
                 yield from forms(self._original(summed), self.rules)
             yield from forms(self._original(program), self.rules)
@@ -331,8 +340,9 @@ class Forms:
     def _loops(self, placement: Placement, backend: Backend, limit: int, search: bool = True) -> Bodies:
         """The bodies of loops and branches on a mesh, searched for under a limit or as they are written."""
         from eqsat_mem.mesh.bodies import Bodies
+        from eqsat_mem.mesh.choose import left_given
 
-        left = partial(_left, placement, backend)
+        left = partial(left_given, placement, backend)
         return Bodies(limit, partial(self._body, placement, backend, search), lambda body: self._inside(body).loaded, left)
 
     def _body(
@@ -380,13 +390,6 @@ class Forms:
         if any(program is form for form in (*self.made, *self.planned.values())):
             self.candidates[id(program)] = known
         return known
-
-
-def _left(placement: Placement, backend: Backend, body: Program, ins: Specs) -> tuple[Specs, frozenset[int]]:
-    """Return the specs that a body leaves its results in, and the arguments that it gathers."""
-    from eqsat_mem.mesh.choose import left_as
-
-    return left_as(body, placement.of(ins, (None,) * len(body.outputs)), backend)
 
 
 def _peaks_inside(s: Schedule) -> bool:

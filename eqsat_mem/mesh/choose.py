@@ -109,3 +109,8 @@ def left_as(program: Program, placement: Placement, backend: Backend) -> tuple[t
     gathers = (term for term in local.terms if isinstance(term, Block) and term.call.prim.name == "gather_shares")
     read = (local.terms[term.args[0]] for term in gathers)
     return local.shares.results, frozenset(term.slot for term in read if isinstance(term, Input))
+
+
+def left_given(placement: Placement, backend: Backend, program: Program, ins: Sequence[Spec]) -> tuple[tuple[Spec, ...], frozenset[int]]:
+    """:func:`left_as`, of a program whose arguments lie as ``ins`` say on the devices of a placement."""
+    return left_as(program, placement.of(ins, (None,) * len(program.outputs)), backend)

@@ -9,15 +9,21 @@ import pytest
 from jax import lax
 
 import eqsat_mem
+from eqsat_mem import pipeline
+from eqsat_mem.candidates import Forms
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.egraph.rule_files import load_rules
+from eqsat_mem.events import Clock
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ir.jaxprs import aval_bytes
+from eqsat_mem.options import Options
+from eqsat_mem.request import request_of
 from eqsat_mem.testing import same_values
 from eqsat_mem.transforms.control_flow import repeats
 from eqsat_mem.transforms.scan_rewrite import forms
 from eqsat_mem.transforms.step_sums import with_step_sums
+from tests.oracles.targets import CPU
 from tests.tiers import tiered
 
 RULES = load_rules()
@@ -238,6 +244,44 @@ def test_gradients_of_iterations_with_a_matrix_are_planned_below_its_size(share)
     assert plan.compiled_peak_bytes <= matrix // share
     assert "sums-of-steps" in plan.rules_fired
     assert same_values(function, fast, args, tolerance=2e-5).same
+
+
+def test_a_plan_that_reads_sums_in_each_step_is_chosen_where_others_fit_too_and_take_longer(monkeypatch):
+    """And nothing else is searched for it than what was written and the forms that read sums."""
+
+    def spread(scale, x, y):
+        weights = jnp.exp(-distances(x * scale, x * scale))
+        weights = weights / weights.sum(1, keepdims=True)
+        return jnp.mean((lax.fori_loop(0, 8, lambda _, z: 0.9 * (weights @ z) + 0.1 * y, y) - 1) ** 2)
+
+    searched = []
+    search = Forms._fastest
+    monkeypatch.setattr(Forms, "_fastest", lambda self, form, *rest: searched.append(form) or search(self, form, *rest))
+    args = values((3,), (1200, 3), (1200, 4))
+    function, limit = jax.value_and_grad(spread), 2 * 1200 * 1200 * 4
+    plan = eqsat_mem.optimize(function, memory_limit=limit, verify=False).plan(*args)
+    assert "sums-of-steps" in plan.rules_fired
+    assert plan.predicted_s < plan.original_predicted_s
+    of_program = [form for form in searched if len(form.outputs) == 2 and len(form.inputs) == 3]
+    assert "slices-in-scans" not in of_program[0].passes
+    assert all("sums-of-steps" in form.passes for form in of_program[1:])
+
+
+def test_forms_that_did_not_fit_are_not_searched_for_less(monkeypatch):
+    args = values((400, 3), (380, 3))
+    function = jax.value_and_grad(transport)
+    jaxpr = jax.make_jaxpr(lambda *a: jax.tree.leaves(function(*a)))(*args)
+    options = Options(memory_limit=400 * 380 * 4)
+    request = request_of(jaxpr, options, ["x", "y"], "transport", CPU, (), None, None)
+    forms_of = pipeline._forms(request, pipeline.BodyPlans(), Clock())
+    first = forms_of.fastest(CPU, request.limit).best
+    searched = []
+    search = Forms._fastest
+    monkeypatch.setattr(Forms, "_fastest", lambda self, form, *rest: searched.append((self, form)) or search(self, form, *rest))
+    second = forms_of.fastest(CPU, request.limit - 2**16).best
+    assert first.fits(request.limit)
+    assert second.fits(request.limit - 2**16)
+    assert [form.passes >= {"sums-of-steps"} for own, form in searched if own is forms_of] == [True]
 
 
 def test_a_plan_that_reads_sums_in_each_step_is_not_chosen_where_it_takes_longer():
