@@ -271,13 +271,12 @@ class Forms:
         program, saved = self._planned(form, backend, limit)
         found, room = self._fastest_of(program, saved, backend, limit, scheduler), limit
         for _ in range(TIGHTENED):
-            over = found.best.peak_bytes - limit
+            over, last = found.best.peak_bytes - limit, program
             if over <= 0 or not _peaks_inside(found.best) or self.deadline.passed():
                 break
-            room -= over
-            last, (program, saved) = program, self._planned(form, backend, room)
-            if program is last:
-                break
+            while program is last and over < room:  # bodies may hold less than they may
+                room, over = room - over, 2 * over
+                program, saved = self._planned(form, backend, room)
             tighter = self._fastest_of(program, saved, backend, limit, scheduler)
             found = min(found, tighter, key=lambda f: order(f.best, limit))
         return found
