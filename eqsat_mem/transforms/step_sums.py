@@ -226,7 +226,7 @@ class _Behind:
         """A term that is linear in sums: as the sum of what it is for each summand, and what it is for the rest."""
         term, read = self.old.terms[t], children(self.old.terms[t])
         own = {k: self.sums[c] for k, c in enumerate(read) if c in self.sums}
-        if not own or not _is_linear(term, own):
+        if not own or not _is_linear(term, own) or (isinstance(term, Rename) and _clashes(term, new.free[own[0].part])):
             return None
         over, *others = (found.over for found in own.values())
         factors = {k: ids[c] for k, c in enumerate(read) if k not in own and not _is_added(term, k)}
@@ -267,8 +267,8 @@ def _is_linear(term: Term, sums: Collection[int]) -> bool:
             return term.monoid == "add"
         case Dot() | Map(op="mul"):
             return len(sums) == 1
-        case Map(op="div"):
-            return [*sums] == [0]
+        case Map(op="div"):  # whole numbers are rounded down
+            return [*sums] == [0] and np.dtype(term.dtype).kind not in "biu"
         case Map(op="select_n"):
             return 0 not in sums
     return False
@@ -280,7 +280,7 @@ def _is_added(term: Term, k: int) -> bool:
 
 
 def _applied(new: Program, term: Term, operands: Mapping[int, int | None], source: Source | None) -> int | None:
-    """A linear term on other operands, zeros where there is None; None if it is zero. A rename must have its names free."""
+    """A linear term on other operands, zeros where there is None; None if it is zero."""
     some = {k: u for k, u in operands.items() if u is not None}
     given = tuple(some.values())
     if len(given) < len(operands) and not (isinstance(term, Map) and term.op in ("add", "sub", "select_n")):
@@ -295,8 +295,6 @@ def _applied(new: Program, term: Term, operands: Mapping[int, int | None], sourc
             return None if not given else new.add(Map(term.dtype, "neg", given), source) if term.op == "sub" and 1 in some else given[0]
         case Dot() if term.over & ~(new.free[given[0]] & new.free[given[1]]):  # an operand that is the same along what is contracted
             return new.add(Fold(term.dtype, "add", term.over, new.add(Map(term.dtype, "mul", given), source)), source)
-        case Rename() if _clashes(term, new.free[given[0]]):
-            return None
     return new.add(with_children(term, given), source)
 
 

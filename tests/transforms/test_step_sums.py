@@ -209,6 +209,17 @@ def test_a_sum_that_begins_with_something():
     assert same_values(function_of(program_of(function, args)), function_of(new), args, tolerance=1e-5).same
 
 
+def test_whole_numbers_are_divided_after_they_are_summed():
+    def function(x, y):
+        def turn(total, s):
+            return total + jnp.round(s * distances(x, y)).astype(jnp.int32), None
+
+        total = lax.scan(turn, jnp.zeros((POINTS, OTHERS), jnp.int32), jnp.arange(4.0))[0]
+        return jnp.sum(lax.div(total, jnp.full((POINTS, OTHERS), 3)), 1)
+
+    assert summed(function, points()[:2]) is None
+
+
 def test_small_sums_stay():
     x, y, v = points()
     assert summed(carried(MOVES["a product with a vector"], start=jnp.zeros((20, OTHERS))), [x[:20], y, v]) is None
