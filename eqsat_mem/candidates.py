@@ -250,13 +250,13 @@ class Forms:
         for program in filter(None, [self.loaded, *(make(self.loaded, self.rules.passes) for make in made)]):
             if program is not self.loaded:
                 yield program
+            summed = self.summed if program is self.loaded else with_step_sums(program, self.rules.passes)
+            if summed is not None:
+                yield from forms(self._original(summed), self.rules)
             parted = with_parts(program, self.rules.passes) if self.placement is None else None
             if parted is not None:
                 yield parted
                 yield from forms(self._original(parted), self.rules)
-            summed = self.summed if program is self.loaded else with_step_sums(program, self.rules.passes)
-            if summed is not None:
-                yield from forms(self._original(summed), self.rules)
             yield from forms(self._original(program), self.rules)
             taken = with_takes(program) if self.rules.names("Take") else None
             shifted = with_shifts(program, self.rules.passes) if self.placement is None else None

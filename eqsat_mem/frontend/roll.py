@@ -184,7 +184,7 @@ class _Rolling:
         with lines_of(line):
             xs = {role: self.side_by_side(scan.ordered(values)) for role, values in scan.given()}
         same = {role: self.read(role.values[0]) for role in chain.given() if role.is_same}
-        init = {result: [_strong(self.start(v, result, scan)) for v in first] for result, first in scan.carried.items()}
+        init = {result: [strong(self.start(v, result, scan)) for v in first] for result, first in scan.carried.items()}
 
         def step(carry: dict[Result, list[Array]], x: dict[Given, Array]) -> Any:
             made: dict[Result, Array] = {}
@@ -199,7 +199,7 @@ class _Rolling:
                 if roles is not None:
                     with lines_of(eqn.source):
                         made.update(((offset, out), y) for out, y in enumerate(_results(eqn, list(map(operand, roles)))))
-            after = {result: [*before[1:], _strong(made[result])] for result, before in carry.items()}
+            after = {result: [*before[1:], strong(made[result])] for result, before in carry.items()}
             return after, ([made[result] for result in scan.stacked], [carry[result][-1] for result in scan.entering])
 
         keys = {role: str(k) for k, role in enumerate(xs)}  # what a scan takes is sorted by name
@@ -383,6 +383,6 @@ def _results(eqn: Equation, operands: Sequence[Array]) -> list[Array]:
     return list(results) if eqn.prim.multiple_results else [results]
 
 
-def _strong(x: Array) -> Array:
+def strong(x: Array) -> Array:
     """The same without a weak type."""
     return x if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else lax.convert_element_type(x, x.dtype)

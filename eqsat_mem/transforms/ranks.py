@@ -20,13 +20,11 @@ from jax import lax
 from jax.extend.core import primitives
 
 from eqsat_mem.frontend.inline import lines_of
-from eqsat_mem.frontend.load import load
-from eqsat_mem.frontend.preferences import LOADED
-from eqsat_mem.frontend.roll import traced
 from eqsat_mem.ir import Block, Program, Term, children
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir.ops import bind_call
 from eqsat_mem.passes import EVERY, RANKS, Pass
+from eqsat_mem.transforms.retraced import retraced
 
 Array = Any
 
@@ -43,11 +41,8 @@ def with_ranks(program: Program, passes: Collection[Pass] = EVERY) -> Program | 
     sorts = _sorts(program)
     if not sorts:
         return None
-    avals = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in program.inputs]
-    closed = traced(lambda args, consts: _outputs(replace(program, consts=list(consts)), sorts, args), avals, program.consts)
-    new = load(closed, [b.name for b in program.inputs], LOADED, passes)
-    new.passes |= {*program.passes, RANKS.name}
-    new.outputs = [replace(o, weak_type=w.weak_type) for o, w in zip(new.outputs, program.outputs, strict=True)]
+    new = retraced(program, lambda args, consts: _outputs(replace(program, consts=list(consts)), sorts, args), passes)
+    new.passes |= {RANKS.name}
     return new
 
 

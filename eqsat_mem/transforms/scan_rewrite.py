@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -24,14 +23,13 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.frontend.inline import lines_of
-from eqsat_mem.frontend.load import load
-from eqsat_mem.frontend.preferences import LOADED
-from eqsat_mem.frontend.roll import traced
+from eqsat_mem.frontend.roll import strong
 from eqsat_mem.ir import Axes, Fold, Iota, Program, bits, children
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir.ops import MONOIDS, accumulator
 from eqsat_mem.passes import SCANS
 from eqsat_mem.transforms.control_flow import Choice, Scan, While
+from eqsat_mem.transforms.retraced import retraced
 from eqsat_mem.transforms.scan_analysis import How, Slices, Stage, Stages
 
 Array = Any
@@ -49,17 +47,14 @@ def forms(ex: Extraction, rules: RuleSet) -> Iterator[Program]:
         if stages.decisions() in seen:
             continue
         seen.add(stages.decisions())
-        program = load(_traced(stages), [b.name for b in ex.program.inputs], LOADED, rules.passes)
-        program.passes |= {*ex.program.passes, SCANS.name}
-        program.outputs = [replace(o, weak_type=w.weak_type) for o, w in zip(program.outputs, ex.program.outputs, strict=True)]
+        program = retraced(ex.program, partial(_outputs, stages), rules.passes)
+        program.passes |= {SCANS.name}
         yield program
 
 
-def _traced(stages: Stages) -> ClosedJaxpr:
-    """The form as a jaxpr; constants are its closed-over arrays, as before."""
-    program = stages.program
-    avals = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in program.inputs]
-    return traced(lambda args, consts: _Form(stages, args, consts).outputs(), avals, program.consts)
+def _outputs(stages: Stages, args: Sequence[Array], consts: Sequence[Array]) -> list[Array]:
+    """The results of a form; constants are its closed-over arrays, as before."""
+    return _Form(stages, args, consts).outputs()
 
 
 @dataclass
@@ -124,7 +119,7 @@ class _Form:
 
     def init(self, scan: Scan) -> list[Array]:
         axes = scan.call.in_axes[scan.first_carry :]
-        return [_strong(self.laid_out(t, a)) for t, a in zip(scan.init, axes)]
+        return [strong(self.laid_out(t, a)) for t, a in zip(scan.init, axes)]
 
     def steps(self, scan: Scan, folds: Sequence[int], segment: _Segment, start: Carry) -> tuple[Carry, list[Array], list[Array]]:
         """The steps of a scan in one segment: its last carry, its stacked results, and the carry before every step."""
@@ -146,7 +141,7 @@ class _Form:
             results = slices.results(scan)
             new = [_combined(self.program, t, total, slices.fold(t)) for t, total in zip(folds, sums)]
             instead = [slices.whole_slice(t) for t in self.stages.stacked_instead(scan)]
-            return (list(map(_strong, results[: scan.carries])), new), ([*results[scan.carries :], *instead], own)
+            return (list(map(strong, results[: scan.carries])), new), ([*results[scan.carries :], *instead], own)
 
         unroll = scan.call.params["unroll"]
         carry, (stacks, carries) = lax.scan(step, start, given, length=segment.length, reverse=scan.reverse, unroll=unroll)
@@ -168,7 +163,7 @@ class _Form:
             return jaxpr_as_fun(loop.condition)(*consts()[: loop.condition_consts], *carry)[0]
 
         def turn(carry: list[Array]) -> list[Array]:
-            return list(map(_strong, jaxpr_as_fun(loop.body)(*consts()[loop.condition_consts :], *carry)))
+            return list(map(strong, jaxpr_as_fun(loop.body)(*consts()[loop.condition_consts :], *carry)))
 
         return lax.while_loop(runs, turn, self.init(loop))
 
@@ -177,7 +172,7 @@ class _Form:
 
         def branch(body: ClosedJaxpr) -> list[Array]:
             slices = _Slices(self, choice, self.stages.slices(choice), {}, jnp.zeros((), np.int32))
-            return list(map(_strong, jaxpr_as_fun(body)(*slices.consts(choice))))
+            return list(map(strong, jaxpr_as_fun(body)(*slices.consts(choice))))
 
         (which,) = (self.laid_out(t, axes) for t, axes in zip(choice.init, choice.call.in_axes))
         chosen: list[Array] = lax.switch(which, [partial(branch, body) for body in choice.branches])
@@ -360,8 +355,3 @@ def _combined(program: Program, t: int, total: Array, part: Array) -> Array:
     term = program.terms[t]
     monoid = term.monoid if isinstance(term, Fold) else "add"
     return MONOIDS[monoid].combine(total, part.astype(total.dtype))
-
-
-def _strong(x: Array) -> Array:
-    """The same without a weak type."""
-    return x if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) else lax.convert_element_type(x, x.dtype)

@@ -14,21 +14,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from eqsat_mem.frontend.inline import lines_of
-from eqsat_mem.frontend.load import load
-from eqsat_mem.frontend.preferences import LOADED
-from eqsat_mem.frontend.roll import traced
+from eqsat_mem.frontend.roll import strong
 from eqsat_mem.ir import Axes, Dot, Fold, Literal, Map, Program, Rename, Source, Term, children, mask_of, with_children
 from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.passes import SUMS, Pass
 from eqsat_mem.transforms.control_flow import Scan, repeats
+from eqsat_mem.transforms.retraced import retraced
 
 Array = Any
 LARGE_BYTES = 2**16
@@ -46,11 +44,7 @@ def with_step_sums(program: Program, passes: Sequence[Pass]) -> Program | None:
     carried = {scan: ks for scan in repeats(program) if scan.call.prim.name == "scan" and (ks := _sums(scan, program))}
     if not carried:
         return None
-    avals = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in program.inputs]
-    closed = traced(lambda args, consts: _Stacking(program, carried, args, consts).outputs(), avals, program.consts)
-    stacked = load(closed, [b.name for b in program.inputs], LOADED, passes)
-    stacked.passes |= program.passes
-    stacked.outputs = [replace(o, weak_type=w.weak_type) for o, w in zip(stacked.outputs, program.outputs, strict=True)]
+    stacked = retraced(program, lambda args, consts: _Stacking(program, carried, args, consts).outputs(), passes)
     return _Behind(stacked).run()
 
 
@@ -139,9 +133,9 @@ class _Stacking:
             own = dict(zip(kept, carry, strict=True))
             before = [own[k] if k in own else jnp.zeros(init[k].shape, init[k].dtype) for k in carries]
             after = body(*consts, *before, *x)
-            return [_strong(after[k]) for k in kept], [*after[scan.carries :], *(after[k] for k in sums)]
+            return [strong(after[k]) for k in kept], [*after[scan.carries :], *(after[k] for k in sums)]
 
-        start = [_strong(init[k]) for k in kept]
+        start = [strong(init[k]) for k in kept]
         last, stacks = lax.scan(step, start, xs, length=scan.length, reverse=scan.reverse, unroll=scan.call.params["unroll"])
         parts = stacks[len(stacks) - len(sums) :]
         results = dict(zip(kept, last)) | dict(enumerate(stacks, scan.carries))
@@ -151,11 +145,6 @@ class _Stacking:
 
     def with_start(self, scan: Scan, k: int, start: Array, total: Array) -> Array:
         return total if _is_zero(self.program.terms[scan.init[k]]) else start + total
-
-
-def _strong(x: Array) -> Array:
-    """The same without a weak type."""
-    return lax.convert_element_type(x, x.dtype)
 
 
 # --- what is linear in sums ----------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from eqsat_mem.ir.mesh import Placement
 from eqsat_mem.mesh.choose import left_as
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import BodyPlans
+from tests.transforms.test_step_sums import transport
 
 
 def f32(*shape):
@@ -145,20 +146,8 @@ def test_a_body_with_less_room_than_its_share_of_what_it_leaves_is_not_searched(
         assert searched
 
 
-def transport(x, y):
-    """Iterations whose gradient begins with a number that stands for a vector, and carries a sum as large as the distances."""
-    cost = jnp.sum((x[:, None] - y) ** 2, -1)
-
-    def step(duals, _):
-        f, g = duals
-        f = -0.5 * jax.nn.logsumexp((g - cost) / 0.5, 1)
-        return (f, -0.5 * jax.nn.logsumexp((f[:, None] - cost) / 0.5, 0)), None
-
-    (f, g), _ = lax.scan(step, (jnp.zeros(len(x)), jnp.zeros(len(y))), None, length=3)
-    return jnp.mean(f) + jnp.mean(g)
-
-
 def test_sums_that_steps_carry_are_read_by_each_device_part_by_part(mesh):
+    """The gradient begins with a number that stands for a vector, and carries a sum as large as the distances."""
     function = jax.value_and_grad(transport)
     f = optimize(function, memory_limit="2MiB", mesh=mesh, in_shardings=P("x"), out_shardings=(P(), P("x")))
     plan = f.plan(f32(4096, 3), f32(4096, 3))
