@@ -110,6 +110,15 @@ SUMS = Pass(
     told="sums that loops carry are read by each step, part by part, where only smaller sums are made of them",
 )
 
+UPDATES = Pass(
+    "equal-updates",
+    "f(a1, b1), f(a2, b2), ... = calls of one operation f, for elementwise results on which nothing else depends",
+    "bitwise",
+    "the same operations on the same operands in the same order",
+    "none: a training step's updates of all parameters are a few operations to plan and to read",
+    "frontend/equal_updates.py",
+)
+
 ROLLS = Pass(
     "equal-blocks-as-loops",
     "f(... f(f(x, w1), w2) ..., wn) = a scan of f over w1 ... wn, side by side",
@@ -158,7 +167,7 @@ SCATTERS = Pass(
     told="what is scattered is made in chunks of rows, each of which goes through all updates",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, ROLLS, PARTS, SHIFTS, SCATTERS, RANKS, ORDER, SCANS, SUMS)
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, UPDATES, ROLLS, PARTS, SHIFTS, SCATTERS, RANKS, ORDER, SCANS, SUMS)
 """All passes, in the order in which a program meets them."""
 
 

@@ -59,6 +59,17 @@ def steps(x, v):
     return lax.scan(lambda c, row: (jax.nn.softmax(c + jnp.tanh(row @ v)), None), jnp.zeros(300), rows)[0]
 
 
+def descent(w, x):
+    """A step of many updates, each of a dozen operations."""
+    ws = list(w)
+
+    def loss(ws):
+        return sum(jnp.mean(jnp.sin(x[:, :, None] * w[:, None]) ** 2) for w in ws)
+
+    update = lambda w, g: w - 0.1 * jnp.tanh(g) / (jnp.sqrt(g**2 + 1e-3) + jnp.abs(g)) - 0.01 * jnp.sign(w) * jnp.log1p(jnp.abs(w))  # noqa: E731
+    return jax.tree.map(update, ws, jax.grad(loss)(ws))
+
+
 def deep(ws, x):
     def loss(ws):
         h = x
@@ -103,6 +114,7 @@ PROGRAMS = {
     "draws-by-position": (dropped, [jax.random.key(0)], 100 * KIB),
     "diagonal-by-mask": (trace, [f32(700, 8)], 400 * KIB),
     "rows-by-mask": (labels, [f32(600, 4), f32(500, 4), np.arange(600, dtype=np.int32) % 500], 400 * KIB),
+    "equal-updates": (descent, [f32(8, 150, 20), f32(150, 20)], 300 * KIB),
     "equal-blocks-as-loops": (deep, [f32(14, 32, 32), f32(500, 32)], 3 * 2**20),
     "sums-of-parts": (tangents, [f32(100, 30), f32(30, 40), f32(40)], 300 * KIB),
     "shifts-by-position": (variation, [f32(400, 300)], 700 * KIB),

@@ -56,7 +56,8 @@ class AxisTable:
 
     def unify(self, a: Sequence[int], b: Sequence[int]) -> None:
         """Unify two products of axes with equally many elements, as far as this is allowed."""
-        self._align(a, b, merge=True)
+        if a != b:
+            self._align(a, b, merge=True)
 
     def settle(self) -> None:
         """Split axes that could not be unified into the same factors, so that reading one as the other is a renaming."""

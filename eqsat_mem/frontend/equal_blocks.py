@@ -57,7 +57,7 @@ class EqualBlocks:
         return replace(self, loaded=loaded, passes=passes, made=made)
 
     def _made(self, pieces: int) -> Program | None:
-        loops = rolled(self.closed, self.preferences, pieces)
+        loops = rolled(self.closed, self.preferences, pieces, self.passes)
         if loops is None:
             return None
         program = load(loops, [b.name for b in self.loaded.inputs], self.preferences, self.passes)

@@ -18,12 +18,13 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from eqsat_mem.frontend.decompose import plain_form
+from eqsat_mem.frontend.equal_updates import with_equal_updates
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.ir import Source
 from eqsat_mem.ir.jaxprs import IMPURE
 from eqsat_mem.ir.ops import IDENTITIES, is_first_operand
-from eqsat_mem.passes import EVERY, Pass
+from eqsat_mem.passes import EVERY, UPDATES, Pass
 
 CALLED = {
     "jit": "jaxpr",
@@ -49,6 +50,8 @@ def flatten(closed: ClosedJaxpr, preferences: Preferences = PLAIN, passes: Colle
     work.flat.outputs = work.inline(jaxpr, closed.consts, work.flat.inputs, None)
     work.flat.weak = [bool(getattr(v.aval, "weak_type", False)) for v in jaxpr.outvars]
     work.flat.equations = _live(work.flat.equations, work.flat.outputs)
+    if UPDATES in passes:
+        work.flat.equations = _live(with_equal_updates(work.flat), work.flat.outputs)
     used = {v for eqn in work.flat.equations for v in eqn.ins}.union(work.flat.outputs)
     work.flat.literals = {v: value for v, value in work.flat.literals.items() if v in used}
     return work.flat

@@ -105,6 +105,7 @@ class _Builder:
         self.program = Program(passes=frozenset().union(*(eqn.passes for eqn in flat.equations)))
         self.program.inputs = [Buffer(name, flat.shapes[v], flat.dtypes[v]) for name, v in zip(arg_names, flat.inputs, strict=True)]
         self.program.consts = list(flat.consts.values())
+        self.known_leaves: dict[tuple[int, ...], tuple[int, ...]] = {}
         self.number = self.number_indices()
         self.known_axes: dict[int, Axes] = {}
 
@@ -143,7 +144,15 @@ class _Builder:
         return math.prod(self.flat.shapes[v]) * itemsize(self.flat.dtypes[v])
 
     def leaves(self, axes: Iterable[Variables]) -> list[int]:
-        return [leaf for axis in axes for leaf in self.table.leaves(axis)]
+        return [leaf for axis in axes for leaf in self.leaves_of(axis)]
+
+    def leaves_of(self, variables: Sequence[int]) -> tuple[int, ...]:
+        """The indices whose product is an axis, none of which changes any more."""
+        key = tuple(variables)
+        known = self.known_leaves.get(key)
+        if known is None:
+            known = self.known_leaves[key] = self.table.leaves(variables)
+        return known
 
     def build(self) -> Program:
         program, flat = self.program, self.flat
@@ -161,7 +170,7 @@ class _Builder:
     # axes and reads
 
     def axis(self, variables: Sequence[int]) -> Axis:
-        return tuple(self.number[leaf] for leaf in self.table.leaves(variables))
+        return tuple([self.number[leaf] for leaf in self.leaves_of(variables)])
 
     def axes(self, axes: Iterable[Variables]) -> Axes:
         return tuple(self.axis(axis) for axis in axes)

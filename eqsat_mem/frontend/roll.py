@@ -25,6 +25,7 @@ from eqsat_mem.frontend.inline import flatten, lines_of
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.frontend.repeats import Chain, Given, Made, with_chains
 from eqsat_mem.ir import Source
+from eqsat_mem.passes import EVERY, UPDATES, Pass
 
 Array = Any
 Values = tuple[int, ...]
@@ -38,9 +39,12 @@ NOTHING = -1
 """The value that enters a first block where no block reads it, and only the end is read of what is carried."""
 
 
-def rolled(closed: ClosedJaxpr, preferences: Preferences = PLAIN, pieces: int = 1) -> ClosedJaxpr | None:
-    """The same function with its chains of equal blocks as scans, each as about so many pieces; None if it has none."""
-    flat, chains = with_chains(flatten(closed, preferences, passes=()))
+def rolled(closed: ClosedJaxpr, preferences: Preferences = PLAIN, pieces: int = 1, passes: Collection[Pass] = EVERY) -> ClosedJaxpr | None:
+    """The same function with its chains of equal blocks as scans, each as about so many pieces; None if it has none.
+
+    Of ``passes``, only equal updates change it.
+    """
+    flat, chains = with_chains(flatten(closed, preferences, {UPDATES}.intersection(passes)))
     chains = [chain for chain in chains if chain.carried()]
     if not chains:
         return None

@@ -210,8 +210,8 @@ class Backend:
         below = program.terms[term.args[1]]
         return program.free[term.args[1]] != program.free[t] or (isinstance(below, Map) and below.op in INVERTED)
 
-    def recomputes(self, program: Program, step: int, members: Sequence[int]) -> bool:
-        """Whether kernel ``step`` computes the operand that ``members`` make, or the last of them, again rather than reading it."""
+    def recomputes(self, program: Program, members: Sequence[int]) -> bool:
+        """Whether elementwise kernels compute the operand that ``members`` make, or the last of them, again rather than reading it."""
         return False
 
     def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:

@@ -115,8 +115,8 @@ def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True, is_who
             own = frozenset(c for t in group for c in program.operands(t) if c not in group)
             if _rereads(program.terms[s], backend):  # virtual values that make its operands are computed in its kernels once more
                 own = own.union(*(r for k, r in zip(kept, read, strict=True) if k in own and isinstance(k, int)))
-            elif as_run:
-                again = [place[t] for t in own if t in place and backend.recomputes(program, s, members[place[t]])]
+            elif as_run and isinstance(program.terms[s], Map):
+                again = [place[t] for t in own if t in place and backend.recomputes(program, members[place[t]])]
                 own = own.difference(kept[k] for k in again).union(*(read[k] for k in again))
             read.append(own)
             members.append(tuple(group))
@@ -184,8 +184,9 @@ def _virtual(
         into = frozenset().union(*(ends.get(u, frozenset([u])) for u in read_by))
         first = frozenset().union(*(folded.get(u, frozenset([u])) for u in read_by))
         if t in escapes or not _is_virtual(ex, t, read_by, into, first, again, backend, is_whole):
-            if computed_in := {step for step in into if backend.recomputes(ex.program, step, (t,))}:
-                ends[t] = frozenset({t, *computed_in})
+            computed_in = [step for step in into if isinstance(ex.program.terms[step], Map)]
+            if computed_in and backend.recomputes(ex.program, (t,)):
+                ends[t] = frozenset((t, *computed_in))
         else:
             virtual.add(t)
             ends[t] = into

@@ -9,18 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, reduce
+from functools import reduce
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
-from eqsat_mem.errors import OptionError
 from eqsat_mem.ir import Call, Map
 from eqsat_mem.ir.jaxprs import inner_jaxprs, nested_jaxprs
 from eqsat_mem.ir.ops import ALIASES, MAPS, Monoid, Operation, Shapes, operation_of
 from eqsat_mem.ir.ops import BLOCKS as OPERATIONS
+from eqsat_mem.ir.ops.custom.operation import traced
 
 Params = Mapping[str, Any]
 BlockWeight = Callable[[Shapes, Shapes, Params], float]
@@ -164,21 +162,6 @@ def _equation_weight(eqn: Any) -> float:
 
 
 # --- users' operations ---------------------------------------------------------------------------------
-
-
-@cache
-def traced(operation: Operation, shapes: tuple[tuple[int, ...], ...]) -> Any:
-    """The jaxpr of a user's function on operands of these shapes, of the first dtype that it takes.
-
-    Raises:
-        OptionError: if it takes none.
-    """
-    for dtype in (np.float32, np.int32, np.bool_, np.complex64):
-        try:
-            return jax.make_jaxpr(operation.fun)(*(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)).jaxpr
-        except TypeError:
-            continue
-    raise OptionError(f"the cost of operation {operation.name!r} cannot be counted: pass cost=, in additions per call of its function.")
 
 
 def _largest_inner_value(operation: Operation, shapes: Shapes) -> int:

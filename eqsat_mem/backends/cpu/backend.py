@@ -193,9 +193,9 @@ class CpuBackend(Backend):
         """Folds go to the kernel library, whatever their length."""
         return False
 
-    def recomputes(self, program: Program, step: int, members: Sequence[int]) -> bool:
+    def recomputes(self, program: Program, members: Sequence[int]) -> bool:
         """Elementwise kernels compute cheap operands again."""
-        return isinstance(program.terms[step], Map) and all(self.is_cheap(program, u) for u in members)
+        return all(self.is_cheap(program, u) for u in members)
 
     def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
         apart = fusion.lone_operands(ex, fused, escapes) if self.keeps_heavy else frozenset()

@@ -17,8 +17,8 @@ from eqsat_mem.ir import Dot, Fold, Literal, Map, Program, Term
 from eqsat_mem.ir.jaxprs import inner_jaxprs
 from eqsat_mem.ir.loop_tree import Loop, Seq
 from eqsat_mem.ir.ops import MAPS, Operation, operation_of
+from eqsat_mem.ir.ops.custom.operation import traced
 from eqsat_mem.schedule.backend import Backend
-from eqsat_mem.schedule.weights import traced
 
 ADDITIONS = frozenset({"neg", "abs", "square", "floor", "ceil", "round", "integer_pow", "add", "sub", "mul", "max", "min"})
 """The operations that take no longer than an addition."""

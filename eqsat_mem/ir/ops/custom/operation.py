@@ -11,9 +11,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -151,6 +152,11 @@ class Operation:
         names = tuple(positional(self.fun))[: len(self.operands)]
         return names if len(names) == len(self.operands) else tuple(f"x{k}" for k in range(len(self.operands)))
 
+    @property
+    def _samples(self) -> Sequence[tuple[Any, ...]]:
+        """Dtypes of operands that its function may be traced with, to count its operations: the first that it takes."""
+        return [(np.dtype(dtype),) * len(self.operands) for dtype in (np.float32, np.int32, np.bool_, np.complex64)]
+
     # for rules and the operation table
 
     @property
@@ -203,6 +209,21 @@ class _UserMap(MapOp):
 
     def bind(self, *args: Any, **params: Any) -> Any:
         return params["operation"](*args)
+
+
+@lru_cache(maxsize=1024)
+def traced(operation: Operation, shapes: tuple[tuple[int, ...], ...]) -> Any:
+    """The jaxpr of a user's function on operands of these shapes, of the first dtypes that it takes.
+
+    Raises:
+        OptionError: if it takes none.
+    """
+    for dtypes in operation._samples:
+        try:
+            return jax.make_jaxpr(operation.fun)(*map(jax.ShapeDtypeStruct, shapes, dtypes)).jaxpr
+        except TypeError:
+            continue
+    raise OptionError(f"the cost of operation {operation.name!r} cannot be counted: pass cost=, in additions per call of its function.")
 
 
 # --- the row of blocks --------------------------------------------------------------------------------

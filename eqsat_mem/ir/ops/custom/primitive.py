@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -62,8 +62,12 @@ def _run(*args: Any, operation: Operation, mapped: Mapped) -> Any:
 
 
 def _abstract(*avals: Any, operation: Operation, mapped: Mapped) -> Any:
-    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    out = jax.eval_shape(partial(_run, operation=operation, mapped=mapped), *structs)
+    return _result(operation, mapped, tuple((a.shape, a.dtype) for a in avals))
+
+
+@lru_cache(maxsize=1024)
+def _result(operation: Operation, mapped: Mapped, operands: Sequence[tuple[tuple[int, ...], Any]]) -> Any:
+    out = jax.eval_shape(partial(_run, operation=operation, mapped=mapped), *(jax.ShapeDtypeStruct(*operand) for operand in operands))
     return jax.core.ShapedArray(out.shape, out.dtype)
 
 
