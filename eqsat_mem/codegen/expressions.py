@@ -103,7 +103,7 @@ class ExpressionWriter:
                 value = self.value(a, scope, region, fixed)
                 if any(holder.shifts.get(t) == a for holder in scope.around()):
                     value = Value(self.with_helpers(f"proper({value.text})"), value.layout)
-                values.append(self.reads.aligned(value, layout, whole))
+                values.append(self.reads.aligned(self.reads.apart(value, layout), layout, whole))
         text = map_text(term.op, term.params, [v.text for v in values], term.dtype)
         if text is None:
             text = self.primitive_map(term, [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +16,20 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Axes, Block, Const, Fold, Input, Iota, Literal, Map, Rename, Term, bits
 from eqsat_mem.ir.ops import operation_of
 from eqsat_mem.schedule.idioms import Idioms
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """A slice that a loop reads: its source for a ``start``, the word that it is named after, and the scope that it is in.
+
+    It has a name for each of the ``ways`` in which elementwise operations read it: the axis of the slice that each of theirs is, if any.
+    """
+
+    made: Callable[..., str]
+    start: str
+    word: str
+    scope: Scope
+    ways: dict[tuple[int | None, ...], str] = field(default_factory=dict)
 
 
 class Reader:
@@ -43,6 +59,7 @@ class Reader:
         self.arguments = arguments or [identifier(b.name, self.taken) for b in self.program.inputs]
         self.indices = [identifier(i.name, self.taken) for i in self.program.indices]
         self.letters = letters([i.name for i in self.program.indices])
+        self.slices: dict[str, _Slice] = {}
         self.last_source = ""
 
     def bind(self, name: str, value: Any) -> str:
@@ -150,8 +167,25 @@ class Reader:
             return value
         axis, index = value.layout.index(loop.index), self.indices[loop.index]
         turned = t in self.turned or list(value.layout) != sorted(value.layout)
-        text = self.idioms.slice(value.text, f"start_{index}", f"size_{index}", axis, self.program.terms[t].dtype, turned)
-        return self.read_once(text, value.layout, into, value.text)
+        made = partial(self.idioms.slice, value.text, size=f"size_{index}", axis=axis, dtype=self.program.terms[t].dtype, turned=turned)
+        chunk = self.read_once(made(start=f"start_{index}"), value.layout, into, value.text)
+        self.slices.setdefault(chunk.text, _Slice(made, f"start_{index}", value.text, into))
+        return chunk
+
+    def apart(self, value: Value, layout: Layout) -> Value:
+        """A loop's slice as a slice of its own, if an elementwise operation reads it along other axes of ``layout`` than one before.
+
+        Where a compiler takes long for a slice that one kernel reads in two ways, the other begins at the same place, said otherwise.
+        """
+        own = self.slices.get(value.text)
+        if own is None or not self.idioms.reads_slices_one_way or all(i in value.layout for i in layout):
+            return value
+        way = tuple(value.layout.index(i) if i in value.layout else None for i in layout)
+        if way not in own.ways:
+            start = f"jnp.maximum({own.start}, {1 - len(own.ways)})"  # which is never less than 0
+            text = value.text if not own.ways else self.read_once(own.made(start=start), value.layout, own.scope, own.word).text
+            own.ways[way] = text
+        return Value(own.ways[way], value.layout, value.atom)
 
     def argument(self, t: int, scope: Scope) -> Value:
         """An argument or constant as an array with one axis per index."""

@@ -35,6 +35,8 @@ class Idioms:
 
     sums_lone_axes: ClassVar[bool] = False
     """Whether sums also fold the axes of extent one that their result has, which are restored afterwards."""
+    reads_slices_one_way: ClassVar[bool] = False
+    """Whether a slice is made anew for each way in which elementwise operations repeat it along other axes."""
 
     def fences(
         self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int], is_cheap: Callable[[Program, int], bool]

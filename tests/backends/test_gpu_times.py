@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from benchmarks import gpu_times
 from eqsat_mem.backends.gpu import measured
+from eqsat_mem.backends.gpu.backend import GpuBackend
 from eqsat_mem.backends.gpu.targets import named
 
 KNOWN = json.loads(gpu_times.RESULTS.read_text(encoding="utf-8"))["seconds"]
@@ -54,6 +56,18 @@ def test_selecting_more_takes_longer(rows, row, k):
 
     assert seconds(rows, row, k) <= seconds(4 * rows, row, k)
     assert seconds(rows, row, k) <= seconds(rows, row, 2 * k)
+
+
+def test_cards_of_one_name_have_weights_of_their_own():
+    slow = replace(H100, multiprocessors=H100.multiprocessors // 4)
+
+    def seconds(target):
+        backend = GpuBackend.of(target)
+        return backend.weights.blocks["top_k"]([(20_000, 4096)], [(20_000, 4)] * 2, {"k": 4}) / backend.device.elements
+
+    first, fewer = seconds(H100), seconds(slow)
+    assert fewer == pytest.approx(4 * first)
+    assert seconds(H100) == first
 
 
 def test_rows_that_no_thread_folds_alone_are_those_read_apart():

@@ -169,6 +169,11 @@ class CpuBackend(Backend):
     def plain(self) -> Self:
         return replace(self, keeps_heavy=False) if self.keeps_heavy else self
 
+    def as_emitted(self, ex: Extraction) -> Extraction:
+        """Less the folds written out whose elements readers repeat: XLA computes what is elementwise and cheap again for each of these."""
+        repeated = fusion.repeated_folds(ex, self.is_cheap)
+        return replace(ex, unrolls={t: over for t, over in ex.unrolls.items() if t not in repeated}) if repeated else ex
+
     def among(self, devices: int) -> Self:
         """Virtual devices share the cores, and their caches; each has its part of all rates."""
         own, at_once = self.device, min(devices, self.device.matrix_cores)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from eqsat_mem.backends.cpu.kernel_library import folds_in_library, is_narrow, is_wide, takes, widens
 from eqsat_mem.backends.cpu.layouts import is_turned
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, axes_mask, bits, children
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, axes_mask, bits, children
 from eqsat_mem.ir.loop_tree import Seq, made
 from eqsat_mem.schedule.fusion import Copy, Fused
 from eqsat_mem.schedule.kernel import moves
@@ -24,6 +24,11 @@ LONG = 2**15
 """The extent of a fold's result along some index above which the fold takes ten times as long if the elementwise operations that
 read it are in its fusion: the kernel library then copies an operand. Only folds of values that are not materialised, such as all
 pairwise differences, become slower. Sweep: benchmarks/calibration/long_folds.py."""
+
+REPEATED = 8
+"""The most elements that readers may have for each of a fold that is written out. For more it is kept: to compute it for each takes longer
+(distances of 200 points, 16 coordinates each, in a loss of all triplets: 48 ms written out, 2.4 kept). Sweep:
+benchmarks/calibration/repeated_folds.py, where one kernel reads the fold; forces between points are faster written out up to 8."""
 
 IN_PLACE = frozenset({"sort"})
 """The operations that write their results over copies of their operands."""
@@ -200,6 +205,26 @@ def lone_operands(ex: Extraction, fused: Fused, escapes: Collection[int]) -> fro
     args = {term.arg for t in folds if isinstance(term := terms[t], Fold)}
     alone = (t for t in args.intersection(fused.kept) if reading[t] == 1 and t not in escapes)
     return frozenset(t for t in alone if ex.unrolls.get(t) or takes(ex.program, t))
+
+
+def repeated_folds(ex: Extraction, is_cheap: Callable[[Program, int], bool]) -> frozenset[int]:
+    """The folds written out whose elements, or cheap values of these, elementwise operations repeat along long other indices."""
+    program = ex.program
+    if not any(isinstance(program.terms[t], Fold) for t in ex.unrolls):
+        return frozenset()
+    along = [0] * len(program.terms)
+    for t in program.reachable()[::-1]:  # readers first
+        term = program.terms[t]
+        if isinstance(term, Map):
+            beyond = program.free[t] | (along[t] if is_cheap(program, t) else 0)
+        elif isinstance(term, Rename):
+            beyond = along[t] & ~program.free[t]
+        else:
+            continue
+        for a in children(term):
+            along[a] |= beyond
+    folds = (t for t in ex.unrolls if isinstance(program.terms[t], Fold))
+    return frozenset(t for t in folds if program.extent(along[t] & ~program.free[t]) > REPEATED)
 
 
 def held_once(ex: Extraction, fused: Fused, is_cheap: Callable[[Program, int], bool]) -> frozenset[int]:

@@ -32,6 +32,8 @@ class CpuIdioms(Idioms):
     keeps_apart: bool = True
     keeps_bits: bool = False
 
+    reads_slices_one_way: ClassVar[bool] = True
+    """True: a kernel computes one slice that it reads in two ways (``x[:, None] - x[:, :, None]``) without vectors, in 5 times the time."""
     sums_lone_axes: ClassVar[bool] = True
     """True: the kernel library holds five times the bytes of the products that it sums if an axis that is not summed has extent one."""
 

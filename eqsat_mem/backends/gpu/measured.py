@@ -88,7 +88,7 @@ def top_k(target: Target) -> BlockWeight:
         merge, look, alone = SELECTED
         warps, steps = max(threads / 32, 1.0), n / threads
         merged = warps * merge * (kept / habits.TOP_K) ** 2
-        seconds = max(rows / MULTIPROCESSORS * (merged + warps * look * steps), merged + alone * steps)
+        seconds = max(rows / target.multiprocessors * (merged + warps * look * steps), merged + alone * steps)
         return seconds * ELEMENTS * target.multiprocessors / MULTIPROCESSORS
 
     return weight

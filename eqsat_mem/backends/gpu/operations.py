@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from eqsat_mem.backends.gpu import habits, measured, workspaces
 from eqsat_mem.backends.gpu.targets import Target
@@ -85,19 +86,16 @@ _GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
 LAUNCHES = {"triangular_solve": 4, "cholesky": 3, "lu": 3, "qr": 3, "eigh": 3, "sort": 2, "conv_general_dilated": 4, "fft": 2}
 """Kernels of block operations that take more than one: guessed, but for sorts, which benchmarks/gpu_model.py --only selection shows."""
 
-_KNOWN: dict[str, GpuWeights] = {}
 
-
+@lru_cache(maxsize=64)
 def weights_of(target: Target) -> GpuWeights:
     """The weights of a card, made once."""
-    if target.name not in _KNOWN:
-        blocks = {
-            **BLOCKS,
-            **{name: measured.solver(name) for name in measured.COLUMN_S},
-            "sort": measured.sorting,
-            "top_k": measured.top_k(target),
-            "conv_general_dilated": measured.convolution(target),
-        }
-        taken = {**_GPU_WORKSPACES, "top_k": _top_k_workspace(target)}
-        _KNOWN[target.name] = GpuWeights(ELEMENTWISE, blocks, taken, target=target)
-    return _KNOWN[target.name]
+    blocks = {
+        **BLOCKS,
+        **{name: measured.solver(name) for name in measured.COLUMN_S},
+        "sort": measured.sorting,
+        "top_k": measured.top_k(target),
+        "conv_general_dilated": measured.convolution(target),
+    }
+    taken = {**_GPU_WORKSPACES, "top_k": _top_k_workspace(target)}
+    return GpuWeights(ELEMENTWISE, blocks, taken, target=target)
