@@ -2,15 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from bisect import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 
 from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.ir import argument_bytes
 from eqsat_mem.ir.loop_tree import Seq
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import again_s
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.sizes import Extents
 from eqsat_mem.schedule.split import Choices, Phases
+
+SHARES = 0.55, 0.85
+"""The shares of the room beside arguments that slices may fill which loops keep for later ones; the rest is for what they work on."""
+MOST_KEPT = 40
+"""Slices beyond which there are too many to choose those that are kept one after the other."""
+
+
+def kept_in_room(
+    ex: Extraction, memory: Memory, backend: Backend, limit: int, seq: Seq, extents: Extents, i: int, small: frozenset[int]
+) -> Iterator[Seq]:
+    """Split a region along ``i`` where there is no room for all slices that take long to compute again: with as many of them as there is
+    room for, those that spare most seconds for their bytes."""
+    room = limit - argument_bytes(ex.program)
+    phases = Phases(ex, seq, i, Choices(small=small))
+    dear = _dear(phases, ex, memory, backend, extents)
+    if not 1 < len(dear) <= MOST_KEPT or sum(memory.size(t, extents) for t in dear) <= SHARES[0] * room:
+        return
+    seconds = {t: again_s(ex, t, extents, backend) for t in phases.loops_of}
+
+    def spent(keep: frozenset[int]) -> float:
+        loops_of = phases.loops_of if not keep else Phases(ex, seq, i, Choices(keep=keep, small=small)).loops_of
+        return sum(loops.bit_count() * seconds[t] for t, loops in loops_of.items())
+
+    ordered = most_worth(dear, {t: memory.size(t, extents) for t in dear}, spent, int(SHARES[-1] * room))
+    filled = [sum(memory.size(t, extents) for t in ordered[: k + 1]) for k in range(len(ordered))]
+    for count in sorted({bisect(filled, share * room) for share in SHARES}):
+        kept = Phases(ex, seq, i, Choices(keep=frozenset(ordered[:count]), small=small)).split() if 0 < count < len(dear) else None
+        if kept is not None:
+            yield kept
+
+
+def most_worth(able: Sequence[int], sizes: Mapping[int, int], spent: Callable[[frozenset[int]], float], room: int) -> list[int]:
+    """Values of at most ``room`` bytes, one by one that which spares most of what is ``spent`` for its bytes.
+
+    What one spares becomes less with others: it is looked at again only where it was the most. Source: M. Minoux, Accelerated greedy
+    algorithms for maximizing submodular set functions, 1978.
+    """
+    kept, now = frozenset[int](), spent(frozenset())
+    order: list[int] = []
+    worth = [(-math.inf, t, -1) for t in able]
+    while worth:
+        least, t, known = heappop(worth)
+        if sizes[t] > room:
+            continue
+        if known == len(order):
+            if least >= 0:
+                break
+            order.append(t)
+            kept, now, room = kept | {t}, now + least * sizes[t], room - sizes[t]
+        else:
+            heappush(worth, ((spent(kept | {t}) - now) / sizes[t], t, len(order)))
+    return order
+
+
+def _dear(phases: Phases, ex: Extraction, memory: Memory, backend: Backend, extents: Extents) -> list[int]:
+    """The slices that several loops compute, and that take longer to compute again than to be stored."""
+    slowest = backend.device.levels[-1][1]
+    return [t for t in phases.shared_slices() if again_s(ex, t, extents, backend) > 3 * memory.size(t, extents) / slowest]
 
 
 def cuts(
@@ -22,10 +84,8 @@ def cuts(
     elementwise values as late as they may, where that makes a difference: of a large program one tree is kept, which then is the wrong one
     too often. Values that are ``small`` may be computed whole.
     """
-    slowest = backend.device.levels[-1][1]
     phases = Phases(ex, seq, i, Choices(small=small))
-    shared = phases.shared_slices()
-    dear = [t for t in shared if again_s(ex, t, extents, backend) > 3 * memory.size(t, extents) / slowest]
+    shared, dear = phases.shared_slices(), _dear(phases, ex, memory, backend, extents)
     changed = phases.split()
     if changed is not None:
         yield changed

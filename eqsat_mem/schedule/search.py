@@ -21,7 +21,7 @@ from eqsat_mem.ir import argument_bytes, bits, children, folded
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Path, Seq, dissolved, enclosing, loops, walk_regions, with_region
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.chunk_sizes import climbed, first_chunk, ladder, same_loop, tied
-from eqsat_mem.schedule.cuts import cuts
+from eqsat_mem.schedule.cuts import cuts, kept_in_room
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule, Split
 from eqsat_mem.schedule.sinking import sunk
@@ -310,7 +310,7 @@ class Search:
             for i in self.candidates(seq, extents):
                 if only is None or any(i == index for index, _ in only):
                     sinking = sunk(self.memory, self.limit, seq, extents, i, small)
-                    for way, changed in enumerate((*self.cut(seq, extents, i, small), *sinking)):
+                    for way, changed in enumerate((*self.cut(seq, extents, i, small), *sinking, *self.keeping(seq, extents, i, small))):
                         if all(self.steps([loop]) for loop in loops(changed)) and (only is None or (i, way) in only):
                             yield self.start(with_region(s.seq, path, changed), s, (*s.splits, (i, way)))
 
@@ -379,4 +379,11 @@ class Search:
         key = seq, extents, i, small
         if key not in self.known.cuts:
             self.known.cuts[key] = tuple(cuts(self.ex, self.memory, self.backend, self.is_large, *key))
+        return self.known.cuts[key]
+
+    def keeping(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> tuple[Seq, ...]:
+        """A region split along ``i`` with slices kept that there is room for; see :func:`eqsat_mem.schedule.cuts.kept_in_room`."""
+        key = seq, extents, i, small, self.limit
+        if key not in self.known.cuts:
+            self.known.cuts[key] = tuple(kept_in_room(self.ex, self.memory, self.backend, self.limit, seq, extents, i, small))
         return self.known.cuts[key]
