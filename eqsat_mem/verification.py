@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jax.extend.core import jaxpr_as_fun
 
@@ -31,7 +31,8 @@ FAR_SLOWER = 2.0
 HOPELESS = 100.0
 """Times as written from which on a plan that fits is no better than none, so that any compiler options are tried."""
 ROOMY = 8
-"""Plans that may hold more than so many times the scratch of libraries gain little from doing without it: guessed."""
+"""Plans that may hold more than so many times the scratch of libraries, beside arguments and outputs, gain little from doing without it:
+guessed."""
 SLOWER = 1.2
 """The same where one that fits leaves half of the room."""
 ROOM = 1.5
@@ -146,9 +147,14 @@ def _leaves_room(chosen: Chosen, limit: int) -> bool:
 
 
 def _is_half_empty(chosen: Chosen, limit: int) -> bool:
+    held = chosen.compiled_bytes
+    return held is not None and 2 * _room(chosen, held) < _room(chosen, limit)
+
+
+def _room(chosen: Chosen, total: int) -> int:
+    """The rest of so many bytes beside arguments and outputs."""
     program = chosen.schedule.ex.program
-    fixed, held = argument_bytes(program) + output_bytes(program), chosen.compiled_bytes
-    return held is not None and 2 * (held - fixed) < limit - fixed
+    return total - argument_bytes(program) - output_bytes(program)
 
 
 def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule, as_written_s: float) -> Chosen:
@@ -168,6 +174,9 @@ def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule, 
             best = forms.fastest(backend, planned_limit).best
         if best.fits(planned_limit):
             found = compiled(request, backend, best, planned_limit)
+            if smallest is None and found.compiled_bytes is not None and found.compiled_bytes > limit and best.chunks:
+                found = _gathering(request, found)
+                backend, best = found.backend, found.schedule
             held = found.compiled_bytes
             if held is None or held <= limit:
                 return _fastest_that_holds_less(request, forms, found, quick, above)
@@ -224,6 +233,15 @@ def compiled(request: Request, backend: Backend, s: Schedule, planned_limit: int
     code, shares = emit(s, request.name), s.ex.program.shares
     run = request.runnable(code, checked=True)
     return Chosen(s, code, request.compiled(backend, run, s.peak_bytes, () if shares is None else shares.arguments), backend, planned_limit)
+
+
+def _gathering(request: Request, found: Chosen) -> Chosen:
+    """The same schedule with slices gathered, if the backend has that and XLA then holds less."""
+    backend, own = found.backend.gathering(), found.schedule.backend.gathering()
+    if backend is None or own is None or found.compiled_bytes is None:
+        return found
+    other = compiled(request, backend, replace(found.schedule, backend=own), found.planned_limit)
+    return other if other.compiled_bytes is not None and other.compiled_bytes < found.compiled_bytes else found
 
 
 def _tighter(s: Schedule, held: int, limit: int) -> int:

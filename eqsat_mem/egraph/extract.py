@@ -28,7 +28,7 @@ from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.egraph.take_lowering import takes
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program
-from eqsat_mem.ir.bitwise import compared, uncontracted
+from eqsat_mem.ir.bitwise import compared, selected_by_element, uncontracted
 from eqsat_mem.ir.ops import joins
 
 Choice = dict[int, Node]
@@ -69,6 +69,11 @@ class Extraction:
     def exact(self) -> frozenset[int]:
         """All operands that some comparison needs bit for bit."""
         return frozenset().union(*self.compared.values())
+
+    @cached_property
+    def selected_by_element(self) -> Mapping[int, frozenset[int]]:
+        """Those from which elementwise operations alone select what they are compared with, and these: see :mod:`eqsat_mem.ir.bitwise`."""
+        return selected_by_element(self.program, self.compared)
 
     @cached_property
     def uncontracted(self) -> frozenset[int]:

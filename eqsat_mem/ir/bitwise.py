@@ -7,7 +7,7 @@ additions in some kernels and not in others, and libraries sum in an order that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import jax.numpy as jnp
 
@@ -33,6 +33,34 @@ def compared(program: Program) -> dict[int, frozenset[int]]:
             if exact:
                 found[t] = exact
     return found
+
+
+def selected_by_element(program: Program, compared: Mapping[int, Iterable[int]]) -> dict[int, frozenset[int]]:
+    """Return the values compared with others that elementwise operations alone select from them, with these and what lies between.
+
+    A kernel that computes a value and all of those compares the same bits, whatever another kernel's are.
+    """
+    found: dict[int, frozenset[int]] = {}
+    for t, exact in compared.items():
+        left, right = (_source(program, a) for a in program.terms[t].args)  # type: ignore[attr-defined]  # a comparison is a map
+        for x in exact:
+            way = _way(program, x, right if x == left else left)
+            found[x] = found.get(x, frozenset()) | way
+    return {x: way for x, way in found.items() if all(isinstance(program.terms[t], Map) for t in way)}
+
+
+def _way(program: Program, origin: int, t: int) -> frozenset[int]:
+    """The terms that are made of ``origin`` on the way to ``t``, with this."""
+    made = {origin}
+    for u in range(origin + 1, t + 1):  # operands come before their users
+        if not made.isdisjoint(children(program.terms[u])):
+            made.add(u)
+    way, stack = {t}, [t]
+    while stack:
+        new = (made & set(children(program.terms[stack.pop()]))) - way - {origin}
+        way |= new
+        stack += new
+    return frozenset(way)
 
 
 def rounded_in(program: Program) -> set[int]:

@@ -74,10 +74,12 @@ class Backend:
     """Whether what loops begin with, zeros that wait for nothing, is made at the beginning of the region around them."""
     packs: ClassVar[bool] = False
     """Whether gaps between the values of a loop's body count: see :mod:`eqsat_mem.schedule.packing`."""
+    compares_inside: ClassVar[bool] = False
+    """Whether kernels may each compute a value, and what elementwise operations select from it, to compare them."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
     """Block operations inside which XLA computes elementwise operands."""
     scatters_far: ClassVar[bool] = True
-    """Whether sums may be made in shares between machines: else every device gets the whole sum and takes its share."""
+    """Whether sums may be made in shares between machines, rather than whole on every device."""
     room_toll: ClassVar[float] = 0.02
     """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
     adds_in_place: ClassVar[bool] = False
@@ -122,11 +124,8 @@ class Backend:
         return self
 
     def variants(self, ex: Extraction) -> tuple[Self, ...]:
-        """The targets that a program is searched for: the ways in which this one may compute it of which neither is always better.
-
-        With tile kernels and without, say, if they may be of use to it: what they compute inside is held, or computed several times,
-        where none is faster.
-        """
+        """The targets that a program is searched for: the ways in which this one may compute it of which neither is always better, with
+        tile kernels and without, say: what they compute inside is held, or computed several times, where none is faster."""
         return (self,)
 
     def plain(self) -> Self:
@@ -147,6 +146,10 @@ class Backend:
 
     def cautious(self) -> Self | None:
         """The same target with fewer assumptions about fusion, for programs of which the compiler holds more than predicted."""
+        return None
+
+    def gathering(self) -> Self | None:
+        """The same target whose loops gather the slices that they read, where a compiler may copy arrays for slices of them."""
         return None
 
     def narrowed(self) -> Self | None:
@@ -352,8 +355,7 @@ class Backend:
             shardings: how each argument lies on several devices, None where that is the compiler's to say; the bytes are those of each.
 
         Raises:
-            DeviceCompilerError: if programs cannot be compiled for the target here, or this one calls what is not registered with the
-                compiler; the text says what to install.
+            DeviceCompilerError: if the program cannot be compiled for the target here; the text says what to install or register.
             NotImplementedError: if the compiler does not analyse memory.
         """
         program = lowered(function, avals, donate, shardings)

@@ -183,7 +183,9 @@ def _virtual(
         read_by = [*dict.fromkeys(kernels[u] for u in users[t])]
         into = frozenset().union(*(ends.get(u, frozenset([u])) for u in read_by))
         first = frozenset().union(*(folded.get(u, frozenset([u])) for u in read_by))
-        if t in escapes or not _is_virtual(ex, t, read_by, into, first, again, backend, is_whole):
+        inside = backend.compares_inside and virtual.issuperset(ex.selected_by_element.get(t, (t,)))
+        rounds = t in ex.exact and len(into) > 1 and not inside  # two kernels may round it differently
+        if t in escapes or rounds or not _is_virtual(ex, t, read_by, into, first, again, backend, is_whole):
             computed_in = [step for step in into if isinstance(ex.program.terms[step], Map)]
             if computed_in and backend.recomputes(ex.program, (t,)):
                 ends[t] = frozenset((t, *computed_in))
@@ -219,8 +221,6 @@ def _is_virtual(
     program, term = ex.program, ex.program.terms[t]
     if not users:
         return not has_effects(term)
-    if t in ex.exact and len(ends) > 1:  # two kernels may round it differently
-        return False
     if not all(backend.takes_in(program, u) for u in users):
         return False
     if isinstance(term, Map) and not backend.is_cheap(program, t) and ends & again:

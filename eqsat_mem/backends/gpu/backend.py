@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import jax
 
 from eqsat_mem.backends.gpu import deviceless, habits, launches, measured, scratch, siblings, workspaces
+from eqsat_mem.backends.gpu.idioms import BY_COLUMNS, GpuIdioms
 from eqsat_mem.backends.gpu.operations import weights_of
 from eqsat_mem.backends.gpu.products import Products, has_products
 from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
@@ -46,30 +47,6 @@ TILE = 64
 """Rows and columns of a product that one block computes: blocks of launches in benchmarks/gpu_model.py."""
 FUSED_BLOCKS = frozenset({"slice", "slice_at", "shift_to", "dynamic_slice", "gather", "pad", "rev"})
 """Block operations that are computed inside the elementwise kernels and folds that read them."""
-BY_COLUMNS = frozenset({"triangular_solve", "cholesky", "lu", "qr", "householder_product", "eigh", "svd"})
-"""Operations whose libraries store matrices by columns."""
-
-
-class GpuIdioms(Idioms):
-    """Idioms that keep XLA:GPU from copying whole arrays ahead of a loop."""
-
-    def turned(self, ex: Extraction) -> frozenset[int]:
-        """The values that solvers read, which store matrices by columns, and all values that elementwise operations make them of."""
-        terms, found = ex.program.terms, set[int]()
-        solvers = (term for term in terms if isinstance(term, Block) and term.call.prim.name in BY_COLUMNS)
-        waiting = [a for term in solvers for a in term.args]
-        while waiting:
-            t = waiting.pop()
-            if t not in found:
-                found.add(t)
-                waiting += scratch.elementwise_operands(ex.program, t)
-        return frozenset(found)
-
-    def slice(self, array: str, start: str, size: str, axis: int, dtype: Any, turned: bool) -> str:
-        """A gather where the chunk is read in another order of axes: XLA would bring the whole array into that order before the loop."""
-        if not turned:
-            return super().slice(array, start, size, axis, dtype, turned)
-        return f'jnp.take({array}, {start} + jnp.arange({size}), {axis}, mode="clip")'
 
 
 @dataclass(frozen=True)
@@ -81,6 +58,8 @@ class GpuBackend(Backend):
     """Folds as tile kernels; None where there are none."""
     recomputes_shared: bool = True
     """Whether several folds compute an elementwise value each. XLA decides that by estimates of its own."""
+    gathers: bool = False
+    """Whether loops gather the slices that they read: XLA may give arrays another order of axes, and so copy them, for slices."""
     products: Products = Products.TUNED
     """By what products are computed."""
 
@@ -88,6 +67,7 @@ class GpuBackend(Backend):
     loops_beside_outputs: ClassVar[bool] = True
     tie: ClassVar[Tie] = BitTie()
     packs: ClassVar[bool] = True
+    compares_inside: ClassVar[bool] = True
     adds_in_place: ClassVar[bool] = True
 
     @classmethod
@@ -140,7 +120,7 @@ class GpuBackend(Backend):
 
     @property
     def idioms(self) -> Idioms:
-        return GpuIdioms()
+        return GpuIdioms(self.gathers)
 
     @property
     def preferences(self) -> Preferences:
@@ -173,6 +153,9 @@ class GpuBackend(Backend):
     def cautious(self) -> Self | None:
         """With elementwise values that several folds read in memory."""
         return replace(self, recomputes_shared=False) if self.recomputes_shared else None
+
+    def gathering(self) -> Self | None:
+        return None if self.gathers else replace(self, gathers=True)
 
     def narrowed(self) -> Self | None:
         products = self.products.narrowed
