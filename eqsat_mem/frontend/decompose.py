@@ -54,6 +54,8 @@ def _definition(flat: Flat, name: str, params: dict[str, Any], ins: Sequence[int
         return _traced(flat, partial(_while_any, params), ins)
     if name == "reshape" and params["dimensions"] is not None:
         return _traced(flat, lambda x: lax.reshape(lax.transpose(x, params["dimensions"]), params["new_sizes"]), ins)
+    if name == "dynamic_slice" and len(ins) == 1 + len(flat.shapes[ins[0]]) and all(v in flat.literals for v in ins[1:]):
+        return _traced(flat, partial(_slice_at, params["slice_sizes"], [int(flat.literals[v]) for v in ins[1:]]), ins)
     if name == "select_n" and len(ins) != 3:
         return _traced(flat, _chosen, ins)
     if name == "custom_linear_solve":
@@ -102,6 +104,12 @@ def _while_any(params: dict[str, Any], *args: Any) -> Any:
 def _chosen(which: Any, first: Any, *others: Any) -> Any:
     """One of any number of cases, by its number, as choices between two."""
     return reduce(lambda chosen, case: lax.select(lax.lt(which, np.int32(case[0])), chosen, case[1]), enumerate(others, 1), first)
+
+
+def _slice_at(sizes: Sequence[int], starts: Sequence[int], x: Any, *given: Any) -> Any:
+    """A slice from known places, as near to these as it lies inside."""
+    inside = [min(max(start, 0), extent - size) for start, size, extent in zip(starts, sizes, x.shape, strict=True)]
+    return lax.slice(x, inside, [start + size for start, size in zip(inside, sizes, strict=True)])
 
 
 def _solve(params: dict[str, Any], *args: Any) -> Any:

@@ -20,6 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from eqsat_mem.frontend.decompose import plain_form
 from eqsat_mem.frontend.equal_updates import with_equal_updates
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
+from eqsat_mem.frontend.known_numbers import known_number
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.ir import Source
 from eqsat_mem.ir.jaxprs import IMPURE
@@ -109,6 +110,8 @@ class _Flattening:
             return ins[:1]
         if name == "convert_element_type" and (same := self.converted(ins[0], params["new_dtype"])) is not None:
             return [same]
+        if len(eqn.outvars) == 1 and (known := known_number(self.flat, name, ins, eqn.outvars[0].aval.dtype)) is not None:
+            return [self.literal(known, eqn.outvars[0].aval)]
         plain = plain_form(self.flat, self.producer, name, params, ins, self.preferences, self.passes)
         if plain is not None:
             return self.changed(plain, source)

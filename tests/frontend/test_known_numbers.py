@@ -1,0 +1,71 @@
+"""Whole numbers that literals make are literals, and slices that begin at them are slices at known places."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from eqsat_mem.frontend.flat_jaxpr import Flat
+from eqsat_mem.frontend.known_numbers import _COMPUTED, known_number
+from eqsat_mem.frontend.load import load
+from eqsat_mem.ir import Block
+from eqsat_mem.ir.interpreter import evaluate
+
+X = np.arange(40.0, dtype=np.float32).reshape(5, 8)
+DTYPES = ["int8", "uint8", "int32", "uint32", "bool"]
+
+
+def loaded(function, *args):
+    program = load(jax.make_jaxpr(function)(*args), [f"x{k}" for k in range(len(args))])
+    blocks = [program.terms[t].call.prim.name for t in program.reachable() if isinstance(program.terms[t], Block)]
+    return program, blocks
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(sorted(set(_COMPUTED) - {"select_n"})), st.sampled_from(DTYPES), st.integers(-300, 300), st.integers(-300, 300))
+def test_numbers_are_those_that_jax_computes(name, dtype, a, b):
+    if dtype == "bool" and name in ("add", "sub", "mul"):  # JAX has other operations for these
+        return
+    x, y = (np.asarray(n).astype(dtype) for n in (a, b))
+    names = {"and": "bitwise_and", "or": "bitwise_or"}
+    want = np.asarray(getattr(lax, names.get(name, name))(x, y))
+    flat = Flat(literals={0: x[()], 1: y[()]})
+    found = known_number(flat, name, (0, 1), want.dtype)
+    assert found.dtype == want.dtype
+    assert found == want
+
+
+def test_numbers_that_round_or_are_not_known_stay():
+    flat = Flat(literals={0: np.float32(0.1), 1: np.int32(2), 3: np.bool_(True)})
+    assert known_number(flat, "add", (0, 0), np.float32) is None
+    assert known_number(flat, "add", (1, 2), np.int32) is None
+    assert known_number(flat, "div", (1, 1), np.int32) is None
+    assert known_number(flat, "select_n", (3, 1, 1), np.int32) == 2
+
+
+@pytest.mark.parametrize("starts", [(1, 2), (-3, 7), (9, 9), (0, 0), (2, 4)])
+def test_slices_at_known_places_are_slices(starts):
+    function = lambda x: lax.dynamic_slice(x, starts, (3, 4))  # noqa: E731
+    program, blocks = loaded(function, X)
+    assert blocks == ["slice"]
+    np.testing.assert_array_equal(evaluate(program, [X])[0], function(X))
+
+
+@pytest.mark.parametrize("k", [-5, -1, 0, 3, 4])
+def test_rows_by_number_are_slices(k):
+    function = lambda x: lax.dynamic_index_in_dim(x, k, 0, keepdims=False) + jnp.sum(lax.dynamic_slice_in_dim(x, k, 2, 1))  # noqa: E731
+    program, blocks = loaded(function, X)
+    assert blocks == ["slice", "slice"]
+    np.testing.assert_array_equal(evaluate(program, [X])[0], function(X))
+
+
+def test_slices_at_places_that_are_computed_stay():
+    function = lambda x, i: lax.dynamic_slice(x, (i, 0), (3, 8))  # noqa: E731
+    program, blocks = loaded(function, X, np.int32(1))
+    assert "slice" not in blocks
+    np.testing.assert_array_equal(evaluate(program, [X, np.int32(1)])[0], X[1:4])
