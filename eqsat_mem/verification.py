@@ -122,7 +122,8 @@ def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: f
         if backend is None or ((errors or found) and request.deadline.passed()):
             continue
         if found is not None:
-            slowest = 1.0 if request.limit <= ROOMY * request.backend.library_bytes and backend.narrowed() is not None else HOPELESS
+            is_narrow = _room(found, request.limit) <= ROOMY * request.backend.library_bytes
+            slowest = 1.0 if is_narrow and backend.narrowed() is not None else HOPELESS
             is_tried = _leaves_room(found, request.limit) if backend is cautious else found.schedule.seconds > slowest * as_written_s
             if not is_tried:
                 continue

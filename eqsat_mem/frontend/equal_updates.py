@@ -16,15 +16,19 @@ from typing import Any
 import numpy as np
 
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
+from eqsat_mem.ir.bitwise import COMPARISONS
 from eqsat_mem.ir.jaxprs import IMPURE
 from eqsat_mem.ir.ops import Operation, is_elementwise, operation_of
 from eqsat_mem.ir.ops.custom.primitive import operation_p
 from eqsat_mem.passes import UPDATES
 
+SUMS = frozenset({"add", "sub", "add_any"})
 LEAST_EQUAL = 4
 """Fewer expressions of a kind are left as they are."""
 LEAST_SAVED = 48
 """Programs are left as they are where this would not spare them so many equations: they are planned fast anyway."""
+FEW = 3
+"""Expressions of at most so many operations that add to an argument which nothing else reads are left as they are: sums over steps."""
 NAME = "update"
 """What the operations are called."""
 
@@ -97,6 +101,8 @@ class _Tail:
 
     Attributes:
         number_of: the single number that each value which repeats one has everywhere.
+        elementwise: the values that elementwise operations make.
+        read_once: the arguments that one equation reads.
         maker: the equations, by the value that each makes.
         inner: the values that one of these equations reads and nothing else.
     """
@@ -104,6 +110,9 @@ class _Tail:
     def __init__(self, flat: Flat):
         self.flat = flat
         self.number_of = {eqn.outs[0]: eqn.ins[0] for eqn in flat.equations if self._repeats_a_number(eqn)}
+        self.elementwise = {v for eqn in flat.equations if is_elementwise(eqn.prim, eqn.params) for v in eqn.outs}
+        reading = Counter(v for eqn in flat.equations for v in set(eqn.ins))
+        self.read_once = {v for v in flat.inputs if reading[v] == 1}
         self.maker: dict[int, Equation] = {}
         outputs, elsewhere = frozenset(flat.outputs), set[int]()
         readers: Counter[int] = Counter()
@@ -119,12 +128,23 @@ class _Tail:
         return eqn.prim.name == "broadcast_in_dim" and self.flat.shapes[eqn.ins[0]] == ()
 
     def _is_plain(self, eqn: Equation) -> bool:
-        """Whether an equation is one of JAX's elementwise operations on arrays of numbers of one shape, and single numbers."""
+        """Whether an equation is one of JAX's elementwise operations on arrays of numbers of one shape, and single numbers.
+
+        Comparisons of numbers that round are not: one may be selected from the other, which has to be seen. Nor are sums of values that
+        other operations make, contractions say, which may be added up in place.
+        """
         if eqn.effects or eqn.prim.name in IMPURE or operation_of(eqn.params) is not None or not is_elementwise(eqn.prim, eqn.params):
+            return False
+        if eqn.prim.name in COMPARISONS and not any(v in self.flat.literals or self._is_whole(v) for v in eqn.ins):
+            return False
+        if eqn.prim.name in SUMS and not any(v in self.elementwise or v in self.flat.literals for v in eqn.ins):
             return False
         flat, shape = self.flat, self.flat.shapes[eqn.outs[0]]
         are_numbers = all(_is_number(flat.dtypes[v]) for v in (*eqn.ins, *eqn.outs))
         return bool(shape) and are_numbers and all(flat.shapes[v] in (shape, ()) for v in eqn.ins)
+
+    def _is_whole(self, v: int) -> bool:
+        return self.flat.dtypes[v].kind in "biu"
 
     def cones(self) -> list[_Cone]:
         """The expressions of two or more equations, in order."""
@@ -160,7 +180,8 @@ class _Tail:
             equations.append(eqn)
             operands.append(read)
             key.append((eqn.prim, tuple(eqn.params.items()), tuple(places)))
-        if len(equations) < 2 or not any(flat.shapes[v] for v in leaves):
+        adds_up = root.prim.name in SUMS and len(equations) <= FEW and not self.read_once.isdisjoint(root.ins)
+        if len(equations) < 2 or adds_up or not any(flat.shapes[v] for v in leaves):
             return None
         try:
             hash(tuple(key))

@@ -38,14 +38,15 @@ def compared(program: Program) -> dict[int, frozenset[int]]:
 def selected_by_element(program: Program, compared: Mapping[int, Iterable[int]]) -> dict[int, frozenset[int]]:
     """Return the values compared with others that elementwise operations alone select from them, with these and what lies between.
 
-    A kernel that computes a value and all of those compares the same bits, whatever another kernel's are.
+    A kernel that computes a value and all of those compares the same bits, whatever another kernel's are. Where either is read under other
+    names, other elements are compared.
     """
     found: dict[int, frozenset[int]] = {}
     for t, exact in compared.items():
-        left, right = (_source(program, a) for a in program.terms[t].args)  # type: ignore[attr-defined]  # a comparison is a map
+        args = children(program.terms[t])
+        left, right = (_source(program, a) for a in args)
         for x in exact:
-            way = _way(program, x, right if x == left else left)
-            found[x] = found.get(x, frozenset()) | way
+            found[x] = found.get(x, frozenset()).union(_way(program, x, right if x == left else left), set(args) - {left, right})
     return {x: way for x, way in found.items() if all(isinstance(program.terms[t], Map) for t in way)}
 
 

@@ -14,6 +14,7 @@ import eqsat_mem
 from eqsat_mem.frontend.equal_updates import LEAST_EQUAL, LEAST_SAVED
 from eqsat_mem.frontend.inline import flatten
 from eqsat_mem.frontend.load import load
+from eqsat_mem.ir.bitwise import compared
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ir.ops import operation_of
 from eqsat_mem.passes import UPDATES
@@ -182,3 +183,34 @@ def test_bodies_of_loops_have_updates_too():
     (scan,) = (eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "scan")
     flat = flatten(scan.params["jaxpr"], passes={UPDATES})
     assert sum(operation_of(eqn.params) is not None for eqn in flat.equations) == 3 * len(SHAPES)
+
+
+def winners(xs):
+    """Elements that equal their row's largest, or that far exceed a function of themselves: what is compared has to be seen."""
+
+    def one(x):
+        y = (x * 0.5 + 1.0) * x - 2.0
+        return (x == jnp.max(x, 1, keepdims=True)) | (jnp.abs(y) * 0.25 + 0.125 < -5.0) | (jnp.sin(y) * 2.0 + y == jnp.inf)
+
+    return [one(x) for x in xs]
+
+
+def test_comparisons_of_what_rounds_are_no_part_of_an_operation():
+    xs = [jnp.sin(f32(5, 7, seed=k)) * 2.0 for k in range(20)]
+    closed = jax.make_jaxpr(lambda *xs: winners([jnp.sin(x) * 2.0 for x in xs]))(*xs)
+    names = [f"x{k}" for k in range(len(xs))]
+    every = [compared(load(closed, names, passes=passes)) for passes in ((), {UPDATES})]
+    assert len(every[0]) == len(every[1]) == len(xs)
+    _, counts = operations(winners, xs)
+    assert counts == [] or sum(counts) <= 2 * len(xs)
+
+
+def test_sums_over_steps_stay_sums():
+    """What is only added to an argument is found by other passes, and added in place; so are sums of contractions."""
+    accumulate = lambda c, g: [a + x / 4.0 for a, x in zip(c, g)]  # noqa: E731
+    many = [f32(3, 4, seed=k) for k in range(60)]
+    assert operations(accumulate, many, many)[1] == []
+    products = lambda a, b: [jnp.tanh((x @ y.T + y @ x.T) * 2.0) - 1.0 for x, y in zip(a, b)]  # noqa: E731
+    flat = flatten(jax.make_jaxpr(products)(many, many), passes={UPDATES})
+    assert sum(eqn.prim.name == "add" for eqn in flat.equations) == len(many)
+    assert operations(products, many, many)[1] == [len(many)]

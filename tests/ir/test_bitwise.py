@@ -34,6 +34,12 @@ def chain(x, y):
     return a == jnp.tanh(jnp.maximum(a, y) * 2.0)
 
 
+def elsewhere(x, y):
+    """A value at other positions than what is selected from it."""
+    a = x[:, 0] * 2.0 + 1.0
+    return a[:, None] == jnp.maximum(a, y[0])[None, :]
+
+
 def both(x, y):
     """One value is selected from by element, and across elements, too."""
     a = x * y + 1.0
@@ -52,6 +58,7 @@ def extreme(x, y):
         (chain, [("add", ("max", "mul", "tanh"))], 1),
         (both, [], 1),
         (extreme, [], 1),
+        (elsewhere, [], 1),
         (lambda x, y: x == jnp.maximum(x, y), [], 0),
     ],
 )

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -157,6 +157,11 @@ class Operation:
         """Dtypes of operands that its function may be traced with, to count its operations: the first that it takes."""
         return [(np.dtype(dtype),) * len(self.operands) for dtype in (np.float32, np.int32, np.bool_, np.complex64)]
 
+    @cached_property
+    def _known(self) -> dict[Any, Any]:
+        """What was found out by tracing its function, by shapes and dtypes: kept for as long as the operation is."""
+        return {}
+
     # for rules and the operation table
 
     @property
@@ -211,16 +216,18 @@ class _UserMap(MapOp):
         return params["operation"](*args)
 
 
-@lru_cache(maxsize=1024)
 def traced(operation: Operation, shapes: tuple[tuple[int, ...], ...]) -> Any:
     """The jaxpr of a user's function on operands of these shapes, of the first dtypes that it takes.
 
     Raises:
         OptionError: if it takes none.
     """
+    if shapes in operation._known:
+        return operation._known[shapes]
     for dtypes in operation._samples:
         try:
-            return jax.make_jaxpr(operation.fun)(*map(jax.ShapeDtypeStruct, shapes, dtypes)).jaxpr
+            found = operation._known[shapes] = jax.make_jaxpr(operation.fun)(*map(jax.ShapeDtypeStruct, shapes, dtypes)).jaxpr
+            return found
         except TypeError:
             continue
     raise OptionError(f"the cost of operation {operation.name!r} cannot be counted: pass cost=, in additions per call of its function.")

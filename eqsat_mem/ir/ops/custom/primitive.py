@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -62,13 +62,11 @@ def _run(*args: Any, operation: Operation, mapped: Mapped) -> Any:
 
 
 def _abstract(*avals: Any, operation: Operation, mapped: Mapped) -> Any:
-    return _result(operation, mapped, tuple((a.shape, a.dtype) for a in avals))
-
-
-@lru_cache(maxsize=1024)
-def _result(operation: Operation, mapped: Mapped, operands: Sequence[tuple[tuple[int, ...], Any]]) -> Any:
-    out = jax.eval_shape(partial(_run, operation=operation, mapped=mapped), *(jax.ShapeDtypeStruct(*operand) for operand in operands))
-    return jax.core.ShapedArray(out.shape, out.dtype)
+    key = mapped, *((a.shape, a.dtype) for a in avals)
+    if key not in operation._known:
+        out = jax.eval_shape(partial(_run, operation=operation, mapped=mapped), *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+        operation._known[key] = jax.core.ShapedArray(out.shape, out.dtype)
+    return operation._known[key]
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, operation: Operation, mapped: Mapped) -> tuple[Any, Any]:
