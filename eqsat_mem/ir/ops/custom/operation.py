@@ -159,7 +159,7 @@ class Operation:
 
     @cached_property
     def _known(self) -> dict[Any, Any]:
-        """What was found out by tracing its function, by shapes and dtypes: kept for as long as the operation is."""
+        """Results of tracing its function, by shapes and dtypes: kept for as long as the operation is."""
         return {}
 
     # for rules and the operation table
