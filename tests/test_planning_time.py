@@ -276,7 +276,7 @@ def test_loops_that_would_all_start_from_the_arguments_keep_what_several_of_them
     seq, search = region(ex), Search(ex, 20 * 2**20, CPU)
     along = next(i for i in search.candidates(seq, search.full) if Phases(ex, seq, i).computed() > MOST_AGAIN * len(seq.steps))
     assert split(ex, seq, along) is None
-    cuts = list(search.cut(seq, search.full, along, frozenset()))
+    cuts = search.ways(seq, search.full, along, frozenset())
     assert cuts
     assert all(sum(len(inner.steps) for _, inner in walk_regions(tree)) < (MOST_AGAIN + 1) * len(seq.steps) for tree in cuts)
 

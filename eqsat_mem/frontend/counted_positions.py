@@ -17,8 +17,9 @@ from jax import Array, lax
 from jax.dtypes import issubdtype
 from jax.extend.core import jaxpr_as_fun
 
-from eqsat_mem.frontend.diagonal_gathers import Constants, counts
+from eqsat_mem.frontend.diagonal_gathers import counts
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
+from eqsat_mem.frontend.known_numbers import Constants
 from eqsat_mem.ir.jaxprs import consts_and_carries
 
 

@@ -6,7 +6,6 @@ fold, which every rule about them knows how to handle and to split.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,10 +15,8 @@ import numpy as np
 from jax import lax
 
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
+from eqsat_mem.frontend.known_numbers import Constants
 from eqsat_mem.passes import DIAGONALS
-
-LARGEST = 1 << 22
-"""Elements up to which positions are evaluated while loading."""
 
 _WRITES: dict[str, Callable[[Any, Any], Any]] = {"scatter": lambda x, u: u, "scatter-add": lax.add, "scatter-mul": lax.mul}
 
@@ -93,53 +90,7 @@ def _write(combine: Callable[[Any, Any], Any], kept: int, other: int, offset: in
     return write
 
 
-class Constants:
-    """Values that depend on iotas and literals only, evaluated with numpy."""
-
-    def __init__(self, flat: Flat, producer: Mapping[int, Equation]):
-        self.flat, self.producer = flat, producer
-
-    def array(self, value: int) -> np.ndarray | None:
-        if value in self.flat.literals:
-            return np.asarray(self.flat.literals[value])
-        eqn = self.producer.get(value)
-        if eqn is None or eqn.prim.name not in _NUMPY or math.prod(self.flat.shapes[value]) > LARGEST:
-            return None
-        operands = [self.array(v) for v in eqn.ins]
-        if any(a is None for a in operands):
-            return None
-        return _NUMPY[eqn.prim.name](eqn.params, operands)
-
-
 def counts(known: np.ndarray, axis: int) -> bool:
     """Whether an array is 0, 1, 2, ... along an axis and the same along all others."""
     counting = np.arange(known.shape[axis]).reshape([-1 if a == axis else 1 for a in range(known.ndim)])
     return np.array_equal(known, np.broadcast_to(counting, known.shape))
-
-
-def _numpy_iota(params: Any, operands: Sequence[Any]) -> np.ndarray:
-    shape, dimension = params["shape"], params["dimension"]
-    along = np.arange(shape[dimension], dtype=params["dtype"])
-    return np.broadcast_to(along.reshape([-1 if d == dimension else 1 for d in range(len(shape))]), shape)
-
-
-def _numpy_broadcast(params: Any, operands: Sequence[Any]) -> np.ndarray:
-    shape = [1] * len(params["shape"])
-    for axis, extent in zip(params["broadcast_dimensions"], operands[0].shape):
-        shape[axis] = extent
-    return np.broadcast_to(operands[0].reshape(shape), params["shape"])
-
-
-_NUMPY: dict[str, Callable[[Any, Sequence[Any]], np.ndarray]] = {
-    "iota": _numpy_iota,
-    "broadcast_in_dim": _numpy_broadcast,
-    "concatenate": lambda p, a: np.concatenate(a, p["dimension"]),
-    "reshape": lambda p, a: a[0].reshape(p["new_sizes"]),
-    "squeeze": lambda p, a: np.squeeze(a[0], tuple(p["dimensions"])),
-    "convert_element_type": lambda p, a: a[0].astype(p["new_dtype"]),
-    "select_n": lambda p, a: np.where(a[0], a[2], a[1]),
-    "lt": lambda p, a: a[0] < a[1],
-    "add": lambda p, a: a[0] + a[1],
-    "sub": lambda p, a: a[0] - a[1],
-    "mul": lambda p, a: a[0] * a[1],
-}

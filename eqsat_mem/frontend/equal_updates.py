@@ -23,6 +23,7 @@ from eqsat_mem.ir.ops.custom.primitive import operation_p
 from eqsat_mem.passes import UPDATES
 
 SUMS = frozenset({"add", "sub", "add_any"})
+"""Operations by which values are added up."""
 LEAST_EQUAL = 4
 """Fewer expressions of a kind are left as they are."""
 LEAST_SAVED = 48
@@ -33,15 +34,15 @@ NAME = "update"
 """What the operations are called."""
 
 
-def with_equal_updates(flat: Flat) -> list[Equation]:
-    """The equations of a flat jaxpr with the equal expressions that only results depend on as operations."""
-    cones = _Tail(flat).cones()
+def with_equal_updates(flat: Flat) -> list[Equation] | None:
+    """The equations of a flat jaxpr with the equal expressions that only results depend on as operations; None where too few are equal."""
+    cones = _Tail(flat).cones() if len(flat.equations) > LEAST_SAVED else []
     groups: defaultdict[Hashable, list[_Cone]] = defaultdict(list)
     for cone in cones:
         groups[cone.key].append(cone)
     equal = [group for group in groups.values() if len(group) >= LEAST_EQUAL]
     if sum(len(cone.equations) - 1 for group in equal for cone in group) < LEAST_SAVED:
-        return flat.equations
+        return None
     called: dict[Equation, Equation | None] = {}
     for group in equal:
         operation = group[0].operation(flat)
@@ -133,18 +134,17 @@ class _Tail:
         Comparisons of numbers that round are not: one may be selected from the other, which has to be seen. Nor are sums of values that
         other operations make, contractions say, which may be added up in place.
         """
-        if eqn.effects or eqn.prim.name in IMPURE or operation_of(eqn.params) is not None or not is_elementwise(eqn.prim, eqn.params):
+        flat = self.flat
+        if eqn.effects or eqn.prim.name in IMPURE or operation_of(eqn.params) is not None or self.elementwise.isdisjoint(eqn.outs):
             return False
-        if eqn.prim.name in COMPARISONS and not any(v in self.flat.literals or self._is_whole(v) for v in eqn.ins):
+        shape = flat.shapes[eqn.outs[0]]
+        if not shape or not all(_is_number(flat.dtypes[v]) for v in (*eqn.ins, *eqn.outs)):
             return False
-        if eqn.prim.name in SUMS and not any(v in self.elementwise or v in self.flat.literals for v in eqn.ins):
+        if eqn.prim.name in COMPARISONS and not any(v in flat.literals or flat.dtypes[v].kind in "biu" for v in eqn.ins):
             return False
-        flat, shape = self.flat, self.flat.shapes[eqn.outs[0]]
-        are_numbers = all(_is_number(flat.dtypes[v]) for v in (*eqn.ins, *eqn.outs))
-        return bool(shape) and are_numbers and all(flat.shapes[v] in (shape, ()) for v in eqn.ins)
-
-    def _is_whole(self, v: int) -> bool:
-        return self.flat.dtypes[v].kind in "biu"
+        if eqn.prim.name in SUMS and not any(v in flat.literals or v in self.elementwise for v in eqn.ins):
+            return False
+        return all(flat.shapes[v] in (shape, ()) for v in eqn.ins)
 
     def cones(self) -> list[_Cone]:
         """The expressions of two or more equations, in order."""

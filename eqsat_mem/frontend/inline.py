@@ -51,8 +51,8 @@ def flatten(closed: ClosedJaxpr, preferences: Preferences = PLAIN, passes: Colle
     work.flat.outputs = work.inline(jaxpr, closed.consts, work.flat.inputs, None)
     work.flat.weak = [bool(getattr(v.aval, "weak_type", False)) for v in jaxpr.outvars]
     work.flat.equations = _live(work.flat.equations, work.flat.outputs)
-    if UPDATES in passes:
-        work.flat.equations = _live(with_equal_updates(work.flat), work.flat.outputs)
+    if UPDATES in passes and (called := with_equal_updates(work.flat)) is not None:
+        work.flat.equations = _live(called, work.flat.outputs)
     used = {v for eqn in work.flat.equations for v in eqn.ins}.union(work.flat.outputs)
     work.flat.literals = {v: value for v, value in work.flat.literals.items() if v in used}
     return work.flat
@@ -110,7 +110,7 @@ class _Flattening:
             return ins[:1]
         if name == "convert_element_type" and (same := self.converted(ins[0], params["new_dtype"])) is not None:
             return [same]
-        if len(eqn.outvars) == 1 and (known := known_number(self.flat, name, ins, eqn.outvars[0].aval.dtype)) is not None:
+        if len(eqn.outvars) == 1 and (known := known_number(self.flat, name, params, ins, eqn.outvars[0].aval.dtype)) is not None:
             return [self.literal(known, eqn.outvars[0].aval)]
         plain = plain_form(self.flat, self.producer, name, params, ins, self.preferences, self.passes)
         if plain is not None:

@@ -17,8 +17,9 @@ import numpy as np
 from jax import lax
 from jax.extend.core import primitives
 
-from eqsat_mem.frontend.diagonal_gathers import Constants, counts, written
+from eqsat_mem.frontend.diagonal_gathers import counts, written
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
+from eqsat_mem.frontend.known_numbers import Constants
 from eqsat_mem.ir.ops import ALIASES, MAPS, REDUCTIONS
 from eqsat_mem.passes import ROWS
 

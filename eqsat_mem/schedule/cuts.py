@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from eqsat_mem.egraph.extract import Extraction
@@ -23,15 +24,22 @@ MOST_KEPT = 40
 
 
 def kept_in_room(
-    ex: Extraction, memory: Memory, backend: Backend, limit: int, seq: Seq, extents: Extents, i: int, small: frozenset[int]
+    ex: Extraction,
+    memory: Memory,
+    backend: Backend,
+    limit: int,
+    dear: Sequence[int],
+    seq: Seq,
+    extents: Extents,
+    i: int,
+    small: frozenset[int],
 ) -> Iterator[Seq]:
-    """Split a region along ``i`` where there is no room for all slices that take long to compute again: with as many of them as there is
-    room for, those that spare most seconds for their bytes."""
+    """Split a region along ``i`` where there is no room for all slices that are ``dear``: with as many of them as there is room for, those
+    that spare most seconds for their bytes."""
     room = limit - argument_bytes(ex.program)
-    phases = Phases(ex, seq, i, Choices(small=small))
-    dear = _dear(phases, ex, memory, backend, extents)
     if not 1 < len(dear) <= MOST_KEPT or sum(memory.size(t, extents) for t in dear) <= SHARES[0] * room:
         return
+    phases = Phases(ex, seq, i, Choices(small=small))
     seconds = {t: again_s(ex, t, extents, backend) for t in phases.loops_of}
 
     def spent(keep: frozenset[int]) -> float:
@@ -69,23 +77,32 @@ def most_worth(able: Sequence[int], sizes: Mapping[int, int], spent: Callable[[f
     return order
 
 
-def _dear(phases: Phases, ex: Extraction, memory: Memory, backend: Backend, extents: Extents) -> list[int]:
-    """The slices that several loops compute, and that take longer to compute again than to be stored."""
-    slowest = backend.device.levels[-1][1]
-    return [t for t in phases.shared_slices() if again_s(ex, t, extents, backend) > 3 * memory.size(t, extents) / slowest]
+@dataclass(frozen=True)
+class Cuts:
+    """The ways to split a region along an index, and the slices that several loops compute and that are dear: to compute them again takes
+    longer than to store them."""
+
+    ways: tuple[Seq, ...]
+    dear: tuple[int, ...]
 
 
-def cuts(
-    ex: Extraction, memory: Memory, backend: Backend, large: bool, seq: Seq, extents: Extents, i: int, small: frozenset[int]
-) -> Iterator[Seq]:
+def cuts(ex: Extraction, memory: Memory, backend: Backend, large: bool, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Cuts:
     """Split a region along ``i``: with no slices kept for later loops, and with all whose recomputation takes longer than storing them.
 
     Where loops would do too much work again, with all that several of them need; then at waists, and, unless the program is ``large``, with
     elementwise values as late as they may, where that makes a difference: of a large program one tree is kept, which then is the wrong one
     too often. Values that are ``small`` may be computed whole.
     """
+    slowest = backend.device.levels[-1][1]
     phases = Phases(ex, seq, i, Choices(small=small))
-    shared, dear = phases.shared_slices(), _dear(phases, ex, memory, backend, extents)
+    shared = phases.shared_slices()
+    dear = tuple(t for t in shared if again_s(ex, t, extents, backend) > 3 * memory.size(t, extents) / slowest)
+    return Cuts(tuple(_ways(ex, large, phases, shared, dear, small)), dear)
+
+
+def _ways(ex: Extraction, large: bool, phases: Phases, shared: Sequence[int], dear: Sequence[int], small: frozenset[int]) -> Iterator[Seq]:
+    """Split as :func:`cuts` says, without slices kept and with these."""
+    seq, i = phases.seq, phases.index
     changed = phases.split()
     if changed is not None:
         yield changed

@@ -183,8 +183,9 @@ def _virtual(
         read_by = [*dict.fromkeys(kernels[u] for u in users[t])]
         into = frozenset().union(*(ends.get(u, frozenset([u])) for u in read_by))
         first = frozenset().union(*(folded.get(u, frozenset([u])) for u in read_by))
-        inside = backend.compares_inside and virtual.issuperset(ex.selected_by_element.get(t, (t,)))
-        rounds = t in ex.exact and len(into) > 1 and not inside  # two kernels may round it differently
+        rounds = t in ex.exact and len(into) > 1  # two kernels may round it differently
+        if rounds and backend.compares_inside:
+            rounds = not virtual.issuperset(ex.selected_by_element.get(t, (t,)))
         if t in escapes or rounds or not _is_virtual(ex, t, read_by, into, first, again, backend, is_whole):
             computed_in = [step for step in into if isinstance(ex.program.terms[step], Map)]
             if computed_in and backend.recomputes(ex.program, (t,)):

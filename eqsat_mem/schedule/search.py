@@ -309,8 +309,7 @@ class Search:
             small = self.small(seq, extents)
             for i in self.candidates(seq, extents):
                 if only is None or any(i == index for index, _ in only):
-                    sinking = sunk(self.memory, self.limit, seq, extents, i, small)
-                    for way, changed in enumerate((*self.cut(seq, extents, i, small), *sinking, *self.keeping(seq, extents, i, small))):
+                    for way, changed in enumerate(self.ways(seq, extents, i, small)):
                         if all(self.steps([loop]) for loop in loops(changed)) and (only is None or (i, way) in only):
                             yield self.start(with_region(s.seq, path, changed), s, (*s.splits, (i, way)))
 
@@ -374,16 +373,14 @@ class Search:
         ablest = sorted(large, key=lambda i: (-able[i], -extents[i], i))[:CANDIDATES]
         return sorted(ablest, key=lambda i: (-extents[i], i))
 
-    def cut(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> tuple[Seq, ...]:
-        """A region split along ``i`` in every way; see :func:`eqsat_mem.schedule.cuts.cuts`."""
+    def ways(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> tuple[Seq, ...]:
+        """A region split along ``i`` in every way; see :mod:`eqsat_mem.schedule.cuts`."""
         key = seq, extents, i, small
         if key not in self.known.cuts:
-            self.known.cuts[key] = tuple(cuts(self.ex, self.memory, self.backend, self.is_large, *key))
-        return self.known.cuts[key]
-
-    def keeping(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> tuple[Seq, ...]:
-        """A region split along ``i`` with slices kept that there is room for; see :func:`eqsat_mem.schedule.cuts.kept_in_room`."""
-        key = seq, extents, i, small, self.limit
-        if key not in self.known.cuts:
-            self.known.cuts[key] = tuple(kept_in_room(self.ex, self.memory, self.backend, self.limit, seq, extents, i, small))
-        return self.known.cuts[key]
+            self.known.cuts[key] = cuts(self.ex, self.memory, self.backend, self.is_large, *key)
+        found = self.known.cuts[key]
+        if (self.limit, *key) not in self.known.kept:
+            keeping = kept_in_room(self.ex, self.memory, self.backend, self.limit, found.dear, *key)
+            self.known.kept[self.limit, *key] = tuple(keeping)
+        sinking = sunk(self.memory, self.limit, *key)
+        return (*found.ways, *sinking, *self.known.kept[self.limit, *key])

@@ -284,7 +284,8 @@ class Known:
 
     timing: Timing
     trees: Trees = field(default_factory=Trees)
-    cuts: dict[Any, tuple[Seq, ...]] = field(default_factory=dict)
+    cuts: dict[Any, Any] = field(default_factory=dict)
+    kept: dict[Any, tuple[Seq, ...]] = field(default_factory=dict)
 
     @classmethod
     def nothing(cls, ex: Extraction, backend: Backend) -> Known:

@@ -214,3 +214,10 @@ def test_sums_over_steps_stay_sums():
     flat = flatten(jax.make_jaxpr(products)(many, many), passes={UPDATES})
     assert sum(eqn.prim.name == "add" for eqn in flat.equations) == len(many)
     assert operations(products, many, many)[1] == [len(many)]
+
+
+def test_keys_are_compared_as_they_are():
+    """Comparisons of random keys, which are no numbers, among many results."""
+    keys = jax.random.split(jax.random.key(0), 60)
+    closed = jax.make_jaxpr(lambda keys: [(keys == keys[k]) for k in range(60)])(keys)
+    assert not any(operation_of(eqn.params) for eqn in flatten(closed, passes={UPDATES}).equations)
