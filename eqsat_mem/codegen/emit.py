@@ -26,6 +26,7 @@ from eqsat_mem.codegen.loops import RegionWriter
 from eqsat_mem.codegen.on_mesh import on_mesh
 from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Scope, SourceModule, identifier, tuple_text
+from eqsat_mem.codegen.unstacked import unstacked
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Input, Literal, Map, Program
@@ -81,7 +82,9 @@ class _FunctionWriter:
         self.schedule = schedule
         self.reads = Reader(schedule.ex, schedule.backend.idioms, module, arguments, pieces)
         calls = CallWriter(self.reads, _Functions(self.reads, schedule.backend))
-        self.regions = RegionWriter(schedule, self.reads, calls, ExpressionWriter(self.reads, calls))
+        is_whole = arguments is None and schedule.backend.idioms.compiles_equal_kernels_once
+        elements = unstacked(schedule.ex.program) if is_whole else {}
+        self.regions = RegionWriter(schedule, self.reads, calls, ExpressionWriter(self.reads, calls, elements))
 
     def statements(self, scope: Scope) -> list[str]:
         """Write everything that is computed into ``scope``; return the sources of the results."""

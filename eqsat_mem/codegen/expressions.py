@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +12,8 @@ import numpy as np
 
 from eqsat_mem.codegen.calls import CallWriter
 from eqsat_mem.codegen.reads import Reader
-from eqsat_mem.codegen.source import Fixed, Layout, Region, Scope, Value, number, wrap
+from eqsat_mem.codegen.source import Fixed, Layout, Region, Scope, Value, identifier, number, wrap
+from eqsat_mem.codegen.unstacked import unknown_positions
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, itemsize, mask_of
 from eqsat_mem.ir.ops import (
     MONOIDS,
@@ -31,11 +33,13 @@ INLINE = 60
 
 
 class ExpressionWriter:
-    """A writer of the expression of each kind of term."""
+    """A writer of the expression of each kind of term; ``elements`` are slices that it reads at positions that XLA does not know."""
 
-    def __init__(self, reads: Reader, calls: CallWriter):
+    def __init__(self, reads: Reader, calls: CallWriter, elements: Mapping[int, int] = MappingProxyType({})):
         self.reads = reads
         self.calls = calls
+        self.elements = elements
+        self.positions = ""
 
     def value(self, t: int, scope: Scope, region: Region, fixed: Fixed = ()) -> Value:
         """Return the value of a term, writing its computation if this region computes it.
@@ -275,11 +279,22 @@ class ExpressionWriter:
             if own is not None:
                 dtypes = tuple(self.reads.program.terms[a].dtype for a in term.args)
                 known = [self.calls.vectorized(own, call, args, dtypes)]
+            elif t in self.elements and at.parent is None:
+                known = [f"lax.dynamic_slice_in_dim({args[0]}, {self.position(self.elements[t], at)}, 1, 0)"]
             else:
                 known = [self.calls.call_text(call, args, at, in_order)] if single else self.calls.results(call, args, at, in_order)
             scope.calls[made] = known
         value = self.reads.pinned(self.result(term, known[term.out], at), tuple((i, 0) for i, _ in fixed))
         return value.text, value.layout
+
+    def position(self, known: int, scope: Scope) -> str:
+        """Return source of a position as a number that XLA does not know; the first time, write where these come from."""
+        if not self.positions:
+            text = f"unknown_positions({max(self.elements.values()) + 1})"
+            self.calls.carry_helpers((unknown_positions,), text)
+            self.positions = identifier("positions", self.reads.taken)
+            self.reads.line(scope, f"{self.positions} = {text}")
+        return f"{self.positions}[{known}]"
 
     def searched(self, term: Block, along: int, scope: Scope, region: Region) -> str:
         """Return source of an unrolled search, with one operand per position."""

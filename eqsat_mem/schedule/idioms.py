@@ -38,6 +38,9 @@ class Idioms:
     reads_slices_one_way: ClassVar[bool] = False
     """Whether a slice is made anew for each way in which elementwise operations repeat it along other axes."""
 
+    compiles_equal_kernels_once: ClassVar[bool] = False
+    """Whether the time of compiling equal kernels grows with those that differ."""
+
     def fences(
         self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int], is_cheap: Callable[[Program, int], bool]
     ) -> Mapping[int, str]:
