@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -72,14 +73,20 @@ class Prepared:
         return self.held_bytes <= SHARE * device_capacity()
 
 
-def prepare(function: Callable[..., Any], args: Sequence[Any], limit: int | str | None) -> Prepared:
+def prepare(
+    function: Callable[..., Any], args: Sequence[Any], limit: int | str | None, options: Mapping[str, str] = MappingProxyType({})
+) -> Prepared:
     """``function`` planned under ``limit`` and compiled for ``args``, arrays or ``jax.ShapeDtypeStruct``; as written without a limit.
+
+    ``options`` are the compiler's, where it is compiled as written.
 
     Raises:
         MemoryLimitError: where no plan fits.
     """
     start = time.perf_counter()
-    fast: Any = jax.jit(function) if limit is None else eqsat_mem.optimize(function, memory_limit=limit)
+    fast: Any = (
+        jax.jit(function, compiler_options=dict(options) or None) if limit is None else eqsat_mem.optimize(function, memory_limit=limit)
+    )
     lowered = fast.lower(*args)
     planned = time.perf_counter() - start
     compiled = lowered.compile()

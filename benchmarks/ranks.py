@@ -129,7 +129,7 @@ def _measured(b: Benchmark, schedules: Sequence[Schedule], tuned: Any) -> tuple[
     args = b.arguments()
     runs: list[tuple[float, Any]] = []
     for s in schedules:
-        made = prepare(emit(s).function, args, None)
+        made = prepare(emit(s).function, args, None, s.backend.compiler_options)
         if made.fits_device:
             jax.block_until_ready(made.compiled(*args))
             runs.append((s.seconds, made.compiled))

@@ -29,8 +29,7 @@ def unstacked(program: Program) -> dict[int, int]:
     groups: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for t in read:
         term = program.terms[t]
-        position = _element(program, term) if isinstance(term, Block) else None
-        if position is not None:
+        if isinstance(term, Block) and (position := _element(program, term)) is not None:
             groups[term.args[0]][t] = position
     return {t: position for group in groups.values() if len(group) >= LEAST for t, position in group.items()}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from eqsat_mem.egraph.extract import Extraction
@@ -59,6 +59,10 @@ class Fused:
                 for t in steps:
                     found[place[t]] = every if t == first else ()
         return found
+
+    def folding(self, ex: Extraction, cut: Collection[int]) -> Fused:
+        """These kernels where the folds ``cut`` are not written out: a loop runs over the elements."""
+        return replace(self, unrolled=self.unrolled.difference(cut), spread=_spread(ex, self.members, cut))
 
     @cached_property
     def straight(self) -> tuple[int, ...]:
@@ -129,13 +133,13 @@ def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True, is_who
     return backend.as_run(ex, kernels, escapes) if as_run else kernels
 
 
-def _spread(ex: Extraction, kernels: Iterable[tuple[int, ...]]) -> frozenset[int]:
-    """The terms that kernels compute once for each element of an unrolled fold, and these folds."""
+def _spread(ex: Extraction, kernels: Iterable[tuple[int, ...]], cut: Collection[int] = ()) -> frozenset[int]:
+    """The terms that kernels compute once for each element of an unrolled fold that is none of ``cut``, and these folds."""
     found: set[int] = set()
     for members in kernels:
         written_out = 0
         for t in reversed(members):  # users first
-            unrolled = ex.unrolls.get(t, 0)
+            unrolled = 0 if t in cut else ex.unrolls.get(t, 0)
             written_out |= unrolled
             if unrolled or ex.program.free[t] & written_out:
                 found.add(t)

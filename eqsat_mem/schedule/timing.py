@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Map, Program, Term, argument_bytes, output_sizes
+from eqsat_mem.ir import Block, Map, Program, Term, argument_bytes, bits, output_sizes
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Trees, made
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import arithmetic_s, exchange_s, spread_weight
@@ -134,7 +134,7 @@ class Timing:
         program, fused, sizes = self.memory.ex.program, self.memory.fused(seq), self.memory.sizes(extents)
         outside, bandwidth = extents == self.memory.full_extents(), self.device.levels[level][1]
         calls, traffic = set[tuple[int, tuple[int, ...]]](), self._traffic_of(seq)
-        stacked = self._stacked.get(seq, ())
+        stacked, written_out = self._stacked.get(seq, ()), self._written_out(fused, extents)
         every = fused.members_at(self.memory.ex, extents, self.backend)
         for step, operands, read, members in zip(fused.kept, fused.operands, traffic.read, every):
             if not isinstance(step, int):
@@ -150,11 +150,13 @@ class Timing:
             most = nbytes if moves(term) else math.inf
             taken = [(t, min(sizes[t], most)) for t in read]
             moved = int(nbytes + sum(size for _, size in taken))
-            unrolled = not fused.unrolled.isdisjoint(members)
+            unrolled = not written_out.unrolled.isdisjoint(members)
             kernel = Kernel(
                 self.memory.ex, step, members, operands, extents, nbytes, moved, outside, self.emitted, unrolled, step in stacked
             )
-            work = self.backend.arithmetic_s(kernel, self._work(members, fused, extents), lambda t: self._arithmetic(t, extents, None))
+            work = self.backend.arithmetic_s(
+                kernel, self._work(members, written_out, extents), lambda t: self._arithmetic(t, extents, None)
+            )
             traffic_s = 0.0 if step in traffic.passed else nbytes / bandwidth
             for t, size in taken:  # a slice of something outside comes from where the whole of it fits
                 traffic_s += size / (bandwidth if t in traffic.inside else self.device.levels[max(level, self._whole_level(t))][1])
@@ -169,8 +171,14 @@ class Timing:
 
     def arithmetic(self, seq: Seq, extents: Extents) -> float:
         """Seconds that a straight region cannot take less than: its arithmetic."""
-        fused = self.memory.fused(seq)
+        fused = self._written_out(self.memory.fused(seq), extents)
         return sum(self._work(members, fused, extents) for members in fused.members)
+
+    def _written_out(self, fused: Fused, extents: Extents) -> Fused:
+        """The kernels of a region, whose folds are written out along no index that a loop cuts."""
+        unrolls, full = self.memory.ex.unrolls, self.memory.full_extents()
+        cut = [t for t in fused.unrolled if any(extents[i] < full[i] for i in bits(unrolls[t]))]
+        return fused.folding(self.memory.ex, cut) if cut else fused
 
     def _work(self, members: Sequence[int], fused: Fused, extents: Extents) -> float:
         """Seconds of arithmetic of one kernel."""

@@ -161,6 +161,18 @@ def test_what_is_written_out_for_each_element_of_a_fold_costs_less():
     )
 
 
+def test_no_fold_is_written_out_along_an_index_that_a_loop_cuts():
+    ex = traced(lambda x, y: jnp.sum((x[:, None] - y[None]) ** 2, -1), (500, 16), (600, 16))
+    (fold,) = (t for t in ex.unrolls if isinstance(ex.program.terms[t], Fold))
+    seq = split(ex, region(ex), ex.unrolls[fold].bit_length() - 1)
+    assert seq is not None
+    model = timing(ex)
+    whole = model.seconds(region(ex), model.memory.full_extents(), {})
+    elements = 500 * 600 * 16 / DEVICE.elements
+    assert whole < 5 * elements
+    assert model.seconds(seq, model.memory.full_extents(), dict.fromkeys(loops(seq), 8)) > DEVICE.short_reduce_weight * elements
+
+
 def test_an_elementwise_result_that_a_loop_stacks_is_computed_by_one_core():
     ex = traced(lambda x, y: jnp.tanh(jnp.exp(x[:, None] + y)), (2000,), (2000,))
     seq = split(ex, region(ex), 0)
@@ -189,6 +201,15 @@ def test_a_contraction_of_few_rows_pays_for_its_columns_as_often_as_it_runs():
     packing = 20000 * 64 * 4 / DEVICE.levels[-1][1]
     assert seconds(16) > seconds(64) + 0.9 * (256 - 64) * packing
     assert seconds(64) < 1.4 * seconds(512)
+
+
+def test_a_library_copies_few_columns_in_panels():
+    def copied(columns: int) -> float:
+        ex = traced(lambda x, y: x @ y, (2, 16384), (16384, columns))
+        return BACKEND.contraction_s(ex.program.terms[ex.program.roots()[0]], 1, 2, columns, 16384)
+
+    assert copied(2) == pytest.approx(copied(16), rel=0.3)
+    assert copied(1) < 0.3 * copied(2)  # a vector is not copied in panels
 
 
 def test_what_is_written_out_only_in_emitted_source_takes_longer_as_written():

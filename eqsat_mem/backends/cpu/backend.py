@@ -57,6 +57,9 @@ benchmarks/calibration/small_contractions.py."""
 THIN_ROWS, THIN_DEPTH = 2, 8
 """Rows of a contraction's result, and elements of its contracted axis, that run at half the full rate:
 benchmarks/calibration/small_contractions.py."""
+PANEL = 16
+"""Columns of the right operand, more than one, that the kernel library copies in the time of fewer: 16,384 rows of 2 to 16 columns take
+30 us. Measured: benchmarks/calibration/small_contractions.py."""
 AT_ONCE_BYTES, AT_ONCE = 2**15, 0.2
 """A kernel whose result has at most so many bytes is run by the thread that comes to it, for this share of what it takes to deal out
 another; the next step of a loop of the user's takes as little. Measured: benchmarks/calibration/small_kernels.py."""
@@ -249,12 +252,12 @@ class CpuBackend(Backend):
     def contraction_s(self, term: Dot, batch: int, m: int, n: int, k: int) -> float:
         """Less than the full rate where a side is thin, or where there is too little to do for all cores.
 
-        The library copies the right operand into an order of its own first, for however few rows.
+        The library copies the right operand into an order of its own first, for however few rows, in panels of so many columns.
         """
         cores = self.device.matrix_cores
         fill = m / (m + THIN_ROWS) * n / (n + self.device.thin_columns) * k / (k + THIN_DEPTH)
         busy = min(cores, max(1.0, m * n * k / CORE_WORK)) / cores
-        packing = batch * k * n * itemsize(term.dtype) / self.device.levels[-1][1]
+        packing = batch * k * max(n, PANEL if n > 1 else 1) * itemsize(term.dtype) / self.device.levels[-1][1]
         return 2.0 * batch * m * n * k / (self.contraction_rate(term) * max(fill * busy, 1e-3)) + packing
 
     def arithmetic_s(self, kernel: Kernel, seconds: float, of_term: Callable[[int], float]) -> float:
@@ -287,8 +290,7 @@ class CpuBackend(Backend):
             if flops <= kernel.moved:
                 return max(1, kernel.moved // CORE_BYTES)
             return max(1, (flops + PER_FUNCTION * functions + PER_BYTE * kernel.moved) // CORE_FLOPS)
-        if self._folds(kernel.ex, kernel.step):
-            assert isinstance(kernel.term, Fold)
+        if isinstance(kernel.term, Fold):
             return 1 if extent_of(kernel.extents, program.free[kernel.term.arg]) < FOLDED_BY_ONE else math.inf
         return math.inf
 
@@ -301,7 +303,7 @@ class CpuBackend(Backend):
         return counts[0], counts[1]
 
     def _is_elementwise(self, kernel: Kernel) -> bool:
-        return isinstance(kernel.term, Map) or bool(kernel.ex.unrolls.get(kernel.step))
+        return isinstance(kernel.term, Map) or (kernel.unrolled and bool(kernel.ex.unrolls.get(kernel.step)))
 
     def overhead_s(self, kernel: Kernel) -> float:
         seconds = super().overhead_s(kernel)
