@@ -233,7 +233,7 @@ def _is_virtual(
     alone = len(ends) == 1 and not (len(users) > 1 and isinstance(term, Fold))
     folds = [fold for e in first if isinstance(fold := program.terms[e], Fold) and not ex.unrolls.get(e)]
     match term:
-        case Map() if folds:
+        case Map() | Fold() if folds and (isinstance(term, Map) or ex.unrolls.get(t)):
             is_repeated = len(folds) < len(first) or backend.computes_again(ex, t, len(ends), is_whole)
             return is_repeated and backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
@@ -242,7 +242,7 @@ def _is_virtual(
             return True
         case Fold():
             if ex.unrolls.get(t):
-                return alone and (not folds or backend.fuses_into_fold(ex, t, folds[0], alone))
+                return alone
             few = backend.compute_fold_again(ex, t, first, is_whole)
             return few and all(backend.fuses_fold(ex, t, program.extent(term.over), reader, alone) for reader in first)
         case Block():

@@ -122,6 +122,28 @@ def test_xla_writes_out_the_same(of, dimensions, written):
     assert (compiled.temporaries > 4 * 8192**2) == written
 
 
+def deviations(x, target):
+    """Of distances from a matrix of the same size: two arrays that one fold reads."""
+    return jnp.sum((jnp.sqrt(distances(x, x) + 1e-9) - target) ** 2)
+
+
+@compiler
+@pytest.mark.parametrize(("dimensions", "written"), [(2, True), (3, False), (4, True), (5, False), (7, False), (8, True)])
+def test_xla_writes_out_short_folds_over_a_power_of_two(dimensions, written):
+    (compiled,) = deviceless.compile_for(deviations, [f32(2000, dimensions), f32(2000, 2000)], H100, settings=["triton"]).settings
+    assert (compiled.temporaries > 4 * 2000**2) == written
+
+
+@compiler
+@pytest.mark.parametrize("dimensions", [2, 4, 8, 16])
+def test_plans_write_such_folds_element_by_element(dimensions):
+    avals = f32(2000, dimensions), f32(2000, 2000)
+    plan = planned(deviations, 4 * 2000**2 + 2**20, *avals, verify=True)
+    assert plan.compiled_peak_bytes <= 4 * 2000**2 + 2**20
+    assert not plan.loops
+    assert plan.predicted_s < 1.2 * plan.original_predicted_s
+
+
 def nearest_of_columns(x, y):
     return distances(x, y).min(0)
 

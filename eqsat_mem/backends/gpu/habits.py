@@ -78,7 +78,12 @@ def is_looped(extent: int) -> bool:
     >>> [extent for extent in (2, 3, 4, 15, 16, 31, 33) if is_looped(extent)]
     [3, 15, 31]
     """
-    return extent < LOOPED_FOLD and extent.bit_count() > 1
+    return extent < LOOPED_FOLD and not is_power_of_two(extent)
+
+
+def is_power_of_two(extent: int) -> bool:
+    """Whether an extent is a power of two: XLA makes a kernel of such a fold where it computes those of other extents inside a reader."""
+    return extent.bit_count() == 1
 
 
 def fold_parts(extent: int, last: bool) -> int:
