@@ -119,18 +119,18 @@ class Forms:
         self.planned: dict[Hashable, Program] = {}
         self.unfit: dict[Hashable, tuple[int, int]] = {}
 
-    def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest) -> SearchResult:
-        """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
+    def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest, near: int = 0) -> SearchResult:
+        """The fastest schedule of the first form that fits, else the smallest of all, of those that there is time for, or that is ``near``.
 
         What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits or what
         fits is slow; where it is long and they make it much shorter, loops come first, unless they are dear and it fits without them.
         """
-        size, found = len(self.loaded.terms), None
+        size, found, near = len(self.loaded.terms), None, max(limit, near)
         is_first = size <= LONG or not self._is_shorter_in_loops()
         if is_first:
-            found = self._fastest_form(backend, limit, scheduler)
+            found = self._fastest_form(backend, limit, scheduler, near)
             before = found.before
-            if (found.best.fits(limit) and found.best.seconds * GAIN <= before.seconds) or self.deadline.passed():
+            if (found.best.fits(near) and found.best.seconds * GAIN <= before.seconds) or self.deadline.passed():
                 return found
         else:
             before = self.written(backend, limit)
@@ -139,16 +139,16 @@ class Forms:
                 if found.best.fits(limit) and not slow_in_chunks(found.best, before):
                     return found
         for blocks in self._with_equal_blocks():
-            of_blocks = blocks.fastest(backend, limit, scheduler)
+            of_blocks = blocks.fastest(backend, limit, scheduler, near)
             if before.fits(limit) and of_blocks.best.seconds > GAIN * of_blocks.before.seconds:  # the same loops: their prices compare
                 return found or SearchResult(straight(before.ex, backend), before, ())
             if found is None or order(of_blocks.best, limit) < order(found.best, limit):
                 found = of_blocks.of(before)
-            if found.best.fits(limit) or self.deadline.passed():
+            if found.best.fits(near) or self.deadline.passed():
                 break
-        if found is not None and (is_first or found.best.fits(limit) or self.deadline.passed()):
+        if found is not None and (is_first or found.best.fits(near) or self.deadline.passed()):
             return found
-        own = self._fastest_form(backend, limit, scheduler)
+        own = self._fastest_form(backend, limit, scheduler, near)
         return own if found is None or order(own.best, limit) <= order(found.best, limit) else found.of(own.before)
 
     def _is_shorter_in_loops(self) -> bool:
@@ -174,8 +174,8 @@ class Forms:
             self.of_blocks[k].clock, self.of_blocks[k].deadline = self.clock, self.deadline
             yield self.of_blocks[k]
 
-    def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
-        """The fastest schedule of the first form that fits, without loops over equal blocks.
+    def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler, near: int) -> SearchResult:
+        """The fastest schedule of the first form that fits, or is ``near``, without loops over equal blocks.
 
         Forms that cannot fit, or did not where there was more room, are searched last, and only where they may be the smallest; those that
         stack less also where chunks take long, and those with sums of steps also where what was written fits.
@@ -186,7 +186,7 @@ class Forms:
         for k, form in enumerate(self._forms()):
             if is_settled and SUMS.name not in form.passes:
                 break
-            if SCANS.name not in form.passes and any(f.best.fits(limit) for f in found.values()):
+            if SCANS.name not in form.passes and any(f.best.fits(near) for f in found.values()):
                 continue
             least = floor_bytes(form) // (1 if self.placement is None else self.placement.devices.total)
             searched = k, backend, self.placement, scheduler
@@ -194,20 +194,20 @@ class Forms:
             if least > limit or limit <= too_little:
                 hopeless.append((k, max(least, smallest), form))
                 continue
-            found[k] = self._fastest(form, backend, limit, scheduler)
+            found[k] = self._fastest(form, backend, limit, scheduler, near)
             if not found[k].best.fits(limit):
                 self.unfit[searched] = limit, found[k].best.peak_bytes
             slow = slow_in_chunks(found[k].best, found[k].before)
             if SUMS.name in form.passes and found[k].best.fits(limit):  # what was done once is done by each step
                 slow = found[k].best.seconds > (found[0].before if 0 in found else self.written(backend, limit)).seconds
-            is_last = found[k].best.fits(limit) and (is_settled or not slow)
+            is_last = found[k].best.fits(near) and (is_settled or not slow)
             is_settled = is_settled or is_last
             if (is_last and (k or self.summed is None)) or self.deadline.passed():
                 break
         else:
             for k, least, form in hopeless:
                 if not found or (least < min(f.best.peak_bytes for f in found.values()) and not self.deadline.passed()):
-                    found[k] = self._fastest(form, backend, limit, scheduler)
+                    found[k] = self._fastest(form, backend, limit, scheduler, near)
         best = min(found.values(), key=lambda f: order(f.best, limit))
         return replace(best, before=found[0].before if 0 in found else self.written(backend, limit))
 
@@ -265,14 +265,14 @@ class Forms:
                 yield reading if self.placement is None else apart.program
                 yield from forms(apart, self.rules)
 
-    def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
+    def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler, near: int) -> SearchResult:
         if self.placement is not None:
             return self._fastest_spread(form, self.placement, backend, limit, scheduler)
         program, saved = self._planned(form, backend, limit)
         found, room = self._fastest_of(program, saved, backend, limit, scheduler), limit
         for _ in range(TIGHTENED):
             over, last = found.best.peak_bytes - limit, program
-            if over <= 0 or not _peaks_inside(found.best) or self.deadline.passed():
+            if found.best.fits(near) or not _peaks_inside(found.best) or self.deadline.passed():
                 break
             while program is last and over < room:  # bodies may hold less than they may
                 room, over = room - over, 2 * over

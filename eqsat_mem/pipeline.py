@@ -42,7 +42,7 @@ from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import fastest
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier
-from eqsat_mem.verification import Chosen, choose
+from eqsat_mem.verification import Chosen, choose, near
 
 if TYPE_CHECKING:  # few plans are tuned
     from eqsat_mem.tuning import Tuner
@@ -106,7 +106,7 @@ def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None, tuner
     forms.clock, forms.deadline, loaded = clock, request.deadline, forms.loaded
     tuning = None
     with listening(*filter(None, [tuner])):
-        found = forms.fastest(request.backend, request.limit)
+        found = forms.fastest(request.backend, request.limit, near=near(request))
         with clock("emit and verify"):
             chosen = choose(request, forms, found)
     if tuner is not None:

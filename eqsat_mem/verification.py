@@ -22,8 +22,8 @@ from eqsat_mem.schedule.schedules import Schedule, unscheduled
 from eqsat_mem.transforms.plan_bodies import has_plans
 from eqsat_mem.units import format_bytes
 
-CLOSE = 1.25
-"""A plan may fit though up to so many times the limit is predicted."""
+CLOSE, NEAR = 1.25, 1.1
+"""A plan may fit though up to so many times the limit is predicted; up to the second XLA is asked before other forms are searched."""
 ATTEMPTS = 6
 """The number of searches and compilations for one limit, each for a lower planned limit than the one before."""
 FAR_SLOWER = 2.0
@@ -61,24 +61,37 @@ def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
     """The program as it was where it fits and a plan gains too little; else the plan that fits."""
     limit, best, before = request.limit, found.best, found.before
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
+    fits_nearly = before.fits(limit * request.backend.asked_up_to if request.verifies else limit)
     if best.fits(limit):
-        fits_nearly = before.fits(limit * request.backend.asked_up_to if request.verifies else limit)
         may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
     else:  # whatever is predicted of the program as written: XLA is asked before there is an error
-        may_stay = request.verifies or before.fits(limit)
+        may_stay = fits_nearly or (request.verifies and not best.fits(near(request)))
     kept = keep(request, forms.loaded, before) if may_stay else None
     if kept is not None:
         return kept
+    closest = compiled(request, request.backend, best, best.peak_bytes) if limit < best.peak_bytes <= near(request) else None
+    if closest is not None:
+        if closest.compiled_bytes is not None and closest.compiled_bytes <= limit:
+            return _fastest_that_holds_less(request, forms, closest, before.seconds, 0)
+        best = forms.fastest(request.backend, limit).best
     try:
         planned = _emit_within(request, forms, best, before.seconds)
-    except MemoryLimitError:  # as predicted, something would have fitted
+    except MemoryLimitError as error:  # as predicted, something would have fitted
         kept = keep(request, forms.loaded, before) if request.verifies and not may_stay else None
-        if kept is None:
+        if kept is not None:
+            return kept
+        known = None if closest is None else closest.compiled_bytes
+        if closest is None or known is None or request.held(known) >= error.smallest_bytes:
             raise
-        return kept
+        raise _too_large(request, forms, closest.schedule, known) from None
     if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(planned) > GAIN * before.seconds:
         return keep(request, forms.loaded, before) or planned
     return planned
+
+
+def near(request: Request) -> int:
+    """The predicted peak up to which a program may fit once compiled, so that XLA is asked before other forms of it are searched."""
+    return int(NEAR * request.limit) if request.verifies else request.limit
 
 
 def keep(request: Request, loaded: Program, before: Schedule) -> Chosen | None:

@@ -13,7 +13,7 @@ import numpy as np
 from eqsat_mem.codegen.calls import CallWriter
 from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Fixed, Layout, Region, Scope, Value, identifier, number, wrap
-from eqsat_mem.codegen.unstacked import unknown_positions
+from eqsat_mem.codegen.unknown import unknown_positions
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, itemsize, mask_of
 from eqsat_mem.ir.ops import (
     MONOIDS,

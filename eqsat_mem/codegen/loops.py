@@ -11,11 +11,13 @@ from eqsat_mem.codegen.expressions import ExpressionWriter
 from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Region, Scope, Value, identifier, number, tuple_text
 from eqsat_mem.codegen.tiles import TileWriter
+from eqsat_mem.codegen.unknown import zero_after
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import MONOIDS, MonoidOp, accumulator, block_op, picks
 from eqsat_mem.ir.ops.elementwise import atom
 from eqsat_mem.schedule.fusion import taken_apart
+from eqsat_mem.schedule.late_states import late_state
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import least_chunk, selection_of
@@ -108,7 +110,8 @@ class RegionWriter:
         self.reads.comment(scope, f"loop over {index}: {extent} in chunks of {chunk}")
         self.reads.line(scope, f"def {body}(start_{index}, {carry}, size_{index}):")
         scope.lines += inner.lines
-        start = ", ".join(self.initial(t, loop, scope) for t in results) + ("," if len(names) == 1 else "")
+        zero, late = self.late(loop, scope)
+        start = ", ".join(self.initial(t, loop, scope, zero if t in late else "") for t in results) + ("," if len(names) == 1 else "")
         state = identifier("state", self.reads.taken)
         self.reads.line(scope, f"{state} = ({start})")
         if first:
@@ -290,16 +293,31 @@ class RegionWriter:
         axis, part = self.reads.layout(t).index(loop.index), self.reads.aligned(self.reads.read(t, inner), self.reads.layout(t))
         return f"lax.dynamic_update_slice_in_dim({name}, {part.text}, start_{self.reads.indices[loop.index]}, {axis})"
 
-    def initial(self, t: int, loop: Loop, scope: Scope) -> str:
-        """Return source of the initial carry of a loop's result."""
+    def late(self, loop: Loop, scope: Scope) -> tuple[str, Collection[int]]:
+        """Write a zero that is known when what a loop reads is there; return its name, and the results of the loop that begin with it."""
+        if scope.parent is not None or not self.schedule.backend.begins_loops_ahead:
+            return "", ()
+        state = self.memory.state(loop, self.memory.full_extents())
+        found = late_state(self.reads.program, loop, sum(state.values()))
+        if found is None:
+            return "", ()
+        value, zero = self.reads.read(found[0], scope), identifier("zero", self.reads.taken)
+        text = f"zero_after({value.text})"
+        self.calls.carry_helpers((zero_after,), text)
+        self.reads.line(scope, f"{zero} = {text}")
+        return zero, found[1]
+
+    def initial(self, t: int, loop: Loop, scope: Scope, zero: str) -> str:
+        """Return source of the initial carry of a loop's result, with a ``zero`` from :meth:`late` added if there is one."""
         if (block := self.selection(t, loop)) is not None:
             return self.nothing_picked(block, scope)
         term, shape = self.reads.program.terms[t], self.reads.shape(self.reads.layout(t), scope)
+        dtype = self.reads.dtype(self.accumulator(t) if t in loop.folds else term.dtype)
         if t in loop.stacks or isinstance(term, Dot):
-            return f"jnp.zeros({shape}, {self.reads.dtype(self.accumulator(t) if t in loop.folds else term.dtype)})"
+            return f"jnp.full({shape}, {zero}, {dtype})" if zero else f"jnp.zeros({shape}, {dtype})"
         assert isinstance(term, Fold)
-        identity = MONOIDS[term.monoid].identity(term.dtype)
-        return f"jnp.full({shape}, {number(identity)}, {self.reads.dtype(self.accumulator(t))})"
+        text = f"jnp.full({shape}, {number(MONOIDS[term.monoid].identity(term.dtype))}, {dtype})"
+        return f"{text} + {zero}.astype({dtype})" if zero else text
 
     def nothing_picked(self, block: Block, scope: Scope) -> str:
         """Return source of the initial carry of a block: an empty array for a selection, else an array filled with the identity."""

@@ -7,10 +7,6 @@ equal kernels once (:attr:`eqsat_mem.schedule.idioms.Idioms.compiles_equal_kerne
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
-
-import numpy as np
-from jax import lax
 
 from eqsat_mem.codegen.source import shape_of
 from eqsat_mem.ir import Block, Map, Program, Rename, children
@@ -53,8 +49,3 @@ def _element(program: Program, term: Block) -> int | None:
     shape = shape_of([i.extent for i in program.indices], call.in_axes[0])
     whole = shape[1:] == tuple(limits[1:]) and not any(starts[1:])
     return int(starts[0]) if whole and limits[0] == starts[0] + 1 else None
-
-
-def unknown_positions(count: int) -> tuple[Any, ...]:
-    """Return the numbers from 0 to ``count - 1`` as numbers that XLA does not know: kernels that differ by them alone are compiled once."""
-    return lax.fori_loop(0, 2, lambda _, turned: (*turned[1:], turned[0]), tuple(np.int32((k - 2) % count) for k in range(count)))

@@ -62,6 +62,11 @@ class Footprint:
         """The outputs in which nothing lies at a kernel, as ``spare``."""
         return self.spare[position] if self.spare and position >= 0 else Counter()
 
+    @cached_property
+    def free_bytes(self) -> tuple[int, ...]:
+        """The bytes of these outputs at each kernel."""
+        return tuple(map(bytes_of, self.spare)) or (0,) * len(self.around)
+
     def unwritten(self, position: int, nbytes: int) -> list[tuple[int, int]]:
         """Of the outputs that are written after a kernel the largest, with so many bytes altogether."""
         found = []

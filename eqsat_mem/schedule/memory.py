@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Const, Dot, Input, Map, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
@@ -21,6 +22,7 @@ from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Step, loops, made
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.footprint import Footprint, Live, Passing, Peak
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
+from eqsat_mem.schedule.late_states import late_state
 from eqsat_mem.schedule.loop_bodies import block_scratch
 from eqsat_mem.schedule.packing import at_once, bytes_of, bytes_within, free_outputs, places_of, with_gaps
 from eqsat_mem.schedule.sizes import Extents, Sizes, extents_inside
@@ -153,12 +155,17 @@ class Memory:
         return known
 
     def _highest(self, seq: Seq, extents: Extents, chunks: Chunks) -> Peak:
-        """The first of the highest points of a region."""
+        """The first of the highest points of a region. What lies in free outputs is found where it may matter, which takes a while."""
         region = self.footprint(seq, extents)
         best, within_step = region.highest, None
+        found: list[tuple[int, int, Loop | Seq, Peak, int]] = []
         for position, step in region.kernels.nested:
             inner = self._inside(step, extents, chunks)
             nbytes = region.around[position] + inner.nbytes + self.beside(step, extents, chunks)
+            found.append((-nbytes - region.free_bytes[position], position, step, inner, nbytes))
+        for least, position, step, inner, nbytes in sorted(found, key=itemgetter(0, 1)):
+            if -least < best.nbytes:
+                break
             nbytes += self._left_free(region.free(position), step, extents, chunks)
             if nbytes > best.nbytes or (nbytes == best.nbytes and position < best.position):
                 best, within_step = Peak(nbytes, inner.path, position), step
@@ -227,7 +234,7 @@ class Memory:
                 scratch += more + sum(map(sizes.__getitem__, sliced))
                 own += self.backend.scratch_bytes(self.ex, step, every[position], extents, sizes.__getitem__)
             elif isinstance(step, Loop):
-                new = self._state(step, extents)
+                new = self.state(step, extents)
                 self._sliced_along[step.body] = step.index
                 scratch += sum(map(sizes.__getitem__, sliced)) + self._ahead(step, seq, extents)
             else:
@@ -258,18 +265,21 @@ class Memory:
     def _begun_ahead(self, seq: Seq, extents: Extents) -> list[dict[int, int]]:
         """The results of each kernel that are there from the beginning of a region: constants that loops and scans begin to write into."""
         ahead = self.as_run and self.backend.begins_loops_ahead
-        return [self._begun(step, seq, extents) if ahead else {} for step in self.fused(seq).kept]
+        return [self._begun(step, seq, extents, seq in self._sliced_along) if ahead else {} for step in self.fused(seq).kept]
 
-    def _begun(self, step: Step, seq: Seq, extents: Extents) -> dict[int, int]:
+    def _begun(self, step: Step, seq: Seq, extents: Extents, is_inside: bool) -> dict[int, int]:
         if isinstance(step, Loop):
-            return self._state(step, extents)
+            state = self.state(step, extents)
+            late = None if is_inside else late_state(self.ex.program, step, sum(state.values()))
+            return state if late is None else {t: nbytes for t, nbytes in state.items() if t not in late[1]}
         if isinstance(step, Seq):
-            return dict(itertools.chain.from_iterable(states.items() for states in self._begun_ahead(step, extents)))
+            states = (self._begun(inner, step, extents, is_inside) for inner in self.fused(step).kept)
+            return dict(itertools.chain.from_iterable(state.items() for state in states))
         term = self.ex.program.terms[step]
         stacked = isinstance(term, Block) and term.call.prim.name == "scan" and term.out >= consts_and_carries(term.call.params)[1]
         return {step: self.result(step, seq, extents)[0]} if stacked else {}
 
-    def _state(self, loop: Loop, extents: Extents) -> dict[int, int]:
+    def state(self, loop: Loop, extents: Extents) -> dict[int, int]:
         """The results of a loop, which it carries, with their bytes."""
         return {t: self.size(t, extents) for t in loop.folds} | {t: self.stored(t, extents) for t in loop.stacks}
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import eqsat_mem
-from eqsat_mem.codegen.unstacked import LEAST, unknown_positions
+from eqsat_mem.codegen.unknown import unknown_positions
+from eqsat_mem.codegen.unstacked import LEAST
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])

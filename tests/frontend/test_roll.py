@@ -232,8 +232,8 @@ def test_a_long_program_is_planned_as_loops_that_say_how_many_blocks_they_have(m
     before = {}
     search = Forms.fastest
 
-    def searched(forms, *args):
-        found = search(forms, *args)
+    def searched(forms, *args, **kwargs):
+        found = search(forms, *args, **kwargs)
         before[len(forms.loaded.terms)] = found.before.seconds
         return found
 
