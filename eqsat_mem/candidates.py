@@ -195,7 +195,7 @@ class Forms:
                 hopeless.append((k, max(least, smallest), form))
                 continue
             found[k] = self._fastest(form, backend, limit, scheduler, near)
-            if not found[k].best.fits(limit):
+            if not found[k].best.fits(near):
                 self.unfit[searched] = limit, found[k].best.peak_bytes
             slow = slow_in_chunks(found[k].best, found[k].before)
             if SUMS.name in form.passes and found[k].best.fits(limit):  # what was done once is done by each step

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from jax.extend.core import jaxpr_as_fun
 
 from eqsat_mem.backends.xla import constrained
-from eqsat_mem.candidates import GAIN, Forms, SearchResult
+from eqsat_mem.candidates import GAIN, LONG, Forms, SearchResult
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import MemoryLimitError
@@ -23,7 +23,8 @@ from eqsat_mem.transforms.plan_bodies import has_plans
 from eqsat_mem.units import format_bytes
 
 CLOSE, NEAR = 1.25, 1.1
-"""A plan may fit though up to so many times the limit is predicted; up to the second XLA is asked before other forms are searched."""
+"""A plan may fit though up to so many times the limit is predicted; up to the second XLA is asked about long programs before
+other forms are searched."""
 ATTEMPTS = 6
 """The number of searches and compilations for one limit, each for a lower planned limit than the one before."""
 FAR_SLOWER = 2.0
@@ -65,15 +66,15 @@ def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
     if best.fits(limit):
         may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
     else:  # whatever is predicted of the program as written: XLA is asked before there is an error
-        may_stay = fits_nearly or (request.verifies and not best.fits(near(request)))
+        may_stay = fits_nearly or (request.verifies and not best.fits(near(request, forms)))
     kept = keep(request, forms.loaded, before) if may_stay else None
     if kept is not None:
         return kept
-    closest = compiled(request, request.backend, best, best.peak_bytes) if limit < best.peak_bytes <= near(request) else None
+    closest = compiled(request, request.backend, best, best.peak_bytes) if limit < best.peak_bytes <= near(request, forms) else None
     if closest is not None:
         if closest.compiled_bytes is not None and closest.compiled_bytes <= limit:
             return _fastest_that_holds_less(request, forms, closest, before.seconds, 0)
-        best = forms.fastest(request.backend, limit).best
+        best = best if request.deadline.passed() else forms.fastest(request.backend, limit).best
     try:
         planned = _emit_within(request, forms, best, before.seconds)
     except MemoryLimitError as error:  # as predicted, something would have fitted
@@ -89,9 +90,10 @@ def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
     return planned
 
 
-def near(request: Request) -> int:
-    """The predicted peak up to which a program may fit once compiled, so that XLA is asked before other forms of it are searched."""
-    return int(NEAR * request.limit) if request.verifies else request.limit
+def near(request: Request, forms: Forms) -> int:
+    """The predicted peak up to which a long program may fit once compiled, so that XLA is asked before other forms of it are searched."""
+    is_asked = request.verifies and len(forms.loaded.terms) > LONG
+    return int(NEAR * request.limit) if is_asked else request.limit
 
 
 def keep(request: Request, loaded: Program, before: Schedule) -> Chosen | None:

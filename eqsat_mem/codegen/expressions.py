@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
@@ -13,7 +14,7 @@ import numpy as np
 from eqsat_mem.codegen.calls import CallWriter
 from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Fixed, Layout, Region, Scope, Value, identifier, number, wrap
-from eqsat_mem.codegen.unknown import unknown_positions
+from eqsat_mem.codegen.unknown import unknown
 from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, itemsize, mask_of
 from eqsat_mem.ir.ops import (
     MONOIDS,
@@ -289,12 +290,14 @@ class ExpressionWriter:
 
     def position(self, known: int, scope: Scope) -> str:
         """Return source of a position as a number that XLA does not know; the first time, write where these come from."""
+        numbers = sorted(set(self.elements.values()))
         if not self.positions:
-            text = f"unknown_positions({max(self.elements.values()) + 1})"
-            self.calls.carry_helpers((unknown_positions,), text)
+            is_range = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+            text = f"unknown(*range({numbers[0]}, {numbers[-1] + 1}))" if is_range else f"unknown({', '.join(map(str, numbers))})"
+            self.calls.carry_helpers((unknown,), text)
             self.positions = identifier("positions", self.reads.taken)
             self.reads.line(scope, f"{self.positions} = {text}")
-        return f"{self.positions}[{known}]"
+        return f"{self.positions}[{bisect_left(numbers, known)}]"
 
     def searched(self, term: Block, along: int, scope: Scope, region: Region) -> str:
         """Return source of an unrolled search, with one operand per position."""

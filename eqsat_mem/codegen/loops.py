@@ -17,7 +17,6 @@ from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import MONOIDS, MonoidOp, accumulator, block_op, picks
 from eqsat_mem.ir.ops.elementwise import atom
 from eqsat_mem.schedule.fusion import taken_apart
-from eqsat_mem.schedule.late_states import late_state
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import least_chunk, selection_of
@@ -80,13 +79,13 @@ class RegionWriter:
             elif isinstance(step, Seq):
                 self.sequence(step, scope)
             else:
-                self.loop(step, scope)
+                self.loop(step, seq, scope)
         for t in seq.outs:
             if t in region.terms:
                 self.expressions.value(t, scope, region)
 
-    def loop(self, loop: Loop, scope: Scope) -> None:
-        """Write a loop: a function of one chunk, and its calls for a first piece and for all other chunks."""
+    def loop(self, loop: Loop, seq: Seq, scope: Scope) -> None:
+        """Write a loop of a region: a function of one chunk, and its calls for a first piece and for all other chunks."""
         extent, chunk = self.reads.program.indices[loop.index].extent, self.schedule.chunks[loop]
         first = self.first_size(loop)
         count = (extent - first) // chunk
@@ -110,7 +109,7 @@ class RegionWriter:
         self.reads.comment(scope, f"loop over {index}: {extent} in chunks of {chunk}")
         self.reads.line(scope, f"def {body}(start_{index}, {carry}, size_{index}):")
         scope.lines += inner.lines
-        zero, late = self.late(loop, scope)
+        zero, late = self.late(loop, seq, scope)
         start = ", ".join(self.initial(t, loop, scope, zero if t in late else "") for t in results) + ("," if len(names) == 1 else "")
         state = identifier("state", self.reads.taken)
         self.reads.line(scope, f"{state} = ({start})")
@@ -293,19 +292,18 @@ class RegionWriter:
         axis, part = self.reads.layout(t).index(loop.index), self.reads.aligned(self.reads.read(t, inner), self.reads.layout(t))
         return f"lax.dynamic_update_slice_in_dim({name}, {part.text}, start_{self.reads.indices[loop.index]}, {axis})"
 
-    def late(self, loop: Loop, scope: Scope) -> tuple[str, Collection[int]]:
+    def late(self, loop: Loop, seq: Seq, scope: Scope) -> tuple[str, Collection[int]]:
         """Write a zero that is known when what a loop reads is there; return its name, and the results of the loop that begin with it."""
         if scope.parent is not None or not self.schedule.backend.begins_loops_ahead:
             return "", ()
-        state = self.memory.state(loop, self.memory.full_extents())
-        found = late_state(self.reads.program, loop, sum(state.values()))
-        if found is None:
+        value, late = self.memory.waiting(loop, seq, self.memory.full_extents())
+        if not late:
             return "", ()
-        value, zero = self.reads.read(found[0], scope), identifier("zero", self.reads.taken)
-        text = f"zero_after({value.text})"
+        zero = identifier("zero", self.reads.taken)
+        text = f"zero_after({self.reads.read(value, scope).text})"
         self.calls.carry_helpers((zero_after,), text)
         self.reads.line(scope, f"{zero} = {text}")
-        return zero, found[1]
+        return zero, late
 
     def initial(self, t: int, loop: Loop, scope: Scope, zero: str) -> str:
         """Return source of the initial carry of a loop's result, with a ``zero`` from :meth:`late` added if there is one."""

@@ -8,9 +8,10 @@ import numpy as np
 from jax import lax
 
 
-def unknown_positions(count: int) -> tuple[Any, ...]:
-    """Return the numbers from 0 to ``count - 1`` as numbers that XLA does not know: kernels that differ by them alone are compiled once."""
-    return lax.fori_loop(0, 2, lambda _, turned: (*turned[1:], turned[0]), tuple(np.int32((k - 2) % count) for k in range(count)))
+def unknown(*numbers: int) -> tuple[Any, ...]:
+    """Return whole numbers as numbers that XLA does not know: kernels that differ by them alone are compiled once."""
+    turned = (*numbers[-2:], *numbers[:-2]) if len(numbers) > 1 else numbers
+    return lax.fori_loop(0, 2, lambda _, some: (*some[1:], some[0]), tuple(np.int32(k) for k in turned))
 
 
 def zero_after(x: Any) -> Any:

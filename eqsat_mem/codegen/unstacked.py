@@ -12,8 +12,8 @@ from eqsat_mem.codegen.source import shape_of
 from eqsat_mem.ir import Block, Map, Program, Rename, children
 from eqsat_mem.ir.ops import operation_of
 
-LEAST = 8
-"""Elements of fewer slices of an array are read at the positions as they are."""
+LEAST, MOST = 8, 256
+"""Elements of fewer slices of an array, or at more positions, are read at the positions as they are: unknown numbers take time, too."""
 
 
 def unstacked(program: Program) -> dict[int, int]:
@@ -27,7 +27,11 @@ def unstacked(program: Program) -> dict[int, int]:
         term = program.terms[t]
         if isinstance(term, Block) and (position := _element(program, term)) is not None:
             groups[term.args[0]][t] = position
-    return {t: position for group in groups.values() if len(group) >= LEAST for t, position in group.items()}
+    found: dict[int, int] = {}
+    for group in groups.values():
+        if len(group) >= LEAST and len({*found.values(), *group.values()}) <= MOST:
+            found |= group
+    return found
 
 
 def _read_by_operations(program: Program) -> list[int]:

@@ -7,23 +7,54 @@ from the beginning. A constant to which a zero is added that is known only with 
 
 from __future__ import annotations
 
-from eqsat_mem.ir import Dot, Fold, Program, is_leaf
-from eqsat_mem.ir.loop_tree import Loop
-from eqsat_mem.schedule.ties import BitTie
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from eqsat_mem.ir import Block, Dot, Fold, Program, bits
+from eqsat_mem.ir.loop_tree import Loop, Seq, Step, loops, made
+from eqsat_mem.schedule.ties import BitTie, computed
 
 LEAST_BYTES = 2**18
 """A loop whose state is smaller is left to begin when it will."""
 
 
-def late_state(program: Program, loop: Loop, nbytes: int) -> tuple[int, frozenset[int]] | None:
-    """The value that a loop waits for, and the results of the loop whose memory does.
+def waiting(program: Program, seq: Seq) -> Mapping[Loop, tuple[int, frozenset[int]]]:
+    """The loops of a region that can wait: the value that each waits for, and the results whose memory does.
 
-    None if it reads nothing that is computed, or has a state of fewer ``nbytes`` than are worth it.
+    It is, of the values that the loop reads, the one behind most loops of the region, and of those the one computed last. A loop that reads
+    nothing which another has made cannot wait: whatever else is computed may be there from the beginning.
     """
-    tie = BitTie()
-    computed = [t for t in loop.body.reads if not is_leaf(program.terms[t]) and tie.can_wait_for(program, t)]
-    late = frozenset(t for t in (*loop.folds, *loop.stacks) if _can_wait(program, loop, t))
-    return (max(computed), late) if computed and late and nbytes >= LEAST_BYTES else None
+    behind: dict[int, int] = {}
+    order: dict[int, int] = {}
+    found: dict[Loop, tuple[int, frozenset[int]]] = {}
+    for step in seq.steps:
+        reads = program.operands(step) if isinstance(step, int) else (step.body if isinstance(step, Loop) else step).reads
+        most = max((behind.get(t, 0) for t in reads), default=0)
+        if isinstance(step, Loop):
+            able = [t for t in reads if behind.get(t, 0) and _can_be_waited_for(program, t)]
+            late = frozenset(t for t in (*step.folds, *step.stacks) if _can_wait(program, step, t))
+            if able and late:
+                found[step] = max(able, key=lambda t: (behind[t], order[t])), late
+        for t in made(step):
+            behind[t], order[t] = most + _is_loop(program, step), len(order)
+    return found
+
+
+def _is_loop(program: Program, step: Step) -> bool:
+    if isinstance(step, int):
+        return isinstance(term := program.terms[step], Block) and term.call.prim.name in ("scan", "while")
+    return isinstance(step, Loop) or any(True for _ in loops(step))
+
+
+def _can_be_waited_for(program: Program, t: int) -> bool:
+    """Whether a number that XLA does not know can be made of the first element of a value, which is no view of another."""
+    dtype: Any = program.terms[t].dtype
+    if not BitTie().can_tie(dtype) or computed(program, t) != t or any(program.indices[i].extent == 0 for i in bits(program.free[t])):
+        return False
+    known = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
+    return int(known.bits) == 8 * dtype.itemsize
 
 
 def _can_wait(program: Program, loop: Loop, t: int) -> bool:

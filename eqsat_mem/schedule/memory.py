@@ -22,7 +22,7 @@ from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Step, loops, made
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.footprint import Footprint, Live, Passing, Peak
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
-from eqsat_mem.schedule.late_states import late_state
+from eqsat_mem.schedule.late_states import LEAST_BYTES, waiting
 from eqsat_mem.schedule.loop_bodies import block_scratch
 from eqsat_mem.schedule.packing import at_once, bytes_of, bytes_within, free_outputs, places_of, with_gaps
 from eqsat_mem.schedule.sizes import Extents, Sizes, extents_inside
@@ -52,6 +52,7 @@ class Memory:
     """Of a stretch, what the region around it returns and does not read."""
     _flows: dict[Seq, dict[int, Passing]] = field(default_factory=dict)
     _widened: dict[Seq, tuple[Copy, ...]] = field(default_factory=dict)
+    _waiting: dict[Seq, Mapping[Loop, tuple[int, frozenset[int]]]] = field(default_factory=dict)
     _sizes: dict[Extents, Sizes] = field(default_factory=dict)
     _held: Memory | None = None
 
@@ -269,15 +270,22 @@ class Memory:
 
     def _begun(self, step: Step, seq: Seq, extents: Extents, is_inside: bool) -> dict[int, int]:
         if isinstance(step, Loop):
-            state = self.state(step, extents)
-            late = None if is_inside else late_state(self.ex.program, step, sum(state.values()))
-            return state if late is None else {t: nbytes for t, nbytes in state.items() if t not in late[1]}
+            late = () if is_inside else self.waiting(step, seq, extents)[1]
+            return {t: nbytes for t, nbytes in self.state(step, extents).items() if t not in late}
         if isinstance(step, Seq):
             states = (self._begun(inner, step, extents, is_inside) for inner in self.fused(step).kept)
             return dict(itertools.chain.from_iterable(state.items() for state in states))
         term = self.ex.program.terms[step]
         stacked = isinstance(term, Block) and term.call.prim.name == "scan" and term.out >= consts_and_carries(term.call.params)[1]
         return {step: self.result(step, seq, extents)[0]} if stacked else {}
+
+    def waiting(self, loop: Loop, seq: Seq, extents: Extents) -> tuple[int, Collection[int]]:
+        """The value that a loop of a region waits for, and the results whose memory does; the latter none if it is not worth it."""
+        if sum(self.state(loop, extents).values()) < LEAST_BYTES:
+            return -1, ()
+        if seq not in self._waiting:
+            self._waiting[seq] = waiting(self.ex.program, seq)
+        return self._waiting[seq].get(loop, (-1, ()))
 
     def state(self, loop: Loop, extents: Extents) -> dict[int, int]:
         """The results of a loop, which it carries, with their bytes."""

@@ -52,11 +52,11 @@ class BitTie:
         return _word(dtype) is not None
 
     def can_wait_for(self, program: Program, late: int) -> bool:
-        return self.can_tie(program.terms[late].dtype) and _computed(program, late) is not None
+        return self.can_tie(program.terms[late].dtype) and computed(program, late) is not None
 
     def token(self, program: Program, late: int, add: Callable[[Term], int]) -> int:
         """Return a zero computed from the first element of a value: the bits set in it, at most 64, divided by 128."""
-        value = _computed(program, late)
+        value = computed(program, late)
         assert value is not None, "a value without tokens"
         dtype = program.terms[value].dtype
         word = np.dtype(_word(dtype))
@@ -84,7 +84,7 @@ _VIEWS = ("pad", "slice", "split", "unstack", "rev", "reshape")
 _JOINED = ("concatenate", "stack", "dynamic_update_slice", *SCATTERS)
 
 
-def _computed(program: Program, t: int) -> int | None:
+def computed(program: Program, t: int) -> int | None:
     """Return the computed value that a value is a part or a view of; None if compilers may find its first element in something else.
 
     They know that the first element of a padded array is what it is padded with, and that of joined arrays an element of one of them.

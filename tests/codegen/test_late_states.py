@@ -54,6 +54,34 @@ def test_the_results_of_all_layers_are_not_there_from_the_beginning():
     np.testing.assert_allclose(plan.function(*jax.tree.leaves(args))[0], layers(*args), rtol=2e-4, atol=2e-5)
 
 
+def scaled_layers(a, x, ws):
+    """Each layer also reads a number made of arguments alone, which is there from the beginning: no loop waits for it."""
+    t = jnp.sort(jnp.cos(jnp.arange(ROWS) * 1.0))
+    for k, w in enumerate(ws):
+        x = x + jnp.tanh(jnp.exp(-((t[:, None] - a * k) ** 2)) @ x) @ w
+    return x
+
+
+def test_loops_wait_for_what_other_loops_have_made():
+    args = arguments()
+    limit = sum(a.nbytes for a in jax.tree.leaves(args)) + 6 * ROWS * COLUMNS * 4
+    plan = eqsat_mem.optimize(scaled_layers, memory_limit=limit).plan(*args)
+    assert plan.compiled_peak_bytes <= limit
+    assert plan.source.count("= zero_after(") >= LAYERS - 1
+    assert "= zero_after(mul" not in plan.source
+    np.testing.assert_allclose(plan.function(*jax.tree.leaves(args))[0], scaled_layers(*args), rtol=2e-4, atol=2e-5)
+
+
+def test_no_loop_waits_for_numbers_of_four_bits():
+    def alike(a, x, w):
+        q = jnp.round(jnp.tanh(jnp.exp(-((a[:, None] - a) ** 2)) @ x) * 0.1).astype(jnp.int4)
+        return jnp.sum(jnp.where(q[:, None, :] == q[None], a[None, :, None], 0.0), 1)
+
+    args = arguments()
+    plan = eqsat_mem.optimize(alike, memory_limit="6 MB").plan(*args[:2], 1.0)
+    np.testing.assert_allclose(plan.function(*args[:2], 1.0)[0], jax.jit(alike)(*args[:2], 1.0), rtol=1e-3, atol=1e-3)
+
+
 def test_xla_holds_less_where_loops_wait():
     def network(late):
         def program(a, x, ws):
