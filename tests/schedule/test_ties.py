@@ -59,6 +59,6 @@ def test_nothing_waits_for_what_compilers_may_know_before_it_is_there(name):
 
 def test_a_compiler_knows_the_first_element_of_a_padded_array(monkeypatch):
     """Why tokens are not of the padded array itself."""
-    monkeypatch.setattr("eqsat_mem.schedule.ties._computed", lambda program, t: t)
+    monkeypatch.setattr("eqsat_mem.schedule.ties.computed", lambda program, t: t)
     program, late = last_of(LATE["padded"])
     assert not waits(program, BitTie().token(program, late, program.add))
