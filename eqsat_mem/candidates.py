@@ -120,8 +120,9 @@ class Forms:
         self.unfit: dict[Hashable, tuple[int, int]] = {}
 
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest, near: int = 0) -> SearchResult:
-        """The fastest schedule of the first form that fits, else the smallest of all, of those that there is time for, or that is ``near``.
+        """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
 
+        A schedule predicted to hold at most ``near`` bytes ends the search as one that fits does: XLA may hold less, and can be asked.
         What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits or what
         fits is slow; where it is long and they make it much shorter, loops come first, unless they are dear and it fits without them.
         """
@@ -175,7 +176,7 @@ class Forms:
             yield self.of_blocks[k]
 
     def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler, near: int) -> SearchResult:
-        """The fastest schedule of the first form that fits, or is ``near``, without loops over equal blocks.
+        """The fastest schedule of the first form that fits or is ``near`` enough, without loops over equal blocks.
 
         Forms that cannot fit, or did not where there was more room, are searched last, and only where they may be the smallest; those that
         stack less also where chunks take long, and those with sums of steps also where what was written fits.
@@ -198,7 +199,7 @@ class Forms:
             if not found[k].best.fits(near):
                 self.unfit[searched] = limit, found[k].best.peak_bytes
             slow = slow_in_chunks(found[k].best, found[k].before)
-            if SUMS.name in form.passes and found[k].best.fits(limit):  # what was done once is done by each step
+            if SUMS.name in form.passes and found[k].best.fits(near):  # what was done once is done by each step
                 slow = found[k].best.seconds > (found[0].before if 0 in found else self.written(backend, limit)).seconds
             is_last = found[k].best.fits(near) and (is_settled or not slow)
             is_settled = is_settled or is_last

@@ -81,10 +81,9 @@ def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
         kept = keep(request, forms.loaded, before) if request.verifies and not may_stay else None
         if kept is not None:
             return kept
-        known = None if closest is None else closest.compiled_bytes
-        if closest is None or known is None or request.held(known) >= error.smallest_bytes:
+        if closest is None or closest.compiled_bytes is None or request.held(closest.compiled_bytes) >= error.smallest_bytes:
             raise
-        raise _too_large(request, forms, closest.schedule, known) from None
+        raise _too_large(request, forms, closest.schedule, closest.compiled_bytes) from None
     if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(planned) > GAIN * before.seconds:
         return keep(request, forms.loaded, before) or planned
     return planned

@@ -40,7 +40,8 @@ class ExpressionWriter:
         self.reads = reads
         self.calls = calls
         self.elements = elements
-        self.positions = ""
+        self.positions = sorted(set(elements.values()))
+        self.unknown = ""
 
     def value(self, t: int, scope: Scope, region: Region, fixed: Fixed = ()) -> Value:
         """Return the value of a term, writing its computation if this region computes it.
@@ -290,14 +291,14 @@ class ExpressionWriter:
 
     def position(self, known: int, scope: Scope) -> str:
         """Return source of a position as a number that XLA does not know; the first time, write where these come from."""
-        numbers = sorted(set(self.elements.values()))
-        if not self.positions:
-            is_range = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-            text = f"unknown(*range({numbers[0]}, {numbers[-1] + 1}))" if is_range else f"unknown({', '.join(map(str, numbers))})"
+        if not self.unknown:
+            first, last = self.positions[0], self.positions[-1]
+            every = f"*range({first}, {last + 1})" if last - first + 1 == len(self.positions) else ", ".join(map(str, self.positions))
+            text = f"unknown({every})"
             self.calls.carry_helpers((unknown,), text)
-            self.positions = identifier("positions", self.reads.taken)
-            self.reads.line(scope, f"{self.positions} = {text}")
-        return f"{self.positions}[{bisect_left(numbers, known)}]"
+            self.unknown = identifier("positions", self.reads.taken)
+            self.reads.line(scope, f"{self.unknown} = {text}")
+        return f"{self.unknown}[{bisect_left(self.positions, known)}]"
 
     def searched(self, term: Block, along: int, scope: Scope, region: Region) -> str:
         """Return source of an unrolled search, with one operand per position."""

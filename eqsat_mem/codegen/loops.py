@@ -294,11 +294,10 @@ class RegionWriter:
 
     def late(self, loop: Loop, seq: Seq, scope: Scope) -> tuple[str, Collection[int]]:
         """Write a zero that is known when what a loop reads is there; return its name, and the results of the loop that begin with it."""
-        if scope.parent is not None or not self.schedule.backend.begins_loops_ahead:
+        waits = self.memory.waiting(loop, seq) if scope.parent is None else None
+        if waits is None:
             return "", ()
-        value, late = self.memory.waiting(loop, seq, self.memory.full_extents())
-        if not late:
-            return "", ()
+        value, late = waits
         zero = identifier("zero", self.reads.taken)
         text = f"zero_after({self.reads.read(value, scope).text})"
         self.calls.carry_helpers((zero_after,), text)

@@ -15,6 +15,9 @@ def unknown(*numbers: int) -> tuple[Any, ...]:
 
 
 def zero_after(x: Any) -> Any:
-    """Return a zero that XLA does not know before it has ``x``: what begins as an array of it takes no memory earlier."""
+    """Return a zero that XLA does not know before it has ``x``: what begins as an array of it takes no memory earlier.
+
+    It is made as :class:`eqsat_mem.schedule.ties.BitTie` makes tokens of terms: the bits set in the first element, divided by 128.
+    """
     first = lax.bitcast_convert_type(x[(0,) * x.ndim], f"uint{8 * x.dtype.itemsize}")
     return lax.population_count(first) >> 7

@@ -8,13 +8,11 @@ from the beginning. A constant to which a zero is added that is known only with 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import jax.numpy as jnp
-
-from eqsat_mem.ir import Block, Dot, Fold, Program, bits
+from eqsat_mem.ir import Block, Dot, Fold, Program
 from eqsat_mem.ir.loop_tree import Loop, Seq, Step, loops, made
 from eqsat_mem.schedule.ties import BitTie, computed
+from eqsat_mem.schedule.whole_terms import runs_steps
 
 LEAST_BYTES = 2**18
 """A loop whose state is smaller is left to begin when it will."""
@@ -44,17 +42,13 @@ def waiting(program: Program, seq: Seq) -> Mapping[Loop, tuple[int, frozenset[in
 
 def _is_loop(program: Program, step: Step) -> bool:
     if isinstance(step, int):
-        return isinstance(term := program.terms[step], Block) and term.call.prim.name in ("scan", "while")
-    return isinstance(step, Loop) or any(True for _ in loops(step))
+        return isinstance(term := program.terms[step], Block) and runs_steps(term.call)
+    return isinstance(step, Loop) or next(loops(step), None) is not None
 
 
 def _can_be_waited_for(program: Program, t: int) -> bool:
     """Whether a number that XLA does not know can be made of the first element of a value, which is no view of another."""
-    dtype: Any = program.terms[t].dtype
-    if not BitTie().can_tie(dtype) or computed(program, t) != t or any(program.indices[i].extent == 0 for i in bits(program.free[t])):
-        return False
-    known = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
-    return int(known.bits) == 8 * dtype.itemsize
+    return BitTie().can_tie(program.terms[t].dtype) and computed(program, t) == t and program.extent(program.free[t]) > 0
 
 
 def _can_wait(program: Program, loop: Loop, t: int) -> bool:

@@ -270,8 +270,8 @@ class Memory:
 
     def _begun(self, step: Step, seq: Seq, extents: Extents, is_inside: bool) -> dict[int, int]:
         if isinstance(step, Loop):
-            late = () if is_inside else self.waiting(step, seq, extents)[1]
-            return {t: nbytes for t, nbytes in self.state(step, extents).items() if t not in late}
+            waits = None if is_inside else self.waiting(step, seq)
+            return {t: nbytes for t, nbytes in self.state(step, extents).items() if waits is None or t not in waits[1]}
         if isinstance(step, Seq):
             states = (self._begun(inner, step, extents, is_inside) for inner in self.fused(step).kept)
             return dict(itertools.chain.from_iterable(state.items() for state in states))
@@ -279,13 +279,13 @@ class Memory:
         stacked = isinstance(term, Block) and term.call.prim.name == "scan" and term.out >= consts_and_carries(term.call.params)[1]
         return {step: self.result(step, seq, extents)[0]} if stacked else {}
 
-    def waiting(self, loop: Loop, seq: Seq, extents: Extents) -> tuple[int, Collection[int]]:
-        """The value that a loop of a region waits for, and the results whose memory does; the latter none if it is not worth it."""
-        if sum(self.state(loop, extents).values()) < LEAST_BYTES:
-            return -1, ()
+    def waiting(self, loop: Loop, seq: Seq) -> tuple[int, frozenset[int]] | None:
+        """The value that a loop of a region, inside of no loop, waits for, and the results whose memory does; None if it does not wait."""
+        if not self.backend.begins_loops_ahead or sum(self.state(loop, self.full_extents()).values()) < LEAST_BYTES:
+            return None
         if seq not in self._waiting:
             self._waiting[seq] = waiting(self.ex.program, seq)
-        return self._waiting[seq].get(loop, (-1, ()))
+        return self._waiting[seq].get(loop)
 
     def state(self, loop: Loop, extents: Extents) -> dict[int, int]:
         """The results of a loop, which it carries, with their bytes."""

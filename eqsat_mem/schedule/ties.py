@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 from jax.dtypes import extended, issubdtype
 from jax.extend.core import primitives
@@ -99,5 +100,7 @@ def computed(program: Program, t: int) -> int | None:
 def _word(dtype: Any) -> Any:
     """Return the unsigned integer dtype with the width of a dtype; None if a bitcast between them is not defined."""
     if issubdtype(dtype, extended) or issubdtype(dtype, np.complexfloating) or issubdtype(dtype, np.bool_):
+        return None
+    if (jnp.iinfo(dtype) if issubdtype(dtype, np.integer) else jnp.finfo(dtype)).bits < 8:
         return None
     return {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}.get(np.dtype(dtype).itemsize)

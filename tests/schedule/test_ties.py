@@ -29,6 +29,7 @@ NEVER = {
     "updated": lambda x: lax.dynamic_update_slice(jnp.zeros((9, 9)), jnp.sin(x), (2, 2)),
     "scattered": lambda x: jnp.zeros((9, 9)).at[jnp.array([3, 4])].add(jnp.sin(x[0, 0])),
     "complex": lambda x: x * 1j,
+    "numbers of four bits": lambda x: jnp.sin(x).astype(jnp.int4),
 }
 
 

@@ -58,8 +58,8 @@ THIN_ROWS, THIN_DEPTH = 2, 8
 """Rows of a contraction's result, and elements of its contracted axis, that run at half the full rate:
 benchmarks/calibration/small_contractions.py."""
 PANEL = 16
-"""Columns of the right operand, more than one, that the kernel library copies in the time of fewer: 16,384 rows of 2 to 16 columns take
-30 us. Measured: benchmarks/calibration/small_contractions.py."""
+"""Columns of the right operand that the kernel library copies in no more time than two: products of 2 rows with 16,384 rows of 2 to 16
+columns take 48 to 58 us, a vector 37. Measured: benchmarks/calibration/small_contractions.py."""
 AT_ONCE_BYTES, AT_ONCE = 2**15, 0.2
 """A kernel whose result has at most so many bytes is run by the thread that comes to it, for this share of what it takes to deal out
 another; the next step of a loop of the user's takes as little. Measured: benchmarks/calibration/small_kernels.py."""

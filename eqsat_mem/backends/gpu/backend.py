@@ -144,13 +144,15 @@ class GpuBackend(Backend):
     def as_emitted(self, ex: Extraction) -> Extraction:
         """Short folds are computed inside their readers; those are written out whose bits must be the same in all of them, and those of
         2, 4, 8 or 16 elements, which have a kernel of their own where what reads them reads another array, too."""
+        if not ex.unrolls:
+            return ex
         program, rounded = ex.program, rounded_in(ex.program)
-        inside = {
-            t
-            for t, over in ex.unrolls.items()
-            if isinstance(program.terms[t], Fold) and t not in rounded and not habits.is_power_of_two(program.extent(over))
-        }
-        return replace(ex, unrolls={t: over for t, over in ex.unrolls.items() if t not in inside}) if inside else ex
+
+        def is_written_out(t: int, over: int) -> bool:
+            return not isinstance(program.terms[t], Fold) or t in rounded or habits.is_power_of_two(program.extent(over))
+
+        unrolls = {t: over for t, over in ex.unrolls.items() if is_written_out(t, over)}
+        return replace(ex, unrolls=unrolls) if len(unrolls) < len(ex.unrolls) else ex
 
     def as_written(self, ex: Extraction) -> Extraction:
         """Without what only emitted source writes out element by element."""
