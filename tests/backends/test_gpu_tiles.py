@@ -461,6 +461,21 @@ def test_operations_are_compiled_and_computed(name, tmp_path, monkeypatch):
     np.testing.assert_allclose(got[0], function(*args), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("power", [-12, -3, -1, 0, 1, 4])
+@kernels
+@compiler
+def test_whatever_the_power_what_is_emitted_compiles(power, tmp_path, monkeypatch):
+    """Of powers below two Mosaic compiles the reciprocal alone: folds of others are left to XLA."""
+
+    def function(x, y):
+        return jnp.sum(lax.integer_pow(1 + pairs.distances(x, y), power), 1)
+
+    avals = f32((128, 4), (128, 4))
+    code = emit(straight(written(function, avals, backend(SMALL)), backend(SMALL)))
+    assert ("folded_pairs(" in code.source) == (power in (-1, 4))
+    compiled(code.function, avals, tmp_path, monkeypatch)
+
+
 @kernels
 @compiler
 @pytest.mark.parametrize(
