@@ -1,8 +1,8 @@
 """How long XLA:GPU takes: small programs, each of which is about one figure of ``eqsat_mem/backends/gpu/measured.py``, as predicted and
 as measured.
 
-    python -m benchmarks.gpu_times [--only TEXT]        predictions for an H100 beside what was measured there
-    python -m benchmarks.gpu_times --measure            on a machine with a GPU: measure, and write results/gpu_times.json
+    python -m benchmarks.gpu_times [--card h200] [--only TEXT]    predictions for a card beside what was measured there
+    python -m benchmarks.gpu_times --measure                      on a machine with a GPU: measure, and write results/gpu_times_CARD.json
 
 A call takes the 30 us in which JAX launches it at least, so programs are as large as they must be to take longer.
 """
@@ -34,8 +34,9 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
 from eqsat_mem.schedule.search import straight
 
-RESULTS = Path(__file__).parent / "results" / "gpu_times.json"
-CARD = "h100"
+RESULTS = Path(__file__).parent / "results"
+CARDS = tuple(sorted(path.stem.removeprefix("gpu_times_") for path in RESULTS.glob("gpu_times_*.json")))
+"""Those that were measured."""
 ROUNDS, LONG_S = 3, 0.02
 """Each program runs in so many rounds, of as many calls as take so many seconds."""
 F32, BF16, F64, I32 = jnp.float32, jnp.bfloat16, jnp.float64, jnp.int32
@@ -203,9 +204,14 @@ PROGRAMS: Mapping[str, Mapping[str, Timed]] = {
 }
 
 
-def predicted_s(timed: Timed) -> float:
-    """The seconds that the planner's model of the card predicts of a program as written."""
-    own = GpuBackend.of(named(CARD)).without_tiles()
+def path_of(card: str) -> Path:
+    """The file of what was measured on a card."""
+    return RESULTS / f"gpu_times_{card}.json"
+
+
+def predicted_s(timed: Timed, card: str) -> float:
+    """The seconds that the planner's model of a card predicts of a program as written."""
+    own = GpuBackend.of(named(card)).without_tiles()
     own = replace(own, products=Products.BY_TRITON) if timed.setting == "triton" else own
     with jax.enable_x64(timed.x64):
         jaxpr = jax.make_jaxpr(timed.function)(*timed.avals)
@@ -255,19 +261,22 @@ def _seconds(compiled: Any, args: list[Any]) -> float:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--card", choices=CARDS, default="h100", help="(default: %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="programs with this in their name")
     options = parser.parse_args(argv)
+    card = options.card
     if options.measure:
         if jax.default_backend() != "gpu":
             parser.error("there is no GPU here to measure")
+        card = GpuBackend.built_in().target.name
         about = {"card": jax.local_devices()[0].device_kind, "jax": jax.__version__}
-        RESULTS.write_text(json.dumps({**about, "seconds": measured_s()}, indent=1) + "\n", encoding="utf-8")
-    known = json.loads(RESULTS.read_text(encoding="utf-8"))
+        path_of(card).write_text(json.dumps({**about, "seconds": measured_s()}, indent=1) + "\n", encoding="utf-8")
+    known = json.loads(path_of(card).read_text(encoding="utf-8"))
     print(f"{known['card']}, JAX {known['jax']}\n\n| program | measured, us | predicted, us | ratio |\n| --- | ---: | ---: | ---: |")
     for part in PROGRAMS.values():
         for name, timed in part.items():
             if options.only in name and name in known["seconds"]:
-                measured, predicted = known["seconds"][name], predicted_s(timed)
+                measured, predicted = known["seconds"][name], predicted_s(timed, card)
                 print(f"| {name} | {measured * 1e6:,.1f} | {predicted * 1e6:,.1f} | {predicted / measured:.2f} |")
     return 0
 

@@ -13,18 +13,25 @@ from eqsat_mem.backends.gpu import measured
 from eqsat_mem.backends.gpu.backend import GpuBackend
 from eqsat_mem.backends.gpu.targets import named
 
-KNOWN = json.loads(gpu_times.RESULTS.read_text(encoding="utf-8"))["seconds"]
+KNOWN = {card: json.loads(gpu_times.path_of(card).read_text(encoding="utf-8"))["seconds"] for card in gpu_times.CARDS}
 EVERY = {name: timed for part in gpu_times.PROGRAMS.values() for name, timed in part.items()}
 H100 = named("h100")
 
 
-def test_every_program_was_measured():
-    assert set(KNOWN) == set(EVERY)
+@pytest.fixture(scope="module", params=gpu_times.CARDS)
+def known(request):
+    return request.param, KNOWN[request.param]
 
 
 @pytest.fixture(scope="module")
-def ratios():
-    return {name: gpu_times.predicted_s(timed) / KNOWN[name] for name, timed in EVERY.items()}
+def ratios(known):
+    card, seconds = known
+    return {name: gpu_times.predicted_s(timed, card) / seconds[name] for name, timed in EVERY.items()}
+
+
+def test_every_program_was_measured(known):
+    assert set(known[1]) == set(EVERY)
+    assert {"h100", "h200"} <= set(KNOWN)
 
 
 def test_predictions_are_within_a_factor_of_two_of_what_was_measured(ratios):
@@ -36,14 +43,14 @@ def test_most_predictions_are_within_a_quarter(ratios):
     assert len(close) >= 0.75 * len(ratios)
 
 
-def test_predictions_rank_programs_as_measurements_do(ratios):
+def test_predictions_rank_programs_as_measurements_do(known, ratios):
     """Of two programs of one kind that differ by a half or more, the faster is predicted to be."""
-    wrong = []
+    seconds, wrong = known[1], []
     for part in gpu_times.PROGRAMS.values():
         names = list(part)
         for one in names:
             for other in names:
-                measured_ratio = KNOWN[one] / KNOWN[other]
+                measured_ratio = seconds[one] / seconds[other]
                 if measured_ratio > 1.5 and measured_ratio * ratios[one] / ratios[other] < 1:
                     wrong.append((one, other))
     assert len(wrong) <= 0.02 * sum(math.comb(len(part), 2) for part in gpu_times.PROGRAMS.values()), wrong

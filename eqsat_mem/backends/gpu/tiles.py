@@ -234,8 +234,8 @@ def _is_known(program: Program, term: Term) -> bool:
     of = [str(program.terms[a].dtype) for a in term.args]
     if term.op == "convert_element_type":
         return (of[0], str(term.dtype)) in CONVERTED
-    if term.op == "integer_pow" and dict(term.params)["y"] < 2 and dict(term.params)["y"] != -1:
-        return False
+    if term.op == "integer_pow" and (power := dict(term.params)["y"]) < 2 and power != -1:
+        return False  # Mosaic multiplies, and has the reciprocal
     kinds = {*of[term.op == "select_n" :], *({str(term.dtype)} - {"bool"})}
     if kinds == {"float32"}:
         return term.op in SIMPLE | OTHERS | INEXACT | APPROXIMATED.keys()
