@@ -2,7 +2,7 @@
 as measured.
 
     python -m benchmarks.gpu_times [--card h200] [--only TEXT]    predictions for a card beside what was measured there
-    python -m benchmarks.gpu_times --measure                      on a machine with a GPU: measure, and write results/gpu_times_CARD.json
+    python -m benchmarks.gpu_times --measure [--only TEXT]        on a machine with a GPU: measure, and write results/gpu_times_CARD.json
 
 A call takes the 30 us in which JAX launches it at least, so programs are as large as they must be to take longer.
 """
@@ -189,13 +189,32 @@ def solvers() -> Mapping[str, Timed]:
     return found
 
 
+def summed(x: jax.Array) -> jax.Array:
+    """Two kernels, a fold and a map that needs it."""
+    return x * 0.999 + x.sum() * 1e-6
+
+
+def turns(count: int, body: Callable[..., Any]) -> Callable[..., Any]:
+    """A function applied so many times by a loop; other arguments stay."""
+    return lambda x, *others: lax.fori_loop(0, count, lambda t, x: body(x, *others), x)
+
+
 def loops() -> Mapping[str, Timed]:
     """Turns of loops."""
     small = lambda x: lax.fori_loop(0, 1000, lambda t, x: x * 1.001 + t, x)  # noqa: E731
     scan = lambda x: lax.scan(lambda c, y: (c * 0.9 + y, c.sum()), jnp.zeros(x.shape[1]), x)  # noqa: E731
+    vector = (of(1 << 14),)
     return {
         "1000 turns": Timed(small, (of(1 << 12),)),
         "scan of 500": Timed(scan, (of(500, 1024),)),
+        "1000 turns of a sum": Timed(turns(1000, summed), vector),
+        "1000 turns of 3 sums": Timed(turns(1000, repeated(summed, 3)), vector),
+        "200 turns of 12 sums": Timed(turns(200, repeated(summed, 12)), vector),
+        "100 x 5 turns of 2 sums": Timed(turns(100, turns(5, repeated(summed, 2))), vector),
+        "100 turns of a factorisation": Timed(turns(100, factorised), (of(16, 16),)),
+        "100 turns of a convolution": Timed(turns(100, convolved(("NHWC", "HWIO", "NHWC"))), (of(1, 16, 16, 16), of(3, 3, 16, 16))),
+        "100 turns of a transform": Timed(turns(100, lambda x: jnp.abs(jnp.fft.fft(x)) * 0.01), (of(64, 64),)),
+        "500 turns of a product": Timed(turns(500, lambda x, w: jnp.tanh(x @ w)), (of(64, 64),) * 2),
     }
 
 
@@ -219,13 +238,13 @@ def predicted_s(timed: Timed, card: str) -> float:
         return straight(Extraction(program), own, emitted=False).seconds
 
 
-def measured_s(divided: int = 1) -> dict[str, float]:
-    """The seconds of each program on the device in use, with extents divided by so many. They are compiled side by side, and run one by
-    one."""
+def measured_s(divided: int = 1, only: str = "") -> dict[str, float]:
+    """The seconds of each program, or of those with some text in their name, on the device in use, with extents divided by so many. They
+    are compiled side by side, and run one by one."""
     found: dict[str, float] = {}
     options = GpuBackend.built_in().compiler_options
     on_gpu = jax.default_backend() == "gpu"
-    every = {name: timed.divided(divided) for part in PROGRAMS.values() for name, timed in part.items()}
+    every = {name: timed.divided(divided) for part in PROGRAMS.values() for name, timed in part.items() if only in name}
 
     def compiled(timed: Timed) -> Any:
         with jax.enable_x64(timed.x64):
@@ -262,7 +281,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--card", choices=CARDS, default="h100", help="(default: %(default)s)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="programs with this in their name")
+    parser.add_argument("--only", default="", metavar="TEXT", help="programs with this in their name: others keep what was measured")
     options = parser.parse_args(argv)
     card = options.card
     if options.measure:
@@ -270,7 +289,9 @@ def main(argv: list[str] | None = None) -> int:
             parser.error("there is no GPU here to measure")
         card = GpuBackend.built_in().target.name
         about = {"card": jax.local_devices()[0].device_kind, "jax": jax.__version__}
-        path_of(card).write_text(json.dumps({**about, "seconds": measured_s()}, indent=1) + "\n", encoding="utf-8")
+        before = json.loads(path_of(card).read_text(encoding="utf-8"))["seconds"] if options.only else {}
+        seconds = before | measured_s(only=options.only)
+        path_of(card).write_text(json.dumps({**about, "seconds": seconds}, indent=1) + "\n", encoding="utf-8")
     known = json.loads(path_of(card).read_text(encoding="utf-8"))
     print(f"{known['card']}, JAX {known['jax']}\n\n| program | measured, us | predicted, us | ratio |\n| --- | ---: | ---: | ---: |")
     for part in PROGRAMS.values():

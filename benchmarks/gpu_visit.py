@@ -264,8 +264,8 @@ def _deviceless(function: Callable[..., Any], program: Any) -> Results | str:
     """Bytes that XLA:GPU holds for the usual card or the one in use, asked without it; the reason where its compiler is missing."""
     from eqsat_mem.backends.choose import backend_in_use
     from eqsat_mem.backends.gpu import deviceless
-    from eqsat_mem.backends.gpu.backend import USUAL, GpuBackend
-    from eqsat_mem.backends.gpu.targets import named
+    from eqsat_mem.backends.gpu.backend import GpuBackend
+    from eqsat_mem.backends.gpu.targets import USUAL, named
     from eqsat_mem.errors import DeviceCompilerError
 
     backend = backend_in_use()

@@ -23,7 +23,7 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.scatters import with_scatters
 from eqsat_mem.frontend.shifts import with_shifts
 from eqsat_mem.frontend.takes import with_takes
-from eqsat_mem.ir import Block, Program
+from eqsat_mem.ir import Block, Call, Program
 from eqsat_mem.ir.jaxprs import share_bytes
 from eqsat_mem.ir.mesh import Placement
 from eqsat_mem.options import Options
@@ -77,11 +77,13 @@ def rules_of(options: Options, backend: Backend) -> RuleSet:
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """The result of a search: the best schedule, the program as written, and the rules and passes that fired."""
+    """The result of a search: the best schedule, the program as written, and the rules and passes that fired; and where the best computes
+    values again, the best that fits without that, if there is one."""
 
     best: Schedule
     before: Schedule
     fired: tuple[str, ...]
+    in_loops: Schedule | None = None
 
     def of(self, before: Schedule) -> SearchResult:
         """The same, found with loops over equal blocks, of a program as written; its time is that of these loops, priced alike."""
@@ -116,7 +118,7 @@ class Forms:
         self.bodies: dict[Hashable, Forms] = {}
         self.fingerprints = Fingerprints()
         self.frontiers: defaultdict[Hashable, Frontier] = defaultdict(Frontier)
-        self.planned: dict[Hashable, Program] = {}
+        self.planned: dict[Hashable, tuple[Program, dict[Call, Call]]] = {}
         self.unfit: dict[Hashable, tuple[int, int]] = {}
 
     def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest, near: int = 0) -> SearchResult:
@@ -269,52 +271,49 @@ class Forms:
     def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler, near: int) -> SearchResult:
         if self.placement is not None:
             return self._fastest_spread(form, self.placement, backend, limit, scheduler)
-        program, saved = self._planned(form, backend, limit)
-        found, room = self._fastest_of(program, saved, backend, limit, scheduler), limit
+        program, written = self._planned(form, backend, limit)
+        found, room = self._fastest_of(program, written, backend, limit, scheduler), limit
         for _ in range(TIGHTENED):
             over, last = found.best.peak_bytes - limit, program
             if found.best.fits(near) or not _peaks_inside(found.best) or self.deadline.passed():
                 break
             while program is last and over < room:  # bodies may hold less than they may
                 room, over = room - over, 2 * over
-                program, saved = self._planned(form, backend, room)
-            tighter = self._fastest_of(program, saved, backend, limit, scheduler)
+                program, written = self._planned(form, backend, room)
+            tighter = self._fastest_of(program, written, backend, limit, scheduler)
             found = min(found, tighter, key=lambda f: order(f.best, limit))
         return found
 
-    def _planned(self, form: Program, backend: Backend, room: int) -> tuple[Program, int]:
-        """A form with plans of its bodies for so much room, and the most bytes that one of them saves."""
+    def _planned(self, form: Program, backend: Backend, room: int) -> tuple[Program, dict[Call, Call]]:
+        """A form with plans of its bodies for so much room, and the calls that have such plans as they were written."""
         with self.clock("bodies"):
-            program, saved = plan_bodies(form, room, partial(self.planner.plan, self.options, backend, self.deadline.part(1 / 2)))
-            return self._once(form, program), saved
+            program, written = plan_bodies(form, room, partial(self.planner.plan, self.options, backend, self.deadline.part(1 / 2)))
+            if not written:
+                return form, written
+            known = id(form), tuple((tuple(map(id, call.bodies)), call.scratch_bytes) for call in calls(program))
+            return self.planned.setdefault(known, (program, written))  # the form that had the same plans before, if any
 
     def _fastest_of(
-        self, program: Program, saved: int, backend: Backend, limit: int, scheduler: Scheduler, again: bool = True
+        self, program: Program, written: dict[Call, Call], backend: Backend, limit: int, scheduler: Scheduler, again: bool = True
     ) -> SearchResult:
-        """The fastest schedule of a form whose bodies are planned; if asked, in half of the time, without values that are computed
-        ``again``."""
+        """The fastest schedule of a form whose bodies are planned, calls with such bodies being ``written`` otherwise; if asked, in half of
+        the time, without values that are computed ``again``."""
         known = self._candidates(program)
         deadline = self.deadline if again else self.deadline.part(1 / 2)
         with self.clock("schedule"):
             searches = sorted(self._searches(known.every, known, backend, limit, deadline), key=lambda search: search.straight.seconds)
-            best = settled(best_of(searches, scheduler, known) if again else with_search(searches, scheduler)[0])
+            found, in_loops = best_of(searches, scheduler, known) if again else (with_search(searches, scheduler)[0], None)
+            best = settled(found)
             tell(Searched(best, known.view))
-            before = next(search for search in searches if search.ex is known.written).unmodified()
+            before = replace(known.written, program=known.written.program.replace_calls(written)) if written else known.written
             fired = tuple(sorted({*known.view.matches, *best.ex.program.passes}))
-            return SearchResult(best, replace(before, peak_bytes=before.peak_bytes + saved), fired)
+            return SearchResult(best, straight(before, backend, emitted=False), fired, in_loops and settled(in_loops))
 
     def _searches(self, every: Sequence[Extraction], known: Candidates, backend: Backend, limit: int, deadline: Deadline) -> list[Search]:
         """The searches of programs that compute the same, each on all variants of a backend that may help it."""
         knobs = self.options.tensor_size_threshold, self.options.tensor_split_size
         variants = ((ex, own) for ex in every for own in backend.variants(ex))
         return [Search(ex, limit, own, *knobs, known.of(ex, own), deadline) for ex, own in variants]
-
-    def _once(self, form: Program, planned: Program) -> Program:
-        """A form with plans of its bodies: the one that had the same plans before, if any."""
-        if planned is form:
-            return form
-        key = id(form), tuple((tuple(map(id, call.bodies)), call.scratch_bytes) for call in calls(planned))
-        return self.planned.setdefault(key, planned)
 
     def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
         """The fastest schedule of what one of several devices runs, in the first group of ways to spread the program that has one."""
@@ -328,7 +327,7 @@ class Forms:
                     written = next(search for search in searches if search.ex is own)
                     planned = form is self.loaded and any(loops.are_large(call, form) for call in calls(form))
                     before = self.written(backend, limit) if planned else written.unmodified()
-                found = settled(best_of(searches, scheduler, known))
+                found = settled(best_of(searches, scheduler, known)[0])
                 best = found if best is None or order(found, limit) < order(best, limit) else best
                 if best.fits(limit) or self.deadline.passed():
                     break
@@ -387,7 +386,7 @@ class Forms:
                 return extracted_of(view, rules, self.backend, self.deadline.part(1 / 2))
 
         known = attributed(rules, extracted)
-        if any(program is form for form in (*self.made, *self.planned.values())):
+        if any(program is form for form in (*self.made, *(planned for planned, _ in self.planned.values()))):
             self.candidates[id(program)] = known
         return known
 

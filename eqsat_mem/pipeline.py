@@ -156,7 +156,8 @@ class BodyPlans:
                 return BodyPlan(None, held, held, error.smallest_bytes, fits=False)
             held, written = (peak - inner.argument_bytes for peak in (inner.peak_bytes, inner.original_peak_bytes))
             assert inner.predicted_s is not None, "a body is searched"
-            return BodyPlan(None if inner.unchanged else inner.schedule, held, written, inner.peak_bytes, inner.predicted_s)
+            schedule, written_s = None if inner.unchanged else inner.schedule, inner.original_predicted_s or 0.0
+            return BodyPlan(schedule, held, written, inner.peak_bytes, inner.predicted_s, written_s=written_s)
 
         key = self._key(options, backend, body)
         return self.frontiers[key].within(max(limit, 1), planner)
@@ -166,7 +167,7 @@ class BodyPlans:
         request = self._request(options, backend, body, limit, NEVER)
         s = self._forms(self._key(options, backend, body), request).written(request.backend, max(limit, 1))
         held = s.peak_bytes - argument_bytes(s.ex.program)
-        return BodyPlan(None, held, held, s.peak_bytes, s.seconds)
+        return BodyPlan(None, held, held, s.peak_bytes, s.seconds, written_s=s.seconds)
 
     def _request(self, options: Options, backend: Backend, body: ClosedJaxpr, limit: int, deadline: Deadline) -> Request:
         names = [f"x{k}" for k in range(len(body.in_avals))]

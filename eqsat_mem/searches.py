@@ -12,18 +12,30 @@ from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import Search
 
+WORTHWHILE = 1.15
+"""Times that a plan has to take as long as a program without loops for values of that to be computed again."""
 
-def best_of(searches: Sequence[Search], scheduler: Scheduler, known: Candidates) -> Schedule:
-    """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are."""
+
+def best_of(searches: Sequence[Search], scheduler: Scheduler, known: Candidates) -> tuple[Schedule, Schedule | None]:
+    """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are; and the
+    best without those, if it fits, too."""
     limit, backend, deadline = searches[0].limit, searches[0].backend, searches[0].deadline
     best, closest = with_search(searches, scheduler)
     if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
         best = min(best, with_search([closest.with_limit(0, deadline)], scheduler)[0], key=lambda s: s.peak_bytes)
-    for s in [best, *(search.straight for search in searches)] if backend.tie is not None else ():
+    in_loops = best
+    for s in _different([best, *(search.straight for search in searches)]) if backend.tie is not None else ():
         useful, slowest = (limit, best.seconds) if best.fits(limit) else (best.peak_bytes - 1, math.inf)
-        if not s.fits(limit) and (s.seconds < best.seconds or not best.fits(limit)) and _least_bytes(s) <= useful:
+        may_be_better = WORTHWHILE * s.seconds < best.seconds or not best.fits(limit)
+        if not s.fits(limit) and may_be_better and _least_bytes(s) <= useful:
             best = min(best, known.rematerialised(s, limit, slowest, deadline), key=partial(order, limit=limit))
-    return best
+    return best, (in_loops if in_loops.fits(limit) and in_loops is not best else None)
+
+
+def _different(schedules: Sequence[Schedule]) -> list[Schedule]:
+    """Schedules by what they hold, less those without loops of a program of which another variant of the backend holds no more."""
+    by_size, kept = sorted(schedules, key=lambda s: (s.peak_bytes, s.seconds)), dict[int, Schedule]()
+    return [s for s in by_size if s.chunks or kept.setdefault(id(s.ex), s) is s]
 
 
 def _least_bytes(s: Schedule) -> int:

@@ -74,9 +74,9 @@ def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
     if closest is not None:
         if closest.compiled_bytes is not None and closest.compiled_bytes <= limit:
             return _fastest_that_holds_less(request, forms, closest, before.seconds, 0)
-        best = best if request.deadline.passed() else forms.fastest(request.backend, limit).best
+        found = found if request.deadline.passed() else forms.fastest(request.backend, limit)
     try:
-        planned = _emit_within(request, forms, best, before.seconds)
+        planned = _emit_within(request, forms, found, before.seconds)
     except MemoryLimitError as error:  # as predicted, something would have fitted
         kept = keep(request, forms.loaded, before) if request.verifies and not may_stay else None
         if kept is not None:
@@ -121,8 +121,9 @@ def _as_held(chosen: Chosen) -> float:
     return s.seconds + max(held - predicted, 0.0)
 
 
-def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: float) -> Chosen:
-    """Emit a program that holds no more than the limit once compiled; ``as_written_s`` is the time of the program as written.
+def _emit_within(request: Request, forms: Forms, first: SearchResult, as_written_s: float) -> Chosen:
+    """Emit a program that holds no more than the limit once compiled: that of a ``first`` search, if it does; ``as_written_s`` is the time
+    of the program as written.
 
     Where no prediction is low enough, or where one that is leaves most of the room, XLA fuses less than the backend assumes: the search
     begins again with its cautious variant. Then, also where what fits is slower than the program as written, with compiler options under
@@ -130,6 +131,7 @@ def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: f
     """
     errors: list[MemoryLimitError] = []
     found: Chosen | None = None
+    best = first.best
     cautious = request.backend.cautious() if best.fits(request.limit) else None
     narrowed = narrowing(request.backend) if request.verifies else ()
     for backend in (request.backend, cautious, *narrowed):
@@ -142,10 +144,12 @@ def _emit_within(request: Request, forms: Forms, best: Schedule, as_written_s: f
             if not is_tried:
                 continue
         try:
-            s = forms.fastest(backend, request.limit).best if errors or found else best
+            result = forms.fastest(backend, request.limit) if errors or found else first
+            s = result.best
             is_known = backend is cautious and s.peak_bytes == best.peak_bytes  # XLA holds more of it, whatever is assumed
             if found is None or (s.fits(request.limit) and s.seconds < found.schedule.seconds and not is_known):
-                found = _verified(request, forms, backend, s, as_written_s)
+                new = _verified(request, forms, backend, result, as_written_s)
+                found = new if found is None or new.schedule.seconds < found.schedule.seconds else found
         except MemoryLimitError as error:
             errors.append(error)
     if found is not None:
@@ -172,8 +176,9 @@ def _room(chosen: Chosen, total: int) -> int:
     return total - argument_bytes(program) - output_bytes(program)
 
 
-def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule, as_written_s: float) -> Chosen:
-    """Emit, compile, compare with the limit; plan for less while the compiled program holds more.
+def _verified(request: Request, forms: Forms, backend: Backend, first: SearchResult, as_written_s: float) -> Chosen:
+    """Emit, compile, compare with the limit; plan for less while the compiled program holds more. Where it does because values are computed
+    again, what fits without is asked about before anything slower, and where there is no time for another search.
 
     Where nothing fits the next planned limit, it was too low a guess: the one after is halfway back to the last program that was compiled.
     Where nothing fits at all as predicted, but nearly, XLA is asked about the plan for what that holds.
@@ -182,11 +187,14 @@ def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule, 
     planned_limit, above = limit, 0
     smallest: tuple[int, Schedule] | None = None
     quick = as_written_s
+    best, in_loops = first.best, first.in_loops
     for attempt in range(ATTEMPTS):
-        if attempt and request.deadline.passed():
+        new = _next(request, forms, backend, planned_limit, in_loops) if attempt else best
+        if new is None:
             break
-        if attempt:
-            best = forms.fastest(backend, planned_limit).best
+        best = new
+        if best is in_loops:
+            planned_limit, in_loops = max(planned_limit, best.peak_bytes), None
         if best.fits(planned_limit):
             found = compiled(request, backend, best, planned_limit)
             if smallest is None and found.compiled_bytes is not None and found.compiled_bytes > limit and best.chunks:
@@ -209,6 +217,15 @@ def _verified(request: Request, forms: Forms, backend: Backend, best: Schedule, 
             break
     closest_bytes, closest = smallest or (best.peak_bytes, best)
     raise _too_large(request, forms, closest, closest_bytes)
+
+
+def _next(request: Request, forms: Forms, backend: Backend, planned_limit: int, in_loops: Schedule | None) -> Schedule | None:
+    """The schedule to ask XLA about after one that held too much: what a search finds, or what fits ``in_loops`` where that is no slower or
+    there is no time for a search; None where there is neither."""
+    found = None if request.deadline.passed() else forms.fastest(backend, planned_limit).best
+    if in_loops is not None and (found is None or not found.fits(planned_limit) or found.seconds >= in_loops.seconds):
+        return in_loops
+    return found
 
 
 def _fastest_that_holds_less(request: Request, forms: Forms, fitting: Chosen, quick: float, above: int) -> Chosen:

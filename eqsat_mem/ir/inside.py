@@ -67,7 +67,7 @@ class Inside:
     def at(self, extents: Mapping[int, int]) -> Program:
         """The body with other extents of some indices."""
         indices = [replace(index, extent=extents.get(i, index.extent)) for i, index in enumerate(self.program.indices)]
-        program = replace(self.program, indices=indices, _ids={}, _operands={}, _readers=[])
+        program = replace(self.program, indices=indices, _ids={}, _operands={}, _readers=[], _made_of=[])
         shapes = {t.slot: program.shape(t.axes) for t in program.terms if isinstance(t, Input)}
         program.inputs = [replace(b, shape=shapes.get(slot, b.shape)) for slot, b in enumerate(program.inputs)]
         return program

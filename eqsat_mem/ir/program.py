@@ -84,6 +84,7 @@ class Program:
     _ids: dict[Term, int] = field(default_factory=dict, repr=False)
     _operands: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
     _readers: list[list[int]] = field(default_factory=list, repr=False, compare=False)
+    _made_of: list[int] = field(default_factory=list, repr=False, compare=False)
 
     # building
 
@@ -198,6 +199,15 @@ class Program:
                 for c in set(self.operands(reader)):
                     self._readers[c].append(reader)
         return self._readers[t]
+
+    def made_of(self, t: int) -> int:
+        """The terms that a term is computed from, a bit for each; looked up often."""
+        for u in range(len(self._made_of), len(self.terms)):
+            found = 0
+            for c in children(self.terms[u]):
+                found |= self._made_of[c] | 1 << c
+            self._made_of.append(found)
+        return self._made_of[t]
 
     def input_bytes(self) -> list[int]:
         """Bytes of each argument."""

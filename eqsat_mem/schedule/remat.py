@@ -41,6 +41,8 @@ MOST_REBUILT = 400_000
 """Terms that the moves of one schedule write anew: each move writes the whole program."""
 TRIED = 6
 """Moves that are tried before the next one is given up, and that are made while the schedule holds more than it did, as it is run."""
+ENOUGH = 16
+"""Moves after which those that are left are expected to save as much as the later half of those before did."""
 LEAST = 1e-4
 """The share of what a schedule holds at its peak that a move has to save: more than :data:`MOST_MOVES` of less would change little."""
 LONGEST = 24
@@ -59,9 +61,9 @@ class Moved:
 
     def fitting(self, limit: int, slowest: float = math.inf, deadline: Deadline = NEVER) -> Schedule:
         """The first that fits ``limit`` bytes, with delays if need be; the smallest if none does, or none so far when they take more than
-        ``slowest`` seconds or the time is up."""
+        ``slowest`` seconds, where there is such a bound the moves that are left will not do, or the time is up."""
         smallest, in_vain = self.start, math.inf
-        for s, in_order in self._each():
+        for k, (s, in_order) in enumerate(self._each()):
             found = s
             if in_order <= limit < s.peak_bytes < in_vain:
                 found = delayed(s, limit, deadline)
@@ -69,9 +71,16 @@ class Moved:
             if found.fits(limit):
                 return found
             smallest = min(smallest, found, key=lambda s: s.peak_bytes)
-            if s.seconds > slowest or deadline.passed():
+            if s.seconds > slowest or deadline.passed() or (slowest < math.inf and self._expected(k) > limit):
                 break
         return smallest
+
+    def _expected(self, k: int) -> float:
+        """The bytes that a schedule is expected to hold after all moves, from the first ``k`` of them."""
+        if k < ENOUGH:
+            return 0.0
+        (_, half), (_, now) = self.made[k // 2], self.made[k]
+        return now - (half - now) / (k - k // 2) * (_most_moves(self.start) - k)
 
     def _each(self) -> Iterator[tuple[Schedule, int]]:
         """Each schedule with the bytes that it holds in program order, those made before first."""
@@ -87,7 +96,7 @@ def _further(s: Schedule) -> Iterator[tuple[Schedule, int]]:
     in_order = memory.total(s.seq, s.chunks)
     smallest, since = s.peak_bytes, 0
     yield s, in_order
-    for _ in range(min(MOST_MOVES, MOST_REBUILT // max(len(s.ex.program.terms), 1))):
+    for _ in range(_most_moves(s)):
         for move in _moves(s, memory, moved)[:TRIED]:
             if (new := apply(s, memory, move, moved)) is not None:
                 after = written(new[0])
@@ -101,6 +110,10 @@ def _further(s: Schedule) -> Iterator[tuple[Schedule, int]]:
             break
         smallest = min(smallest, s.peak_bytes)
         yield s, in_order
+
+
+def _most_moves(s: Schedule) -> int:
+    return min(MOST_MOVES, MOST_REBUILT // max(len(s.ex.program.terms), 1))
 
 
 def least_bytes(s: Schedule) -> int:

@@ -230,23 +230,28 @@ class Search:
             for together in tied(some, s.chunks):
                 if not self.exhausted:
                     s = self.descend(s, together)
+        chosen = s
         for outer in every:
             for inner in loops(outer.body):
                 s = self.trade(s, outer, inner)
+        for together in tied(every, s.chunks) if s is not chosen else ():
+            s = s if self.exhausted else self.descend(s, together)
         tell(Tried(s))
         return s
 
     def trade(self, s: Schedule, outer: Loop, inner: Loop) -> Schedule:
-        """Smaller chunks of one of two nested loops for larger ones of the other, as long as that helps: each alone may not fit."""
+        """Smaller chunks of one of two nested loops for larger ones of the other, as long as that helps (past one step that does not): each
+        alone may not fit."""
         outer_steps, inner_steps = self.steps([outer]), self.steps([inner])
+
+        def traded(s: Schedule, steps: int) -> Schedule | None:
+            a, b = outer_steps.index(s.chunks[outer]) + steps, inner_steps.index(s.chunks[inner]) - steps
+            if self.exhausted or not (0 <= a < len(outer_steps) and 0 <= b < len(inner_steps)):
+                return None
+            return self.improved(s, {outer: outer_steps[a], inner: inner_steps[b]})
+
         for step in (-1, 1):
-            while not self.exhausted:
-                a, b = outer_steps.index(s.chunks[outer]) + step, inner_steps.index(s.chunks[inner]) - step
-                if not (0 <= a < len(outer_steps) and 0 <= b < len(inner_steps)):
-                    break
-                new = self.improved(s, {outer: outer_steps[a], inner: inner_steps[b]})
-                if new is None:
-                    break
+            while (new := traded(s, step) or traded(s, 2 * step)) is not None:
                 s = new
         return s
 

@@ -301,11 +301,11 @@ def _may_join(ex: Extraction, kernels: Fused, place: Mapping[Step, int], group: 
     streamed = streams(ex, t, (*group, t))
     if any(streams(ex, u, group) is None for u in group[1:]) != (streamed is None and len(group) > 1):
         return False
-    depends = _depending(program, group, t)
+    others = mask_of(group)
     for m in pairs:
         for c in children(program.terms[m]):
             is_level = streamed is not None and m == streamed.shift and c == streamed.level
-            if c in depends and c not in pairs and not is_level:
+            if (program.made_of(c) | 1 << c) & others and c not in pairs and not is_level:
                 return False
     level = set() if streamed is None else _made_of(program, [streamed.level], group[0])
     if not all(c in group or isinstance(program.terms[c], Map) for c in level):
@@ -317,19 +317,13 @@ def _may_join(ex: Extraction, kernels: Fused, place: Mapping[Step, int], group: 
 
 def _made_of(program: Program, levels: Collection[int], first: int) -> set[int]:
     """The terms on the way from a term to levels, with both; nothing if there is none."""
-    depends = _depending(program, [first], max(levels, default=0))
-    found, waiting = set[int](), [t for t in levels if t in depends]
+
+    def is_on_the_way(t: int) -> bool:
+        return t == first or bool(program.made_of(t) >> first & 1)
+
+    found, waiting = set[int](), [*filter(is_on_the_way, levels)]
     while waiting:
         t = waiting.pop()
         found.add(t)
-        waiting += [c for c in children(program.terms[t]) if c in depends and c not in found]
-    return found
-
-
-def _depending(program: Program, sources: Collection[int], last: int) -> set[int]:
-    """These terms, and all up to ``last`` that are computed of them."""
-    found = set(sources)
-    for t in range(min(sources) + 1, last + 1):
-        if not found.isdisjoint(children(program.terms[t])):
-            found.add(t)
+        waiting += [c for c in children(program.terms[t]) if c not in found and is_on_the_way(c)]
     return found

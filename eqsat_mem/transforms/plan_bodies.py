@@ -29,7 +29,7 @@ class BodyPlan:
         held: the bytes that it holds besides its arguments; the fewest that were found where it does not fit.
         written: the bytes that it holds besides its arguments as written.
         peak_bytes: its whole peak.
-        seconds: its predicted time; 0 where that is not known.
+        seconds, written_s: its predicted time, and that as written; 0 where that is not known.
         fits: whether the peak is within the limit.
     """
 
@@ -39,6 +39,7 @@ class BodyPlan:
     peak_bytes: int = 0
     seconds: float = 0.0
     fits: bool = True
+    written_s: float = 0.0
 
 
 Planner = Callable[[ClosedJaxpr, int], BodyPlan]
@@ -118,7 +119,7 @@ class Frontier:
         return min(limit, math.floor(2 ** (math.floor(RUNGS * math.log2(limit)) / RUNGS)))
 
 
-def plan_bodies(program: Program, limit: int, planner: Planner) -> tuple[Program, int]:
+def plan_bodies(program: Program, limit: int, planner: Planner) -> tuple[Program, dict[Call, Call]]:
     """Plan the large bodies of a program's control flow.
 
     Args:
@@ -127,16 +128,18 @@ def plan_bodies(program: Program, limit: int, planner: Planner) -> tuple[Program
         planner: plans one body.
 
     Returns:
-        The program with the plans in its calls, and the most bytes that this saves in one call.
+        The program with the plans in its calls, and each of these calls as it was written, with what its bodies hold and take so.
     """
     new: dict[Call, Call] = {}
-    saved = 0
+    written: dict[Call, Call] = {}
     for call, live in calls(program).items():
-        changed, written = _planned(call, limit - argument_bytes(program) - live, min(SMALL_BYTES, limit // 16), planner)
-        if changed is not None:
-            new[call] = changed
-            saved = max(saved, written - changed.scratch_bytes)
-    return (program.replace_calls(new) if new else program), saved
+        plans = _plans(call, limit - argument_bytes(program) - live, min(SMALL_BYTES, limit // 16), planner)
+        schedules, held = tuple(plan.schedule for plan in plans), max(plan.held for plan in plans)
+        if held > 0 or any(schedule is not None for schedule in schedules):
+            new[call] = replace(call, bodies=schedules, bodies_s=tuple(plan.seconds for plan in plans), scratch_bytes=held)
+            before = tuple(plan.written_s for plan in plans), max(plan.written for plan in plans)
+            written[new[call]] = replace(call, bodies_s=before[0], scratch_bytes=before[1])
+    return (program.replace_calls(new) if new else program), written
 
 
 def calls(program: Program) -> dict[Call, int]:
@@ -151,7 +154,7 @@ def calls(program: Program) -> dict[Call, int]:
     return found
 
 
-def _planned(call: Call, room: int, small: int, planner: Planner) -> tuple[Call | None, int]:
+def _plans(call: Call, room: int, small: int, planner: Planner) -> list[BodyPlan]:
     """Plan the bodies of a call.
 
     Args:
@@ -159,19 +162,9 @@ def _planned(call: Call, room: int, small: int, planner: Planner) -> tuple[Call 
         room: the bytes that its bodies may hold in addition to the memory live around the call.
         small: bodies whose values all have fewer bytes than this are not planned.
         planner: plans one body.
-
-    Returns:
-        The call with planned bodies, or None if it does not change, and the bytes that its bodies hold as written.
     """
     left_alone = BodyPlan(None, 0, 0)
-    plans = [
-        left_alone if largest_value(body) < small else planner(body, max(room, 0) + aval_bytes(body.in_avals)) for body in bodies(call)
-    ]
-    schedules = tuple(plan.schedule for plan in plans)
-    held, written = max(plan.held for plan in plans), max(plan.written for plan in plans)
-    changed = held > 0 or any(schedule is not None for schedule in schedules)
-    seconds = tuple(plan.seconds for plan in plans)
-    return (replace(call, bodies=schedules, bodies_s=seconds, scratch_bytes=held) if changed else None), written
+    return [left_alone if largest_value(body) < small else planner(body, max(room, 0) + aval_bytes(body.in_avals)) for body in bodies(call)]
 
 
 def floor_bytes(program: Program) -> int:

@@ -13,8 +13,9 @@ import pytest
 from jax import lax
 
 import eqsat_mem
+from benchmarks import gpu_times
 from eqsat_mem.backends.gpu import deviceless, habits, thunks
-from eqsat_mem.backends.gpu.backend import GpuBackend
+from eqsat_mem.backends.gpu.backend import KERNEL_S, GpuBackend
 from eqsat_mem.backends.gpu.targets import named
 from eqsat_mem.backends.gpu.workspaces import library_bytes, workspaces
 from eqsat_mem.errors import DeviceCompilerError
@@ -194,6 +195,16 @@ def test_launches_of_a_loop():
     assert compiled.temporaries < 20_000
     assert {launch.turns for launch in compiled.launches} == {1, 16}
     assert max(launch.blocks for launch in compiled.launches) > 100
+
+
+@compiler
+@pytest.mark.parametrize("name", gpu_times.loops())
+def test_launches_of_loops_that_are_not_planned(name):
+    """As many as their equations tell, within a third."""
+    timed = gpu_times.loops()[name]
+    compiled = deviceless.compile_for(timed.function, timed.avals, H100, settings=["cublas"], launches=True).settings[0]
+    launched = sum(launch.turns for launch in compiled.launches if launch.depth)
+    assert 0.67 < gpu_times.predicted_s(timed, H100.name) / KERNEL_S / launched < 1.5
 
 
 @compiler

@@ -144,6 +144,39 @@ def test_plans_write_such_folds_element_by_element(dimensions):
     assert plan.predicted_s < 1.2 * plan.original_predicted_s
 
 
+def written_out(function, *avals):
+    """The number of folds that plans write out element by element."""
+    program = load(jax.make_jaxpr(function)(*avals), [f"x{k}" for k in range(len(avals))], OWN.preferences)
+    return sum(map(bool, OWN.as_emitted(original(program, load_rules(only=("splitting",)))).unrolls.values()))
+
+
+def rows_of_a_product(x, w):
+    return jax.nn.logsumexp(x @ w, 1)
+
+
+def channels(x, y):
+    return jnp.sum(jnp.abs(x * jnp.roll(y, 3, 0)), 1)
+
+
+def spread(x, y):
+    return jnp.max(jnp.sqrt(distances(x, y)) - jnp.sum(y * y, 1))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "count"),
+    [
+        (lambda x: jax.nn.log_softmax(x, 1), [(5000, 16)], 0),
+        (rows_of_a_product, [(5000, 40), (40, 8)], 0),
+        (channels, [(5000, 16), (5000, 16)], 0),
+        (distances, [(5000, 4), (300, 4)], 1),
+        (spread, [(5000, 2), (300, 2)], 1),
+    ],
+)
+def test_folds_of_an_array_with_all_their_elements_are_not_written_out(function, shapes, count):
+    """Rows of a matrix have a kernel of their own, whose result is smaller than what is there anyway."""
+    assert written_out(function, *(f32(*shape) for shape in shapes)) == count
+
+
 def nearest_of_columns(x, y):
     return distances(x, y).min(0)
 

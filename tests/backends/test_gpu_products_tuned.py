@@ -13,7 +13,8 @@ import eqsat_mem
 from eqsat_mem.api.saved_plans import taken_up
 from eqsat_mem.backends.gpu import workspaces
 from eqsat_mem.backends.gpu.backend import GpuBackend
-from eqsat_mem.backends.gpu.products import NATIVE_FUSIONS, Products
+from eqsat_mem.backends.gpu.options import ALWAYS, NATIVE_FUSIONS
+from eqsat_mem.backends.gpu.products import Products
 from eqsat_mem.backends.gpu.targets import named
 from eqsat_mem.ir import Dot
 from eqsat_mem.request import narrowing
@@ -105,7 +106,7 @@ def options_of(limit):
 
 def test_products_are_left_to_triton_where_scratch_would_take_half_of_the_limit():
     assert "xla_gpu_cublas_fallback" in options_of(64 * MIB - 1)
-    assert options_of(64 * MIB) == dict(NATIVE_FUSIONS)
+    assert options_of(64 * MIB) == dict(ALWAYS)
 
 
 def test_products_by_triton_are_tried_in_turn():
@@ -113,7 +114,7 @@ def test_products_by_triton_are_tried_in_turn():
     levels = [own, *narrowing(own)]
     assert [level.products for level in levels] == [*Products]
     assert all("xla_gpu_cublas_fallback" in level.compiler_options for level in levels[1:])
-    assert dict(own.compiler_options) == dict(NATIVE_FUSIONS)
+    assert dict(own.compiler_options) == dict(ALWAYS)
     assert [level.library_bytes for level in levels[1:]] == [0, 0]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from eqsat_mem.__main__ import main
 from eqsat_mem.backends.gpu.backend import GpuBackend
-from eqsat_mem.backends.gpu.targets import ALIASES, ARCHITECTURES, TARGETS, is_profile, named, target_labelled
+from eqsat_mem.backends.gpu.targets import ALIASES, ARCHITECTURES, TARGETS, USUAL, card_of, is_profile, named, target_labelled
 from eqsat_mem.errors import OptionError
 
 
@@ -91,6 +91,42 @@ def test_files_are_profiles(tmp_path):
 def test_labels_of_drivers_are_found():
     assert target_labelled("NVIDIA H100 80GB HBM3") is named("h100")
     assert target_labelled("another") is None
+
+
+class Device:
+    """A GPU of JAX's, as far as cards are known by it."""
+
+    def __init__(self, kind, capability, cores, reserved=None):
+        self.device_kind, self.compute_capability, self.core_count = kind, capability, cores
+        self.memory_stats = lambda: None if reserved is None else {"bytes_limit": reserved}
+
+
+def test_a_card_in_use_is_known_by_its_driver():
+    """Names are those that drivers gave an H100 and an H200."""
+    assert card_of(Device("NVIDIA H100 80GB HBM3", "9.0", 132)) is named("h100")
+    assert card_of(Device("NVIDIA H200", "9.0", 132)) is named("h200")
+
+
+def test_a_card_that_the_table_lacks_is_one_of_its_generation():
+    card = card_of(Device("NVIDIA GeForce RTX 4060", "8.9", 24, 6 * 2**30))
+    assert card.capability == (8, 9)
+    assert card.multiprocessors == 24
+    assert card.memory_bytes == 8 * 2**30
+    assert card.usable_bytes == 6 * 2**30
+    like = min((row for row in TARGETS.values() if row.capability == (8, 9)), key=lambda row: row.multiprocessors)
+    assert card.flops / like.flops == pytest.approx(24 / like.multiprocessors)
+    assert card.narrow_flops / like.narrow_flops == pytest.approx(24 / like.multiprocessors)
+    assert GpuBackend.of(card).device.name == "NVIDIA GeForce RTX 4060"
+
+
+def test_generations_that_the_table_lacks_are_the_one_before():
+    assert card_of(Device("NVIDIA Thor", "11.0", 20)).capability == (10, 0)
+    assert card_of(Device("NVIDIA P100", "6.0", 56)).capability == (7, 0)
+
+
+@pytest.mark.parametrize("capability", ["gfx942", None])
+def test_cards_of_others_are_taken_for_the_usual_one(capability):
+    assert card_of(Device("AMD Instinct MI300X", capability, 304)) is named(USUAL)
 
 
 def test_the_description_has_every_field_once():

@@ -26,12 +26,14 @@ def known(request):
 @pytest.fixture(scope="module")
 def ratios(known):
     card, seconds = known
-    return {name: gpu_times.predicted_s(timed, card) / seconds[name] for name, timed in EVERY.items()}
+    return {name: gpu_times.predicted_s(EVERY[name], card) / measured_s for name, measured_s in seconds.items()}
 
 
-def test_every_program_was_measured(known):
-    assert set(known[1]) == set(EVERY)
-    assert {"h100", "h200"} <= set(KNOWN)
+def test_every_program_was_measured():
+    """On an H100, with which the model was made; on an H200 all but three that came later."""
+    assert set(KNOWN["h100"]) == set(EVERY)
+    assert {card: len(set(EVERY) - set(seconds)) for card, seconds in KNOWN.items()} == {"h100": 0, "h200": 3}
+    assert all(set(seconds) <= set(EVERY) for seconds in KNOWN.values())
 
 
 def test_predictions_are_within_a_factor_of_two_of_what_was_measured(ratios):
@@ -47,13 +49,13 @@ def test_predictions_rank_programs_as_measurements_do(known, ratios):
     """Of two programs of one kind that differ by a half or more, the faster is predicted to be."""
     seconds, wrong = known[1], []
     for part in gpu_times.PROGRAMS.values():
-        names = list(part)
+        names = [name for name in part if name in seconds]
         for one in names:
             for other in names:
                 measured_ratio = seconds[one] / seconds[other]
                 if measured_ratio > 1.5 and measured_ratio * ratios[one] / ratios[other] < 1:
                     wrong.append((one, other))
-    assert len(wrong) <= 0.02 * sum(math.comb(len(part), 2) for part in gpu_times.PROGRAMS.values()), wrong
+    assert len(wrong) <= 0.02 * sum(math.comb(len(set(part) & set(seconds)), 2) for part in gpu_times.PROGRAMS.values()), wrong
 
 
 @pytest.mark.parametrize(("rows", "row", "k"), [(64, 2048, 8), (2000, 5000, 3), (1, 10**6, 8), (300, 1024, 1)])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqsat_mem import optimize
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir.loop_tree import Loop, Seq, dissolved, enclosing, loops, made, walk_regions
@@ -254,3 +255,18 @@ def test_of_several_peaks_of_one_height_all_are_split(several):
     found = schedule(ex, limit, CPU)
     assert found.fits(limit)
     assert len(found.chunks) == several
+
+
+@pytest.mark.parametrize(("dimensions", "limit"), [(3, 100_000_000), (3, 30_000_000), (100, 1_000_000_000)])
+def test_of_nested_loops_no_chunk_sizes_are_much_faster(dimensions, limit):
+    """Selections from some lengths take the same whatever that length is: a plateau between two good sizes."""
+    avals = [jax.ShapeDtypeStruct((n, dimensions), jnp.float32) for n in (10_000, 10**6)]
+
+    def nearest(q, p):
+        return jax.lax.top_k(-jnp.sum((q[:, None] - p) ** 2, -1), 10)
+
+    s = optimize(nearest, memory_limit=limit, device="h200", verify=False).plan(*avals).schedule
+    search = Search(s.ex, limit, s.backend)
+    outer, inner = s.chunks
+    every = (search.rechunked(s, {outer: a, inner: b}) for a in search.steps([outer]) for b in search.steps([inner]))
+    assert s.seconds < 1.1 * min(other.seconds for other in every if other.fits(limit))

@@ -17,7 +17,7 @@ from eqsat_mem.backends.gpu import deviceless, habits, launches, measured, scrat
 from eqsat_mem.backends.gpu.idioms import BY_COLUMNS, GpuIdioms
 from eqsat_mem.backends.gpu.operations import weights_of
 from eqsat_mem.backends.gpu.products import Products, has_products
-from eqsat_mem.backends.gpu.targets import Target, named, target_labelled
+from eqsat_mem.backends.gpu.targets import USUAL, Target, card_of, named
 from eqsat_mem.backends.gpu.tiles import Tiles
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import DeviceCompilerError
@@ -38,11 +38,9 @@ from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.tiles import MOST_WRITTEN_OUT, Tile, computed_for, joined
 from eqsat_mem.schedule.weights import Weights
 
-USUAL = "h100"
-"""The card that a GPU in use is taken for if the table has none of its name and nothing was calibrated."""
-
-KERNEL_S = 3.3e-6
-"""Seconds to launch a kernel in a loop: measured on an H100 (benchmarks/gpu_times.py)."""
+KERNEL_S, TURN_S = 1.1e-6, 2e-6
+"""Seconds of a kernel in a CUDA graph besides its work, and of a turn of a loop with its counter: measured on an H100
+(benchmarks/gpu_times.py)."""
 TILE = 64
 """Rows and columns of a product that one block computes: blocks of launches in benchmarks/gpu_model.py."""
 FUSED_BLOCKS = frozenset({"slice", "slice_at", "shift_to", "dynamic_slice", "gather", "pad", "rev"})
@@ -78,7 +76,7 @@ class GpuBackend(Backend):
                 **target.attained(),
                 tile_level=0,
                 kernel_s=KERNEL_S,
-                iteration_s=KERNEL_S,
+                iteration_s=TURN_S,
                 reduce_weight=measured.OF_LONG_ROW,
                 short_reduce_weight=measured.APART,
             ),
@@ -88,9 +86,8 @@ class GpuBackend(Backend):
 
     @classmethod
     def built_in(cls) -> Self:
-        """The backend of the card in use, as far as the table knows it."""
-        kind = jax.local_devices()[0].device_kind if jax.default_backend() == "gpu" else ""
-        return cls.of(target_labelled(kind) or named(USUAL))
+        """The backend of the card in use."""
+        return cls.of(card_of(jax.local_devices()[0]) if jax.default_backend() == "gpu" else named(USUAL))
 
     @property
     def rounds_operands(self) -> bool:  # type: ignore[override]  # depends on the card
@@ -102,9 +99,7 @@ class GpuBackend(Backend):
 
     @property
     def is_here(self) -> bool:
-        if jax.default_backend() != "gpu":
-            return False
-        return target_labelled(jax.local_devices()[0].device_kind) in (None, self.target)
+        return jax.default_backend() == "gpu" and card_of(jax.local_devices()[0]) == self.target
 
     @property
     def exported_for(self) -> str | None:
@@ -143,13 +138,16 @@ class GpuBackend(Backend):
 
     def as_emitted(self, ex: Extraction) -> Extraction:
         """Short folds are computed inside their readers; those are written out whose bits must be the same in all of them, and those of
-        2, 4, 8 or 16 elements, which have a kernel of their own where what reads them reads another array, too."""
+        2, 4, 8 or 16 elements, which have a kernel of their own where what reads them reads another array, too: unless they fold an array
+        that is larger than their result."""
         if not ex.unrolls:
             return ex
         program, rounded = ex.program, rounded_in(ex.program)
 
         def is_written_out(t: int, over: int) -> bool:
-            return not isinstance(program.terms[t], Fold) or t in rounded or habits.is_power_of_two(program.extent(over))
+            if not isinstance(program.terms[t], Fold) or t in rounded:
+                return True
+            return habits.is_power_of_two(program.extent(over)) and not scratch.folds_an_array(program, t)
 
         unrolls = {t: over for t, over in ex.unrolls.items() if is_written_out(t, over)}
         return replace(ex, unrolls=unrolls) if len(unrolls) < len(ex.unrolls) else ex

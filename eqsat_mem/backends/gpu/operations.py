@@ -83,8 +83,11 @@ _GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
     "eigh": _solver("syevd", 1.0),
     "svd": _solver("gesvd", 1.0),
 }
-LAUNCHES = {"triangular_solve": 4, "cholesky": 3, "lu": 3, "qr": 3, "eigh": 3, "sort": 2, "conv_general_dilated": 4, "fft": 2}
-"""Kernels of block operations that take more than one: guessed, but for sorts, which benchmarks/gpu_model.py --only selection shows."""
+LIBRARY = 12
+"""Kernels in a CUDA graph that take as long to launch as a routine of a library, which the host launches by itself: factorisations and
+convolutions in loops, measured on an H100 (benchmarks/gpu_times.py)."""
+LAUNCHES = {**dict.fromkeys((*measured.COLUMN_S, "conv_general_dilated"), LIBRARY), "fft": 6, "sort": 2}
+"""Kernels that block operations take as long to launch as, if more than one; those of sorts are in benchmarks/gpu_model.py."""
 
 
 @lru_cache(maxsize=64)

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
-from types import MappingProxyType
 from typing import Any
 
 import jax
 
 from eqsat_mem.backends.gpu import deviceless, measured, workspaces
+from eqsat_mem.backends.gpu.options import ALWAYS, NATIVE_FUSIONS, UNTRIED
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.schedule.checks import knows_option
-
-NATIVE_FUSIONS: Mapping[str, str | bool] = MappingProxyType({"xla_gpu_experimental_enable_fusion_autotuner": False})
-"""The option that keeps XLA from trying Triton for folds, whose tiles of large extents it compiles for minutes: seen on an H100 with
-benchmarks/gpu_visit.py."""
-UNTRIED: Mapping[str, str | bool] = MappingProxyType({"xla_gpu_autotune_level": "0"})
-"""The option that keeps XLA from trying kernels, in XLA's documentation."""
 
 
 class Products(Enum):
@@ -45,7 +39,7 @@ class Products(Enum):
     @property
     def options(self) -> Mapping[str, str | bool]:
         """The compiler options of plans."""
-        return NATIVE_FUSIONS if self is Products.TUNED else {**NATIVE_FUSIONS, **deviceless.SETTINGS["triton"]}
+        return ALWAYS if self is Products.TUNED else {**ALWAYS, **deviceless.SETTINGS["triton"]}
 
     @property
     def settings(self) -> tuple[str, ...]:

@@ -50,6 +50,21 @@ def fold_bytes(
     return partial + operand + _turned_bytes(program, members, size)
 
 
+def folds_an_array(program: Program, t: int) -> bool:
+    """Whether one of the arrays that a fold reads has all the elements that it folds: rows of a matrix, say, not distances of points."""
+    term = program.terms[t]
+    assert isinstance(term, Fold)
+    elements, pending = program.free[t] | term.over, {term.arg}
+    while pending:
+        c = pending.pop()
+        if elements & ~program.free[c]:
+            continue
+        if not isinstance(program.terms[c], Map | Fold):
+            return True
+        pending.update(program.operands(c))
+    return False
+
+
 def padding(program: Program, term: Dot, extents: Sequence[int], target: Target) -> float:
     """The factor by which padding lengthens the operands that are copied for a product."""
     m, n, k, batch = sides(program, term, extents)
@@ -130,6 +145,12 @@ def is_by_columns(program: Program, fold: Fold) -> bool:
     """Whether a fold combines elements that do not lie side by side."""
     free = program.free[fold.arg]
     return free & fold.over <= free & ~fold.over
+
+
+def columns(program: Program, fold: Fold) -> int:
+    """The indices of a fold's results that lie side by side: those behind what it folds."""
+    first = fold.over & -fold.over
+    return program.free[fold.arg] & ~fold.over & ~(first - 1)
 
 
 def _partial_bytes(extent: int, last: bool, result: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from eqsat_mem.ir import Fold, Map, Program, children
+from eqsat_mem.ir import Fold, Map, Program, mask_of
 from eqsat_mem.ir.loop_tree import made
 from eqsat_mem.schedule.fusion import Fused
 
@@ -70,70 +70,63 @@ def are_joined(program: Program, kernels: Collection[int]) -> bool:
     value, *readers = kernels
     if not all(isinstance(program.terms[t], Map) and program.free[t] == program.free[value] for t in readers):
         return False
-    return not any(_depends(program, later, earlier) for earlier, later in combinations(sorted(readers), 2))
-
-
-def _depends(program: Program, later: int, earlier: int) -> bool:
-    """Whether one term is computed from another."""
-    waiting, seen = [later], {later}
-    while waiting:
-        new = {c for c in children(program.terms[waiting.pop()]) if c >= earlier} - seen
-        if earlier in new:
-            return True
-        seen |= new
-        waiting += new
-    return False
+    return not any(program.made_of(later) >> earlier & 1 for earlier, later in combinations(sorted(readers), 2))
 
 
 class _Groups:
-    """Kernels of which some are one, and what each of them waits for."""
+    """Kernels of which some are one, and what each of them waits for. Sets of kernels have a bit for each."""
 
     def __init__(self, waits: Sequence[set[int]]):
         self.waits = waits
         self.group = list(range(len(waits)))
         self.own = {k: [k] for k in self.group}
         self.are_joined = False
+        self.needed: list[int] = []
+        """The kernels that the group of a kernel cannot begin before, directly or by way of others."""
+        for k, before in enumerate(waits):
+            found = 0
+            for w in before - {k}:
+                found |= self.needed[w] | 1 << w
+            self.needed.append(found)
 
     def join(self, one: int, other: int, in_turn: bool = False) -> None:
         """Make one kernel of two, unless one of them needs the other: but for the result of the first, where they run ``in_turn``."""
         a, b = self.group[one], self.group[other]
-        if a == b or self._needs(a, b) or self._needs(b, a, in_turn):
+        if a == b or self._needs(a, b) or (self._needs_by_others(b, a) if in_turn else self._needs(b, a)):
             return
         for k in self.own[b]:
             self.group[k] = a
         self.own[a] = sorted(self.own[a] + self.own.pop(b))
         self.are_joined = True
+        own = mask_of(self.own[a])
+        self.needed[a] = needed = (self.needed[a] | self.needed[b]) & ~own
+        for g in self.own:
+            if self.needed[g] & own:
+                self.needed[g] |= needed | own
 
     def several(self) -> Iterator[list[int]]:
         """The kernels of each group of more than one."""
         return (together for together in self.own.values() if len(together) > 1)
 
-    def _before(self, group: int) -> set[int]:
-        """The groups whose results a group reads, which may be itself."""
-        return {self.group[w] for k in self.own[group] for w in self.waits[k]}
+    def _needs(self, group: int, before: int) -> bool:
+        """Whether a group cannot begin before another has run."""
+        return bool(self.needed[group] >> before & 1)
 
-    def _needs(self, group: int, before: int, by_others: bool = False) -> bool:
-        """Whether a group cannot begin before another has run: ``by_others``, if it needs another that needs it."""
-        if by_others:
-            return any(self._needs(g, before) for g in self._before(group) - {group, before})
-        waiting, seen = [group], {group}
-        while waiting:
-            new = self._before(waiting.pop()) - seen
-            if before in new:
-                return True
-            seen |= new
-            waiting += new
-        return False
+    def _needs_by_others(self, group: int, before: int) -> bool:
+        """Whether a group needs another that needs a third."""
+        first = {self.group[w] for k in self.own[group] for w in self.waits[k]}
+        return any(self._needs(g, before) for g in first - {group, before})
 
     def order(self) -> list[int]:
         """All kernels, those of a group one after the other, else as they stand."""
         done: dict[int, None] = {}
-        left = list(range(len(self.waits)))
+        left = dict.fromkeys(range(len(self.waits)))
         while left:
             for k in left:
                 own = self.own[self.group[k]]
                 if all(w in done or w in own for m in own for w in self.waits[m]):
-                    done |= dict.fromkeys(own)
-                    left = [m for m in left if m not in own]
                     break
+            done |= dict.fromkeys(own)
+            for m in own:
+                del left[m]
         return [*done]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +26,8 @@ GUIDE = "CUDA C++ Programming Guide 13.0, technical specifications per compute c
 SYSTEM = "guessed: the total that nvidia-smi shows, less 2 % that the driver keeps"
 GUESSED = "guessed"
 
+USUAL = "h100"
+"""The card that a GPU is taken for if nothing is known of it, AMD's for example."""
 MEMORY_FRACTION = 0.75
 """The fraction of a card's memory that JAX's allocator reserves, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set:
 JAX's documentation of its memory allocation."""
@@ -239,7 +242,7 @@ _ROWS = [
          f"NVIDIA H100 Tensor Core GPU data sheet, SXM, 2023; clock, multiprocessors, cache: {XLA}"),
     _row("h100-pcie", "NVIDIA H100 PCIe", (9, 0), 114, 1.755, (84_942_979_072, XLA), (2039, 756, 378, 51), 50, 64,
          f"NVIDIA H100 Tensor Core GPU data sheet, PCIe, 2022; clock, multiprocessors, cache: {XLA}"),
-    _row("h200", "NVIDIA H200 141GB HBM3e", (9, 0), 132, 1.98, (151_397_597_184, XLA), (4800, 989.4, 494.7, 67), 50, 450,
+    _row("h200", "NVIDIA H200", (9, 0), 132, 1.98, (151_397_597_184, XLA), (4800, 989.4, 494.7, 67), 50, 450,
          f"NVIDIA H200 Tensor Core GPU data sheet, SXM, 2023; clock, multiprocessors, cache: {XLA}"),
     _row("b200", "NVIDIA B200", (10, 0), 148, 1.965, (191_514_411_008, XLA), (7672, 2250, 1125, 37), 126.5, 900,
          f"NVIDIA DGX B200 data sheet, an eighth, 2024; clock, multiprocessors, cache: {XLA}"),
@@ -303,3 +306,31 @@ def is_profile(name: str) -> bool:
 def target_labelled(label: str) -> Target | None:
     """Return the card with a driver's name, which labels the profile of a calibrated card; None if the table lacks it."""
     return next((row for row in TARGETS.values() if row.label.lower() == label.lower()), None)
+
+
+@cache
+def card_of(device: Any) -> Target:
+    """Return the card that a GPU of JAX's is: the one with its driver's name, else one like those that the table has of its generation.
+
+    A card that the table lacks has the rates of the one of its compute capability (or the highest below) whose number of multiprocessors is
+    closest, in proportion to that number, and so much memory that JAX's allocator reserves what it does.
+
+    Args:
+        device: a device of :func:`jax.devices`.
+    """
+    known = target_labelled(device.device_kind)
+    if known is not None:
+        return known
+    try:
+        capability, cores = tuple(int(part) for part in device.compute_capability.split(".")), int(device.core_count)
+    except (AttributeError, ValueError):
+        return named(USUAL)
+    older = [row for row in TARGETS.values() if row.capability <= capability] or [min(TARGETS.values(), key=lambda row: row.capability)]
+    newest = max(row.capability for row in older)
+    like = min((row for row in older if row.capability == newest), key=lambda row: abs(row.multiprocessors - cores))
+    rates = {
+        name: getattr(like, name) * cores / like.multiprocessors for name in ("memory_rate", "narrow_flops", "tf32_flops", "double_flops")
+    }
+    reserved = (device.memory_stats() or {}).get("bytes_limit")
+    memory = like.memory_bytes if reserved is None else int(reserved / MEMORY_FRACTION)
+    return replace(like, name=device.device_kind, label=device.device_kind, multiprocessors=cores, memory_bytes=memory, sources={}, **rates)
