@@ -16,6 +16,7 @@ import eqsat_mem
 from benchmarks import gpu_times
 from eqsat_mem.backends.gpu import deviceless, habits, thunks
 from eqsat_mem.backends.gpu.backend import KERNEL_S, GpuBackend
+from eqsat_mem.backends.gpu.operations import LAUNCHES, LIBRARY
 from eqsat_mem.backends.gpu.targets import named
 from eqsat_mem.backends.gpu.workspaces import library_bytes, workspaces
 from eqsat_mem.errors import DeviceCompilerError
@@ -200,10 +201,11 @@ def test_launches_of_a_loop():
 @compiler
 @pytest.mark.parametrize("name", gpu_times.loops())
 def test_launches_of_loops_that_are_not_planned(name):
-    """As many as their equations tell, within a third."""
+    """As many as their equations tell, within a third, where a routine of a library counts as the kernels that take as long to launch."""
     timed = gpu_times.loops()[name]
     compiled = deviceless.compile_for(timed.function, timed.avals, H100, settings=["cublas"], launches=True).settings[0]
-    launched = sum(launch.turns for launch in compiled.launches if launch.depth)
+    routines = {"Convolution": LIBRARY, "CustomCall": LIBRARY, "Fft": LAUNCHES["fft"]}
+    launched = sum(launch.turns * routines.get(launch.kind, 1) for launch in compiled.launches if launch.depth)
     assert 0.67 < gpu_times.predicted_s(timed, H100.name) / KERNEL_S / launched < 1.5
 
 
