@@ -163,8 +163,8 @@ class Backend:
         term = ex.program.terms[t]
         return alone or (isinstance(term, Map) and self.is_cheap(ex.program, t))
 
-    def computes_again(self, ex: Extraction, t: int, kernels: int, is_whole: bool) -> bool:
-        """Whether so many kernels would each compute an elementwise value that only folds read, if they compute it at all.
+    def computes_again(self, ex: Extraction, t: int, kernels: Collection[int], only_folds: bool, is_whole: bool) -> bool:
+        """Whether kernels, folds among them or ``only_folds``, would each compute an elementwise value that they read, if they do at all.
 
         It ``is_whole``, or is made in a loop.
         """
@@ -178,7 +178,7 @@ class Backend:
         return len(kernels) == 1
 
     def are_one(self, program: Program, kernels: Collection[int]) -> bool:
-        """Whether these elementwise kernels, which read the same value, are one kernel, so that it computes the value once."""
+        """Whether these kernels, which read the same value, the first of them, are one kernel, which computes the value once."""
         return False
 
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:

@@ -234,7 +234,7 @@ def _is_virtual(
     folds = [fold for e in first if isinstance(fold := program.terms[e], Fold) and not ex.unrolls.get(e)]
     match term:
         case Map() | Fold() if folds and (isinstance(term, Map) or ex.unrolls.get(t)):
-            is_repeated = len(folds) < len(first) or backend.computes_again(ex, t, len(ends), is_whole)
+            is_repeated = backend.computes_again(ex, t, ends, len(folds) == len(first), is_whole)
             return is_repeated and backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
             return alone or backend.is_cheap(program, t) or backend.are_one(program, (t, *ends))

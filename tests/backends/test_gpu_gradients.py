@@ -71,7 +71,21 @@ def weighted_differences(x, y):
     return jnp.sum(w[:, :, None] * (x[:, None] - y[None]), 1)
 
 
+def solved(x, y, factor):
+    """Exponentials of which a solve reads a multiple, and a sum what they are times its result: held in between."""
+    e = jnp.exp(-sum((x[:, None, k] - k * y[None, :, k]) ** 2 for k in range(8)))
+    return (jax.lax.linalg.triangular_solve(factor, 2.0 * e, left_side=True, lower=True) * e).sum()
+
+
+def summed_beside(x, y, factor):
+    """The same, summed before: the kernel that writes the multiple sums them, too."""
+    e = jnp.exp(-distances(x, y))
+    return jax.lax.linalg.triangular_solve(factor, 2.0 * e, left_side=True, lower=True).sum(), (e * 3.0).sum()
+
+
 WRITTEN = {
+    solved: [f32(100, 8), f32(8000, 8), f32(100, 100)],
+    summed_beside: [f32(100, 7), f32(8000, 7), f32(100, 100)],
     neighbourhoods: [f32(6000, 3)],
     forces: [f32(3000, 3), f32(3000)],
     weighted_differences: [f32(3000, 3), f32(2500, 3)],

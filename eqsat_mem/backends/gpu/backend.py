@@ -67,6 +67,7 @@ class GpuBackend(Backend):
     packs: ClassVar[bool] = True
     compares_inside: ClassVar[bool] = True
     adds_in_place: ClassVar[bool] = True
+    room_toll: ClassVar[float] = 0.005  # most plans hold what is predicted
 
     @classmethod
     def of(cls, target: Target) -> Self:
@@ -207,19 +208,22 @@ class GpuBackend(Backend):
         """Folds compute elementwise operands of any depth."""
         return alone or self.recomputes_shared or self.is_cheap(ex.program, t)
 
-    def computes_again(self, ex: Extraction, t: int, kernels: int, is_whole: bool) -> bool:
-        """Each fold does, and for each element of what it is broadcast to there, unless it takes so long that XLA rather writes it out."""
-        program = ex.program
+    def computes_again(self, ex: Extraction, t: int, kernels: Collection[int], only_folds: bool, is_whole: bool) -> bool:
+        """Each does, and for each element of what it is broadcast to there, unless it takes so long that XLA rather writes it out. Kernels
+        that are one compute it once."""
+        program, count = ex.program, len(kernels)
+        if not only_folds:
+            count = 1 if self.are_one(program, (t, *kernels)) else siblings.separate(program, kernels)
         broadcast = max((program.extent(program.free[u] & ~program.free[t]) for u in program.readers(t)), default=1)
         work = scratch.work(program, t, weights_of(self.target))
         in_cache = not is_whole or program.nbytes(t) <= self.target.l2_bytes
-        return habits.is_computed_again(kernels, broadcast, work, itemsize(program.terms[t].dtype), in_cache)
+        return habits.is_computed_again(count, broadcast, work, itemsize(program.terms[t].dtype), in_cache)
 
     def compute_fold_again(self, ex: Extraction, t: int, kernels: Collection[int], is_whole: bool) -> bool:
         """Two do; more by XLA's estimate, but for folds of columns."""
         program = ex.program
         by_columns = any(isinstance(fold := program.terms[k], Fold) and scratch.is_by_columns(program, fold) for k in kernels)
-        return len(kernels) <= 2 or (not by_columns and self.computes_again(ex, t, len(kernels), is_whole))
+        return len(kernels) <= 2 or (not by_columns and self.computes_again(ex, t, kernels, True, is_whole))
 
     def are_one(self, program: Program, kernels: Collection[int]) -> bool:
         return siblings.are_joined(program, kernels)

@@ -66,11 +66,33 @@ def _in_turn(program: Program, kernels: Fused, maker: Mapping[int, int]) -> Iter
 
 
 def are_joined(program: Program, kernels: Collection[int]) -> bool:
-    """Whether a value and elementwise kernels that read it are of one size, and no kernel needs another: the first one is the value."""
+    """Whether a value and kernels that read it run over as many elements, and no kernel needs another: the first one is the value, others
+    are elementwise or folds."""
     value, *readers = kernels
-    if not all(isinstance(program.terms[t], Map) and program.free[t] == program.free[value] for t in readers):
-        return False
+    for t in readers:
+        term = program.terms[t]
+        elements = program.free[t] if isinstance(term, Map) else program.free[term.arg] if isinstance(term, Fold) else None
+        if elements != program.free[value]:
+            return False
     return not any(program.made_of(later) >> earlier & 1 for earlier, later in combinations(sorted(readers), 2))
+
+
+def separate(program: Program, kernels: Collection[int]) -> int:
+    """The number of kernels that read the result of no other, nor what is made of it element by element: a softmax is one kernel, and what
+    is written out for another kernel is not needed beside what that makes of it."""
+    return sum(not _reads_another(program, t, mask_of(kernels) & ~(1 << t)) for t in kernels)
+
+
+def _reads_another(program: Program, t: int, others: int) -> bool:
+    seen, pending = set[int](), [*program.operands(t)]
+    while pending:
+        c = pending.pop()
+        if others >> c & 1:
+            return True
+        if c not in seen and program.made_of(c) & others and isinstance(program.terms[c], Map):
+            pending.extend(program.operands(c))
+        seen.add(c)
+    return False
 
 
 class _Groups:
