@@ -35,8 +35,9 @@ def waiting(program: Program, seq: Seq) -> Mapping[Loop, tuple[int, frozenset[in
             late = frozenset(t for t in (*step.folds, *step.stacks) if _can_wait(program, step, t))
             if able and late:
                 found[step] = max(able, key=lambda t: (behind[t], order[t])), late
+        most += _is_loop(program, step)
         for t in made(step):
-            behind[t], order[t] = most + _is_loop(program, step), len(order)
+            behind[t], order[t] = most, len(order)
     return found
 
 
