@@ -25,6 +25,9 @@ from eqsat_mem.units import format_bytes
 CLOSE, NEAR = 1.25, 1.1
 """A plan may fit though up to so many times the limit is predicted; up to the second XLA is asked about long programs before
 other forms are searched."""
+LONG_ASKED_UP_TO = 1.5
+"""Predicted peak over limit up to which the compiler is asked about a long program as written, in place of :attr:`Backend.asked_up_to`: of
+many values the sum is predicted better than of few, and compilations take long."""
 ATTEMPTS = 6
 """The number of searches and compilations for one limit, each for a lower planned limit than the one before."""
 FAR_SLOWER = 2.0
@@ -62,7 +65,8 @@ def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
     """The program as it was where it fits and a plan gains too little; else the plan that fits."""
     limit, best, before = request.limit, found.best, found.before
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
-    fits_nearly = before.fits(limit * request.backend.asked_up_to if request.verifies else limit)
+    asked_up_to = LONG_ASKED_UP_TO if len(forms.loaded.terms) > LONG else request.backend.asked_up_to
+    fits_nearly = before.fits(limit * asked_up_to if request.verifies else limit)
     if best.fits(limit):
         may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
     else:  # whatever is predicted of the program as written: XLA is asked before there is an error

@@ -17,6 +17,8 @@ from eqsat_mem.ir import Dot, Fold
 from eqsat_mem.schedule.search import straight
 from tests.backends.test_gpu_deviceless import H100, compiler, f32
 
+OWN = GpuBackend.of(H100)
+
 
 def planned(function, limit, *avals, verify=False):
     return eqsat_mem.optimize(function, memory_limit=limit, device="h100", verify=verify).plan(*avals)
@@ -65,12 +67,50 @@ def test_products_are_by_triton_alone_where_what_fits_otherwise_would_take_for_e
     assert plan.compiled_peak_bytes <= limit
 
 
+def attention(q, k, v):
+    return jax.nn.softmax(q @ k.T / 8.0, -1) @ v
+
+
+def both_ways(a, b):
+    """Two products of what is computed on the way, each in another order of axes."""
+    c = jnp.tanh(a) * b
+    return c @ c.T, jnp.exp(-c).T @ jnp.sin(c)
+
+
+OF_PRODUCTS = {
+    squared: [f32(1024, 1024)],
+    attention: [f32(2048, 64)] * 3,
+    both_ways: [f32(1500, 700)] * 2,
+    lambda q, k, v: jax.grad(lambda *args: jnp.sum(attention(*args) ** 2), (0, 1, 2))(q, k, v): [f32(2048, 64)] * 3,
+}
+
+
+@compiler
+@pytest.mark.parametrize("function", OF_PRODUCTS)
+def test_products_by_a_library_hold_no_more_than_those_by_triton_and_all_that_these_compute_inside(function):
+    triton, cublas = deviceless.compile_for(function, OF_PRODUCTS[function], H100).settings
+    more = Products.TUNED.more_by_library(triton.text, H100)
+    assert cublas.held_bytes + Products.TUNED.difference(cublas.text, H100) <= triton.held_bytes + more
+
+
+@compiler
+def test_long_programs_that_fit_whatever_computes_their_products_are_compiled_once(monkeypatch):
+    avals, compilations = OF_PRODUCTS[both_ways], []
+    compiled = deviceless._compiled
+    monkeypatch.setattr(deviceless, "_compiled", lambda lowered, *rest: compilations.append(rest) or compiled(lowered, *rest))
+    exact = OWN.check(both_ways, avals, limit=2**30)
+    assert len(compilations) == 2
+    monkeypatch.setattr("eqsat_mem.backends.gpu.backend.LONG_TEXT", 0)
+    assert exact.held_bytes - 2**20 <= OWN.check(both_ways, avals, limit=2**30).held_bytes <= exact.held_bytes + OWN.library_bytes
+    assert len(compilations) == 3
+    assert OWN.check(both_ways, avals, limit=exact.held_bytes) == exact  # it may not fit
+    assert OWN.check(both_ways, avals) == exact
+    assert len(compilations) == 7
+
+
 def test_without_a_compiler_nothing_is_promised_of_triton_alone():
     with pytest.raises(eqsat_mem.MemoryLimitError):
         eqsat_mem.optimize(squared, memory_limit="9MiB", device="h100", accuracy="bitwise", verify=False).plan(f32(1024, 1024))
-
-
-OWN = GpuBackend.of(H100)
 
 
 def distances(x, y):

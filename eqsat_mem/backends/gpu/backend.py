@@ -43,6 +43,8 @@ KERNEL_S, TURN_S = 1.1e-6, 2e-6
 (benchmarks/gpu_times.py)."""
 TILE = 64
 """Rows and columns of a product that one block computes: blocks of launches in benchmarks/gpu_model.py."""
+LONG_TEXT = 200_000
+"""Characters of a program as compiled from which on compiling it again takes seconds: guessed."""
 FUSED_BLOCKS = frozenset({"slice", "slice_at", "shift_to", "dynamic_slice", "gather", "pad", "rev"})
 """Block operations that are computed inside the elementwise kernels and folds that read them."""
 
@@ -376,12 +378,15 @@ class GpuBackend(Backend):
         return Check(self._largest(((each.held_bytes, each.text) for each in compilations), limit))
 
     def _largest(self, compilations: Iterable[tuple[int, str]], limit: int | None) -> int:
-        """The most that any of some compilations holds, given what each holds and its text, or the first that is over the limit."""
+        """The most that any of some compilations holds, given what each holds and its text, or the first that is over the limit. A long
+        program with products by Triton is compiled no further where it fits whatever those by cuBLAS hold; their scratch counts."""
         most = 0
-        for held, text in compilations:
+        for k, (held, text) in enumerate(compilations):
             most = max(most, held + self.products.difference(text, self.target))
             if not has_products(text) or (limit is not None and most > limit):
                 break
+            if k == 0 and limit is not None and len(text) > LONG_TEXT and most + self.products.more_by_library(text, self.target) <= limit:
+                return most + (self.products.scratch_bytes(self.target) or 0)
         return most
 
     def hidden(self, compiled: Any) -> Hidden:

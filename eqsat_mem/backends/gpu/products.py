@@ -9,10 +9,14 @@ from typing import Any
 
 import jax
 
+from eqsat_mem.backends import hlo
 from eqsat_mem.backends.gpu import deviceless, measured, workspaces
 from eqsat_mem.backends.gpu.options import ALWAYS, NATIVE_FUSIONS, UNTRIED
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.schedule.checks import knows_option
+
+GIVEN = frozenset({"parameter", "bitcast", "get-tuple-element"})
+"""Operations of HLO whose results are in memory already."""
 
 
 class Products(Enum):
@@ -58,6 +62,17 @@ class Products(Enum):
         if not given or counted is None:
             return 0
         return max(counted - min(given), 0) if self is Products.TUNED else min(counted - max(given), 0)
+
+    def more_by_library(self, text: str, target: Target) -> int:
+        """The most bytes that a program whose products Triton computes holds besides, should cuBLAS compute them; ``text`` is its optimised
+        HLO. What products compute on the way from their operands and to their results are arrays then, at worst all of them at once."""
+        computations = hlo.from_text(text).computations.values()
+        dots = ((own, each) for own in computations for each in own.values() if each.op == "dot")
+        arrays = (
+            sum(own[name].nbytes for name in dot.operands if own[name].op not in GIVEN) + (0 if dot.is_root else dot.nbytes)
+            for own, dot in dots
+        )
+        return sum(arrays) + (self.scratch_bytes(target) or 0)
 
     def untuned(self, program: Any) -> Iterator[Any]:
         """A lowered program, compiled on the card in each of the settings without trying kernels, if that is possible."""

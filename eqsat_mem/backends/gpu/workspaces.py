@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from eqsat_mem.backends.gpu.targets import MiB, Target
+from eqsat_mem.backends.hlo import itemsize
 
 UNTUNED = 4 * MiB
 """The bytes of scratch that XLA allocates for a product by cuBLASLt without a card: read from compiled programs."""
@@ -196,16 +197,6 @@ def _body(text: str, name: str) -> str:
 
 def _extents(text: str) -> list[int]:
     return [int(extent) for extent in text.split(",") if extent]
-
-
-def itemsize(hlo_type: str) -> int:
-    """Return the bytes of one element of an HLO type.
-
-    >>> itemsize("bf16"), itemsize("pred"), itemsize("c64")
-    (2, 1, 8)
-    """
-    width = re.match(r"[a-z]+(\d+)", hlo_type)
-    return max(int(width[1]) // 8, 1) if width else 1
 
 
 def _largest_factor(n: int) -> int:
