@@ -42,6 +42,7 @@ class Bodies:
         planner: plans one.
         load: a body as a program, the same object each time.
         left: how the results of a loaded body lie, given how its arguments do, and the positions of the arguments that it gathers.
+        in_chunks: whether loops that exchange nothing are left as they are, so that they may run on chunks of their operands.
     """
 
     limit: int
@@ -49,6 +50,7 @@ class Bodies:
     load: Callable[[ClosedJaxpr], Program]
     left: Callable[[Program, Specs], tuple[Specs, frozenset[int]]]
     known: dict[Any, tuple[Any, int]] = field(default_factory=dict)
+    in_chunks: bool = False
 
     def are_large(self, call: Call, program: Program) -> bool:
         """Whether anything in a loop or branch of a program, or anything that it takes or leaves, is worth a plan."""
@@ -102,8 +104,15 @@ def flow_of(at: Localiser, term: Block) -> Flow | None:
     key = id(term.call), term.args
     if key not in at.flows:
         planned = at.bodies is not None and at.bodies.are_large(term.call, at.old)
-        at.flows[key] = _planned(at, term) if planned else None
+        is_left = at.bodies is not None and at.bodies.in_chunks and _exchanges_nothing(at, term)
+        at.flows[key] = _planned(at, term) if planned and not is_left else None
     return at.flows[key]
+
+
+def _exchanges_nothing(at: Localiser, term: Block) -> bool:
+    """Whether a loop computes each share of its results from the same shares of its operands."""
+    around = reduce(operator.or_, map(axes_mask, (*term.call.in_axes, *term.call.out_axes)), 0)
+    return not around & mask_of(at.divided) & ~term.call.pointwise
 
 
 def _planned(at: Localiser, term: Block) -> Flow:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.encode import pointwise
@@ -17,6 +18,7 @@ from eqsat_mem.mesh.padding import padded
 from eqsat_mem.mesh.spreading import spreadings
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.search import straight
+from eqsat_mem.transforms.plan_bodies import calls
 
 SEARCHED = 4
 """The number of programs of one device that are searched at a time."""
@@ -37,16 +39,20 @@ class Spread:
 def spread(
     every: Sequence[Extraction], placement: Placement, backend: Backend, loops: Bodies | None = None, deadline: Deadline = NEVER
 ) -> Iterator[list[Spread]]:
-    """Programs of one device in groups, the fastest first: those along what lies in shares, then along further mesh axes too.
+    """Programs of one device in groups, the fastest first: those along what lies in shares, then along further mesh axes too, each with
+    the bodies of its loops planned, then with loops that may run on chunks.
 
     The first of ``every`` is the program as written; of its programs the fastest is in the first group.
     """
     specs = (*placement.arguments, *placement.results)
     given = None not in specs and any(names for spec in specs for names in spec or ())
     seen: set[str] = set()
-    for idle in (False, True) if given else (True,):
+    written = every[0].program
+    may_be_chunked = loops is not None and any(call.pointwise and loops.are_large(call, written) for call in calls(written))
+    chunked = [replace(loops, in_chunks=True)] if loops is not None and may_be_chunked else []
+    for idle, bodies in product((False, True) if given else (True,), (loops, *chunked)):
         found = []
-        for s in _ways(every, placement, backend, loops, idle, deadline):
+        for s in _ways(every, placement, backend, bodies, idle, deadline):
             text = str(s.local.program)
             if text not in seen:
                 seen.add(text)

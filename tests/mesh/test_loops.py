@@ -112,3 +112,16 @@ def test_a_diagonal_of_an_argument_in_shares(mesh):
         return jnp.einsum("ii->i", x) * jnp.sum(jnp.exp(-((x[:, None] - x[None]) ** 2)), (0, 2))
 
     same(optimize(traced, memory_limit="192KiB", mesh=mesh, in_shardings=S)(x), jax.jit(traced)(x))
+
+
+@pytest.mark.parametrize("bins", [20, 33])
+def test_a_loop_that_exchanges_nothing_runs_on_chunks_of_its_shares(bins, mesh, points):
+    """Each distance finds its bin in a scan: shares of all distances are carried, or those of a few points at a time."""
+
+    def counts(x):
+        return jnp.histogram(jnp.sqrt(distances(x, x) + 1e-3), jnp.linspace(0, 5, bins + 1))[0]
+
+    x = np.round(points[0] * 8) / 8  # sums of few bits: no distance is rounded
+    fast = optimize(counts, memory_limit="300KiB", mesh=mesh, in_shardings=(S,))
+    assert fast.plan(x).compiled_peak_bytes <= 300 * 1024  # a share of all distances takes 512
+    np.testing.assert_array_equal(np.asarray(fast(x)), np.asarray(jax.jit(counts)(x)))
