@@ -131,24 +131,34 @@ def _emit_within(request: Request, forms: Forms, first: SearchResult, as_written
 
     Where no prediction is low enough, or where one that is leaves most of the room, XLA fuses less than the backend assumes: the search
     begins again with its cautious variant. Then, also where what fits is slower than the program as written, with compiler options under
-    which programs hold less; with those under which they hold least where it would take for ever.
+    which programs hold less: first of all with these where they promise more speed. With those under which they hold least where it would
+    take for ever.
     """
     errors: list[MemoryLimitError] = []
     found: Chosen | None = None
-    best = first.best
+    best, results = first.best, {request.backend: first}
     cautious = request.backend.cautious() if best.fits(request.limit) else None
-    narrowed = narrowing(request.backend) if request.verifies else ()
-    for backend in (request.backend, cautious, *narrowed):
+    narrowed = tuple(narrowing(request.backend)) if request.verifies else ()
+    order = [request.backend, cautious, *narrowed]
+    if narrowed and best.fits(request.limit) and best.seconds > as_written_s and _is_narrow(request, best):
+        results[narrowed[0]] = other = forms.fastest(narrowed[0], request.limit)
+        if other.best.fits(request.limit) and other.best.seconds < best.seconds:
+            order = [narrowed[0], request.backend, cautious, *narrowed[1:]]
+    for backend in order:
         if backend is None or ((errors or found) and request.deadline.passed()):
             continue
         if found is not None:
-            is_narrow = _room(found, request.limit) <= ROOMY * request.backend.library_bytes
-            slowest = 1.0 if is_narrow and backend.narrowed() is not None else HOPELESS
-            is_tried = _leaves_room(found, request.limit) if backend is cautious else found.schedule.seconds > slowest * as_written_s
+            if backend is request.backend:
+                is_tried = best.seconds < found.schedule.seconds
+            elif backend is cautious:
+                is_tried = _leaves_room(found, request.limit)
+            else:
+                may_be_slow = not _is_narrow(request, best) or backend.narrowed() is None
+                is_tried = found.schedule.seconds > (HOPELESS if may_be_slow else 1.0) * as_written_s
             if not is_tried:
                 continue
         try:
-            result = forms.fastest(backend, request.limit) if errors or found else first
+            result = results.get(backend) or forms.fastest(backend, request.limit)
             s = result.best
             is_known = backend is cautious and s.peak_bytes == best.peak_bytes  # XLA holds more of it, whatever is assumed
             if found is None or (s.fits(request.limit) and s.seconds < found.schedule.seconds and not is_known):
@@ -164,6 +174,11 @@ def _emit_within(request: Request, forms: Forms, first: SearchResult, as_written
         errors.clear()  # its frames hold them, and they all that was planned, until cyclic garbage is looked for
 
 
+def _is_narrow(request: Request, s: Schedule) -> bool:
+    """Whether the scratch of libraries takes much of what a program may hold beside arguments and outputs."""
+    return _room(s.ex.program, request.limit) <= ROOMY * request.backend.library_bytes
+
+
 def _leaves_room(chosen: Chosen, limit: int) -> bool:
     """Whether a program that was planned for less than the limit holds less than half of what it may beside arguments and outputs."""
     return chosen.planned_limit < limit and _is_half_empty(chosen, limit)
@@ -171,12 +186,12 @@ def _leaves_room(chosen: Chosen, limit: int) -> bool:
 
 def _is_half_empty(chosen: Chosen, limit: int) -> bool:
     held = chosen.compiled_bytes
-    return held is not None and 2 * _room(chosen, held) < _room(chosen, limit)
-
-
-def _room(chosen: Chosen, total: int) -> int:
-    """The rest of so many bytes beside arguments and outputs."""
     program = chosen.schedule.ex.program
+    return held is not None and 2 * _room(program, held) < _room(program, limit)
+
+
+def _room(program: Program, total: int) -> int:
+    """The rest of so many bytes beside arguments and outputs."""
     return total - argument_bytes(program) - output_bytes(program)
 
 

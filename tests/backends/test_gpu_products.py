@@ -94,6 +94,23 @@ def test_products_by_a_library_hold_no_more_than_those_by_triton_and_all_that_th
 
 
 @compiler
+def test_products_are_by_triton_at_once_where_that_promises_more_speed(monkeypatch):
+    """The scratch of a library would take half of the room: nothing is compiled with it that is not faster then."""
+
+    def loss(q, k, v, t):
+        s = jnp.where(jnp.tril(jnp.ones((512, 512), bool)), jnp.einsum("bihd,bjhd->bhij", q, k), -1e9)
+        return ((jnp.einsum("bhij,bjhd->bihd", jax.nn.softmax(s), v) - t) ** 2).mean()
+
+    asked = []
+    check = GpuBackend.check
+    monkeypatch.setattr(GpuBackend, "check", lambda self, *args, **kwargs: asked.append(self.products) or check(self, *args, **kwargs))
+    plan = eqsat_mem.optimize(jax.value_and_grad(loss, (0, 1, 2)), memory_limit="78MiB", device="h100").plan(*[f32(8, 512, 8, 32)] * 4)
+    assert plan.schedule.backend.products is Products.BY_TRITON
+    assert plan.compiled_peak_bytes <= 78 * 2**20
+    assert asked == [Products.TUNED, Products.BY_TRITON]  # the first about the program as written
+
+
+@compiler
 def test_long_programs_that_fit_whatever_computes_their_products_are_compiled_once(monkeypatch):
     avals, compilations = OF_PRODUCTS[both_ways], []
     compiled = deviceless._compiled
