@@ -26,7 +26,7 @@ from eqsat_mem.request import Request
 from eqsat_mem.schedule.chunk_sizes import tied
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import Search
-from eqsat_mem.verification import Chosen, compiled, keep
+from eqsat_mem.verification import Chosen, asked_up_to, compiled, keep
 
 MOST = 8
 """Programs that are run at most: the plan, the program as written, and runners-up."""
@@ -111,7 +111,7 @@ class Tuner:
         """The plan, the program as written, and runners-up, each verified when it is asked for, with its position among them all."""
         yield 0, plan
         before, limit = found.before, request.limit
-        if not plan.unchanged and before.fits(limit * request.backend.asked_up_to):
+        if not plan.unchanged and before.fits(asked_up_to(request, program)):
             written = keep(request, program, before)
             if written is not None:
                 yield 1, written

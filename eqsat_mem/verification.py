@@ -65,8 +65,7 @@ def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
     """The program as it was where it fits and a plan gains too little; else the plan that fits."""
     limit, best, before = request.limit, found.best, found.before
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
-    asked_up_to = LONG_ASKED_UP_TO if len(forms.loaded.terms) > LONG else request.backend.asked_up_to
-    fits_nearly = before.fits(limit * asked_up_to if request.verifies else limit)
+    fits_nearly = before.fits(asked_up_to(request, forms.loaded))
     if best.fits(limit):
         may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
     else:  # whatever is predicted of the program as written: XLA is asked before there is an error
@@ -91,6 +90,12 @@ def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
     if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(planned) > GAIN * before.seconds:
         return keep(request, forms.loaded, before) or planned
     return planned
+
+
+def asked_up_to(request: Request, loaded: Program) -> int:
+    """The predicted peak up to which XLA is asked about a program as written."""
+    factor = LONG_ASKED_UP_TO if len(loaded.terms) > LONG else request.backend.asked_up_to
+    return int(factor * request.limit) if request.verifies else request.limit
 
 
 def near(request: Request, forms: Forms) -> int:
@@ -144,19 +149,20 @@ def _emit_within(request: Request, forms: Forms, first: SearchResult, as_written
         results[narrowed[0]] = other = forms.fastest(narrowed[0], request.limit)
         if other.best.fits(request.limit) and other.best.seconds < best.seconds:
             order = [narrowed[0], request.backend, cautious, *narrowed[1:]]
+
+    def is_tried_after(found: Chosen, backend: Backend) -> bool:
+        if backend is cautious:
+            return _leaves_room(found, request.limit)
+        if backend is request.backend:
+            return best.seconds < found.schedule.seconds
+        slowest = 1.0 if _is_narrow(request, best) and backend.narrowed() is not None else HOPELESS
+        return found.schedule.seconds > slowest * as_written_s
+
     for backend in order:
         if backend is None or ((errors or found) and request.deadline.passed()):
             continue
-        if found is not None:
-            if backend is request.backend:
-                is_tried = best.seconds < found.schedule.seconds
-            elif backend is cautious:
-                is_tried = _leaves_room(found, request.limit)
-            else:
-                may_be_slow = not _is_narrow(request, best) or backend.narrowed() is None
-                is_tried = found.schedule.seconds > (HOPELESS if may_be_slow else 1.0) * as_written_s
-            if not is_tried:
-                continue
+        if found is not None and not is_tried_after(found, backend):
+            continue
         try:
             result = results.get(backend) or forms.fastest(backend, request.limit)
             s = result.best

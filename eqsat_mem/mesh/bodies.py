@@ -103,16 +103,16 @@ def flow_of(at: Localiser, term: Block) -> Flow | None:
     """A loop or branch whose bodies are planned for shares; None if they are left as they are."""
     key = id(term.call), term.args
     if key not in at.flows:
-        planned = at.bodies is not None and at.bodies.are_large(term.call, at.old)
-        is_left = at.bodies is not None and at.bodies.in_chunks and _exchanges_nothing(at, term)
-        at.flows[key] = _planned(at, term) if planned and not is_left else None
+        at.flows[key] = _planned(at, term) if at.bodies is not None and _is_planned(at, at.bodies, term.call) else None
     return at.flows[key]
 
 
-def _exchanges_nothing(at: Localiser, term: Block) -> bool:
-    """Whether a loop computes each share of its results from the same shares of its operands."""
-    around = reduce(operator.or_, map(axes_mask, (*term.call.in_axes, *term.call.out_axes)), 0)
-    return not around & mask_of(at.divided) & ~term.call.pointwise
+def _is_planned(at: Localiser, own: Bodies, call: Call) -> bool:
+    """Whether the bodies of a call are planned: not if it may run on chunks, as each device computes its share of the results from the
+    same shares of the operands."""
+    around = reduce(operator.or_, map(axes_mask, (*call.in_axes, *call.out_axes)), 0)
+    exchanges = around & mask_of(at.divided) & ~call.pointwise
+    return own.are_large(call, at.old) and bool(exchanges or not own.in_chunks)
 
 
 def _planned(at: Localiser, term: Block) -> Flow:

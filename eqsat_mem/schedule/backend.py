@@ -177,7 +177,7 @@ class Backend:
         """
         return len(kernels) == 1
 
-    def are_one(self, program: Program, kernels: Collection[int]) -> bool:
+    def are_one(self, ex: Extraction, kernels: Collection[int]) -> bool:
         """Whether these kernels, which read the same value, the first of them, are one kernel, which computes the value once."""
         return False
 

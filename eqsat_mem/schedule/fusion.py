@@ -237,7 +237,7 @@ def _is_virtual(
             is_repeated = backend.computes_again(ex, t, ends, len(folds) == len(first), is_whole)
             return is_repeated and backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
-            return alone or backend.is_cheap(program, t) or backend.are_one(program, (t, *ends))
+            return alone or backend.is_cheap(program, t) or backend.are_one(ex, (t, *ends))
         case Fold() | Dot() if not ex.unrolls.get(t) and backend.computes_in_tiles(ex, program.extent(term.over), ends):
             return True
         case Fold():

@@ -1,5 +1,8 @@
 """Products on a GPU that no library needs to compute, and those that none may."""
 
+import math
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -20,8 +23,8 @@ from tests.backends.test_gpu_deviceless import H100, compiler, f32
 OWN = GpuBackend.of(H100)
 
 
-def planned(function, limit, *avals, verify=False):
-    return eqsat_mem.optimize(function, memory_limit=limit, device="h100", verify=verify).plan(*avals)
+def planned(function, limit, *avals, **options):
+    return eqsat_mem.optimize(function, memory_limit=limit, device="h100", verify=False, **options).plan(*avals)
 
 
 def test_products_of_few_results_are_sums_where_there_is_no_room_for_a_library():
@@ -77,7 +80,15 @@ def both_ways(a, b):
     return c @ c.T, jnp.exp(-c).T @ jnp.sin(c)
 
 
+def of_heads(a, b):
+    """Operands that are computed, and then read in another shape."""
+    return jnp.tanh(a).reshape(64, 16, 1024).transpose(1, 0, 2) @ jnp.sin(b).reshape(16, 1024, 96)
+
+
+bf16 = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
 OF_PRODUCTS = {
+    of_heads: [f32(1024, 1024), f32(16384, 96)],
+    lambda a, b: (a @ b, jnp.exp(a @ b)): [bf16((1001, 803)), bf16((803, 901))],
     squared: [f32(1024, 1024)],
     attention: [f32(2048, 64)] * 3,
     both_ways: [f32(1500, 700)] * 2,
@@ -90,7 +101,19 @@ OF_PRODUCTS = {
 def test_products_by_a_library_hold_no_more_than_those_by_triton_and_all_that_these_compute_inside(function):
     triton, cublas = deviceless.compile_for(function, OF_PRODUCTS[function], H100).settings
     more = Products.TUNED.more_by_library(triton.text, H100)
-    assert cublas.held_bytes + Products.TUNED.difference(cublas.text, H100) <= triton.held_bytes + more
+    assert cublas.held_bytes + Products.TUNED.difference(cublas.text, H100) <= triton.held_bytes + more < math.inf
+
+
+def test_products_of_a_text_that_cannot_be_read_may_hold_anything():
+    assert Products.TUNED.more_by_library("HloModule m\n\nENTRY e {\n  no instruction\n}\n", H100) == math.inf
+
+
+def test_room_is_used_where_that_saves_turns():
+    def product(x, y, v):
+        return jnp.exp(-0.5 * distances(x, y)) @ v
+
+    (loop,) = planned(product, 100_000_000, f32(10**6, 1), f32(10**6, 1), f32(10**6, 1), tiles=False).loops
+    assert loop.turns <= 200
 
 
 @compiler

@@ -215,8 +215,10 @@ class GpuBackend(Backend):
         that are one compute it once."""
         program, count = ex.program, len(kernels)
         if not only_folds:
-            count = 1 if self.are_one(program, (t, *kernels)) else siblings.separate(program, kernels)
+            count = 1 if self.are_one(ex, (t, *kernels)) else siblings.separate(program, kernels)
         broadcast = max((program.extent(program.free[u] & ~program.free[t]) for u in program.readers(t)), default=1)
+        if count * broadcast <= 1:
+            return True
         work = scratch.work(program, t, weights_of(self.target))
         in_cache = not is_whole or program.nbytes(t) <= self.target.l2_bytes
         return habits.is_computed_again(count, broadcast, work, itemsize(program.terms[t].dtype), in_cache)
@@ -227,8 +229,8 @@ class GpuBackend(Backend):
         by_columns = any(isinstance(fold := program.terms[k], Fold) and scratch.is_by_columns(program, fold) for k in kernels)
         return len(kernels) <= 2 or (not by_columns and self.computes_again(ex, t, kernels, True, is_whole))
 
-    def are_one(self, program: Program, kernels: Collection[int]) -> bool:
-        return siblings.are_joined(program, kernels)
+    def are_one(self, ex: Extraction, kernels: Collection[int]) -> bool:
+        return siblings.are_joined(ex, kernels)
 
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """A short fold is computed inside the folds and searches that read it, and what a kernel of its own makes of it alone in that.

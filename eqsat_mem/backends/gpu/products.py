@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -15,8 +16,8 @@ from eqsat_mem.backends.gpu.options import ALWAYS, NATIVE_FUSIONS, UNTRIED
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.schedule.checks import knows_option
 
-GIVEN = frozenset({"parameter", "bitcast", "get-tuple-element"})
-"""Operations of HLO whose results are in memory already."""
+VIEWS = frozenset({"bitcast", "get-tuple-element"})
+"""Operations of HLO whose result is their operand, or a part of it."""
 
 
 class Products(Enum):
@@ -63,16 +64,15 @@ class Products(Enum):
             return 0
         return max(counted - min(given), 0) if self is Products.TUNED else min(counted - max(given), 0)
 
-    def more_by_library(self, text: str, target: Target) -> int:
+    def more_by_library(self, text: str, target: Target) -> float:
         """The most bytes that a program whose products Triton computes holds besides, should cuBLAS compute them; ``text`` is its optimised
-        HLO. What products compute on the way from their operands and to their results are arrays then, at worst all of them at once."""
-        computations = hlo.from_text(text).computations.values()
-        dots = ((own, each) for own in computations for each in own.values() if each.op == "dot")
-        arrays = (
-            sum(own[name].nbytes for name in dot.operands if own[name].op not in GIVEN) + (0 if dot.is_root else dot.nbytes)
-            for own, dot in dots
-        )
-        return sum(arrays) + (self.scratch_bytes(target) or 0)
+        HLO. What products compute on the way from their operands and to their results are arrays then, at worst all of them at once, and
+        those of two bytes or less may be padded. Infinite where the text cannot be read."""
+        module = hlo.from_text(text)
+        if module.unread:
+            return math.inf
+        dots = ((own, each) for own in module.computations.values() for each in own.values() if each.op == "dot")
+        return sum(_arrays(own, dot) for own, dot in dots) + (self.scratch_bytes(target) or 0)
 
     def untuned(self, program: Any) -> Iterator[Any]:
         """A lowered program, compiled on the card in each of the settings without trying kernels, if that is possible."""
@@ -84,6 +84,20 @@ class Products(Enum):
     def rate(self, kind: str) -> float:
         """The rate of products of a kind in shares of the libraries'."""
         return 1.0 if self is Products.TUNED else measured.BY_TRITON[kind]
+
+
+def _arrays(own: Mapping[str, hlo.Instruction], dot: hlo.Instruction) -> int:
+    """Bytes of the arrays that a product in a computation needs besides those that are there, at worst."""
+    operands = [own[name] for name in dot.operands]
+    is_narrow = any(hlo.itemsize(operand.type) <= 2 for operand in operands)
+    made = sum(operand.nbytes for operand in operands if is_narrow or not _is_given(own, operand))
+    return made + (dot.nbytes if is_narrow or not dot.is_root else 0)
+
+
+def _is_given(own: Mapping[str, hlo.Instruction], value: hlo.Instruction) -> bool:
+    while value.op in VIEWS:
+        value = own[value.operands[0]]
+    return value.op == "parameter"
 
 
 def has_products(text: str) -> bool:

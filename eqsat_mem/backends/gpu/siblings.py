@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Fold, Map, Program, mask_of
 from eqsat_mem.ir.loop_tree import made
 from eqsat_mem.schedule.fusion import Fused
@@ -65,25 +66,32 @@ def _in_turn(program: Program, kernels: Fused, maker: Mapping[int, int]) -> Iter
                 yield maker[t], k
 
 
-def are_joined(program: Program, kernels: Collection[int]) -> bool:
+def are_joined(ex: Extraction, kernels: Collection[int]) -> bool:
     """Whether a value and kernels that read it run over as many elements, and no kernel needs another: the first one is the value, others
     are elementwise or folds."""
-    value, *readers = kernels
-    for t in readers:
-        term = program.terms[t]
-        elements = program.free[t] if isinstance(term, Map) else program.free[term.arg] if isinstance(term, Fold) else None
-        if elements != program.free[value]:
-            return False
+    program, (value, *readers) = ex.program, kernels
+    if not all(_elements(ex, t) == program.free[value] for t in readers):
+        return False
     return not any(program.made_of(later) >> earlier & 1 for earlier, later in combinations(sorted(readers), 2))
+
+
+def _elements(ex: Extraction, t: int) -> int | None:
+    """The indices that an elementwise kernel or a fold runs over; None for other kernels."""
+    program, term = ex.program, ex.program.terms[t]
+    if isinstance(term, Fold) and not ex.unrolls.get(t):
+        return program.free[term.arg]
+    return program.free[t] if isinstance(term, Map) else None
 
 
 def separate(program: Program, kernels: Collection[int]) -> int:
     """The number of kernels that read the result of no other, nor what is made of it element by element: a softmax is one kernel, and what
     is written out for another kernel is not needed beside what that makes of it."""
-    return sum(not _reads_another(program, t, mask_of(kernels) & ~(1 << t)) for t in kernels)
+    every = mask_of(kernels)
+    return sum(not _reads_any(program, t, every & ~(1 << t)) for t in kernels)
 
 
-def _reads_another(program: Program, t: int, others: int) -> bool:
+def _reads_any(program: Program, t: int, others: int) -> bool:
+    """Whether a term reads one of some others, or what elementwise operations make of it."""
     seen, pending = set[int](), [*program.operands(t)]
     while pending:
         c = pending.pop()
