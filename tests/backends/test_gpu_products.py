@@ -23,8 +23,8 @@ from tests.backends.test_gpu_deviceless import H100, compiler, f32
 OWN = GpuBackend.of(H100)
 
 
-def planned(function, limit, *avals, **options):
-    return eqsat_mem.optimize(function, memory_limit=limit, device="h100", verify=False, **options).plan(*avals)
+def planned(function, limit, *avals, verify=False, **options):
+    return eqsat_mem.optimize(function, memory_limit=limit, device="h100", verify=verify, **options).plan(*avals)
 
 
 def test_products_of_few_results_are_sums_where_there_is_no_room_for_a_library():
