@@ -42,7 +42,7 @@ from eqsat_mem.transforms.ranks import with_ranks
 from eqsat_mem.transforms.step_sums import with_step_sums
 
 if TYPE_CHECKING:  # what few programs need is imported where they do: a first plan would take a tenth longer
-    from eqsat_mem.mesh.bodies import Bodies, Specs
+    from eqsat_mem.mesh.bodies import Bodies, Lying
 
 LONG, LONGEST = 500, 1_200
 """Terms beyond which a program with equal blocks is searched as it was written only where its loops do not fit or are dear, and those
@@ -345,11 +345,12 @@ class Forms:
         return Bodies(limit, partial(self._body, placement, backend, search), lambda body: self._inside(body).loaded, left)
 
     def _body(
-        self, placement: Placement, backend: Backend, search: bool, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int
+        self, placement: Placement, backend: Backend, search: bool, body: ClosedJaxpr, lies: Lying, room: int
     ) -> tuple[Schedule, int]:
         """The body of a loop or branch as each device runs it, and what it holds besides its arguments."""
-        forms, placed = self._inside(body), placement.of(ins, outs)
-        given, left = (share_bytes(avals, specs, placement.devices) for avals, specs in ((body.in_avals, ins), (body.out_avals, outs)))
+        forms, placed = self._inside(body), placement.of(lies.ins, lies.outs, lies.sums)
+        sides = (body.in_avals, lies.ins), (body.out_avals, lies.outs)
+        given, left = (share_bytes(avals, specs, placement.devices) for avals, specs in sides)
 
         def planner(limit: int) -> BodyPlan:
             forms.placement, forms.deadline = placed, self.deadline.part(1 / 2)

@@ -161,7 +161,7 @@ class Function:
         On a mesh its arguments and results lie as these functions say, given how those of this one do.
         """
         own = self.placement
-        placed = None if own is None else own.of(*(say(own.arguments, own.results) for say in (arguments, results)))
+        placed = None if own is None else own.of(arguments(own.arguments, own.results), results(own.arguments, own.results))
         jaxpr = jax.make_jaxpr(fun)(*map(plain_aval, avals))
         return Function(f"{self.name}_{suffix}", jaxpr, self.options, arg_names, self.settings, placement=placed)
 

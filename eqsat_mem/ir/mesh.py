@@ -42,9 +42,19 @@ class Devices:
 
 
 @dataclass(frozen=True)
+class Sum:
+    """An argument and a result of a body of a loop that are a sum in parts: the sum is that over devices along some mesh axes."""
+
+    argument: int
+    result: int
+    names: Names
+
+
+@dataclass(frozen=True)
 class Placement:
     """The specs of the arguments and results of a function on a mesh; None is for the planner to choose.
 
+    ``sums`` are those of arguments and results that are in parts, where the function is the body of a loop.
     ``mesh`` is JAX's, or None where there is none to compile for; with ``around`` functions take that of ``jax.set_mesh`` when they run.
     """
 
@@ -53,6 +63,7 @@ class Placement:
     results: tuple[Spec | None, ...]
     mesh: Any = None
     around: bool = False
+    sums: tuple[Sum, ...] = ()
 
     def with_more(self, times: int, shapes: Sequence[Sequence[int]]) -> Placement | None:
         """The same on a mesh with so many times the devices along its longest axis, to plan only; None if arguments and results, which
@@ -66,9 +77,9 @@ class Placement:
                 return None
         return replace(self, devices=devices, mesh=None)
 
-    def of(self, arguments: Iterable[Spec | None], results: Iterable[Spec | None]) -> Placement:
+    def of(self, arguments: Iterable[Spec | None], results: Iterable[Spec | None], sums: Iterable[Sum] = ()) -> Placement:
         """The placement of another function's arguments and results on the same mesh."""
-        return replace(self, arguments=tuple(arguments), results=tuple(results))
+        return replace(self, arguments=tuple(arguments), results=tuple(results), sums=tuple(sums))
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,7 @@ class Shares:
         arguments: how each argument arrives.
         results: how each result is left.
         padded: for indices whose shares together have more positions than there are, how many there are.
+        sums: the arguments and results that are in parts.
     """
 
     devices: Devices
@@ -101,6 +113,7 @@ class Shares:
     arguments: tuple[Spec, ...] = ()
     results: tuple[Spec, ...] = ()
     padded: Mapping[int, int] = field(default_factory=dict)
+    sums: tuple[Sum, ...] = ()
 
     def dealt_out(self, mask: int) -> int:
         """Those of an index set of which a value with these indices is a share."""

@@ -7,30 +7,67 @@ the body leaves them. Bodies exchange what they need from turn to turn, so that 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import ClosedJaxpr
 
-from eqsat_mem.ir import Axes, Block, Call, Input, Program, Rename, argument_bytes, axes_mask, bits, children, is_leaf, itemsize, mask_of
+from eqsat_mem.ir import (
+    Axes,
+    Block,
+    Call,
+    Input,
+    Literal,
+    Program,
+    Rename,
+    Term,
+    argument_bytes,
+    axes_mask,
+    bits,
+    children,
+    is_leaf,
+    itemsize,
+    mask_of,
+)
 from eqsat_mem.ir.jaxprs import consts_and_carries, largest_value
-from eqsat_mem.ir.mesh import Spec, whole
+from eqsat_mem.ir.mesh import Names, Spec, Sum, whole
 from eqsat_mem.mesh import rows
+from eqsat_mem.mesh.parts import way_to_argument
 from eqsat_mem.transforms.plan_bodies import BODIES, SMALL_BYTES, bodies
 
 if TYPE_CHECKING:
     from eqsat_mem.mesh.localise import Localiser
 
 Specs = tuple[Spec, ...]
-BodyPlanner = Callable[[ClosedJaxpr, Specs, Specs, int], tuple[Any, int]]
-"""Plans a body whose arguments and results lie as given: its schedule, and the bytes that it holds besides its arguments, of which there
-should be no more than the last argument says."""
 Links = list[tuple[int, int]]
 """Pairs of indices that name the same positions."""
 HELD_WHOLE = 4
 """What a loop gathers in every turn is gathered before it if it takes no more than such a part of the room."""
+
+
+@dataclass(frozen=True)
+class Lying:
+    """How the arguments and results of a body lie, and which are sums in parts."""
+
+    ins: Specs
+    outs: Specs
+    sums: tuple[Sum, ...] = ()
+
+
+@dataclass(frozen=True)
+class Left:
+    """How a body leaves its results: their specs, the positions of the arguments that it gathers, and the sums that it carries."""
+
+    specs: Specs
+    gathered: frozenset[int]
+    sums: tuple[Sum, ...]
+
+
+BodyPlanner = Callable[[ClosedJaxpr, Lying, int], tuple[Any, int]]
+"""Plans a body whose arguments and results lie as given: its schedule, and the bytes that it holds besides its arguments, of which there
+should be no more than the last argument says."""
 
 
 @dataclass
@@ -41,14 +78,14 @@ class Bodies:
         limit: bytes on each device.
         planner: plans one.
         load: a body as a program, the same object each time.
-        left: how the results of a loaded body lie, given how its arguments do, and the positions of the arguments that it gathers.
+        left: how the results of a loaded body lie, given how its arguments do and which of these it may carry.
         in_chunks: whether loops that exchange nothing are left as they are, so that they may run on chunks of their operands.
     """
 
     limit: int
     planner: BodyPlanner
     load: Callable[[ClosedJaxpr], Program]
-    left: Callable[[Program, Specs], tuple[Specs, frozenset[int]]]
+    left: Callable[[Program, Specs, Mapping[int, int]], Left]
     known: dict[Any, tuple[Any, int]] = field(default_factory=dict)
     in_chunks: bool = False
 
@@ -61,10 +98,10 @@ class Bodies:
         widest = max((itemsize(v.dtype) for body in bodies(call) for v in (*body.in_avals, *body.out_avals)), default=1)
         return around * widest >= small or any(largest_value(body) >= small for body in bodies(call))
 
-    def plan(self, body: ClosedJaxpr, ins: Specs, outs: Specs, room: int) -> tuple[Any, int]:
-        key = id(body), ins, outs, room
+    def plan(self, body: ClosedJaxpr, lies: Lying, room: int) -> tuple[Any, int]:
+        key = id(body), lies, room
         if key not in self.known:
-            self.known[key] = self.planner(body, ins, outs, room)
+            self.known[key] = self.planner(body, lies, room)
         return self.known[key]
 
     def links(self, program: Program) -> Links:
@@ -92,11 +129,13 @@ class Bodies:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The loop or branch that a device runs: its call, operands, and the indices that each result has shares of."""
+    """The loop or branch that a device runs: its call, operands, the indices that each result has shares of, and the mesh axes along
+    which it is a sum in parts."""
 
     call: Call
     args: tuple[int, ...]
     shares: tuple[int, ...]
+    parts: tuple[Names, ...]
 
 
 def flow_of(at: Localiser, term: Block) -> Flow | None:
@@ -118,17 +157,20 @@ def _is_planned(at: Localiser, own: Bodies, call: Call) -> bool:
 def _planned(at: Localiser, term: Block) -> Flow:
     call, local = term.call, at.local
     assert at.bodies is not None
-    shares, results = _shares(at, term)
+    shares, results, sums = _shares(at, term)
     args = tuple(at.value(a, own & at.old.free[a]) for a, own in zip(term.args, shares, strict=True))
     ins = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.in_axes, shares, strict=True))
     outs = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.out_axes, results, strict=True))
     new = replace(call, in_axes=ins, out_axes=outs, **_chunks(at, call, any((*shares, *results))))
     room = at.bodies.limit - argument_bytes(local.program) - _live(at, args, new)
-    made = [at.bodies.plan(body, *specs, max(room, 0)) for body, specs in zip(bodies(call), _specs(at, call, shares, results), strict=True)]
+    *before, last = _specs(at, call, shares, results)
+    lies = *(Lying(*specs) for specs in before), Lying(*last, sums)
+    made = [at.bodies.plan(body, own, max(room, 0)) for body, own in zip(bodies(call), lies, strict=True)]
     schedules = tuple(s for s, _ in made)
     seconds = tuple(0.0 if s is None else s.seconds for s in schedules)
     planned = replace(new, bodies=schedules, bodies_s=seconds, scratch_bytes=max(held for _, held in made))
-    return Flow(planned, args, results)
+    parts = {s.result: s.names for s in sums}
+    return Flow(planned, args, results, tuple(parts.get(k, ()) for k in range(len(results))))
 
 
 def _chunks(at: Localiser, call: Call, dealt: bool) -> dict[str, Any]:
@@ -142,8 +184,9 @@ def _chunks(at: Localiser, call: Call, dealt: bool) -> dict[str, Any]:
     return able if any(able.values()) else _chunks(at, call, dealt=True)
 
 
-def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...]]:
-    """The indices of which a loop or branch takes shares of each operand, and of which it leaves shares of each result."""
+def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...], tuple[Sum, ...]]:
+    """The indices of which a loop or branch takes shares of each operand, and of which it leaves shares of each result; the sums that a
+    loop carries in parts."""
     call = term.call
     assert at.bodies is not None
     consts, carries = _carried(call)
@@ -159,15 +202,17 @@ def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...]]:
         alike = mask_of(one[0] for one, other in both if one and other and at.divided.get(one[0]) == at.divided.get(other[0]))
         shares[consts + j] = _lying(at, axes_of[consts + j], alike & mask_of(at.divided))
     while True:
-        left, gathered = _left(at, call, shares)
-        refused = [j for j in proposed if shares[consts + j] and left[j] != _names(at, axes_of[consts + j], shares[consts + j])]
+        found = _left(at, call, shares)
+        refused = [j for j in proposed if shares[consts + j] and found.specs[j] != _names(at, axes_of[consts + j], shares[consts + j])]
         if not refused:
             break
         for j in refused:
             shares[consts + j] = 0
+    room = (at.bodies.limit - argument_bytes(at.local.program)) // HELD_WHOLE
+    sums = _sums(at, term, shares, found, room)
+    left = found.specs
     if carries:  # what the turns would gather each is gathered before them
-        room = (at.bodies.limit - argument_bytes(at.local.program)) // HELD_WHOLE
-        early = (c for c in gathered if c < consts and at.old.nbytes(term.args[c]) <= room)
+        early = (c for c in found.gathered if c < consts and at.old.nbytes(term.args[c]) <= room)
         for c in early:
             shares[c] = 0
     given = [_names(at, axes_of[consts + j], shares[consts + j]) for j in range(carries)]
@@ -179,7 +224,45 @@ def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...]]:
         mask_of(axis[0] for axis, own in zip(axes, spec, strict=True) if own and at.deals(axis, own))
         for axes, spec in zip(left_of, (*given, *left[carries:]), strict=True)
     )
-    return shares, tuple(results)
+    return shares, tuple(results), sums
+
+
+def _sums(at: Localiser, term: Block, shares: list[int], found: Left, room: int) -> tuple[Sum, ...]:
+    """The sums that a loop carries in parts, one on each device, as the turns only add to them what devices would sum in every turn.
+
+    They begin with zeros. Of one that might be in shares each device has all positions, which takes more of the room, but no turn exchanges
+    anything for it: ``shares`` change so.
+    """
+    call, first = term.call, _carried(term.call)[0]
+    added = [j for j in _added_to(at, call) if _is_zero(at.old.terms[term.args[first + j]])]
+    whole_bytes = {j: at.old.extent(axes_mask(call.out_axes[j])) * itemsize(call.out_dtypes[j]) for j in added}
+    there = {s.result for s in found.sums}
+    apart = [j for j in added if j not in there and shares[first + j] and whole_bytes[j] <= room]
+    if apart:
+        tried = _left(at, call, [0 if c - first in apart else own for c, own in enumerate(shares)])
+        kept = {s.result for s in tried.sums}.intersection(apart)
+        for j in kept:
+            shares[first + j] = 0
+        found = tried if len(kept) == len(apart) else _left(at, call, shares)
+    return tuple(s for s in found.sums if s.result in added)
+
+
+def _is_zero(term: Term) -> bool:
+    return isinstance(term, Literal) and term.value == 0
+
+
+def _added_to(at: Localiser, call: Call) -> dict[int, int]:
+    """The carries of a loop to which the turns add and that they do not read otherwise, with their positions among the body's arguments."""
+    assert at.bodies is not None
+    first, carries = _carried(call)
+    if not carries:
+        return {}
+    *before, body = map(at.bodies.load, bodies(call))
+    first = call.params.get("body_nconsts", first)
+    unread = set(range(carries))
+    for condition in before:
+        unread -= {t.slot - call.params["cond_nconsts"] for t in condition.terms if isinstance(t, Input)}
+    return {j: first + j for j in unread if len(way_to_argument(body, body.outputs[j].term, first + j)) > 1}
 
 
 def _is_found_in(at: Localiser, t: int, reader: int) -> bool:
@@ -204,22 +287,21 @@ def _wanted(at: Localiser, term: Block) -> dict[int, int]:
     return found
 
 
-def _left(at: Localiser, call: Call, shares: Sequence[int]) -> tuple[Specs, set[int]]:
-    """Return the specs of the results of a loop or branch that takes such shares of its operands, and the operands that it gathers.
+def _left(at: Localiser, call: Call, shares: Sequence[int]) -> Left:
+    """How a loop or branch that takes such shares of its operands leaves its results, the operands that it gathers, and its sums.
 
     Results lie as all bodies that make them leave them, else they are whole.
     """
     assert at.bodies is not None
     specs = _specs(at, call, shares, (0,) * len(call.out_axes))
     of = [ins for ins, _ in _divided_up(call, list(range(len(shares))), [])]
-    made, gathered = [], set[int]()
-    for body, (ins, _), operands in zip(bodies(call), specs, of, strict=True):
-        left, slots = at.bodies.left(at.bodies.load(body), ins)
-        gathered.update(operands[slot] for slot in slots)
-        made.append(left)
-    made = made[1:] if call.prim.name == "while" else made
-    results = (spec if all(other == spec for other in others) else whole(len(spec)) for spec, *others in zip(*made, strict=True))
-    return tuple(results), gathered
+    made, gathered, added = list[Left](), set[int](), _added_to(at, call)
+    for k, (body, (ins, _), operands) in enumerate(zip(bodies(call), specs, of, strict=True), 1):
+        made.append(at.bodies.left(at.bodies.load(body), ins, added if k == len(of) else {}))
+        gathered.update(operands[slot] for slot in made[-1].gathered)
+    leaving = (found.specs for found in (made[1:] if call.prim.name == "while" else made))
+    results = (spec if all(other == spec for other in others) else whole(len(spec)) for spec, *others in zip(*leaving, strict=True))
+    return Left(tuple(results), frozenset(gathered), made[-1].sums)
 
 
 def _carried(call: Call) -> tuple[int, int]:

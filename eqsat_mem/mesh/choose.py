@@ -11,10 +11,11 @@ from eqsat_mem.egraph.encode import pointwise
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Input, Program, folded
 from eqsat_mem.ir.mesh import Names, Placement, Spec, Spreading
-from eqsat_mem.mesh.bodies import Bodies
+from eqsat_mem.mesh.bodies import Bodies, Left
 from eqsat_mem.mesh.invariant import check
-from eqsat_mem.mesh.localise import localise
+from eqsat_mem.mesh.localise import localise, walked
 from eqsat_mem.mesh.padding import padded
+from eqsat_mem.mesh.parts import carried_sums
 from eqsat_mem.mesh.spreading import spreadings
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.search import straight
@@ -99,10 +100,10 @@ def _local(
     return localise(whole, placement, dealt, order, backend, loops)
 
 
-def left_as(program: Program, placement: Placement, backend: Backend) -> tuple[tuple[Spec, ...], frozenset[int]]:
-    """Return the specs of results that nobody has placed, and the positions of the arguments that the program gathers.
+def left_as(program: Program, placement: Placement, backend: Backend, carried: Mapping[int, int]) -> Left:
+    """How a program leaves results that nobody has placed: as they are computed, if every operation may be sliced and folded as it is.
 
-    Results lie as they are computed, if every operation may be sliced and folded as it is.
+    ``carried`` has for results the arguments that they may be sums with (:func:`eqsat_mem.mesh.parts.carried_sums`).
 
     Nothing is saturated, so that loops may be asked how they leave what they carry before they are planned.
     """
@@ -110,13 +111,17 @@ def left_as(program: Program, placement: Placement, backend: Backend) -> tuple[t
     splits = {t: pointwise(program, t) for t in range(len(terms))}
     accumulates = {t: folded(term) for t, term in enumerate(terms) if isinstance(term, Dot | Fold)}
     ex = Extraction(program, splits, accumulates)
-    local = as_it_lies(ex, placement, backend).program
+    way, divided = next(spreadings(ex, placement, idle=False))
+    whole, dealt, order = padded(ex, divided, way, placement.devices)
+    walk, found = walked(whole, placement, dealt, order, backend)
+    local = found.program
     assert local.shares is not None
     gathers = (term for term in local.terms if isinstance(term, Block) and term.call.prim.name == "gather_shares")
     read = (local.terms[term.args[0]] for term in gathers)
-    return local.shares.results, frozenset(term.slot for term in read if isinstance(term, Input))
+    gathered = frozenset(term.slot for term in read if isinstance(term, Input))
+    return Left(local.shares.results, gathered, carried_sums(walk, carried))
 
 
-def left_given(placement: Placement, backend: Backend, program: Program, ins: Sequence[Spec]) -> tuple[tuple[Spec, ...], frozenset[int]]:
+def left_given(placement: Placement, backend: Backend, program: Program, ins: Sequence[Spec], carried: Mapping[int, int]) -> Left:
     """:func:`left_as`, of a program whose arguments lie as ``ins`` say on the devices of a placement."""
-    return left_as(program, placement.of(ins, (None,) * len(program.outputs)), backend)
+    return left_as(program, placement.of(ins, (None,) * len(program.outputs)), backend, carried)

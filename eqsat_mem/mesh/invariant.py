@@ -7,7 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, Iota, Literal, Map, Program, Rename, axes_mask, bits, children, folded, mask_of
+from eqsat_mem.ir import (
+    Axes,
+    Block,
+    Dot,
+    Fold,
+    Input,
+    Iota,
+    Literal,
+    Map,
+    Program,
+    Rename,
+    Term,
+    axes_mask,
+    bits,
+    children,
+    folded,
+    mask_of,
+)
 from eqsat_mem.ir.mesh import Shares, Spec
 from eqsat_mem.ir.ops import MONOIDS
 from eqsat_mem.mesh.rows import row_axis
@@ -40,7 +57,8 @@ def check(program: Program) -> None:
             if positions.intersection(children(term)):
                 assert any(_counts_devices(program, a) for a in children(term)), f"positions in a share without its beginning at {where}"
     for k, (o, spec) in enumerate(zip(program.outputs, shares.results, strict=True)):
-        assert not parts[o.term], f"result {k} lacks the parts of other devices along {sorted(parts[o.term])}"
+        missing = parts[o.term] ^ frozenset(name for s in shares.sums if s.result == k for name in s.names)
+        assert not missing, f"result {k} is a part along {sorted(parts[o.term])}, and not along {sorted(missing)} as it should be"
         assert o.term not in positions, f"result {k} has positions in a share"
         assert not axes_mask(o.axes) & mask_of(shares.padded), f"result {k} has positions beyond the last"
         _check_lying(o.axes, spec, shares, f"result {k}")
@@ -108,7 +126,11 @@ def _compares(program: Program, shares: Shares, t: int, i: int) -> bool:
 def _missing(program: Program, shares: Shares, t: int, parts: list[frozenset[str]]) -> frozenset[str]:
     """The mesh axes along which a value is a part, which others have to be combined with."""
     term = program.terms[t]
+    if isinstance(term, Input):
+        return frozenset(name for s in shares.sums if s.argument == term.slot for name in s.names)
     found = frozenset[str]().union(*(parts[c] for c in children(term)))
+    if isinstance(term, Block) and (inside := _of_body(term)) is not None:
+        return found.union(name for s in inside.sums if s.result == term.out for name in s.names)
     if isinstance(term, Block) and term.call.prim.name == "gather":
         return found.union(shares.names(shares.dealt_out(program.free[term.args[0]]) & _own_rows(program, term)))
     if isinstance(term, Block) and term.call.prim.name in JOINING:
@@ -116,7 +138,24 @@ def _missing(program: Program, shares: Shares, t: int, parts: list[frozenset[str
     read = 0
     for c in children(term):
         read |= program.free[c]
+    found = found.union(_of_first(program, term))
     return found.union(shares.names(read & folded(term))) if shares.dealt_out(read) & folded(term) else found
+
+
+def _of_first(program: Program, term: Term) -> Iterator[str]:
+    """The mesh axes along which a value is that of the first device, and nothing on others: a part of what it is there."""
+    if isinstance(term, Map) and term.op == "select_n":
+        chosen, other = program.terms[term.args[0]], program.terms[term.args[1]]
+        if isinstance(other, Literal) and other.value == 0 and isinstance(chosen, Map) and chosen.op == "eq":
+            number, first = (program.terms[a] for a in chosen.args)
+            if isinstance(number, Block) and number.call.prim.name == "device_number" and isinstance(first, Literal) and first.value == 0:
+                yield from number.call.params["names"]
+
+
+def _of_body(term: Block) -> Shares | None:
+    """The shares in the body of a loop that has been planned."""
+    body = term.call.bodies[-1] if term.call.bodies else None
+    return None if body is None else body.ex.program.shares
 
 
 def _own_rows(program: Program, term: Block) -> int:

@@ -36,7 +36,7 @@ from eqsat_mem.ir import (
     folded,
     mask_of,
 )
-from eqsat_mem.ir.mesh import Names, Placement, Shares, Spec, share_of, whole
+from eqsat_mem.ir.mesh import Names, Placement, Shares, Spec, Sum, share_of, whole
 from eqsat_mem.ir.ops import searched
 from eqsat_mem.ir.ops.collectives import (
     REDUCTIONS,
@@ -123,13 +123,13 @@ class Local:
             self._pairs[key, names] = across, self.program.new_index(word, extent // count)
         return self._pairs[key, names]
 
-    def shares(self, results: Sequence[Spec], padded: Mapping[int, int]) -> Shares:
+    def shares(self, results: Sequence[Spec], padded: Mapping[int, int], sums: tuple[Sum, ...]) -> Shares:
         """The shares that the finished program has of its mesh; ``padded`` has the positions of indices of the whole program that are."""
         spread = {self.share[i]: names for i, names in self.divided.items()}
         across = {self.share[i]: self.across[i] for i in self.divided}
         for key, (device, share) in self._pairs.items():
             spread[share], across[share] = key[-1], device
-        return Shares(self.devices, spread, across, self.specs, tuple(results), {self.share[i]: n for i, n in padded.items()})
+        return Shares(self.devices, spread, across, self.specs, tuple(results), {self.share[i]: n for i, n in padded.items()}, sums)
 
     # terms
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from eqsat_mem.egraph.extract import Extraction, picked_with
 from eqsat_mem.egraph.online_folds import Rescaled
 from eqsat_mem.ir import (
@@ -55,11 +57,19 @@ def localise(
         backend: its model tells whether gathering a value or computing it again is faster.
         loops: the planner of bodies of loops and branches; without it they run whole on every device.
     """
+    return walked(ex, placement, divided, spreading, backend, loops)[1]
+
+
+def walked(
+    ex: Extraction, placement: Placement, divided: Mapping[int, Names], spreading: Spreading, backend: Backend, loops: Bodies | None = None
+) -> tuple[Localiser, Extraction]:
+    """:func:`localise`, with the walk that has written the program."""
     first = Localiser(ex, placement, divided, spreading, backend, loops=loops)
     found, placed = first.run(), replace(placement, arguments=first.placed())
     if not first.gathered and placed.arguments == first.local.specs:
-        return found
-    return Localiser(ex, placed, divided, spreading, backend, frozenset(first.gathered), loops).run()
+        return first, found
+    last = Localiser(ex, placed, divided, spreading, backend, frozenset(first.gathered), loops)
+    return last, last.run()
 
 
 class Localiser:
@@ -108,7 +118,7 @@ class Localiser:
             specs.append(spec)
         program = local.program
         program.outputs = outputs
-        program.shares = local.shares(specs, dict(self.spreading.padded))
+        program.shares = local.shares(specs, dict(self.spreading.padded), self.placement.sums)
         for t in range(len(program.terms)):
             for other in picked_with(program, t):
                 for table in (local.splits, local.accumulates):
@@ -124,11 +134,26 @@ class Localiser:
         wanted = tuple(self._names_of(axis, self.natural(o.term)) for axis in o.axes) if given is None else given
         fitting = [self.deals(axis, names) for axis, names in zip(o.axes, wanted, strict=True)]
         shares = mask_of(axis[0] for axis, fits, names in zip(o.axes, fitting, wanted, strict=True) if fits and names)
-        t, axes = self.value(o.term, shares & self.old.free[o.term]), self.local.axes(o.axes, shares)
+        sums = next((s.names for s in self.placement.sums if s.result == k), ())
+        t = self.own_part(o.term, shares & self.old.free[o.term], sums) if sums else self.value(o.term, shares & self.old.free[o.term])
+        axes = self.local.axes(o.axes, shares)
         for a, (names, fits) in enumerate(zip(wanted, fitting, strict=True)):
             if not fits:
                 t, axes = self.left(k, t, axes, a, names)
         return Output(t, axes, o.weak_type), wanted
+
+    def own_part(self, t: int, shares: int, names: Names) -> int:
+        """The part of a value that a device has, where the sum over devices along these mesh axes is the value.
+
+        What is not made of such parts is that of the first device, and nothing on others.
+        """
+        computed, local = self.computed(t), self.local
+        if self.dealing(met(self, t, computed)) == names:
+            return self.converted(self.part(t, computed).own, t, self.natural(t), shares)
+        u = self.value(t, shares)
+        dtype = local.program.terms[u].dtype
+        is_first = local.map("eq", local.device_number(names), local.number(0, PLACES), dtype=np.dtype(bool))
+        return local.map("select_n", is_first, local.number(0, dtype), u, dtype=dtype)
 
     def _names_of(self, axis: Sequence[int], shares: int) -> Names:
         """The mesh axes that deal out an axis of a result whose term is in these shares."""
@@ -196,6 +221,44 @@ class Localiser:
                 able &= ~mask_of(i for i in bits(able & folded(term)) if self.local.share_extent(i) < least)
         return able
 
+    # sums in parts
+
+    def dealing(self, indices: int) -> Names:
+        """The mesh axes that deal out some indices."""
+        return self.local.devices.ordered([name for i in bits(indices) for name in self.divided[i]])
+
+    def in_parts(self, t: int) -> Names:
+        """The mesh axes along which an argument, or a result of a loop, is a sum of which each device has a part."""
+        term = self.old.terms[t]
+        if isinstance(term, Input):
+            return next((s.names for s in self.placement.sums if s.argument == term.slot), ())
+        if isinstance(term, Block) and (flow := flow_of(self, term)) is not None:
+            return flow.parts[term.out]
+        return ()
+
+    def unsummed(self, t: int) -> int:
+        """The part of such a sum that a device has."""
+        term = self.old.terms[t]
+        if isinstance(term, Input):
+            return self.arrived(t, term, self.arriving(term))
+        assert isinstance(term, Block)
+        flow = flow_of(self, term)
+        assert flow is not None
+        result = self.local.program.add(replace(term, call=flow.call, args=flow.args), self.old.source.get(t))
+        self.local.state(self.ex, t, result, 0)
+        return result
+
+    def summed(self, u: int, t: int, have: int, want: int) -> tuple[int, int]:
+        """A value of which a device has a part, summed if it is one, and the shares in which it then is."""
+        names, local, source = self.in_parts(t), self.local, self.old.source.get(t)
+        if not names:
+            return u, have
+        wide = widened(local, u)
+        far = not self.backend.scatters_far and not local.devices.far.isdisjoint(names)
+        own = next((i for i in bits(want & ~have) if self.divided[i] == names and not far), None)
+        total = local.reduced(wide, "add", names, source) if own is None else local.scattered(wide, local.across[own], names, source)
+        return local.convert(total, local.program.terms[u].dtype), have | (0 if own is None else 1 << own)
+
     # values
 
     def value(self, t: int, shares: int) -> int:
@@ -220,9 +283,8 @@ class Localiser:
             case Rename():
                 return self.renamed(t, term, shares)
             case Block() if (flow := flow_of(self, term)) is not None:
-                result = local.program.add(replace(term, call=flow.call, args=flow.args), self.old.source.get(t))
-                local.state(self.ex, t, result, 0)
-                return self.converted(result, t, flow.shares[term.out], shares)
+                result, have = self.summed(self.unsummed(t), t, flow.shares[term.out], shares)
+                return self.converted(result, t, have, shares)
         computed, have = self.computed(t), self.natural(t)
         if have & ~shares and is_made_again(self, t, shares):
             computed = once_more(self, t, shares)
@@ -283,7 +345,8 @@ class Localiser:
         self._wishes.setdefault(term.slot, set()).add(tuple(self._names_of(axis, shares) for axis in term.axes))
         first = self.first_read(t, term)
         if first is None or not arriving & ~shares:
-            return self.converted(self.arrived(t, term, arriving), t, arriving, shares)
+            u, have = self.summed(self.arrived(t, term, arriving), t, arriving, shares)
+            return self.converted(u, t, have, shares)
         other = self.old.terms[first]
         assert isinstance(other, Input)
         there = mask_of(i for i, j in zip(sum(other.axes, ()), sum(term.axes, ())) if shares >> j & 1)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from eqsat_mem.egraph.online_folds import Rescaled
-from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Rename, Term, bits, children, folded, mask_of
-from eqsat_mem.ir.mesh import Names
+from eqsat_mem.ir import Block, Call, Dot, Fold, Input, Literal, Map, Program, Rename, Term, bits, children, folded, mask_of
+from eqsat_mem.ir.mesh import Names, Sum
 from eqsat_mem.ir.ops import MONOIDS, block_op, picks
 from eqsat_mem.mesh.local import Local
 from eqsat_mem.mesh.rows import all_rows, own_rows, read
@@ -61,24 +62,64 @@ def met(at: Localiser, t: int, computed: int) -> int:
     if key not in at.met:
         at.met[key] = computed & (folded(term) | read(term))
         if isinstance(term, Map) and term.op in LINEAR and t not in at.ex.exact:
-            found = [_waiting(at, c, computed) for c in term.args]
-            if all(found) and len({frozenset(name for i in bits(own) for name in at.divided[i]) for own in found}) == 1:
+            found = [waiting(at, c, computed) for c in term.args]
+            if all(found) and len({at.dealing(own) for own in found}) == 1:
                 at.met[key] = found[0]
     return at.met[key]
 
 
-def _waiting(at: Localiser, c: int, computed: int) -> int:
+def carried_sums(at: Localiser, carried: Mapping[int, int]) -> tuple[Sum, ...]:
+    """Results that are an argument to which the program only adds what devices sum, or subtracts it: each device may have its part of both.
+
+    ``carried`` has the argument for each result that may be one.
+    """
+    old, found = at.old, list[Sum]()
+    for k, slot in carried.items():
+        o = old.outputs[k]
+        way = way_to_argument(old, o.term, slot)
+        read = old.terms[way[-1]] if len(way) > 1 else None
+        if not isinstance(read, Input) or read.axes != o.axes or old.readers(o.term) or old.roots().count(o.term) > 1:
+            continue
+        if any(at.computed(t) & old.free[t] != at.natural(way[-1]) for t in way[:-1]):
+            continue
+        names = {at.dealing(waiting(at, c, at.computed(t))) for t, below in pairwise(way) for c in children(old.terms[t]) if c != below}
+        if len(names) == 1 and all(names) and not at.ex.exact.intersection(way):
+            found.append(Sum(slot, k, *names))
+    return tuple(found)
+
+
+def way_to_argument(program: Program, t: int, slot: int) -> list[int]:
+    """The terms from a sum down to an argument that is added to it, each read by the one before alone; none if there is no such way."""
+    term = program.terms[t]
+    if isinstance(term, Input) and term.slot == slot:
+        return [t]
+    below = term.args if isinstance(term, Map) and term.op in LINEAR else ()
+    return next(([t, *way] for c in below if program.readers(c) == [t] and (way := way_to_argument(program, c, slot))), [])
+
+
+def waiting(at: Localiser, c: int, computed: int) -> int:
     """The indices that an operand of a sum folds in shares, if its parts may be added to others before they are combined."""
     old, t, to = at.old, at.old.source_of(c), _names(at.old.terms[c])
-    term, own = old.terms[t], at.computed(t)
-    adds = isinstance(term, Dot | Map) or (isinstance(term, Fold) and term.monoid == "add")
+    term, arrives = old.terms[t], _dealt_out_by(at, at.in_parts(t))
+    own = at.natural(t) if arrives else at.computed(t)
+    adds = arrives or isinstance(term, Dot | Map) or (isinstance(term, Fold) and term.monoid == "add")
     if not adds or t in at.ex.rescales or t in at.ex.exact or not {t, c}.isdisjoint(old.roots()):
         return 0
     if sum(not isinstance(old.terms[u], Rename) for u in old.readers(t)) > 1:
         return 0
     lying = mask_of(to.get(i, i) for i in bits(own & old.free[t]))
     alike = all(at.divided.get(i) == at.divided.get(j) for i, j in to.items())
-    return met(at, t, own) if alike and lying == computed & old.free[c] else 0
+    return (arrives or met(at, t, own)) if alike and lying == computed & old.free[c] else 0
+
+
+def _dealt_out_by(at: Localiser, names: Names) -> int:
+    """Indices that together are dealt out by these mesh axes; none where there are no such."""
+    found, left = 0, set(names)
+    for i, own in at.divided.items():
+        if left.issuperset(own):
+            left.difference_update(own)
+            found |= 1 << i
+    return 0 if left else found
 
 
 def _names(term: Term) -> dict[int, int]:
@@ -89,8 +130,8 @@ def _names(term: Term) -> dict[int, int]:
 def _summand(at: Localiser, c: int) -> int:
     """The part that a device adds of an operand of a sum."""
     t, term = at.old.source_of(c), at.old.terms[c]
-    part = at.part(t, at.computed(t)).summand
-    return at.local.renamed(part, term, at.old.free[t], at.computed(t)) if isinstance(term, Rename) else part
+    part, own = (at.unsummed(t), at.natural(t)) if at.in_parts(t) else (at.part(t, at.computed(t)).summand, at.computed(t))
+    return at.local.renamed(part, term, at.old.free[t], own) if isinstance(term, Rename) else part
 
 
 def part_of(at: Localiser, t: int, computed: int) -> Part:
@@ -112,7 +153,7 @@ def part_of(at: Localiser, t: int, computed: int) -> Part:
 def combined(at: Localiser, t: int, part: Part) -> int:
     """The parts of all devices as one."""
     term, local, source = at.old.terms[t], at.local, at.old.source.get(t)
-    names = local.devices.ordered([name for i in bits(part.met) for name in at.divided[i]])
+    names = at.dealing(part.met)
     if isinstance(term, Block) and picks(term.call):
         return _picked(at, term, part, names)
     if read(term):

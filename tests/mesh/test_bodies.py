@@ -15,6 +15,7 @@ from eqsat_mem.candidates import Forms, rules_of
 from eqsat_mem.events import Clock, Searched, listening
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.mesh import Placement
+from eqsat_mem.mesh.bodies import Lying
 from eqsat_mem.mesh.choose import left_as
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import BodyPlans
@@ -99,11 +100,11 @@ def test_results_are_left_as_they_are_computed_and_operands_gathered_where_they_
     jaxpr = jax.make_jaxpr(lambda x, y: (x * 2, jnp.cumsum(x), jnp.exp(x[:, None] - y)))(f32(16), f32(16))
     program = load(jaxpr, ["x", "y"])
     shares = (("x",),)
-    left, gathered = left_as(program, Placement(described(mesh), (shares, shares), (None,) * 3), CpuBackend.built_in())
-    assert left[0] == shares
-    assert left[1] == ((),)
-    assert left[2].count(("x",)) == 1
-    assert gathered
+    left = left_as(program, Placement(described(mesh), (shares, shares), (None,) * 3), CpuBackend.built_in(), {})
+    assert left.specs[0] == shares
+    assert left.specs[1] == ((),)
+    assert left.specs[2].count(("x",)) == 1
+    assert left.gathered
 
 
 def step(p, x, y):
@@ -135,14 +136,14 @@ def test_of_plans_that_take_about_as_long_the_one_that_receives_less_is_taken():
 def test_a_body_with_less_room_than_its_share_of_what_it_leaves_is_not_searched(mesh):
     body = jax.make_jaxpr(lambda c, x: jnp.exp(c[:, None] - x) @ x)(f32(8000), f32(500))
     backend, options, rows = CpuBackend.built_in(), Options(memory_limit=2**30, verify=False), ((("x",),), ((),))
-    placement = Placement(described(mesh), rows, rows[:1])
+    placement, lies = Placement(described(mesh), rows, rows[:1]), Lying(rows, rows[:1])
     forms = Forms(load(body, "cx"), rules_of(options, backend), options, backend, BodyPlans(), Clock(), placement)
     searched = []
     with listening(lambda event: searched.append(event) if isinstance(event, Searched) else None):
-        hopeless, held = forms._body(placement, backend, True, body, rows, rows[:1], 3999)
+        hopeless, held = forms._body(placement, backend, True, body, lies, 3999)
         assert not searched
         assert hopeless.peak_bytes > held > 2_000_000
-        assert forms._body(placement, backend, True, body, rows, rows[:1], 2**17)[1] <= 2**17
+        assert forms._body(placement, backend, True, body, lies, 2**17)[1] <= 2**17
         assert searched
 
 

@@ -1,0 +1,205 @@
+"""Sums that loops carry: each device adds its parts in the turns, and what devices exchange for them is exchanged once, after the loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from eqsat_mem import optimize
+from tests.mesh.test_bodies import f32
+
+STEPS, ROWS, WIDTH = 6, 2048, 64
+LIMIT = "1792KiB"
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+
+
+def drawn(seed, *shapes):
+    rng = np.random.default_rng(seed)
+    return tuple(rng.standard_normal(s.shape).astype(s.dtype) / 8 for s in shapes)
+
+
+def beside_pairs(function):
+    """A function, and one result more that no device can compute under the limit without a loop: so a plan is made."""
+
+    def both(w, xs):
+        return function(w, xs), jnp.sum(jnp.exp(xs[0] @ xs[0].T) @ xs[0])
+
+    return both
+
+
+def exchanged(plan, parts=1):
+    """The exchanges of as many bytes as such a part of the weights has, or more: but for what pairs need."""
+    return [sent for sent in plan.collectives if sent.bytes >= WIDTH * WIDTH * 4 // parts and sent.kind != "all_gather"]
+
+
+def agree(got, want):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=2e-4, atol=1e-5 * np.abs(b).max())
+
+
+def recurrent(w, xs):
+    """Gradient of a recurrent network: the cotangent of its weights is a sum over steps and rows."""
+    return jax.grad(lambda w: jnp.sum(lax.scan(lambda h, x: (jnp.tanh(x + h @ w), None), jnp.zeros(xs.shape[1:]), xs)[0] ** 2))(w)
+
+
+def accumulated(w, xs):
+    """Gradients of one batch after the other."""
+
+    def add(total, x):
+        value, slope = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+        return (total[0] + value, total[1] + slope), None
+
+    return lax.scan(add, (jnp.zeros(()), jnp.zeros_like(w)), xs)[0]
+
+
+def counted(w, xs):
+    """The same of a loop that counts its turns, and ends when it has counted enough of them."""
+
+    def add(state):
+        k, total = state
+        return k + 1, total + xs[k].T @ jnp.tanh(xs[k] @ w)
+
+    return lax.while_loop(lambda state: state[0] < jnp.sum(w[0] < 9) % 9 + STEPS - 1, add, (0, jnp.zeros_like(w)))[1]
+
+
+def subtracted(w, xs):
+    """Two sums over rows, one of which is subtracted."""
+    return lax.scan(lambda c, x: (c - x.T @ jnp.sin(x @ w) + jnp.cos(x).T @ x, None), jnp.zeros_like(w), xs)[0]
+
+
+def nested(w, xs):
+    """A sum in a loop that is added to one around it."""
+
+    def around(total, x):
+        own = lax.fori_loop(0, 3, lambda k, c: c + x.T @ jnp.tanh(x @ w + k), jnp.zeros_like(w))
+        return total + own, None
+
+    return lax.scan(around, jnp.zeros_like(w), xs)[0]
+
+
+@pytest.mark.parametrize("function", [recurrent, accumulated, counted, subtracted])
+def test_devices_sum_once_what_turns_add(function, mesh):
+    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
+    function = beside_pairs(function)
+    f = optimize(function, memory_limit=LIMIT, mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=P())
+    assert [(sent.kind, sent.times) for sent in exchanged(f.plan(*args))] == [("psum", 1)]
+    given = drawn(0, *args)
+    agree(f(*given), jax.jit(function)(*given))
+
+
+def test_loops_in_loops_exchange_once_for_each_turn_around_at_most(mesh):
+    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
+    function = beside_pairs(nested)
+    f = optimize(function, memory_limit=LIMIT, mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=P())
+    assert 1 <= sum(sent.times for sent in exchanged(f.plan(*args))) <= STEPS
+    given = drawn(1, *args)
+    agree(f(*given), jax.jit(function)(*given))
+
+
+def test_a_sum_that_is_wanted_in_shares_is_handed_out_once(mesh):
+    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
+    function = beside_pairs(recurrent)
+    f = optimize(function, memory_limit=LIMIT, mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=(P("x"), P()))
+    assert [(sent.kind, sent.times) for sent in exchanged(f.plan(*args), parts=8)] == [("psum_scatter", 1)]
+    given = drawn(2, *args)
+    agree(f(*given), jax.jit(function)(*given))
+
+
+def test_weights_in_shares_along_another_axis_have_sums_in_shares():
+    grid = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
+    function = beside_pairs(accumulated)
+    specs = {"in_shardings": (P(None, "model"), P(None, "data")), "out_shardings": ((P(), P(None, "model")), P())}
+    f = optimize(function, memory_limit="3MiB", mesh=grid, **specs)
+    assert [(sent.kind, sent.axes, sent.times) for sent in exchanged(f.plan(*args), parts=2)] == [("psum", ("data",), 1)]
+    given = drawn(3, *args)
+    agree(f(*given), jax.jit(function)(*given))
+
+
+def test_a_sum_that_does_not_fit_whole_stays_in_shares(mesh):
+    """Each device has a share of 1 MiB of a sum of 8 MiB, of which every turn sums what it adds."""
+
+    def outer(xs, ys):
+        return lax.scan(lambda c, xy: (c + jnp.tanh(xy[0]).T @ xy[1], None), jnp.zeros((1024, 2048)), (xs, ys))[0]
+
+    args = f32(STEPS, 256, 1024), f32(STEPS, 256, 2048)
+    f = optimize(outer, memory_limit="8MiB", mesh=mesh, in_shardings=P(None, "x"), out_shardings=P("x"))
+    plan = f.plan(*args)
+    assert plan.compiled_peak_bytes <= 8 * 2**20
+    given = drawn(4, *args)
+    agree(f(*given), jax.jit(outer)(*given))
+
+
+def test_sums_that_turns_or_their_condition_read_are_summed_in_the_turns(mesh):
+    def read(w, xs):
+        def add(state):
+            k, total, decayed = state
+            slope = xs[k % STEPS].T @ jnp.tanh(xs[k % STEPS] @ (w - 0.01 * total))
+            return k + 1, total + slope, 0.9 * decayed + slope
+
+        return lax.while_loop(lambda state: jnp.sum(state[2] ** 2) < 1e-2, add, (0, jnp.zeros_like(w), jnp.zeros_like(w)))
+
+    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
+    function = beside_pairs(read)
+    f = optimize(function, memory_limit=LIMIT, mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=P())
+    given = drawn(5, *args)
+    agree(f(*given), jax.jit(function)(*given))
+
+
+def test_narrow_sums_are_as_accurate_as_on_one_device(mesh):
+    def summed(xs):
+        return lax.scan(lambda c, x: (c + x.T @ x, None), jnp.zeros((WIDTH, WIDTH), jnp.bfloat16), xs)[0]
+
+    (xs,) = drawn(6, f32(STEPS, ROWS, WIDTH))
+    f = optimize(summed, memory_limit="1MiB", mesh=mesh, in_shardings=P(None, "x"), out_shardings=P())
+    narrow = jnp.asarray(xs, jnp.bfloat16)
+    want = np.einsum("tnd,tne->de", *(np.asarray(narrow, np.float64),) * 2)
+    errors = (np.abs(np.asarray(values, np.float64) - want).max() for values in (f(narrow), jax.jit(summed)(narrow)))
+    ours, theirs = errors
+    assert ours <= 3 * theirs
+
+
+CARRIES = {
+    "state": (lambda w: jnp.zeros((ROWS, WIDTH)), lambda c, h, x, w: jnp.tanh(x + h @ w)),
+    "sum": (jnp.zeros_like, lambda c, h, x, w: c + h.T @ x),
+    "two sums": (jnp.zeros_like, lambda c, h, x, w: (h.T @ jnp.cos(x) + c) - jnp.sin(x).T @ h),
+    "sum and more": (jnp.zeros_like, lambda c, h, x, w: c + h.T @ x + w),
+    "from ones": (jnp.ones_like, lambda c, h, x, w: c + h.T @ x),
+    "decayed": (jnp.zeros_like, lambda c, h, x, w: 0.5 * c + h.T @ x),
+    "columns": (lambda w: jnp.zeros(WIDTH), lambda c, h, x, w: c + (h * x).sum(0)),
+    "rows": (lambda w: jnp.zeros(ROWS), lambda c, h, x, w: c + (h @ w * x).sum(1)),
+    "largest": (lambda w: jnp.zeros(WIDTH), lambda c, h, x, w: jnp.maximum(c, (h * x).max(0))),
+    "whole": (jnp.zeros_like, lambda c, h, x, w: c + w @ w),
+    "negative": (jnp.zeros_like, lambda c, h, x, w: -c + x.T @ h),
+    "number": (lambda w: jnp.zeros(()), lambda c, h, x, w: c + jnp.sum(h * x)),
+}
+"""The first value of a carry, and the next of the last one, the state, a step's rows and the weights."""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_loops_compute_the_same(seed, mesh):
+    rng = np.random.default_rng(seed)
+    names = ["state", *rng.choice([name for name in CARRIES if name != "state"], 5, replace=False)]
+    reads_all = rng.integers(4) == 0
+
+    def function(w, xs):
+        def step(carry, x):
+            h = carry[0]
+            new = tuple(CARRIES[name][1](c, h, x, w) for name, c in zip(names, carry, strict=True))
+            return new, sum(jnp.sum(c) for c in new) if reads_all else jnp.sum(new[0])
+
+        return lax.scan(step, tuple(CARRIES[name][0](w) for name in names), xs)
+
+    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
+    function = beside_pairs(function)
+    f = optimize(function, memory_limit=2**20 * int(rng.choice([2, 3])), mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=P())
+    assert f.plan(*args).loops
+    given = drawn(seed, *args)
+    agree(f(*given), jax.jit(function)(*given))
