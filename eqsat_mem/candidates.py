@@ -42,7 +42,7 @@ from eqsat_mem.transforms.ranks import with_ranks
 from eqsat_mem.transforms.step_sums import with_step_sums
 
 if TYPE_CHECKING:  # what few programs need is imported where they do: a first plan would take a tenth longer
-    from eqsat_mem.mesh.bodies import Bodies, Lying
+    from eqsat_mem.mesh.bodies import Bodies, BodySpecs
 
 LONG, LONGEST = 500, 1_200
 """Terms beyond which a program with equal blocks is searched as it was written only where its loops do not fit or are dear, and those
@@ -345,7 +345,7 @@ class Forms:
         return Bodies(limit, partial(self._body, placement, backend, search), lambda body: self._inside(body).loaded, left)
 
     def _body(
-        self, placement: Placement, backend: Backend, search: bool, body: ClosedJaxpr, lies: Lying, room: int
+        self, placement: Placement, backend: Backend, search: bool, body: ClosedJaxpr, lies: BodySpecs, room: int
     ) -> tuple[Schedule, int]:
         """The body of a loop or branch as each device runs it, and what it holds besides its arguments."""
         forms, placed = self._inside(body), placement.of(lies.ins, lies.outs, lies.sums)

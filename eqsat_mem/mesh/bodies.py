@@ -20,6 +20,7 @@ from eqsat_mem.ir import (
     Call,
     Input,
     Literal,
+    Map,
     Program,
     Rename,
     Term,
@@ -34,7 +35,6 @@ from eqsat_mem.ir import (
 from eqsat_mem.ir.jaxprs import consts_and_carries, largest_value
 from eqsat_mem.ir.mesh import Names, Spec, Sum, whole
 from eqsat_mem.mesh import rows
-from eqsat_mem.mesh.parts import way_to_argument
 from eqsat_mem.transforms.plan_bodies import BODIES, SMALL_BYTES, bodies
 
 if TYPE_CHECKING:
@@ -43,13 +43,15 @@ if TYPE_CHECKING:
 Specs = tuple[Spec, ...]
 Links = list[tuple[int, int]]
 """Pairs of indices that name the same positions."""
+LINEAR = frozenset({"add", "sub", "neg"})
+"""Elementwise operations of which the parts of a result are those of their operands' parts."""
 HELD_WHOLE = 4
 """What a loop gathers in every turn is gathered before it if it takes no more than such a part of the room."""
 
 
 @dataclass(frozen=True)
-class Lying:
-    """How the arguments and results of a body lie, and which are sums in parts."""
+class BodySpecs:
+    """The specs of the arguments and results of a body, and those that are sums in parts."""
 
     ins: Specs
     outs: Specs
@@ -58,14 +60,14 @@ class Lying:
 
 @dataclass(frozen=True)
 class Left:
-    """How a body leaves its results: their specs, the positions of the arguments that it gathers, and the sums that it carries."""
+    """The specs of the results that a body leaves, the positions of the arguments that it gathers, and the sums that it carries."""
 
     specs: Specs
     gathered: frozenset[int]
     sums: tuple[Sum, ...]
 
 
-BodyPlanner = Callable[[ClosedJaxpr, Lying, int], tuple[Any, int]]
+BodyPlanner = Callable[[ClosedJaxpr, BodySpecs, int], tuple[Any, int]]
 """Plans a body whose arguments and results lie as given: its schedule, and the bytes that it holds besides its arguments, of which there
 should be no more than the last argument says."""
 
@@ -98,7 +100,7 @@ class Bodies:
         widest = max((itemsize(v.dtype) for body in bodies(call) for v in (*body.in_avals, *body.out_avals)), default=1)
         return around * widest >= small or any(largest_value(body) >= small for body in bodies(call))
 
-    def plan(self, body: ClosedJaxpr, lies: Lying, room: int) -> tuple[Any, int]:
+    def plan(self, body: ClosedJaxpr, lies: BodySpecs, room: int) -> tuple[Any, int]:
         key = id(body), lies, room
         if key not in self.known:
             self.known[key] = self.planner(body, lies, room)
@@ -164,7 +166,7 @@ def _planned(at: Localiser, term: Block) -> Flow:
     new = replace(call, in_axes=ins, out_axes=outs, **_chunks(at, call, any((*shares, *results))))
     room = at.bodies.limit - argument_bytes(local.program) - _live(at, args, new)
     *before, last = _specs(at, call, shares, results)
-    lies = *(Lying(*specs) for specs in before), Lying(*last, sums)
+    lies = *(BodySpecs(*specs) for specs in before), BodySpecs(*last, sums)
     made = [at.bodies.plan(body, own, max(room, 0)) for body, own in zip(bodies(call), lies, strict=True)]
     schedules = tuple(s for s, _ in made)
     seconds = tuple(0.0 if s is None else s.seconds for s in schedules)
@@ -287,8 +289,17 @@ def _wanted(at: Localiser, term: Block) -> dict[int, int]:
     return found
 
 
+def way_to_argument(program: Program, t: int, slot: int) -> list[int]:
+    """The terms from a sum down to an argument that is added to it, each read by the one before alone; none if there is no such way."""
+    term = program.terms[t]
+    if isinstance(term, Input) and term.slot == slot:
+        return [t]
+    below = term.args if isinstance(term, Map) and term.op in LINEAR else ()
+    return next(([t, *way] for c in below if program.readers(c) == [t] and (way := way_to_argument(program, c, slot))), [])
+
+
 def _left(at: Localiser, call: Call, shares: Sequence[int]) -> Left:
-    """How a loop or branch that takes such shares of its operands leaves its results, the operands that it gathers, and its sums.
+    """The specs of the results of a loop or branch that takes such shares of its operands, the operands that it gathers, and its sums.
 
     Results lie as all bodies that make them leave them, else they are whole.
     """

@@ -101,7 +101,7 @@ def _local(
 
 
 def left_as(program: Program, placement: Placement, backend: Backend, carried: Mapping[int, int]) -> Left:
-    """How a program leaves results that nobody has placed: as they are computed, if every operation may be sliced and folded as it is.
+    """The specs of results that nobody has placed, which lie as they are computed, if every operation may be sliced and folded as it is.
 
     ``carried`` has for results the arguments that they may be sums with (:func:`eqsat_mem.mesh.parts.carried_sums`).
 

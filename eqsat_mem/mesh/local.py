@@ -115,6 +115,10 @@ class Local:
         """The number of positions of an index that one device has."""
         return self.program.indices[self.form(i, -1)[0]].extent
 
+    def dealing(self, indices: int) -> Names:
+        """The mesh axes that deal out some indices."""
+        return self.devices.ordered([name for i in bits(indices) for name in self.divided[i]])
+
     def pair(self, key: Any, extent: int, names: Names, word: str) -> tuple[int, int]:
         """Two more indices, of devices and of a share, for an array that arrives or leaves dealt out as no index of the program is."""
         if (key, names) not in self._pairs:
@@ -151,6 +155,11 @@ class Local:
         if self.program.terms[t].dtype == dtype:
             return t
         return self.add(Map(dtype, "convert_element_type", (t,), (("new_dtype", dtype),)))
+
+    def widened(self, t: int) -> int:
+        """A value that is going to be summed, in float32 if it is narrower."""
+        dtype = np.dtype(self.program.terms[t].dtype)
+        return self.convert(t, np.dtype(np.float32)) if dtype.kind not in "biuc" and dtype.itemsize < 4 else t
 
     def layout(self, t: int) -> tuple[int, ...]:
         """The order in which an array has its indices where it is made."""
@@ -222,6 +231,14 @@ class Local:
         """A value in shares along one index, in shares along another instead: ``given`` counts devices of what is handed out."""
         kept = tuple((i,) for i in self.layout(t) if i != given)
         return self._exchange(exchange_p, (t,), (((given,), *kept),), ((taken,), *kept), names, source)
+
+    def left(self, k: int, t: int, axes: Axes, a: int, names: Names) -> tuple[int, Axes]:
+        """A result, one axis of which is dealt out otherwise than any index of the program is."""
+        extent = self.program.extent(mask_of(axes[a]))
+        across, share = self.pair(("result", k, a), extent, names, "left")
+        dealt = (*axes[:a], (across, share), *axes[a + 1 :])
+        t = self.owned(self.reshaped(t, axes, dealt), across, names)
+        return t, (*axes[:a], (share,), *axes[a + 1 :])
 
     def device_number(self, names: Names) -> int:
         """The number of the device along some mesh axes."""

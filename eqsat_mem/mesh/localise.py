@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from eqsat_mem.egraph.extract import Extraction, picked_with
 from eqsat_mem.egraph.online_folds import Rescaled
 from eqsat_mem.ir import (
@@ -38,8 +36,9 @@ from eqsat_mem.ir.ops import picks
 from eqsat_mem.mesh.again import is_made_again, once_more
 from eqsat_mem.mesh.bodies import Bodies, Flow, flow_of
 from eqsat_mem.mesh.local import PLACES, Local
-from eqsat_mem.mesh.parts import Part, combined, folded_whole, met, part_of, widened
+from eqsat_mem.mesh.parts import Part, combined, folded_whole, met, own_part, part_of
 from eqsat_mem.mesh.rows import local_args, local_call, with_rows, written
+from eqsat_mem.mesh.sums import summed, unsummed
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.split import selection_of
 
@@ -135,25 +134,12 @@ class Localiser:
         fitting = [self.deals(axis, names) for axis, names in zip(o.axes, wanted, strict=True)]
         shares = mask_of(axis[0] for axis, fits, names in zip(o.axes, fitting, wanted, strict=True) if fits and names)
         sums = next((s.names for s in self.placement.sums if s.result == k), ())
-        t = self.own_part(o.term, shares & self.old.free[o.term], sums) if sums else self.value(o.term, shares & self.old.free[o.term])
+        t = own_part(self, o.term, shares & self.old.free[o.term], sums) if sums else self.value(o.term, shares & self.old.free[o.term])
         axes = self.local.axes(o.axes, shares)
         for a, (names, fits) in enumerate(zip(wanted, fitting, strict=True)):
             if not fits:
-                t, axes = self.left(k, t, axes, a, names)
+                t, axes = self.local.left(k, t, axes, a, names)
         return Output(t, axes, o.weak_type), wanted
-
-    def own_part(self, t: int, shares: int, names: Names) -> int:
-        """The part of a value that a device has, where the sum over devices along these mesh axes is the value.
-
-        What is not made of such parts is that of the first device, and nothing on others.
-        """
-        computed, local = self.computed(t), self.local
-        if self.dealing(met(self, t, computed)) == names:
-            return self.converted(self.part(t, computed).own, t, self.natural(t), shares)
-        u = self.value(t, shares)
-        dtype = local.program.terms[u].dtype
-        is_first = local.map("eq", local.device_number(names), local.number(0, PLACES), dtype=np.dtype(bool))
-        return local.map("select_n", is_first, local.number(0, dtype), u, dtype=dtype)
 
     def _names_of(self, axis: Sequence[int], shares: int) -> Names:
         """The mesh axes that deal out an axis of a result whose term is in these shares."""
@@ -162,15 +148,6 @@ class Localiser:
     def deals(self, axis: Sequence[int], names: Names) -> bool:
         """Whether an axis of an array is dealt out by mesh axes just as its first index is."""
         return not names or (bool(axis) and self.divided.get(axis[0]) == names)
-
-    def left(self, k: int, t: int, axes: tuple[tuple[int, ...], ...], a: int, names: Names) -> tuple[int, tuple[tuple[int, ...], ...]]:
-        """A result, one axis of which is dealt out otherwise than any index of the program is."""
-        local = self.local
-        extent = local.program.extent(mask_of(axes[a]))
-        across, share = local.pair(("result", k, a), extent, names, "left")
-        dealt = (*axes[:a], (across, share), *axes[a + 1 :])
-        t = local.owned(local.reshaped(t, axes, dealt), across, names)
-        return t, (*axes[:a], (share,), *axes[a + 1 :])
 
     # which terms are in shares
 
@@ -221,44 +198,6 @@ class Localiser:
                 able &= ~mask_of(i for i in bits(able & folded(term)) if self.local.share_extent(i) < least)
         return able
 
-    # sums in parts
-
-    def dealing(self, indices: int) -> Names:
-        """The mesh axes that deal out some indices."""
-        return self.local.devices.ordered([name for i in bits(indices) for name in self.divided[i]])
-
-    def in_parts(self, t: int) -> Names:
-        """The mesh axes along which an argument, or a result of a loop, is a sum of which each device has a part."""
-        term = self.old.terms[t]
-        if isinstance(term, Input):
-            return next((s.names for s in self.placement.sums if s.argument == term.slot), ())
-        if isinstance(term, Block) and (flow := flow_of(self, term)) is not None:
-            return flow.parts[term.out]
-        return ()
-
-    def unsummed(self, t: int) -> int:
-        """The part of such a sum that a device has."""
-        term = self.old.terms[t]
-        if isinstance(term, Input):
-            return self.arrived(t, term, self.arriving(term))
-        assert isinstance(term, Block)
-        flow = flow_of(self, term)
-        assert flow is not None
-        result = self.local.program.add(replace(term, call=flow.call, args=flow.args), self.old.source.get(t))
-        self.local.state(self.ex, t, result, 0)
-        return result
-
-    def summed(self, u: int, t: int, have: int, want: int) -> tuple[int, int]:
-        """A value of which a device has a part, summed if it is one, and the shares in which it then is."""
-        names, local, source = self.in_parts(t), self.local, self.old.source.get(t)
-        if not names:
-            return u, have
-        wide = widened(local, u)
-        far = not self.backend.scatters_far and not local.devices.far.isdisjoint(names)
-        own = next((i for i in bits(want & ~have) if self.divided[i] == names and not far), None)
-        total = local.reduced(wide, "add", names, source) if own is None else local.scattered(wide, local.across[own], names, source)
-        return local.convert(total, local.program.terms[u].dtype), have | (0 if own is None else 1 << own)
-
     # values
 
     def value(self, t: int, shares: int) -> int:
@@ -283,7 +222,7 @@ class Localiser:
             case Rename():
                 return self.renamed(t, term, shares)
             case Block() if (flow := flow_of(self, term)) is not None:
-                result, have = self.summed(self.unsummed(t), t, flow.shares[term.out], shares)
+                result, have = summed(self, unsummed(self, t), t, flow.shares[term.out], shares)
                 return self.converted(result, t, have, shares)
         computed, have = self.computed(t), self.natural(t)
         if have & ~shares and is_made_again(self, t, shares):
@@ -345,7 +284,7 @@ class Localiser:
         self._wishes.setdefault(term.slot, set()).add(tuple(self._names_of(axis, shares) for axis in term.axes))
         first = self.first_read(t, term)
         if first is None or not arriving & ~shares:
-            u, have = self.summed(self.arrived(t, term, arriving), t, arriving, shares)
+            u, have = summed(self, self.arrived(t, term, arriving), t, arriving, shares)
             return self.converted(u, t, have, shares)
         other = self.old.terms[first]
         assert isinstance(other, Input)
@@ -407,7 +346,7 @@ class Localiser:
         local, source = self.local, self.old.source.get(t)
         part = self.part(t, computed)
         rest = [name for k in bits(part.met & ~(1 << i)) for name in self.divided[k]]
-        u = local.scattered(widened(local, part.summand), local.across[j], self.divided[i], source)
+        u = local.scattered(local.widened(part.summand), local.across[j], self.divided[i], source)
         if rest:
             u = local.reduced(u, "add", local.devices.ordered(rest), source)
         return part.finished(self, local.convert(u, self.old.terms[t].dtype), computed & self.old.free[t] | 1 << j)

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from eqsat_mem.egraph.online_folds import Rescaled
-from eqsat_mem.ir import Block, Call, Dot, Fold, Input, Literal, Map, Program, Rename, Term, bits, children, folded, mask_of
+from eqsat_mem.ir import Block, Call, Dot, Fold, Input, Literal, Map, Rename, Term, bits, children, folded, mask_of
 from eqsat_mem.ir.mesh import Names, Sum
 from eqsat_mem.ir.ops import MONOIDS, block_op, picks
-from eqsat_mem.mesh.local import Local
+from eqsat_mem.mesh.bodies import LINEAR, way_to_argument
+from eqsat_mem.mesh.local import PLACES, Local
 from eqsat_mem.mesh.rows import all_rows, own_rows, read
+from eqsat_mem.mesh.sums import in_parts, unsummed
 
 if TYPE_CHECKING:
     from eqsat_mem.mesh.localise import Localiser
@@ -52,10 +54,6 @@ class Part:
         return local.map("select_n", empty, total, local.number(np.nan, dtype), dtype=dtype)
 
 
-LINEAR = frozenset({"add", "sub", "neg"})
-"""Elementwise operations of which the parts of a result are those of their operands' parts."""
-
-
 def met(at: Localiser, t: int, computed: int) -> int:
     """The indices that a term folds in shares; of a sum of such folds that nobody else reads those that they fold: it is one exchange."""
     key, term = (t, computed), at.old.terms[t]
@@ -63,7 +61,7 @@ def met(at: Localiser, t: int, computed: int) -> int:
         at.met[key] = computed & (folded(term) | read(term))
         if isinstance(term, Map) and term.op in LINEAR and t not in at.ex.exact:
             found = [waiting(at, c, computed) for c in term.args]
-            if all(found) and len({at.dealing(own) for own in found}) == 1:
+            if all(found) and len({at.local.dealing(own) for own in found}) == 1:
                 at.met[key] = found[0]
     return at.met[key]
 
@@ -82,25 +80,32 @@ def carried_sums(at: Localiser, carried: Mapping[int, int]) -> tuple[Sum, ...]:
             continue
         if any(at.computed(t) & old.free[t] != at.natural(way[-1]) for t in way[:-1]):
             continue
-        names = {at.dealing(waiting(at, c, at.computed(t))) for t, below in pairwise(way) for c in children(old.terms[t]) if c != below}
+        names = {
+            at.local.dealing(waiting(at, c, at.computed(t))) for t, below in pairwise(way) for c in children(old.terms[t]) if c != below
+        }
         if len(names) == 1 and all(names) and not at.ex.exact.intersection(way):
             found.append(Sum(slot, k, *names))
     return tuple(found)
 
 
-def way_to_argument(program: Program, t: int, slot: int) -> list[int]:
-    """The terms from a sum down to an argument that is added to it, each read by the one before alone; none if there is no such way."""
-    term = program.terms[t]
-    if isinstance(term, Input) and term.slot == slot:
-        return [t]
-    below = term.args if isinstance(term, Map) and term.op in LINEAR else ()
-    return next(([t, *way] for c in below if program.readers(c) == [t] and (way := way_to_argument(program, c, slot))), [])
+def own_part(at: Localiser, t: int, shares: int, names: Names) -> int:
+    """The part of a value that a device has, where the sum over devices along these mesh axes is the value.
+
+    What is not made of such parts is that of the first device, and nothing on others.
+    """
+    computed, local = at.computed(t), at.local
+    if at.local.dealing(met(at, t, computed)) == names:
+        return at.converted(at.part(t, computed).own, t, at.natural(t), shares)
+    u = at.value(t, shares)
+    dtype = local.program.terms[u].dtype
+    is_first = local.map("eq", local.device_number(names), local.number(0, PLACES), dtype=np.dtype(bool))
+    return local.map("select_n", is_first, local.number(0, dtype), u, dtype=dtype)
 
 
 def waiting(at: Localiser, c: int, computed: int) -> int:
     """The indices that an operand of a sum folds in shares, if its parts may be added to others before they are combined."""
     old, t, to = at.old, at.old.source_of(c), _names(at.old.terms[c])
-    term, arrives = old.terms[t], _dealt_out_by(at, at.in_parts(t))
+    term, arrives = old.terms[t], _dealt_out_by(at, in_parts(at, t))
     own = at.natural(t) if arrives else at.computed(t)
     adds = arrives or isinstance(term, Dot | Map) or (isinstance(term, Fold) and term.monoid == "add")
     if not adds or t in at.ex.rescales or t in at.ex.exact or not {t, c}.isdisjoint(old.roots()):
@@ -130,7 +135,7 @@ def _names(term: Term) -> dict[int, int]:
 def _summand(at: Localiser, c: int) -> int:
     """The part that a device adds of an operand of a sum."""
     t, term = at.old.source_of(c), at.old.terms[c]
-    part, own = (at.unsummed(t), at.natural(t)) if at.in_parts(t) else (at.part(t, at.computed(t)).summand, at.computed(t))
+    part, own = (unsummed(at, t), at.natural(t)) if in_parts(at, t) else (at.part(t, at.computed(t)).summand, at.computed(t))
     return at.local.renamed(part, term, at.old.free[t], own) if isinstance(term, Rename) else part
 
 
@@ -153,7 +158,7 @@ def part_of(at: Localiser, t: int, computed: int) -> Part:
 def combined(at: Localiser, t: int, part: Part) -> int:
     """The parts of all devices as one."""
     term, local, source = at.old.terms[t], at.local, at.old.source.get(t)
-    names = at.dealing(part.met)
+    names = at.local.dealing(part.met)
     if isinstance(term, Block) and picks(term.call):
         return _picked(at, term, part, names)
     if read(term):
@@ -225,7 +230,7 @@ def _streamed(at: Localiser, t: int, computed: int, met: int) -> Part | None:
         level, terms[known.shift], frozenset(terms[u] for u in known.chain), local.mask(known.mean_over, computed), known.extreme
     )
     joint = at.value(known.level, computed & at.old.free[t] & at.old.free[known.level])
-    return Part(terms[t], _brought(at, t, known, widened(local, terms[t]), (level, joint), computed), met, known)
+    return Part(terms[t], _brought(at, t, known, local.widened(terms[t]), (level, joint), computed), met, known)
 
 
 class _Own:
@@ -300,12 +305,6 @@ def _proper(local: Local, level: int) -> int:
     """The number that is subtracted for a level: zero where there is no element, so that exponentials of ``-inf`` are zero."""
     dtype = local.program.terms[level].dtype
     return local.map("select_n", _is(local, "eq", level, local.number(-np.inf, dtype)), level, local.number(0, dtype), dtype=dtype)
-
-
-def widened(local: Local, t: int) -> int:
-    """A value that is going to be summed, in float32 if it is narrower."""
-    dtype = np.dtype(local.program.terms[t].dtype)
-    return local.convert(t, np.dtype(np.float32)) if dtype.kind not in "biuc" and dtype.itemsize < 4 else t
 
 
 def folded_whole(call: Call, computed: int, divided: Mapping[int, Names]) -> int:

@@ -15,7 +15,7 @@ from eqsat_mem.candidates import Forms, rules_of
 from eqsat_mem.events import Clock, Searched, listening
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.mesh import Placement
-from eqsat_mem.mesh.bodies import Lying
+from eqsat_mem.mesh.bodies import BodySpecs
 from eqsat_mem.mesh.choose import left_as
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import BodyPlans
@@ -136,7 +136,7 @@ def test_of_plans_that_take_about_as_long_the_one_that_receives_less_is_taken():
 def test_a_body_with_less_room_than_its_share_of_what_it_leaves_is_not_searched(mesh):
     body = jax.make_jaxpr(lambda c, x: jnp.exp(c[:, None] - x) @ x)(f32(8000), f32(500))
     backend, options, rows = CpuBackend.built_in(), Options(memory_limit=2**30, verify=False), ((("x",),), ((),))
-    placement, lies = Placement(described(mesh), rows, rows[:1]), Lying(rows, rows[:1])
+    placement, lies = Placement(described(mesh), rows, rows[:1]), BodySpecs(rows, rows[:1])
     forms = Forms(load(body, "cx"), rules_of(options, backend), options, backend, BodyPlans(), Clock(), placement)
     searched = []
     with listening(lambda event: searched.append(event) if isinstance(event, Searched) else None):
