@@ -157,6 +157,14 @@ SHIFTS = Pass(
     "frontend/shifts.py",
 )
 
+ELEMENTS = Pass(
+    "elements-apart",
+    "(a + b)[..., k] = a[..., k] + b[..., k], and so for all that is elementwise",
+    "bitwise",
+    "each element is computed by the same operations from the same numbers",
+    "coordinates that pairs have are no arrays of all coordinates, which XLA writes to memory where several slices read them",
+    "frontend/elements.py",
+)
 SCATTERS = Pass(
     "scatters-by-position",
     "x.at[p, q].add(u)[i] = x[i].at[p - i, q].add(u), where what is written outside of row i is dropped",
@@ -167,7 +175,7 @@ SCATTERS = Pass(
     told="what is scattered is made in chunks of rows, each of which goes through all updates",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, UPDATES, ROLLS, PARTS, SHIFTS, SCATTERS, RANKS, ORDER, SCANS, SUMS)
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, UPDATES, ELEMENTS, ROLLS, PARTS, SHIFTS, SCATTERS, RANKS, ORDER, SCANS, SUMS)
 """All passes, in the order in which a program meets them."""
 
 

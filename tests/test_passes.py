@@ -109,12 +109,19 @@ def counts(documents, words, table):
     return jnp.log1p(jnp.zeros((300, 400)).at[documents, words].add(1.0)) @ table
 
 
+def overlaps(boxes):
+    sides = jnp.minimum(boxes[:, None, 2:], boxes[None, :, 2:]) - jnp.maximum(boxes[:, None, :2], boxes[None, :, :2])
+    areas, both = jnp.prod(boxes[:, 2:] - boxes[:, :2], 1), sides[..., 0] * sides[..., 1]
+    return lax.top_k(both / (areas[:, None] + areas - both), 3)[0]
+
+
 PROGRAMS = {
     "search-by-folds": (nearest, [f32(900, 8), f32(800, 8)], 120 * KIB),
     "draws-by-position": (dropped, [jax.random.key(0)], 100 * KIB),
     "diagonal-by-mask": (trace, [f32(700, 8)], 400 * KIB),
     "rows-by-mask": (labels, [f32(600, 4), f32(500, 4), np.arange(600, dtype=np.int32) % 500], 400 * KIB),
     "equal-updates": (descent, [f32(8, 150, 20), f32(150, 20)], 300 * KIB),
+    "elements-apart": (overlaps, [f32(500, 4)], 100 * KIB),
     "equal-blocks-as-loops": (deep, [f32(14, 32, 32), f32(500, 32)], 3 * 2**20),
     "sums-of-parts": (tangents, [f32(100, 30), f32(30, 40), f32(40)], 300 * KIB),
     "shifts-by-position": (variation, [f32(400, 300)], 700 * KIB),

@@ -177,8 +177,10 @@ def _virtual(
 
     An elementwise value with several users is computed in each of them if it is cheap, unless one of them ends in a fold and the
     backend keeps operands of folds. Where kernels compute such a kept value again, they need what it is made of, as its own kernel does.
+    One that is read element by element only is none of the operands of folds.
     """
     virtual: set[int] = set()
+    elements: dict[int, int] = {}
     ends: dict[int, frozenset[int]] = {}
     folded: dict[int, frozenset[int]] = {}
     again = {t for t in terms if any(_rereads(ex.program.terms[u], backend) for u in users[t])}
@@ -190,7 +192,9 @@ def _virtual(
         rounds = t in ex.exact and len(into) > 1  # two kernels may round it differently
         if rounds and backend.compares_inside:
             rounds = not virtual.issuperset(ex.selected_by_element.get(t, (t,)))
-        if t in escapes or rounds or not _is_virtual(ex, t, read_by, into, first, again, backend, is_whole):
+        elements[t] = _read_by_element(ex, t, users[t], virtual, elements)
+        apart = elements[t] and isinstance(ex.program.terms[t], Map) and backend.recomputes(ex.program, (t,))
+        if t in escapes or rounds or not (apart or _is_virtual(ex, t, read_by, into, first, again, backend, is_whole)):
             computed_in = [step for step in into if isinstance(ex.program.terms[step], Map)]
             if computed_in and backend.recomputes(ex.program, (t,)):
                 ends[t] = frozenset((t, *computed_in))
@@ -200,6 +204,15 @@ def _virtual(
             if not isinstance(ex.program.terms[t], Fold) or ex.unrolls.get(t):
                 folded[t] = first
     return virtual
+
+
+def _read_by_element(ex: Extraction, t: int, users: Iterable[int], virtual: Collection[int], elements: Mapping[int, int]) -> int:
+    """The indices of a value whose elements are read apart only: by folds that are written out, and by values inside these."""
+    found = ex.program.free[t]
+    for u in users:
+        inside = ex.unrolls.get(u, 0) | (elements[u] if u in virtual else 0)
+        found &= inside if t in children(ex.program.terms[u]) else 0
+    return found if users else 0
 
 
 def _kernels(program: Program, terms: Iterable[int]) -> dict[int, int]:

@@ -246,6 +246,24 @@ def test_columns_of_unrolled_sums_are_computed_from_columns_of_arguments():
         assert "reduce_precision" in plan.source
 
 
+def discrepancy(x, s):
+    """Three sums over coordinates of differences of pairs, which nothing else reads; one sum reads an exponential in four places."""
+    d = x[:, None] - x
+    squares = jnp.sum(d**2, -1)
+    k = jnp.exp(-squares / 2)
+    return jnp.mean((s @ s.T) * k + jnp.sum(s[:, None] * d, -1) * k - jnp.sum(s * d, -1) * k + (8 - squares) * k)
+
+
+@pytest.mark.parametrize("limit", ["1MiB", "8MiB"])
+def test_what_is_read_element_by_element_is_computed_for_each_of_several_sums(limit):
+    avals = [jax.ShapeDtypeStruct((1500, 8), jnp.float32)] * 2
+    plan = pipeline.plan(jax.make_jaxpr(discrepancy)(*avals), Options(memory_limit=limit), "xs", "discrepancy", CPU)
+    assert "[:, :, 7]" not in plan.source
+    assert "reduce_precision" in plan.source
+    assert plan.compiled_peak_bytes is not None
+    assert plan.compiled_peak_bytes <= int(limit[0]) * 2**20
+
+
 def element_of_a_product(x, y, v):
     """Its bits are counted again in each of two operations that read them: nothing of one element is a kernel of its own."""
     zero = lax.population_count(lax.bitcast_convert_type((x @ y)[:1, :1], jnp.uint32)) >> 7

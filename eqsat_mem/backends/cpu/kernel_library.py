@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import cache
+from heapq import heappop, heappush
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -125,26 +126,28 @@ def _is_heavy(ex: Extraction, fold: Fold, is_cheap: Callable[[Program, int], boo
     """Whether the operand of a fold by the kernel library takes many operations, and is larger than everything that they read.
 
     Emitted source keeps such an operand, all pairwise distances say, out of the library's fusion: see :data:`HEAVY`. It reads little, so
-    that chunks of it stay in the caches. An operand as large as what it reads would only be read and written once more. What is read more
-    than once, and is not cheap, is in memory. Sums with weights are heavy, too: the library holds their operands, and takes longer.
+    that chunks of it stay in the caches. An operand as large as what it reads would only be read and written once more. What others read,
+    and is not cheap, is in memory. Sums with weights are heavy, too: the library holds their operands, and takes longer.
     """
     program, count = ex.program, 0.0 if weighted(ex.program, fold) is None else HEAVY
     if fold.monoid not in FOLDED or not is_wide(fold.dtype):
         return False
-    seen, stack = {fold.arg}, [(fold.arg, program.free[fold.arg], 1)]
-    while stack:
-        t, joint, times = stack.pop()
+    seen, heap = {fold.arg}, [(-fold.arg, program.free[fold.arg], 1)]
+    while heap:
+        number, joint, times = heappop(heap)  # users first
+        t = -number
         term = program.terms[t]
         over = ex.unrolls.get(t, 0)
         if isinstance(term, Fold) and over:
             times *= program.extent(over)
             joint |= over
-        elif not isinstance(term, Map) or (t != fold.arg and len(program.readers(t)) > 1 and not is_cheap(program, t)):
+        elif not isinstance(term, Map) or (t != fold.arg and not seen.issuperset(program.readers(t)) and not is_cheap(program, t)):
             return False
         count += times * GAINED.get(term.op, 1) if isinstance(term, Map) else times
         inner = [c for c in program.operands(t) if c not in seen and not joint & ~program.free[c]]
         seen.update(inner)
-        stack.extend((c, joint, times) for c in inner)
+        for c in inner:
+            heappush(heap, (-c, joint, times))
     return count >= HEAVY
 
 
