@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 Attribute = str | tuple[int, ...]
@@ -183,8 +183,9 @@ def from_message(data: bytes) -> Module:
 
 
 def _from_fields(fields: Fields, names: Mapping[int, str], called: Mapping[int, str], computation: str, is_root: bool) -> Instruction:
-    (shape,) = map(_fields, _submessages(fields, 3))
-    hlo_type = TYPES.get(_number(shape, 2))
+    (data,) = _submessages(fields, 3)
+    number, shape = _typed(data)
+    hlo_type = TYPES.get(number)
     if hlo_type is None:
         return _unread(_text(fields, 1), computation)
     attributes: dict[str, Attribute] = {name: _text(fields, number) for number, name in TEXTS.items()}
@@ -202,13 +203,20 @@ def _from_fields(fields: Fields, names: Mapping[int, str], called: Mapping[int, 
         _text(fields, 1),
         _text(fields, 2),
         hlo_type,
-        _numbers(shape, 3),
+        shape,
         tuple(names[n] for n in _numbers(fields, 36)),
         tuple(called[n] for n in _numbers(fields, 38)),
         {name: value for name, value in attributes.items() if value},
         computation,
         is_root,
     )
+
+
+@lru_cache(maxsize=4096)
+def _typed(data: bytes) -> tuple[int, tuple[int, ...]]:
+    """Return the number of the type, and the shape, that a message describes: a program has few that differ."""
+    fields = _fields(data)
+    return _number(fields, 2), _numbers(fields, 3)
 
 
 def _fields(data: bytes) -> Fields:
@@ -220,10 +228,10 @@ def _fields(data: bytes) -> Fields:
         kind = key & 7
         value: int | bytes
         if kind == 0:
-            value, at = _varint(data, at)
+            value, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)
         else:
             if kind == 2:
-                length, at = _varint(data, at)
+                length, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)
             else:
                 length = {1: 8, 5: 4}[kind]
             if at + length > end:
@@ -269,6 +277,8 @@ def _numbers(fields: Fields, number: int) -> tuple[int, ...]:
     for value in fields.get(number, ()):
         if isinstance(value, int):
             found.append(value)
+        elif value.isascii():  # each is a byte
+            found.extend(value)
         else:
             at = 0
             while at < len(value):
