@@ -2,7 +2,7 @@
 
 Coordinates of pairs are often computed together and read one by one: corners of boxes, components of differences. XLA writes all of them
 to memory, as several slices read them, and reads each with a stride. Where nothing else reads such a value, its elements are computed
-apart, from slices of what it is made of: of arguments, and of what is smaller, such as the points that pairs are made of.
+apart, from slices of what it is made of: of arguments and constants, and of what is smaller, such as the points that pairs are made of.
 """
 
 from __future__ import annotations
@@ -22,17 +22,22 @@ from eqsat_mem.passes import ELEMENTS
 
 MOST = 16
 """The most positions along an axis whose elements are computed apart: each has operations of its own."""
+LEAST_BYTES = 2**14
+"""Smaller values stay as they are: whatever way they are computed takes no time."""
+MOST_MORE = 100
+"""A program may get so many operations more, and half of those that it has; one that would get more stays as it is."""
 SMALLER = 2
 """What elements are made of is smaller than all of them by this factor, or an argument: nothing more is held."""
 
 
 def with_elements(flat: Flat) -> list[Equation] | None:
     """The equations with values that are read one position of an axis at a time computed so; ``None`` where there are none."""
-    along, positions = _read_by_element(flat)
-    return _Apart(flat, along, positions).run() if along else None
+    along, positions = _positions_read(flat)
+    few = sum(len(positions[v]) for v in along) <= MOST_MORE + len(flat.equations) // 2
+    return _Apart(flat, along, positions).run() if along and few else None
 
 
-def _read_by_element(flat: Flat) -> tuple[dict[int, int], dict[int, set[int]]]:
+def _positions_read(flat: Flat) -> tuple[dict[int, int], dict[int, set[int]]]:
     """The values that are read one position at a time, with the axis of these positions, and the positions that are read."""
     readers = defaultdict[int, list[Equation]](list)
     for eqn in flat.equations:
@@ -68,10 +73,11 @@ def _able(flat: Flat) -> set[int]:
         v = eqn.outs[0]
         if eqn.prim.name == "slice" and eqn.params["strides"] is not None:
             continue
-        small = _nbytes(flat, v) / SMALLER
-        if not any(jax.dtypes.issubdtype(flat.dtypes[u], jax.dtypes.extended) for u in (*eqn.ins, v)) and all(
-            u in given or u in able or not flat.shapes[u] or _nbytes(flat, u) <= small for u in eqn.ins
-        ):
+        if any(jax.dtypes.issubdtype(flat.dtypes[u], jax.dtypes.extended) for u in (*eqn.ins, v)) or _nbytes(flat, v) < LEAST_BYTES:
+            continue
+        small, read = _nbytes(flat, v) / SMALLER, [u for u in eqn.ins if flat.shapes[u]]
+        alike = eqn.prim.name not in ops.MAPS or all(len(flat.shapes[u]) == len(flat.shapes[v]) for u in read)  # no cast to several
+        if alike and all(u in given or u in able or _nbytes(flat, u) <= small for u in read):
             able.add(v)
     return able
 
@@ -99,11 +105,11 @@ def _axis_read(flat: Flat, reader: Equation, v: int, along: Mapping[int, int]) -
 
 def _axis_of(flat: Flat, eqn: Equation, v: int, axis: int) -> int | None:
     """The axis of an operand that is an axis of the result; ``None`` where each position of the result reads all of the operand."""
-    if eqn.prim.name == "broadcast_in_dim":
-        dims = tuple(eqn.params["broadcast_dimensions"])
-        a = dims.index(axis) if axis in dims else None
-        return a if a is not None and flat.shapes[v][a] == flat.shapes[eqn.outs[0]][axis] else None
-    return axis if flat.shapes[v] else None
+    if eqn.prim.name == "slice":
+        return axis
+    dims = tuple(eqn.params["broadcast_dimensions"] if eqn.prim.name == "broadcast_in_dim" else range(len(flat.shapes[v])))
+    a = dims.index(axis) if axis in dims else None
+    return a if a is not None and flat.shapes[v][a] == flat.shapes[eqn.outs[0]][axis] else None
 
 
 class _Apart:

@@ -23,7 +23,6 @@ from eqsat_mem.ir import (
     Map,
     Program,
     Rename,
-    Term,
     argument_bytes,
     axes_mask,
     bits,
@@ -46,7 +45,8 @@ Links = list[tuple[int, int]]
 LINEAR = frozenset({"add", "sub", "neg"})
 """Elementwise operations of which the parts of a result are those of their operands' parts."""
 HELD_WHOLE = 4
-"""What a loop gathers in every turn is gathered before it if it takes no more than such a part of the room."""
+"""What a loop gathers in every turn is gathered before it, and sums that it carries are whole on each device, if these take no more than
+such a part of the room."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,13 @@ class BodySpecs:
 
 @dataclass(frozen=True)
 class Left:
-    """The specs of the results that a body leaves, the positions of the arguments that it gathers, and the sums that it carries."""
+    """The specs of the results that a body leaves, the positions of the arguments that it gathers, the sums that it carries, and the
+    seconds for which it exchanges values."""
 
     specs: Specs
     gathered: frozenset[int]
     sums: tuple[Sum, ...]
+    exchanged_s: float
 
 
 BodyPlanner = Callable[[ClosedJaxpr, BodySpecs, int], tuple[Any, int]]
@@ -203,18 +205,19 @@ def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...], tup
         both = zip(axes_of[consts + j], left_of[j], strict=True)
         alike = mask_of(one[0] for one, other in both if one and other and at.divided.get(one[0]) == at.divided.get(other[0]))
         shares[consts + j] = _lying(at, axes_of[consts + j], alike & mask_of(at.divided))
+    added = _added_to(at, term)
     while True:
-        found = _left(at, call, shares)
+        found = _left(at, call, shares, added)
         refused = [j for j in proposed if shares[consts + j] and found.specs[j] != _names(at, axes_of[consts + j], shares[consts + j])]
         if not refused:
             break
         for j in refused:
             shares[consts + j] = 0
-    room = (at.bodies.limit - argument_bytes(at.local.program)) // HELD_WHOLE
-    sums = _sums(at, term, shares, found, room)
+    most = (at.bodies.limit - argument_bytes(at.local.program)) // HELD_WHOLE
+    shares, found = _with_sums(at, call, shares, found, added, most)
     left = found.specs
     if carries:  # what the turns would gather each is gathered before them
-        early = (c for c in found.gathered if c < consts and at.old.nbytes(term.args[c]) <= room)
+        early = (c for c in found.gathered if c < consts and at.old.nbytes(term.args[c]) <= most)
         for c in early:
             shares[c] = 0
     given = [_names(at, axes_of[consts + j], shares[consts + j]) for j in range(carries)]
@@ -226,45 +229,59 @@ def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...], tup
         mask_of(axis[0] for axis, own in zip(axes, spec, strict=True) if own and at.deals(axis, own))
         for axes, spec in zip(left_of, (*given, *left[carries:]), strict=True)
     )
-    return shares, tuple(results), sums
+    return shares, tuple(results), found.sums
 
 
-def _sums(at: Localiser, term: Block, shares: list[int], found: Left, room: int) -> tuple[Sum, ...]:
-    """The sums that a loop carries in parts, one on each device, as the turns only add to them what devices would sum in every turn.
+def _with_sums(at: Localiser, call: Call, shares: list[int], found: Left, added: Mapping[int, int], most: int) -> tuple[list[int], Left]:
+    """The shares of operands, and what the body then leaves, with sums whole that might be in shares, so that each device has its part.
 
-    They begin with zeros. Of one that might be in shares each device has all positions, which takes more of the room, but no turn exchanges
-    anything for it: ``shares`` change so.
+    No turn exchanges anything for such a sum, but each device has all of its positions: together they take no more than ``most`` bytes, and
+    they are whole only if turns exchange no longer for the rest.
     """
-    call, first = term.call, _carried(term.call)[0]
-    added = [j for j in _added_to(at, call) if _is_zero(at.old.terms[term.args[first + j]])]
-    whole_bytes = {j: at.old.extent(axes_mask(call.out_axes[j])) * itemsize(call.out_dtypes[j]) for j in added}
-    there = {s.result for s in found.sums}
-    apart = [j for j in added if j not in there and shares[first + j] and whole_bytes[j] <= room]
-    if apart:
-        tried = _left(at, call, [0 if c - first in apart else own for c, own in enumerate(shares)])
-        kept = {s.result for s in tried.sums}.intersection(apart)
-        for j in kept:
-            shares[first + j] = 0
-        found = tried if len(kept) == len(apart) else _left(at, call, shares)
-    return tuple(s for s in found.sums if s.result in added)
+    first = _carried(call)[0]
+    there, apart = {s.result for s in found.sums}, list[int]()
+    for j in (j for j in added if j not in there and shares[first + j]):
+        most -= at.old.extent(axes_mask(call.out_axes[j])) * itemsize(call.out_dtypes[j])
+        apart += [j] if most >= 0 else []
+    while apart:
+        wholly = [0 if c - first in apart else own for c, own in enumerate(shares)]
+        tried = _left(at, call, wholly, added)
+        kept = [j for j in apart if j in {s.result for s in tried.sums}]
+        if kept == apart:
+            return (wholly, tried) if tried.exchanged_s <= found.exchanged_s else (shares, found)
+        apart = kept
+    return shares, found
 
 
-def _is_zero(term: Term) -> bool:
-    return isinstance(term, Literal) and term.value == 0
-
-
-def _added_to(at: Localiser, call: Call) -> dict[int, int]:
-    """The carries of a loop to which the turns add and that they do not read otherwise, with their positions among the body's arguments."""
-    assert at.bodies is not None
-    first, carries = _carried(call)
+def _added_to(at: Localiser, term: Block) -> dict[int, int]:
+    """The carries of a loop that begin with zeros, to which the turns add, and which they do not read otherwise: the argument of each."""
+    call, (before, carries) = term.call, _carried(term.call)
     if not carries:
         return {}
-    *before, body = map(at.bodies.load, bodies(call))
-    first = call.params.get("body_nconsts", first)
-    unread = set(range(carries))
-    for condition in before:
-        unread -= {t.slot - call.params["cond_nconsts"] for t in condition.terms if isinstance(t, Input)}
-    return {j: first + j for j in unread if len(way_to_argument(body, body.outputs[j].term, first + j)) > 1}
+    assert at.bodies is not None
+    *conditions, body = map(at.bodies.load, bodies(call))
+    first = call.params.get("body_nconsts", before)
+    starts = (at.old.terms[t] for t in term.args[before : before + carries])
+    zeros = {j for j, start in enumerate(starts) if isinstance(start, Literal) and start.value == 0}
+    for condition in conditions:
+        zeros -= {t.slot - call.params["cond_nconsts"] for t in condition.terms if isinstance(t, Input)}
+    return {j: first + j for j in sorted(zeros) if way_to_argument(body, j, first + j)}
+
+
+def way_to_argument(program: Program, k: int, slot: int) -> list[int]:
+    """The terms from a result down to an argument that is added to it, each read by the one before alone; none if there is no such way."""
+    o, terms, roots = program.outputs[k], program.terms, program.roots()
+    reads = [(t, term.axes) for t in program.reachable() if isinstance(term := terms[t], Input) and term.slot == slot]
+    if [axes for _, axes in reads] != [o.axes] or roots.count(o.term) > 1 or program.readers(o.term):
+        return []
+    way = [t for t, _ in reads]
+    while way[-1] != o.term:
+        readers = program.readers(way[-1])
+        reader = terms[readers[0]] if len(readers) == 1 and way[-1] not in roots else None
+        if not isinstance(reader, Map) or reader.op not in LINEAR:
+            return []
+        way += readers
+    return way[::-1] if len(way) > 1 else []
 
 
 def _is_found_in(at: Localiser, t: int, reader: int) -> bool:
@@ -289,16 +306,7 @@ def _wanted(at: Localiser, term: Block) -> dict[int, int]:
     return found
 
 
-def way_to_argument(program: Program, t: int, slot: int) -> list[int]:
-    """The terms from a sum down to an argument that is added to it, each read by the one before alone; none if there is no such way."""
-    term = program.terms[t]
-    if isinstance(term, Input) and term.slot == slot:
-        return [t]
-    below = term.args if isinstance(term, Map) and term.op in LINEAR else ()
-    return next(([t, *way] for c in below if program.readers(c) == [t] and (way := way_to_argument(program, c, slot))), [])
-
-
-def _left(at: Localiser, call: Call, shares: Sequence[int]) -> Left:
+def _left(at: Localiser, call: Call, shares: Sequence[int], added: Mapping[int, int]) -> Left:
     """The specs of the results of a loop or branch that takes such shares of its operands, the operands that it gathers, and its sums.
 
     Results lie as all bodies that make them leave them, else they are whole.
@@ -306,13 +314,13 @@ def _left(at: Localiser, call: Call, shares: Sequence[int]) -> Left:
     assert at.bodies is not None
     specs = _specs(at, call, shares, (0,) * len(call.out_axes))
     of = [ins for ins, _ in _divided_up(call, list(range(len(shares))), [])]
-    made, gathered, added = list[Left](), set[int](), _added_to(at, call)
+    made, gathered = list[Left](), set[int]()
     for k, (body, (ins, _), operands) in enumerate(zip(bodies(call), specs, of, strict=True), 1):
         made.append(at.bodies.left(at.bodies.load(body), ins, added if k == len(of) else {}))
         gathered.update(operands[slot] for slot in made[-1].gathered)
     leaving = (found.specs for found in (made[1:] if call.prim.name == "while" else made))
     results = (spec if all(other == spec for other in others) else whole(len(spec)) for spec, *others in zip(*leaving, strict=True))
-    return Left(tuple(results), frozenset(gathered), made[-1].sums)
+    return Left(tuple(results), frozenset(gathered), made[-1].sums, sum(one.exchanged_s for one in made))
 
 
 def _carried(call: Call) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from eqsat_mem.mesh.padding import padded
 from eqsat_mem.mesh.parts import carried_sums
 from eqsat_mem.mesh.spreading import spreadings
 from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.cost_model import exchange_s
 from eqsat_mem.schedule.search import straight
 from eqsat_mem.transforms.plan_bodies import calls
 
@@ -118,8 +119,12 @@ def left_as(program: Program, placement: Placement, backend: Backend, carried: M
     assert local.shares is not None
     gathers = (term for term in local.terms if isinstance(term, Block) and term.call.prim.name == "gather_shares")
     read = (local.terms[term.args[0]] for term in gathers)
-    gathered = frozenset(term.slot for term in read if isinstance(term, Input))
-    return Left(local.shares.results, gathered, carried_sums(walk, carried))
+    results, gathered = local.shares.results, frozenset(term.slot for term in read if isinstance(term, Input))
+    sums = carried_sums(walk, carried)
+    if sums:
+        local = walked(whole, replace(placement, sums=sums), dealt, order, backend)[1].program
+    extents = [index.extent for index in local.indices]
+    return Left(results, gathered, sums, sum(exchange_s(local, t, extents, backend) for t in local.reachable()))
 
 
 def left_given(placement: Placement, backend: Backend, program: Program, ins: Sequence[Spec], carried: Mapping[int, int]) -> Left:

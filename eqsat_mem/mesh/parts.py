@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from eqsat_mem.egraph.online_folds import Rescaled
-from eqsat_mem.ir import Block, Call, Dot, Fold, Input, Literal, Map, Rename, Term, bits, children, folded, mask_of
+from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Rename, Term, bits, children, folded, mask_of
 from eqsat_mem.ir.mesh import Names, Sum
 from eqsat_mem.ir.ops import MONOIDS, block_op, picks
 from eqsat_mem.mesh.bodies import LINEAR, way_to_argument
@@ -73,12 +73,8 @@ def carried_sums(at: Localiser, carried: Mapping[int, int]) -> tuple[Sum, ...]:
     """
     old, found = at.old, list[Sum]()
     for k, slot in carried.items():
-        o = old.outputs[k]
-        way = way_to_argument(old, o.term, slot)
-        read = old.terms[way[-1]] if len(way) > 1 else None
-        if not isinstance(read, Input) or read.axes != o.axes or old.readers(o.term) or old.roots().count(o.term) > 1:
-            continue
-        if any(at.computed(t) & old.free[t] != at.natural(way[-1]) for t in way[:-1]):
+        way = way_to_argument(old, k, slot)
+        if not way or any(at.computed(t) & old.free[t] != at.natural(way[-1]) for t in way[:-1]):
             continue
         names = {
             at.local.dealing(waiting(at, c, at.computed(t))) for t, below in pairwise(way) for c in children(old.terms[t]) if c != below
@@ -95,7 +91,7 @@ def own_part(at: Localiser, t: int, shares: int, names: Names) -> int:
     """
     computed, local = at.computed(t), at.local
     if at.local.dealing(met(at, t, computed)) == names:
-        return at.converted(at.part(t, computed).own, t, at.natural(t), shares)
+        return at.converted(at.part(t, computed).summand, t, at.natural(t), shares)
     u = at.value(t, shares)
     dtype = local.program.terms[u].dtype
     is_first = local.map("eq", local.device_number(names), local.number(0, PLACES), dtype=np.dtype(bool))
@@ -118,8 +114,10 @@ def waiting(at: Localiser, c: int, computed: int) -> int:
 
 
 def _dealt_out_by(at: Localiser, names: Names) -> int:
-    """Indices that together are dealt out by these mesh axes; none where there are no such."""
-    found, left = 0, set(names)
+    """Indices that together are dealt out by these mesh axes, one where there is such; none where there are no such."""
+    found, left = next((1 << i for i, own in at.divided.items() if {*own} == {*names}), 0), set(names)
+    if found:
+        return found
     for i, own in at.divided.items():
         if left.issuperset(own):
             left.difference_update(own)

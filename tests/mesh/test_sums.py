@@ -153,6 +153,35 @@ def test_sums_that_turns_or_their_condition_read_are_summed_in_the_turns(mesh):
     agree(f(*given), jax.jit(function)(*given))
 
 
+def test_sums_that_are_stacked_too_are_summed_once_in_each_turn(mesh):
+    def stacked(w, xs):
+        return lax.scan(lambda c, x: (c + x.T @ jnp.tanh(x @ w), c), jnp.zeros_like(w), xs)
+
+    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
+    function = beside_pairs(stacked)
+    f = optimize(function, memory_limit=LIMIT, mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=P())
+    assert sum(sent.times for sent in exchanged(f.plan(*args))) == STEPS
+    given = drawn(7, *args)
+    agree(f(*given), jax.jit(function)(*given))
+
+
+def test_of_many_sums_those_are_whole_that_have_room(mesh):
+    """Eight sums of 1 MiB each, of which devices may have shares: there is no room for all of all of them on each device."""
+
+    def sums(xs):
+        def step(carry, x):
+            return tuple(c + jnp.tanh(x * (k + 1)).T @ x for k, c in enumerate(carry)), None
+
+        return lax.scan(step, (jnp.zeros((512, 512)),) * 8, xs)[0]
+
+    args = (f32(STEPS, 512, 512),)
+    f = optimize(sums, memory_limit="6656KiB", mesh=mesh, in_shardings=P(None, "x"), out_shardings=P("x"))
+    plan = f.plan(*args)
+    assert plan.compiled_peak_bytes <= 6656 * 2**10
+    given = drawn(8, *args)
+    agree(f(*given), jax.jit(sums)(*given))
+
+
 def test_narrow_sums_are_as_accurate_as_on_one_device(mesh):
     def summed(xs):
         return lax.scan(lambda c, x: (c + x.T @ x, None), jnp.zeros((WIDTH, WIDTH), jnp.bfloat16), xs)[0]
