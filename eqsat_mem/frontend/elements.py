@@ -71,9 +71,9 @@ def _able(flat: Flat) -> set[int]:
         if len(eqn.outs) != 1 or eqn.effects or (eqn.prim.name not in ops.MAPS and eqn.prim.name not in ("broadcast_in_dim", "slice")):
             continue
         v = eqn.outs[0]
-        if eqn.prim.name == "slice" and eqn.params["strides"] is not None:
+        if _nbytes(flat, v) < LEAST_BYTES or (eqn.prim.name == "slice" and eqn.params["strides"] is not None):
             continue
-        if any(jax.dtypes.issubdtype(flat.dtypes[u], jax.dtypes.extended) for u in (*eqn.ins, v)) or _nbytes(flat, v) < LEAST_BYTES:
+        if any(jax.dtypes.issubdtype(flat.dtypes[u], jax.dtypes.extended) for u in (*eqn.ins, v)):
             continue
         small, read = _nbytes(flat, v) / SMALLER, [u for u in eqn.ins if flat.shapes[u]]
         alike = eqn.prim.name not in ops.MAPS or all(len(flat.shapes[u]) == len(flat.shapes[v]) for u in read)  # no cast to several

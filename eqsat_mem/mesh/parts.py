@@ -90,7 +90,7 @@ def own_part(at: Localiser, t: int, shares: int, names: Names) -> int:
     What is not made of such parts is that of the first device, and nothing on others.
     """
     computed, local = at.computed(t), at.local
-    if at.local.dealing(met(at, t, computed)) == names:
+    if local.dealing(met(at, t, computed)) == names:
         return at.converted(at.part(t, computed).summand, t, at.natural(t), shares)
     u = at.value(t, shares)
     dtype = local.program.terms[u].dtype
@@ -115,10 +115,8 @@ def waiting(at: Localiser, c: int, computed: int) -> int:
 
 def _dealt_out_by(at: Localiser, names: Names) -> int:
     """Indices that together are dealt out by these mesh axes, one where there is such; none where there are no such."""
-    found, left = next((1 << i for i, own in at.divided.items() if {*own} == {*names}), 0), set(names)
-    if found:
-        return found
-    for i, own in at.divided.items():
+    found, left = 0, set(names)
+    for i, own in sorted(at.divided.items(), key=lambda item: -len(item[1])):
         if left.issuperset(own):
             left.difference_update(own)
             found |= 1 << i
@@ -156,7 +154,7 @@ def part_of(at: Localiser, t: int, computed: int) -> Part:
 def combined(at: Localiser, t: int, part: Part) -> int:
     """The parts of all devices as one."""
     term, local, source = at.old.terms[t], at.local, at.old.source.get(t)
-    names = at.local.dealing(part.met)
+    names = local.dealing(part.met)
     if isinstance(term, Block) and picks(term.call):
         return _picked(at, term, part, names)
     if read(term):

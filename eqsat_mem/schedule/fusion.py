@@ -192,7 +192,7 @@ def _virtual(
         rounds = t in ex.exact and len(into) > 1  # two kernels may round it differently
         if rounds and backend.compares_inside:
             rounds = not virtual.issuperset(ex.selected_by_element.get(t, (t,)))
-        elements[t] = _read_by_element(ex, t, users[t], virtual, elements)
+        elements[t] = _read_by_element(ex, t, users[t], virtual, elements) if ex.unrolls else 0
         apart = elements[t] and isinstance(ex.program.terms[t], Map) and backend.recomputes(ex.program, (t,))
         if t in escapes or rounds or not (apart or _is_virtual(ex, t, read_by, into, first, again, backend, is_whole)):
             computed_in = [step for step in into if isinstance(ex.program.terms[step], Map)]

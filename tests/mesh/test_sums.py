@@ -44,6 +44,21 @@ def agree(got, want):
         np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=2e-4, atol=1e-5 * np.abs(b).max())
 
 
+def planned(function, mesh, seed, limit=LIMIT, **specs):
+    """The plan of a function beside pairs, whose values have been compared with those of ``jit``."""
+    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
+    function = beside_pairs(function)
+    f = optimize(function, memory_limit=limit, mesh=mesh, **{"in_shardings": (P(), P(None, "x")), "out_shardings": P(), **specs})
+    return compared(f, function, seed, *args)
+
+
+def compared(f, function, seed, *args):
+    """The plan that an optimised function has for these shapes, where its values are those of ``jit``."""
+    given = drawn(seed, *args)
+    agree(f(*given), jax.jit(function)(*given))
+    return f.plan(*args)
+
+
 def recurrent(w, xs):
     """Gradient of a recurrent network: the cotangent of its weights is a sum over steps and rows."""
     return jax.grad(lambda w: jnp.sum(lax.scan(lambda h, x: (jnp.tanh(x + h @ w), None), jnp.zeros(xs.shape[1:]), xs)[0] ** 2))(w)
@@ -86,41 +101,23 @@ def nested(w, xs):
 
 @pytest.mark.parametrize("function", [recurrent, accumulated, counted, subtracted])
 def test_devices_sum_once_what_turns_add(function, mesh):
-    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
-    function = beside_pairs(function)
-    f = optimize(function, memory_limit=LIMIT, mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=P())
-    assert [(sent.kind, sent.times) for sent in exchanged(f.plan(*args))] == [("psum", 1)]
-    given = drawn(0, *args)
-    agree(f(*given), jax.jit(function)(*given))
+    assert [(sent.kind, sent.times) for sent in exchanged(planned(function, mesh, 0))] == [("psum", 1)]
 
 
 def test_loops_in_loops_exchange_once_for_each_turn_around_at_most(mesh):
-    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
-    function = beside_pairs(nested)
-    f = optimize(function, memory_limit=LIMIT, mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=P())
-    assert 1 <= sum(sent.times for sent in exchanged(f.plan(*args))) <= STEPS
-    given = drawn(1, *args)
-    agree(f(*given), jax.jit(function)(*given))
+    assert 1 <= sum(sent.times for sent in exchanged(planned(nested, mesh, 1))) <= STEPS
 
 
 def test_a_sum_that_is_wanted_in_shares_is_handed_out_once(mesh):
-    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
-    function = beside_pairs(recurrent)
-    f = optimize(function, memory_limit=LIMIT, mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=(P("x"), P()))
-    assert [(sent.kind, sent.times) for sent in exchanged(f.plan(*args), parts=8)] == [("psum_scatter", 1)]
-    given = drawn(2, *args)
-    agree(f(*given), jax.jit(function)(*given))
+    plan = planned(recurrent, mesh, 2, out_shardings=(P("x"), P()))
+    assert [(sent.kind, sent.times) for sent in exchanged(plan, parts=8)] == [("psum_scatter", 1)]
 
 
 def test_weights_in_shares_along_another_axis_have_sums_in_shares():
     grid = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
-    function = beside_pairs(accumulated)
     specs = {"in_shardings": (P(None, "model"), P(None, "data")), "out_shardings": ((P(), P(None, "model")), P())}
-    f = optimize(function, memory_limit="3MiB", mesh=grid, **specs)
-    assert [(sent.kind, sent.axes, sent.times) for sent in exchanged(f.plan(*args), parts=2)] == [("psum", ("data",), 1)]
-    given = drawn(3, *args)
-    agree(f(*given), jax.jit(function)(*given))
+    plan = planned(accumulated, grid, 3, "3MiB", **specs)
+    assert [(sent.kind, sent.axes, sent.times) for sent in exchanged(plan, parts=2)] == [("psum", ("data",), 1)]
 
 
 def test_a_sum_that_does_not_fit_whole_stays_in_shares(mesh):
@@ -131,10 +128,7 @@ def test_a_sum_that_does_not_fit_whole_stays_in_shares(mesh):
 
     args = f32(STEPS, 256, 1024), f32(STEPS, 256, 2048)
     f = optimize(outer, memory_limit="8MiB", mesh=mesh, in_shardings=P(None, "x"), out_shardings=P("x"))
-    plan = f.plan(*args)
-    assert plan.compiled_peak_bytes <= 8 * 2**20
-    given = drawn(4, *args)
-    agree(f(*given), jax.jit(outer)(*given))
+    assert compared(f, outer, 4, *args).compiled_peak_bytes <= 8 * 2**20
 
 
 def test_sums_that_turns_or_their_condition_read_are_summed_in_the_turns(mesh):
@@ -146,27 +140,18 @@ def test_sums_that_turns_or_their_condition_read_are_summed_in_the_turns(mesh):
 
         return lax.while_loop(lambda state: jnp.sum(state[2] ** 2) < 1e-2, add, (0, jnp.zeros_like(w), jnp.zeros_like(w)))
 
-    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
-    function = beside_pairs(read)
-    f = optimize(function, memory_limit=LIMIT, mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=P())
-    given = drawn(5, *args)
-    agree(f(*given), jax.jit(function)(*given))
+    planned(read, mesh, 5)
 
 
 def test_sums_that_are_stacked_too_are_summed_once_in_each_turn(mesh):
     def stacked(w, xs):
         return lax.scan(lambda c, x: (c + x.T @ jnp.tanh(x @ w), c), jnp.zeros_like(w), xs)
 
-    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
-    function = beside_pairs(stacked)
-    f = optimize(function, memory_limit=LIMIT, mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=P())
-    assert sum(sent.times for sent in exchanged(f.plan(*args))) == STEPS
-    given = drawn(7, *args)
-    agree(f(*given), jax.jit(function)(*given))
+    assert sum(sent.times for sent in exchanged(planned(stacked, mesh, 7))) == STEPS
 
 
 def test_of_many_sums_those_are_whole_that_have_room(mesh):
-    """Eight sums of 1 MiB each, of which devices may have shares: there is no room for all of all of them on each device."""
+    """Eight sums of 1 MiB each, of which devices may have shares: there is no room for all of them on each device."""
 
     def sums(xs):
         def step(carry, x):
@@ -174,12 +159,8 @@ def test_of_many_sums_those_are_whole_that_have_room(mesh):
 
         return lax.scan(step, (jnp.zeros((512, 512)),) * 8, xs)[0]
 
-    args = (f32(STEPS, 512, 512),)
     f = optimize(sums, memory_limit="6656KiB", mesh=mesh, in_shardings=P(None, "x"), out_shardings=P("x"))
-    plan = f.plan(*args)
-    assert plan.compiled_peak_bytes <= 6656 * 2**10
-    given = drawn(8, *args)
-    agree(f(*given), jax.jit(sums)(*given))
+    assert compared(f, sums, 8, f32(STEPS, 512, 512)).compiled_peak_bytes <= 6656 * 2**10
 
 
 def test_narrow_sums_are_as_accurate_as_on_one_device(mesh):
@@ -226,9 +207,4 @@ def test_random_loops_compute_the_same(seed, mesh):
 
         return lax.scan(step, tuple(CARRIES[name][0](w) for name in names), xs)
 
-    args = f32(WIDTH, WIDTH), f32(STEPS, ROWS, WIDTH)
-    function = beside_pairs(function)
-    f = optimize(function, memory_limit=2**20 * int(rng.choice([2, 3])), mesh=mesh, in_shardings=(P(), P(None, "x")), out_shardings=P())
-    assert f.plan(*args).loops
-    given = drawn(seed, *args)
-    agree(f(*given), jax.jit(function)(*given))
+    assert planned(function, mesh, seed, 2**20 * int(rng.choice([2, 3]))).loops
