@@ -17,17 +17,13 @@ from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.egraph.saturate import Limits, attributed, saturate
 from eqsat_mem.equal_programs import ROWS_PRICE, Candidates, extracted_of
 from eqsat_mem.events import Clock, Searched, tell
-from eqsat_mem.frontend.concatenations import with_parts
 from eqsat_mem.frontend.equal_blocks import EqualBlocks
 from eqsat_mem.frontend.load import load
-from eqsat_mem.frontend.scatters import with_scatters
-from eqsat_mem.frontend.shifts import with_shifts
-from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Block, Call, Program
 from eqsat_mem.ir.jaxprs import share_bytes
 from eqsat_mem.ir.mesh import Placement
 from eqsat_mem.options import Options
-from eqsat_mem.passes import SCANS, SUMS
+from eqsat_mem.passes import SCANS
 from eqsat_mem.ranking import order
 from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
@@ -37,9 +33,8 @@ from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import Search, fastest, straight
 from eqsat_mem.searches import best_of, with_search
+from eqsat_mem.transforms.further import Further
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier, calls, floor_bytes, plan_bodies
-from eqsat_mem.transforms.ranks import with_ranks
-from eqsat_mem.transforms.step_sums import with_step_sums
 
 if TYPE_CHECKING:  # what few programs need is imported where they do: a first plan would take a tenth longer
     from eqsat_mem.mesh.bodies import Bodies, BodySpecs
@@ -181,15 +176,16 @@ class Forms:
         """The fastest schedule of the first form that fits or is ``near`` enough, without loops over equal blocks.
 
         Forms that cannot fit, or did not where there was more room, are searched last, and only where they may be the smallest; those that
-        stack less also where chunks take long, and those with sums of steps also where what was written fits.
+        stack less also where chunks take long, and those that may be faster than what was written also where that fits.
         """
         found: dict[int, SearchResult] = {}
         hopeless: list[tuple[int, int, Program]] = []
         is_settled = False
         for k, form in enumerate(self._forms()):
-            if is_settled and SUMS.name not in form.passes:
+            is_eager = self.further.is_eager(form)
+            if is_settled and not is_eager:
                 break
-            if SCANS.name not in form.passes and any(f.best.fits(near) for f in found.values()):
+            if not is_eager and SCANS.name not in form.passes and any(f.best.fits(near) for f in found.values()):
                 continue
             least = floor_bytes(form) // (1 if self.placement is None else self.placement.devices.total)
             searched = k, backend, self.placement, scheduler
@@ -198,14 +194,13 @@ class Forms:
                 hopeless.append((k, max(least, smallest), form))
                 continue
             found[k] = self._fastest(form, backend, limit, scheduler, near)
-            if not found[k].best.fits(near):
+            fits, slow = found[k].best.fits(near), slow_in_chunks(found[k].best, found[k].before)
+            if not fits:
                 self.unfit[searched] = limit, found[k].best.peak_bytes
-            slow = slow_in_chunks(found[k].best, found[k].before)
-            if SUMS.name in form.passes and found[k].best.fits(near):  # what was done once is done by each step
+            elif is_eager:
                 slow = found[k].best.seconds > (found[0].before if 0 in found else self.written(backend, limit)).seconds
-            is_last = found[k].best.fits(near) and (is_settled or not slow)
-            is_settled = is_settled or is_last
-            if (is_last and (k or self.summed is None)) or self.deadline.passed():
+            is_settled = is_settled or (fits and not slow)
+            if (is_settled and not self.further.has_eager_after(form, fits)) or self.deadline.passed():
                 break
         else:
             for k, least, form in hopeless:
@@ -222,13 +217,18 @@ class Forms:
             loops = self._loops(self.placement, backend, limit, search=False)
             return straight(as_it_lies(self._original(self.loaded), self.placement, backend, loops), backend, emitted=False)
         ex = run_as_is(self.loaded, self._original)
-        program, _ = plan_bodies(ex.program, limit, partial(self.planner.written, self.options, backend))
+        written = partial(self.planner.written, self.options, backend)
+        program, _ = plan_bodies(ex.program, limit, written, written)
         return straight(replace(ex, program=program), backend, emitted=False)
 
     @cached_property
-    def summed(self) -> Program | None:
-        """The program with sums over steps behind what is linear in them, if any are."""
-        return with_step_sums(self.loaded, self.rules.passes)
+    def further(self) -> Further:
+        """The forms of the program besides itself."""
+
+        def apart(reading: Program) -> Extraction:
+            return extract(self._candidates(reading).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
+
+        return Further(self.loaded, self.rules, self.placement is not None, self._original, apart)
 
     def _original(self, program: Program) -> Extraction:
         """A program as it is, with what rules allow for its terms; kept for the one that was loaded."""
@@ -241,32 +241,10 @@ class Forms:
     def _forms(self) -> Iterator[Program]:
         yield from self.made
         if self.others is None:
-            self.others = self._further()
+            self.others = self.further.programs()
         for program in self.others:
             self.made.append(program)
             yield program
-
-    def _further(self) -> Iterator[Program]:
-        from eqsat_mem.transforms.scan_rewrite import forms
-
-        made = (with_ranks, with_scatters) if self.placement is None else ()
-        for program in filter(None, [self.loaded, *(make(self.loaded, self.rules.passes) for make in made)]):
-            if program is not self.loaded:
-                yield program
-            summed = self.summed if program is self.loaded else with_step_sums(program, self.rules.passes)
-            if summed is not None:
-                yield from forms(self._original(summed), self.rules)
-            parted = with_parts(program, self.rules.passes) if self.placement is None else None
-            if parted is not None:
-                yield parted
-                yield from forms(self._original(parted), self.rules)
-            yield from forms(self._original(program), self.rules)
-            taken = with_takes(program) if self.rules.names("Take") else None
-            shifted = with_shifts(program, self.rules.passes) if self.placement is None else None
-            for reading in filter(None, (taken, shifted)):
-                apart = extract(self._candidates(reading).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
-                yield reading if self.placement is None else apart.program
-                yield from forms(apart, self.rules)
 
     def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler, near: int) -> SearchResult:
         if self.placement is not None:
@@ -287,7 +265,8 @@ class Forms:
     def _planned(self, form: Program, backend: Backend, room: int) -> tuple[Program, dict[Call, Call]]:
         """A form with plans of its bodies for so much room, and the calls that have such plans as they were written."""
         with self.clock("bodies"):
-            program, written = plan_bodies(form, room, partial(self.planner.plan, self.options, backend, self.deadline.part(1 / 2)))
+            plan = partial(self.planner.plan, self.options, backend, self.deadline.part(1 / 2))
+            program, written = plan_bodies(form, room, plan, partial(self.planner.written, self.options, backend))
             if not written:
                 return form, written
             known = id(form), tuple((tuple(map(id, call.bodies)), call.scratch_bytes) for call in calls(program))

@@ -110,6 +110,16 @@ SUMS = Pass(
     told="sums that loops carry are read by each step, part by part, where only smaller sums are made of them",
 )
 
+AT_ONCE = Pass(
+    "steps-at-once",
+    "scan of (h, x) -> f(h, x w), and of s -> s + a b', = scan of (h, y) -> f(h, y) with y = x w of all steps, and sum_t a[t] b[t]'",
+    "reassociate",
+    "the same products and sums of each step, as products and sums of all steps",
+    "what steps read and add to is read and added to once; what they read and stack for that is held for all steps",
+    "transforms/steps_at_once.py",
+    told="what steps compute apart from what they carry is computed for all of them at once",
+)
+
 UPDATES = Pass(
     "equal-updates",
     "f(a1, b1), f(a2, b2), ... = calls of one operation f, for elementwise results on which nothing else depends",
@@ -175,7 +185,7 @@ SCATTERS = Pass(
     told="what is scattered is made in chunks of rows, each of which goes through all updates",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, UPDATES, ELEMENTS, ROLLS, PARTS, SHIFTS, SCATTERS, RANKS, ORDER, SCANS, SUMS)
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, UPDATES, ELEMENTS, ROLLS, PARTS, SHIFTS, SCATTERS, RANKS, ORDER, AT_ONCE, SCANS, SUMS)
 """All passes, in the order in which a program meets them."""
 
 

@@ -174,7 +174,7 @@ class _Rolling:
 
     def equation(self, eqn: Equation) -> None:
         with lines_of(eqn.source):
-            self.values.update(zip(eqn.outs, _results(eqn, [self.read(v) for v in eqn.ins])))
+            self.values.update(zip(eqn.outs, results_of(eqn, [self.read(v) for v in eqn.ins])))
 
     # scans
 
@@ -202,7 +202,7 @@ class _Rolling:
             for offset, (eqn, roles) in enumerate(zip(body, chain.operands)):
                 if roles is not None:
                     with lines_of(eqn.source):
-                        made.update(((offset, out), y) for out, y in enumerate(_results(eqn, list(map(operand, roles)))))
+                        made.update(((offset, out), y) for out, y in enumerate(results_of(eqn, list(map(operand, roles)))))
             after = {result: [*before[1:], strong(made[result])] for result, before in carry.items()}
             return after, ([made[result] for result in scan.stacked], [carry[result][-1] for result in scan.entering])
 
@@ -382,7 +382,8 @@ def _line(body: Sequence[Equation], count: int) -> Source | None:
     return Source(file, line, function, backward=sources[first].backward, blocks=count)
 
 
-def _results(eqn: Equation, operands: Sequence[Array]) -> list[Array]:
+def results_of(eqn: Equation, operands: Sequence[Array]) -> list[Array]:
+    """The results of an equation on other operands."""
     results = eqn.prim.bind(*operands, **eqn.prim.get_bind_params(eqn.params))
     return list(results) if eqn.prim.multiple_results else [results]
 

@@ -80,6 +80,12 @@ def largest_value(jaxpr: ClosedJaxpr) -> int:
     return max(_result_bytes(jaxpr.jaxpr), default=0)
 
 
+def contracts_in_steps(jaxpr: Any) -> bool:
+    """Whether the steps of a scan inside contract."""
+    bodies = (eqn.params["jaxpr"] for inner in nested_jaxprs(jaxpr) for eqn in inner.eqns if eqn.primitive.name == "scan")
+    return any(eqn.primitive.name == "dot_general" for body in bodies for inner in nested_jaxprs(body.jaxpr) for eqn in inner.eqns)
+
+
 def total_bytes(jaxpr: ClosedJaxpr) -> int:
     """Bytes of all values that the equations make, inner jaxprs included, and of the arguments."""
     return aval_bytes(jaxpr.in_avals) + sum(_result_bytes(jaxpr.jaxpr))

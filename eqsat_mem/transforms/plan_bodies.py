@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.frontend.fingerprint import fingerprint
 from eqsat_mem.ir import Block, Call, Program, argument_bytes, axes_mask, is_leaf, itemsize
-from eqsat_mem.ir.jaxprs import aval_bytes, largest_value
+from eqsat_mem.ir.jaxprs import aval_bytes, contracts_in_steps, largest_value
 from eqsat_mem.transforms.control_flow import Scan, repeats
 
 
@@ -50,7 +50,7 @@ RUNGS = 4
 HARDLY = 0.05
 """The share of its time by which a plan with more room has to be faster for it to be looked for."""
 SMALL_BYTES = 2**20
-"""Bodies are not planned if all of their values are smaller than this and than a sixteenth of the limit."""
+"""Bodies without contractions in scans are not planned if all of their values are smaller than this and than a sixteenth of the limit."""
 
 
 @dataclass(eq=False)
@@ -119,27 +119,29 @@ class Frontier:
         return min(limit, math.floor(2 ** (math.floor(RUNGS * math.log2(limit)) / RUNGS)))
 
 
-def plan_bodies(program: Program, limit: int, planner: Planner) -> tuple[Program, dict[Call, Call]]:
+def plan_bodies(program: Program, limit: int, planner: Planner, written: Planner) -> tuple[Program, dict[Call, Call]]:
     """Plan the large bodies of a program's control flow.
 
     Args:
         program: the program.
         limit: the limit for the whole program, in bytes.
         planner: plans one body.
+        written: gives one as it is written: small bodies of scans, of which nothing else tells how long they take.
 
     Returns:
         The program with the plans in its calls, and each of these calls as it was written, with what its bodies hold and take so.
     """
     new: dict[Call, Call] = {}
-    written: dict[Call, Call] = {}
+    before: dict[Call, Call] = {}
     for call, live in calls(program).items():
-        plans = _plans(call, limit - argument_bytes(program) - live, min(SMALL_BYTES, limit // 16), planner)
+        left = written if call.inside is None and call.prim.name == "scan" else _left_alone
+        plans = _plans(call, limit - argument_bytes(program) - live, min(SMALL_BYTES, limit // 16), planner, left)
         schedules, held = tuple(plan.schedule for plan in plans), max(plan.held for plan in plans)
-        if held > 0 or any(schedule is not None for schedule in schedules):
+        if held > 0 or any(plan.schedule is not None or plan.seconds for plan in plans):
             new[call] = replace(call, bodies=schedules, bodies_s=tuple(plan.seconds for plan in plans), scratch_bytes=held)
-            before = tuple(plan.written_s for plan in plans), max(plan.written for plan in plans)
-            written[new[call]] = replace(call, bodies_s=before[0], scratch_bytes=before[1])
-    return (program.replace_calls(new) if new else program), written
+            seconds, bytes_held = tuple(plan.written_s for plan in plans), max(plan.written for plan in plans)
+            before[new[call]] = replace(call, bodies_s=seconds, scratch_bytes=bytes_held)
+    return (program.replace_calls(new) if new else program), before
 
 
 def calls(program: Program) -> dict[Call, int]:
@@ -154,17 +156,27 @@ def calls(program: Program) -> dict[Call, int]:
     return found
 
 
-def _plans(call: Call, room: int, small: int, planner: Planner) -> list[BodyPlan]:
+def _left_alone(body: ClosedJaxpr, limit: int) -> BodyPlan:
+    """A body of which nothing is known."""
+    return BodyPlan(None, 0, 0)
+
+
+def _plans(call: Call, room: int, small: int, planner: Planner, left: Planner) -> list[BodyPlan]:
     """Plan the bodies of a call.
 
     Args:
         call: the call.
         room: the bytes that its bodies may hold in addition to the memory live around the call.
-        small: bodies whose values all have fewer bytes than this are not planned.
+        small: bodies whose values all have fewer bytes than this are not planned, unless scans inside contract: that may be faster.
         planner: plans one body.
+        left: gives one that is not planned.
     """
-    left_alone = BodyPlan(None, 0, 0)
-    return [left_alone if largest_value(body) < small else planner(body, max(room, 0) + aval_bytes(body.in_avals)) for body in bodies(call)]
+
+    def plan(body: ClosedJaxpr) -> BodyPlan:
+        is_small = largest_value(body) < small and not contracts_in_steps(body.jaxpr)
+        return (left if is_small else planner)(body, max(room, 0) + aval_bytes(body.in_avals))
+
+    return list(map(plan, bodies(call)))
 
 
 def floor_bytes(program: Program) -> int:

@@ -36,18 +36,20 @@ class Stage(IntEnum):
     """The amount of a program that is computed step by step in scans; each stage takes less memory and more work than the one before."""
 
     WRITTEN = 0
-    FUSE = 1
-    """Folds accumulate in carries; elementwise values are computed in the scans that read them; what is made of stacked results, step by
-    step, is computed in the scan that made them."""
-    RECOMPUTE = 2
+    SLICES = 1
+    """Elementwise values are computed in the scans that read them."""
+    FUSE = 2
+    """As before, and folds accumulate in carries; what is made of stacked results, step by step, is computed in the scan that made
+    them."""
+    RECOMPUTE = 3
     """All values pointwise in the steps are computed in the scans that read them, and results stacked for another scan from the carries:
     all of them, for those of another run may be far off where roundings grow."""
-    BLOCKS = 3
+    BLOCKS = 4
     """Carries are stored only at the starts of blocks of steps (Griewank and Walther, 2000; Chen et al., 2016). The steps of a block run
     again before others read their results, which are stored for one block."""
-    CHECKPOINT = 4
+    CHECKPOINT = 5
     """As before, with carries stored for one block in place of results that take more memory: each of its steps runs twice again."""
-    NEST = 5
+    NEST = 6
     """As before, with fewer and longer blocks, whose bodies are planned like other scans: in shorter blocks where there is no room."""
 
 
@@ -111,10 +113,10 @@ class Stages:
         self.stacked_by = {t: scan for scan in self.scans if scan.axes for t in scan.stepped_results()}
         if self.stage >= Stage.RECOMPUTE:
             self.again = frozenset(t for scan in self.scans if scan.repeatable for t in scan.stepped_results())
-        self.absorbed = dict(self._absorbable()) if self.stage else {}
-        latest = self._latest() if self.stage else {}
+        self.absorbed = dict(self._absorbable()) if self.stage >= Stage.FUSE else {}
+        latest = self._latest() if self.stage >= Stage.FUSE else {}
         for scan in self.scans:
-            if self.stage and scan.axes:
+            if self.stage >= Stage.FUSE and scan.axes:
                 self._move_after(scan, latest)
         whole = {node for node in self.order() if isinstance(node, int)}
         self.again -= whole
@@ -365,7 +367,11 @@ def block_size(length: int, stage: Stage, carry_per_value: float = 1.0) -> int:
         carry_per_value: the bytes of a carry per byte that is stored for each step of a block.
     """
     wanted = length ** (2 / 3) * carry_per_value ** (1 / 3) if stage is Stage.NEST else math.sqrt(length * carry_per_value)
-    wanted = min(max(wanted, 2.0), max(length / 2, 1.0))
+    return near_divisor(length, min(max(wanted, 2.0), max(length / 2, 1.0)))
+
+
+def near_divisor(length: int, wanted: float) -> int:
+    """Return the divisor of a number of steps that is nearest to the wanted number, where one is within a factor of two."""
     near = [k for k in range(max(2, math.ceil(wanted / 2)), int(2 * wanted) + 1) if length % k == 0]
     return min(near, key=lambda k: abs(math.log(k / wanted))) if near else round(wanted)
 

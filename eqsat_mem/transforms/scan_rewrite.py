@@ -37,17 +37,21 @@ Carry = tuple[list[Array], list[Array]]
 """The carry of a rewritten scan: its own carry, and the folds that accumulate in it."""
 
 
-def forms(ex: Extraction, rules: RuleSet) -> Iterator[Program]:
+EVERY = tuple(stage for stage in Stage if stage >= Stage.FUSE)
+"""The stages that hold less and less."""
+
+
+def forms(ex: Extraction, rules: RuleSet, stages: Sequence[Stage] = EVERY) -> Iterator[Program]:
     """Programs that compute the same with less and less stacked by scans; none if there is nothing to gain."""
     if SCANS not in rules.passes:
         return
     seen = {Stages(ex, Stage.WRITTEN).decisions()}
-    for stage in Stage:
-        stages = Stages(ex, stage)
-        if stages.decisions() in seen:
+    for stage in stages:
+        found = Stages(ex, stage)
+        if found.decisions() in seen:
             continue
-        seen.add(stages.decisions())
-        program = retraced(ex.program, partial(_outputs, stages), rules.passes)
+        seen.add(found.decisions())
+        program = retraced(ex.program, partial(_outputs, found), rules.passes)
         program.passes |= {SCANS.name}
         yield program
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,14 +19,12 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
-from eqsat_mem.frontend.inline import lines_of
 from eqsat_mem.frontend.roll import strong
-from eqsat_mem.ir import Axes, Dot, Fold, Literal, Map, Program, Rename, Source, Term, children, mask_of, with_children
-from eqsat_mem.ir.interpreter import evaluate_term, from_axes, to_axes
+from eqsat_mem.ir import Dot, Fold, Literal, Map, Program, Rename, Source, Term, children, mask_of, with_children
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.passes import SUMS, Pass
 from eqsat_mem.transforms.control_flow import Scan, repeats
-from eqsat_mem.transforms.retraced import retraced
+from eqsat_mem.transforms.retraced import Retracing, retraced
 
 Array = Any
 LARGE_BYTES = 2**16
@@ -99,32 +97,15 @@ def _type(variable: Any) -> tuple[tuple[int, ...], Any]:
 
 
 @dataclass(eq=False)
-class _Stacking:
+class _Stacking(Retracing):
     """A program while it is traced with what steps add to sums stacked, and summed after the scan."""
 
-    program: Program
-    carried: Mapping[Scan, Sequence[int]]
-    args: Sequence[Array]
-    consts: Sequence[Array]
-    values: dict[int, Array] = field(default_factory=dict)
+    scans: Mapping[Scan, Sequence[int]]
 
-    def outputs(self) -> list[Array]:
-        program, calls = replace(self.program, consts=list(self.consts)), dict[Any, list[Array]]()
-        by_result = {t: scan for scan in self.carried for t in scan.results.values()}
-        for t in program.reachable():
-            with lines_of(program.source.get(t)):
-                if t not in by_result:
-                    self.values[t] = evaluate_term(program, t, self.args, self.values, calls)
-                elif t not in self.values:
-                    self.run(by_result[t], self.carried[by_result[t]])
-        return [self.laid_out(o.term, o.axes) for o in program.outputs]
-
-    def laid_out(self, t: int, axes: Axes) -> Array:
-        return to_axes(self.program, self.values[t], self.program.free[t], axes)
-
-    def run(self, scan: Scan, sums: Sequence[int]) -> None:
+    def run(self, scan: Scan) -> dict[int, Array]:
+        sums = self.scans[scan]
         body, carries = jaxpr_as_fun(_with_increments(scan, sums)), range(scan.carries)
-        operands = [self.laid_out(t, axes) for t, axes in zip(scan.args, scan.call.in_axes, strict=True)]
+        operands = self.operands(scan)
         consts, xs = operands[: scan.first_carry], operands[scan.first_carry + scan.carries :]
         init = operands[scan.first_carry : scan.first_carry + scan.carries]
         kept = [k for k in carries if k not in sums]
@@ -139,11 +120,9 @@ class _Stacking:
         last, stacks = lax.scan(step, start, xs, length=scan.length, reverse=scan.reverse, unroll=scan.call.params["unroll"])
         parts = stacks[len(stacks) - len(sums) :]
         results = dict(zip(kept, last)) | dict(enumerate(stacks, scan.carries))
-        results |= {k: self.with_start(scan, k, init[k], lax.reduce_sum(part, (0,))) for k, part in zip(sums, parts, strict=True)}
-        for k, t in scan.results.items():
-            self.values[t] = from_axes(self.program, results[k], scan.call.out_axes[k])
+        return results | {k: self._with_start(scan, k, init[k], lax.reduce_sum(part, (0,))) for k, part in zip(sums, parts, strict=True)}
 
-    def with_start(self, scan: Scan, k: int, start: Array, total: Array) -> Array:
+    def _with_start(self, scan: Scan, k: int, start: Array, total: Array) -> Array:
         return total if _is_zero(self.program.terms[scan.init[k]]) else start + total
 
 

@@ -142,7 +142,7 @@ def planned_bodies(program: Program, seed: int) -> Program:
 
     small, plan_bodies.SMALL_BYTES = plan_bodies.SMALL_BYTES, 1
     try:
-        return plan_bodies.plan_bodies(program, 2**20, planner)[0]
+        return plan_bodies.plan_bodies(program, 2**20, planner, planner)[0]
     finally:
         plan_bodies.SMALL_BYTES = small
 

@@ -1,0 +1,104 @@
+"""The forms of a program: others that compute the same and hold less, or take less time, each saturated and searched anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.egraph.rule_files import RuleSet
+from eqsat_mem.frontend.concatenations import with_parts
+from eqsat_mem.frontend.scatters import with_scatters
+from eqsat_mem.frontend.shifts import with_shifts
+from eqsat_mem.frontend.takes import with_takes
+from eqsat_mem.ir import Program
+from eqsat_mem.passes import SCANS, SUMS
+from eqsat_mem.transforms.ranks import with_ranks
+from eqsat_mem.transforms.scan_analysis import Stage
+from eqsat_mem.transforms.step_sums import with_step_sums
+from eqsat_mem.transforms.steps_at_once import with_segments, with_steps_at_once
+
+@dataclass(frozen=True, eq=False)
+class Further:
+    """The forms of a program besides itself.
+
+    Attributes:
+        loaded: the program.
+        rules: the rules and passes that may change it.
+        on_mesh: whether several devices run it.
+        original: gives a program as it is, with what rules allow for its terms.
+        apart: gives a program with takes, with rows computed alone wherever rules allow that.
+    """
+
+    loaded: Program
+    rules: RuleSet
+    on_mesh: bool
+    original: Callable[[Program], Extraction]
+    apart: Callable[[Program], Extraction]
+
+    @cached_property
+    def at_once(self) -> Program | None:
+        """The program with what steps compute apart from their carries outside of its scans, if that is anything."""
+        return with_steps_at_once(self.loaded, self.rules.passes)
+
+    @cached_property
+    def _at_once(self) -> list[Program]:
+        """The same, with elementwise values computed by the scans that read them, and for segments of steps."""
+        if self.at_once is None:
+            return []
+        from eqsat_mem.transforms.scan_rewrite import forms
+
+        sliced, in_segments = forms(self.original(self.at_once), self.rules, [Stage.SLICES]), with_segments(self.loaded, self.rules.passes)
+        return [self.at_once, *sliced, *filter(None, [in_segments])]
+
+    def _is_at_once(self, form: Program) -> bool:
+        return any(form is other for other in self._at_once)
+
+    @cached_property
+    def summed(self) -> Program | None:
+        """The program with sums over steps behind what is linear in them, if any are."""
+        return with_step_sums(self.loaded, self.rules.passes)
+
+    def is_eager(self, form: Program) -> bool:
+        """Whether a form is searched also where the program as written fits: it may be faster."""
+        return self._is_at_once(form) or SUMS.name in form.passes
+
+    def has_eager_after(self, form: Program, fits: bool) -> bool:
+        """Whether such a form comes after one that fits or does not; of those with sums of steps one that fits is enough."""
+        if form is self.loaded:
+            return bool(self._at_once) or self.summed is not None
+        if self._is_at_once(form):
+            is_last = form is self._at_once[-1] or (fits and SCANS.name in form.passes)
+            return not is_last or self.summed is not None
+        return SUMS.name in form.passes and not fits
+
+    def programs(self) -> Iterator[Program]:
+        """Yield the forms in the order in which they are searched: those that may be faster, those that stack less and less, those with takes."""
+        from eqsat_mem.transforms.scan_rewrite import forms
+
+        yield from self._at_once
+        made = () if self.on_mesh else (with_ranks, with_scatters)
+        for program in filter(None, [self.loaded, *(make(self.loaded, self.rules.passes) for make in made)]):
+            if program is not self.loaded:
+                yield program
+            summed = self.summed if program is self.loaded else with_step_sums(program, self.rules.passes)
+            if summed is not None:
+                yield from forms(self.original(summed), self.rules)
+            parted = None if self.on_mesh else with_parts(program, self.rules.passes)
+            if parted is not None:
+                yield parted
+                yield from forms(self.original(parted), self.rules)
+            for form in forms(self.original(program), self.rules):
+                in_segments = with_segments(form, self.rules.passes)
+                if in_segments is not None:
+                    yield in_segments
+                yield form
+            if program is self.loaded and self.at_once is not None:
+                yield from forms(self.original(self.at_once), self.rules, [stage for stage in Stage if stage >= Stage.BLOCKS])
+            taken = with_takes(program) if self.rules.names("Take") else None
+            shifted = None if self.on_mesh else with_shifts(program, self.rules.passes)
+            for reading in filter(None, (taken, shifted)):
+                apart = self.apart(reading)
+                yield apart.program if self.on_mesh else reading
+                yield from forms(apart, self.rules)
