@@ -19,13 +19,13 @@ def known_number(flat: Flat, name: str, params: Mapping[str, Any], ins: Sequence
 
     JAX counts places from the end of an axis so. NumPy computes modulo powers of two, as XLA does.
     """
-    if name not in _NUMPY or not ins or not all(v in flat.literals for v in ins):
+    if name not in NUMPY or not ins or not all(v in flat.literals for v in ins):
         return None
     given = [np.asarray(flat.literals[v]) for v in ins]
     if not all(x.dtype.kind in "biu" for x in given):
         return None
     with np.errstate(over="ignore"):
-        found = np.asarray(_NUMPY[name](params, given))
+        found = np.asarray(NUMPY[name](params, given))
     return found.astype(dtype) if not found.shape and found.dtype.kind in "biu" else None
 
 
@@ -39,12 +39,12 @@ class Constants:
         if value in self.flat.literals:
             return np.asarray(self.flat.literals[value])
         eqn = self.producer.get(value)
-        if eqn is None or eqn.prim.name not in _NUMPY or math.prod(self.flat.shapes[value]) > LARGEST:
+        if eqn is None or eqn.prim.name not in NUMPY or math.prod(self.flat.shapes[value]) > LARGEST:
             return None
         operands = [self.array(v) for v in eqn.ins]
         if any(a is None for a in operands):
             return None
-        return _NUMPY[eqn.prim.name](eqn.params, operands)
+        return NUMPY[eqn.prim.name](eqn.params, operands)
 
 
 def _numpy_iota(params: Any, operands: Sequence[Any]) -> np.ndarray:
@@ -60,7 +60,7 @@ def _numpy_broadcast(params: Any, operands: Sequence[Any]) -> np.ndarray:
     return np.broadcast_to(operands[0].reshape(shape), params["shape"])
 
 
-_NUMPY: dict[str, Callable[[Any, Sequence[Any]], np.ndarray]] = {
+NUMPY: dict[str, Callable[[Any, Sequence[Any]], np.ndarray]] = {
     "iota": _numpy_iota,
     "broadcast_in_dim": _numpy_broadcast,
     "concatenate": lambda p, a: np.concatenate(a, p["dimension"]),
@@ -82,3 +82,4 @@ _NUMPY: dict[str, Callable[[Any, Sequence[Any]], np.ndarray]] = {
     "sub": lambda p, a: a[0] - a[1],
     "mul": lambda p, a: a[0] * a[1],
 }
+"""What operations make of whole numbers and truth values, by their parameters and operands."""

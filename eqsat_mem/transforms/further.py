@@ -14,10 +14,12 @@ from eqsat_mem.frontend.shifts import with_shifts
 from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Program
 from eqsat_mem.passes import SCANS, SUMS
+from eqsat_mem.transforms.counted_steps import with_counted_steps
 from eqsat_mem.transforms.ranks import with_ranks
 from eqsat_mem.transforms.scan_analysis import Stage
 from eqsat_mem.transforms.step_sums import with_step_sums
 from eqsat_mem.transforms.steps_at_once import with_segments, with_steps_at_once
+
 
 @dataclass(frozen=True, eq=False)
 class Further:
@@ -38,9 +40,14 @@ class Further:
     apart: Callable[[Program], Extraction]
 
     @cached_property
+    def counted(self) -> Program:
+        """The program with scans over the rows that their steps read and write, if they do so one after the other."""
+        return with_counted_steps(self.loaded, self.rules.passes) or self.loaded
+
+    @cached_property
     def at_once(self) -> Program | None:
         """The program with what steps compute apart from their carries outside of its scans, if that is anything."""
-        return with_steps_at_once(self.loaded, self.rules.passes)
+        return with_steps_at_once(self.counted, self.rules.passes)
 
     @cached_property
     def _at_once(self) -> list[Program]:
@@ -49,8 +56,8 @@ class Further:
             return []
         from eqsat_mem.transforms.scan_rewrite import forms
 
-        sliced, in_segments = forms(self.original(self.at_once), self.rules, [Stage.SLICES]), with_segments(self.loaded, self.rules.passes)
-        return [self.at_once, *sliced, *filter(None, [in_segments])]
+        sliced = forms(self.original(self.at_once), self.rules, [Stage.SLICES])
+        return [self.at_once, *sliced, *filter(None, [with_segments(self.counted, self.rules.passes)])]
 
     def _is_at_once(self, form: Program) -> bool:
         return any(form is other for other in self._at_once)
@@ -74,7 +81,7 @@ class Further:
         return SUMS.name in form.passes and not fits
 
     def programs(self) -> Iterator[Program]:
-        """Yield the forms in the order in which they are searched: those that may be faster, those that stack less and less, those with takes."""
+        """Yield the forms in the order in which they are searched: those that may be faster, those that stack less, those with takes."""
         from eqsat_mem.transforms.scan_rewrite import forms
 
         yield from self._at_once

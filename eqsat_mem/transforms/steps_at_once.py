@@ -10,9 +10,9 @@ and Blunsom, 2016). Where that takes more room than there is, the steps compute 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -21,14 +21,14 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
-from eqsat_mem.frontend.inline import flatten, lines_of
-from eqsat_mem.frontend.preferences import LOADED
+from eqsat_mem.frontend.inline import lines_of
 from eqsat_mem.frontend.roll import results_of, strong
 from eqsat_mem.ir import Program, itemsize, ops
 from eqsat_mem.passes import AT_ONCE, Pass
 from eqsat_mem.transforms.control_flow import Scan, repeats
 from eqsat_mem.transforms.retraced import Retracing, retraced
 from eqsat_mem.transforms.scan_analysis import near_divisor
+from eqsat_mem.transforms.steps import Step
 
 Array = Any
 LEAST_BYTES = 2**14
@@ -69,64 +69,29 @@ class Increments:
     equations: tuple[Equation, ...]
 
 
-@dataclass(eq=False)
-class Parts:
+class Parts(Step):
     """The equations of a scan's step, in the parts that come before, in and after the scan.
 
     Attributes:
-        scan: the scan.
-        flat: its step.
         sums: the carries that steps only add to, by position.
     """
 
-    scan: Scan
-    flat: Flat = field(init=False)
-    sums: dict[int, Increments] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.flat = flatten(self.scan.body, LOADED, ())
-        self.readers = defaultdict[int, list[Equation]](list)
-        self.producer = {v: eqn for eqn in self.flat.equations for v in eqn.outs}
-        for eqn in self.flat.equations:
-            for v in set(eqn.ins):
-                self.readers[v].append(eqn)
+    def __init__(self, scan: Scan):
+        super().__init__(scan)
         found = {k: _increments(self.flat, self.readers, before, after) for k, (before, after) in enumerate(zip(self.carried, self.after))}
         self.sums = {k: added for k, added in found.items() if added is not None}
-
-    @property
-    def carried(self) -> Sequence[int]:
-        """The carries before a step."""
-        return self.flat.inputs[self.scan.first_carry :][: self.scan.carries]
-
-    @property
-    def after(self) -> Sequence[int]:
-        """The carries after a step."""
-        return self.flat.outputs[: self.scan.carries]
-
-    @property
-    def xs(self) -> Sequence[int]:
-        return self.flat.inputs[self.scan.first_carry + self.scan.carries :]
-
-    @property
-    def ys(self) -> Sequence[int]:
-        return self.flat.outputs[self.scan.carries :]
 
     # what depends on what
 
     @cached_property
-    def varying(self) -> frozenset[int]:
-        """The values that differ from step to step."""
-        return self._dependents([*self.carried, *self.xs])
-
-    @cached_property
     def tied(self) -> frozenset[int]:
         """The values that depend on a carry, other than sums."""
-        return self._dependents(v for k, v in enumerate(self.carried) if k not in self.sums)
+        return self.dependents(v for k, v in enumerate(self.carried) if k not in self.sums)
 
     @cached_property
     def core(self) -> frozenset[Equation]:
         """The equations that carries depend on, other than sums."""
-        return frozenset(self._needed([v for k, v in enumerate(self.after) if k not in self.sums], ()))
+        return frozenset(self.needed([v for k, v in enumerate(self.after) if k not in self.sums], ()))
 
     @cached_property
     def adding(self) -> frozenset[Equation]:
@@ -153,21 +118,6 @@ class Parts:
             if able and self._is_read_in(eqn, found.union(self.adding)):
                 found.add(eqn)
         return frozenset(found)
-
-    def _dependents(self, given: Iterable[int]) -> frozenset[int]:
-        found = set(given)
-        for eqn in self.flat.equations:
-            if not found.isdisjoint(eqn.ins):
-                found.update(eqn.outs)
-        return frozenset(found)
-
-    def _needed(self, wanted: Iterable[int], given: Collection[int]) -> Iterator[Equation]:
-        """The equations that make values from others that are given, last ones first."""
-        needed = set(wanted).difference(given)
-        for eqn in reversed(self.flat.equations):
-            if not needed.isdisjoint(eqn.outs):
-                needed.update(v for v in eqn.ins if v not in given)
-                yield eqn
 
     # what is worth it
 
@@ -269,7 +219,7 @@ class Parts:
         for eqn in self.before:
             if eqn in self.roots or not heavy.isdisjoint(eqn.ins):
                 heavy.update(eqn.outs)
-        read = {v for eqn in self._needed(self._wanted, heavy) for v in eqn.ins}.union(self._wanted)
+        read = {v for eqn in self.needed(self._wanted, heavy) for v in eqn.ins}.union(self._wanted)
         return sorted(heavy & read)
 
     @cached_property
@@ -293,19 +243,19 @@ class Parts:
     @cached_property
     def steps(self) -> list[Equation]:
         """The equations of the steps that are left."""
-        return list(self._needed(self._wanted, self.made_before))[::-1]
+        return list(self.needed(self._wanted, self.made_before))[::-1]
 
     @cached_property
     def same(self) -> list[Equation]:
         """The equations that are the same in all steps and of which something is read outside of the scan."""
         read = [v for eqn in (*self.before, *self.behind) for v in eqn.ins if v not in self.varying]
-        return list(self._needed(read, ()))[::-1]
+        return list(self.needed(read, ()))[::-1]
 
     def _made(self, equations: Iterable[Equation]) -> set[int]:
         return {v for eqn in equations for v in eqn.outs}
 
 
-def _increments(flat: Flat, readers: dict[int, list[Equation]], before: int, after: int) -> Increments | None:
+def _increments(flat: Flat, readers: Mapping[int, list[Equation]], before: int, after: int) -> Increments | None:
     """What a step adds to a carry, where nothing else reads it or what it is on the way; None where it does more, or nothing."""
     uses, carry = Counter(flat.outputs), before
     values, negated, equations = list[int](), list[bool](), list[Equation]()
@@ -391,7 +341,7 @@ class _Run:
         kept = [k for k in range(scan.carries) if k not in parts.sums or k in parts.left]
         if not kept and not parts.stacked:
             return {}
-        read = [v for v in (*parts.xs, *parts.made_before)]
+        read = [*parts.xs, *parts.made_before]
 
         def step(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
             values = self.one | dict(zip(read, xs, strict=True)) | {parts.carried[k]: c for k, c in zip(kept, carry, strict=True)}
