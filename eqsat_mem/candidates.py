@@ -224,11 +224,11 @@ class Forms:
     @cached_property
     def further(self) -> Further:
         """The forms of the program besides itself."""
+        return Further(self.loaded, self.rules, self.placement is not None)
 
-        def apart(reading: Program) -> Extraction:
-            return extract(self._candidates(reading).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
-
-        return Further(self.loaded, self.rules, self.placement is not None, self._original, apart)
+    def _apart(self, reading: Program) -> Extraction:
+        """A program with takes, with rows computed alone wherever rules allow that."""
+        return extract(self._candidates(reading).view, partial(term_seconds, backend=self.backend), ROWS_PRICE)
 
     def _original(self, program: Program) -> Extraction:
         """A program as it is, with what rules allow for its terms; kept for the one that was loaded."""
@@ -241,7 +241,7 @@ class Forms:
     def _forms(self) -> Iterator[Program]:
         yield from self.made
         if self.others is None:
-            self.others = self.further.programs()
+            self.others = self.further.programs(self._apart)
         for program in self.others:
             self.made.append(program)
             yield program

@@ -115,6 +115,10 @@ def overlaps(boxes):
     return lax.top_k(both / (areas[:, None] + areas - both), 3)[0]
 
 
+def one_by_one(queries, keys, rows):
+    return lax.map(lambda query: jax.nn.softmax(keys @ query) @ rows, queries)
+
+
 PROGRAMS = {
     "search-by-folds": (nearest, [f32(900, 8), f32(800, 8)], 120 * KIB),
     "draws-by-position": (dropped, [jax.random.key(0)], 100 * KIB),
@@ -128,6 +132,7 @@ PROGRAMS = {
     "scatters-by-position": (counts, [np.arange(900, dtype=np.int32) * k % n for k, n in ((7, 300), (11, 400))] + [f32(400, 3)], 200 * KIB),
     "ranks-by-counting": (middle, [f32(300, 3)], 150 * KIB),
     "order-of-products": (chain, [f32(2, 300), *[f32(300, 301)[:, :300] for _ in range(11)], f32(300, 1)], 2**30),
+    "steps-at-once": (one_by_one, [f32(600, 24), f32(500, 24), f32(500, 16)], 600 * KIB),
     "slices-in-scans": (steps, [f32(400, 300), f32(300)], 4 * 2**20),
     "sums-of-steps": (power, [f32(500, 3), f32(500)], 500 * KIB),
 }

@@ -19,20 +19,20 @@ import numpy as np
 from jax import lax
 
 from eqsat_mem.frontend.flat_jaxpr import Equation
-from eqsat_mem.frontend.inline import lines_of
 from eqsat_mem.frontend.known_numbers import NUMPY
-from eqsat_mem.frontend.roll import results_of, strong
+from eqsat_mem.frontend.roll import strong
 from eqsat_mem.ir import Const, Iota, Literal, Map, Program, Rename
 from eqsat_mem.passes import AT_ONCE, Pass
 from eqsat_mem.transforms.control_flow import Scan, repeats
 from eqsat_mem.transforms.retraced import Retracing, retraced
-from eqsat_mem.transforms.steps import Step
+from eqsat_mem.transforms.steps import ADDITIONS, FlatStep, evaluate_equation
 
 Array = Any
 NUMBERS = NUMPY.keys() - {"iota", "concatenate", "broadcast_in_dim", "reshape", "squeeze"}
 """Operations on single numbers."""
 MOST_ROUNDS = 4
 """Times that scans are looked at again: gradients of gradients count by what gradients stack."""
+READS = frozenset({"dynamic_slice", "gather"})
 ALIKE = frozenset({"broadcast_in_dim", "reshape", "squeeze", "copy"})
 """Operations that leave a single number as it is."""
 
@@ -51,7 +51,7 @@ def with_counted_steps(program: Program, passes: Collection[Pass]) -> Program | 
         counting = {scan: step for scan in scans if (step := Counting(scan, own)).is_of_rows}
         if not counting:
             break
-        found = retraced(own, lambda args, consts: _Counted(own, counting, args, consts).outputs(), passes)  # noqa: B023 (run at once)
+        found = retraced(own, lambda args, consts: _OverRows(own, counting, args, consts).outputs(), passes)  # noqa: B023 (run at once)
         found.passes |= {AT_ONCE.name}
     return found
 
@@ -74,7 +74,7 @@ class Written:
     adds: bool
 
 
-class Counting(Step):
+class Counting(FlatStep):
     """The step of a scan with what is known of the numbers in it.
 
     Attributes:
@@ -105,7 +105,7 @@ class Counting(Step):
         written = {k: self._written(before, after) for k, (before, after) in enumerate(zip(self.carried, self.after))}
         self.writes = {k: how for k, how in written.items() if how is not None}
         still = {*self.flat.inputs[: scan.first_carry], *(self.carried[k] for k in (*self.same, *self.writes))}
-        found = {eqn: self._read(eqn) for eqn in self.flat.equations if eqn.prim.name == "dynamic_slice" and eqn.ins[0] in still}
+        found = {eqn: self._read(eqn) for eqn in self.flat.equations if eqn.prim.name in READS and eqn.ins[0] in still}
         self.reads = {eqn: rows for eqn, rows in found.items() if rows is not None}
 
     @property
@@ -139,7 +139,11 @@ class Counting(Step):
     # rows
 
     def _read(self, eqn: Equation) -> Rows | None:
-        return self._rows(eqn.ins[0], eqn.outs[0], eqn.ins[1:])
+        """The rows that all steps read, if each reads those after those of the step before it."""
+        if eqn.prim.name == "dynamic_slice":
+            return self._rows(eqn.ins[0], eqn.outs[0], eqn.ins[1:])
+        dims = eqn.params["dimension_numbers"]
+        return self._row(eqn.ins[0], eqn.ins[1], eqn.outs[0], dims.collapsed_slice_dims, dims.start_index_map)
 
     def _rows(self, whole: int, part: int, places: Sequence[int]) -> Rows | None:
         """The rows that all steps read or write, if each has those after those of the step before it along the scan axis."""
@@ -149,6 +153,14 @@ class Counting(Step):
             return None
         return self._along(cut[0], sizes[cut[0]], extents[cut[0]], self._number(places[cut[0]]))
 
+    def _row(self, whole: int, place: int, part: int, axes: Sequence[int], indexed: Sequence[int]) -> Rows | None:
+        """The single rows that a gather reads or a scatter writes, each without its axis."""
+        extents = self.flat.shapes[whole]
+        if len(axes) != 1 or [*axes] != [*indexed] or self.flat.shapes[place] != (1,):
+            return None
+        is_whole = self.flat.shapes[part] == (*extents[: axes[0]], *extents[axes[0] + 1 :])
+        return self._along(axes[0], 1, extents[axes[0]], self._number(place)) if is_whole else None
+
     def _along(self, axis: int, size: int, extent: int, places: np.ndarray | None) -> Rows | None:
         if places is None or not size:
             return None
@@ -157,11 +169,11 @@ class Counting(Step):
         return Rows(axis, start, size) if inside and np.array_equal(places, wanted) else None
 
     def _written(self, before: int, after: int) -> Written | None:
-        """What steps write into a carry, one row after the other, or add to it, where they read no other rows of it."""
+        """The rows that steps write into a carry, one after the other, or add to it, where they read no other rows of it."""
         eqn, uses = self.producer.get(after), self.flat.outputs.count(after)
         if eqn is None or self.readers[after] or uses > 1 or before in self.flat.outputs or eqn.ins.count(before) != 1:
             return None
-        if eqn.prim.name in ("add", "add_any"):
+        if eqn.prim.name in ADDITIONS:
             (part,) = (v for v in eqn.ins if v != before)
             update = self.producer.get(part)
             is_empty = update is not None and self._is_zero(update.ins[0]) and self.readers[part] == [eqn]
@@ -169,23 +181,19 @@ class Counting(Step):
         else:
             written = self._update(eqn, adds=False) if eqn.ins[0] == before else None
         others = [reader for reader in self.readers[before] if reader is not eqn]
-        same = written is not None and all(o.prim.name == "dynamic_slice" and self._read(o) == written.rows for o in others)
+        same = written is not None and all(o.prim.name in READS and self._read(o) == written.rows for o in others)
         return written if same else None
 
     def _update(self, eqn: Equation, adds: bool) -> Written | None:
-        """What an equation writes, one row after the other."""
+        """The rows that an equation writes, one after the other, and their values."""
         if eqn.prim.name == "dynamic_update_slice":
             rows = self._rows(eqn.ins[0], eqn.ins[1], eqn.ins[2:])
             return None if rows is None else Written(rows, eqn.ins[1], adds)
         if eqn.prim.name != "scatter":
             return None
-        dims, extents = eqn.params["dimension_numbers"], self.flat.shapes[eqn.ins[0]]
-        axes = dims.inserted_window_dims
-        if len(axes) != 1 or axes != dims.scatter_dims_to_operand_dims or self.flat.shapes[eqn.ins[1]] != (1,):
-            return None
-        is_whole = self.flat.shapes[eqn.ins[2]] == (*extents[: axes[0]], *extents[axes[0] + 1 :])
-        rows = self._along(axes[0], 1, extents[axes[0]], self._number(eqn.ins[1])) if is_whole else None
-        return None if rows is None else Written(rows, eqn.ins[2], adds)
+        dims = eqn.params["dimension_numbers"]
+        row = self._row(eqn.ins[0], eqn.ins[1], eqn.ins[2], dims.inserted_window_dims, dims.scatter_dims_to_operand_dims)
+        return None if row is None else Written(row, eqn.ins[2], adds)
 
     def _is_zero(self, v: int) -> bool:
         eqn = self.producer.get(v)
@@ -214,7 +222,7 @@ def _numbers(program: Program, t: int) -> np.ndarray | None:
 
 
 @dataclass(eq=False)
-class _Counted(Retracing):
+class _OverRows(Retracing):
     """A program while it is traced with scans over the rows that their steps read and write."""
 
     scans: Mapping[Scan, Counting]
@@ -227,7 +235,8 @@ class _Counted(Retracing):
         every: dict[int, Array] = dict(zip(step.xs, xs, strict=True))
         for eqn, rows in step.reads.items():
             every[eqn.outs[0]] = _side_by_side(one[eqn.ins[0]], rows, scan.length, flat.shapes[eqn.outs[0]])
-        every |= {v: _counted_from(numbers) for v, numbers in step.known.items() if v not in every and not flat.shapes[v]}
+        for v, numbers in step.known.items():
+            every.setdefault(v, _counted_from(numbers).reshape(scan.length, *flat.shapes[v]))
         kept = [k for k in range(scan.carries) if k not in step.counters and k not in step.writes and k not in step.same]
         stacked = [*step.ys, *(written.value for written in step.writes.values())]
         wanted = [*(step.after[k] for k in kept), *stacked]
@@ -238,7 +247,7 @@ class _Counted(Retracing):
         def turn(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
             values = one | dict(zip(every, xs, strict=True)) | {step.carried[k]: c for k, c in zip(kept, carry, strict=True)}
             for eqn in equations:
-                _evaluate(eqn, values)
+                evaluate_equation(eqn, values)
             return [strong(values[step.after[k]]) for k in kept], [values[v] for v in stacked]
 
         start, unroll = [init[k] for k in kept], scan.call.params["unroll"]
@@ -249,11 +258,6 @@ class _Counted(Retracing):
         for k, number in step.counters.items():
             results[k] = init[k] + np.asarray(number * scan.length).astype(init[k].dtype)
         return results | {k: init[k] for k in step.same}
-
-
-def _evaluate(eqn: Equation, values: dict[int, Array]) -> None:
-    with lines_of(eqn.source):
-        values.update(zip(eqn.outs, results_of(eqn, [values[v] for v in eqn.ins]), strict=True))
 
 
 def _side_by_side(array: Array, rows: Rows, length: int, shape: Sequence[int]) -> Array:

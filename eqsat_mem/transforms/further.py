@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.frontend.concatenations import with_parts
 from eqsat_mem.frontend.scatters import with_scatters
@@ -29,15 +29,11 @@ class Further:
         loaded: the program.
         rules: the rules and passes that may change it.
         on_mesh: whether several devices run it.
-        original: gives a program as it is, with what rules allow for its terms.
-        apart: gives a program with takes, with rows computed alone wherever rules allow that.
     """
 
     loaded: Program
     rules: RuleSet
     on_mesh: bool
-    original: Callable[[Program], Extraction]
-    apart: Callable[[Program], Extraction]
 
     @cached_property
     def counted(self) -> Program:
@@ -56,8 +52,11 @@ class Further:
             return []
         from eqsat_mem.transforms.scan_rewrite import forms
 
-        sliced = forms(self.original(self.at_once), self.rules, [Stage.SLICES])
+        sliced = forms(self._original(self.at_once), self.rules, [Stage.SLICES])
         return [self.at_once, *sliced, *filter(None, [with_segments(self.counted, self.rules.passes)])]
+
+    def _original(self, program: Program) -> Extraction:
+        return original(program, self.rules)
 
     def _is_at_once(self, form: Program) -> bool:
         return any(form is other for other in self._at_once)
@@ -80,8 +79,12 @@ class Further:
             return not is_last or self.summed is not None
         return SUMS.name in form.passes and not fits
 
-    def programs(self) -> Iterator[Program]:
-        """Yield the forms in the order in which they are searched: those that may be faster, those that stack less, those with takes."""
+    def programs(self, apart: Callable[[Program], Extraction]) -> Iterator[Program]:
+        """Yield the forms in the order in which they are searched: those that may be faster, those that stack less, those with takes.
+
+        Args:
+            apart: gives a program with takes, with rows computed alone wherever rules allow that.
+        """
         from eqsat_mem.transforms.scan_rewrite import forms
 
         yield from self._at_once
@@ -91,21 +94,21 @@ class Further:
                 yield program
             summed = self.summed if program is self.loaded else with_step_sums(program, self.rules.passes)
             if summed is not None:
-                yield from forms(self.original(summed), self.rules)
+                yield from forms(self._original(summed), self.rules)
             parted = None if self.on_mesh else with_parts(program, self.rules.passes)
             if parted is not None:
                 yield parted
-                yield from forms(self.original(parted), self.rules)
-            for form in forms(self.original(program), self.rules):
+                yield from forms(self._original(parted), self.rules)
+            for form in forms(self._original(program), self.rules):
                 in_segments = with_segments(form, self.rules.passes)
                 if in_segments is not None:
                     yield in_segments
                 yield form
             if program is self.loaded and self.at_once is not None:
-                yield from forms(self.original(self.at_once), self.rules, [stage for stage in Stage if stage >= Stage.BLOCKS])
+                yield from forms(self._original(self.at_once), self.rules, [stage for stage in Stage if stage >= Stage.BLOCKS])
             taken = with_takes(program) if self.rules.names("Take") else None
             shifted = None if self.on_mesh else with_shifts(program, self.rules.passes)
             for reading in filter(None, (taken, shifted)):
-                apart = self.apart(reading)
-                yield apart.program if self.on_mesh else reading
-                yield from forms(apart, self.rules)
+                alone = apart(reading)
+                yield alone.program if self.on_mesh else reading
+                yield from forms(alone, self.rules)

@@ -9,15 +9,12 @@ linear in it; and the reductions, which are folds over the steps as well, accumu
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from eqsat_mem.frontend.roll import strong
 from eqsat_mem.ir import Dot, Fold, Literal, Map, Program, Rename, Source, Term, children, mask_of, with_children
@@ -25,6 +22,7 @@ from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.passes import SUMS, Pass
 from eqsat_mem.transforms.control_flow import Scan, repeats
 from eqsat_mem.transforms.retraced import Retracing, retraced
+from eqsat_mem.transforms.steps import FlatStep, evaluate_equation
 
 Array = Any
 LARGE_BYTES = 2**16
@@ -39,7 +37,8 @@ def with_step_sums(program: Program, passes: Sequence[Pass]) -> Program | None:
     """The program with sums over steps behind what is linear in them; None where no large sum is carried that is read so only."""
     if SUMS not in passes or program.effects:  # which have an order
         return None
-    carried = {scan: ks for scan in repeats(program) if scan.call.prim.name == "scan" and (ks := _sums(scan, program))}
+    scans = (scan for scan in repeats(program) if scan.call.prim.name == "scan")
+    carried = {scan: sums for scan in scans if (sums := _large_sums(scan, program)) is not None}
     if not carried:
         return None
     stacked = retraced(program, lambda args, consts: _Stacking(program, carried, args, consts).outputs(), passes)
@@ -49,81 +48,66 @@ def with_step_sums(program: Program, passes: Sequence[Pass]) -> Program | None:
 # --- sums that are carried -----------------------------------------------------------------------------
 
 
-def _sums(scan: Scan, program: Program) -> list[int]:
-    """The large carries of a scan that each step only adds to, and whose last value is read, though not as a result of the program."""
-    body, first = scan.body.jaxpr, scan.first_carry
-    read = {k: t for k, t in scan.results.items() if k < scan.carries and t not in program.roots()}
-    large = (k for k in read if aval_bytes([body.invars[first + k].aval]) >= LARGE_BYTES)
-    return [k for k in large if _is_only_added_to(body, body.invars[first + k], body.outvars[k])]
+@dataclass(frozen=True)
+class _Sums:
+    """The step of a scan, and the large carries, by position, to which it only adds and whose last values the program reads."""
+
+    step: FlatStep
+    large: list[int]
 
 
-def _is_only_added_to(body: Jaxpr, carry: Any, after: Any) -> bool:
-    """Whether ``after`` is ``carry`` with other values added and subtracted, and nothing else reads it or what it is on the way."""
-    results = Counter(v for v in body.outvars if not hasattr(v, "val"))  # literals cannot be hashed
-    while carry is not after:
-        readers = [eqn for eqn in body.eqns for v in eqn.invars if v is carry]
-        if len(readers) != 1 or results[carry]:
-            return False
-        (reader,) = readers
-        adds = reader.primitive.name in ("add", "add_any") or (reader.primitive.name == "sub" and reader.invars[0] is carry)
-        if not adds or _type(reader.outvars[0]) != _type(carry):
-            return False
-        carry = reader.outvars[0]
-    return results[after] == 1 and not any(v is after for eqn in body.eqns for v in eqn.invars) and carry not in body.invars
+def _large_sums(scan: Scan, program: Program) -> _Sums | None:
+    avals = scan.body.in_avals[scan.first_carry :]
+    read = [k for k, t in scan.results.items() if k < scan.carries and t not in program.roots() and aval_bytes([avals[k]]) >= LARGE_BYTES]
+    step = FlatStep(scan) if read else None
+    large = [] if step is None else [k for k in read if k in step.sums and _are_whole(step, k)]
+    return _Sums(step, large) if step is not None and large else None
 
 
-def _with_increments(scan: Scan, sums: Sequence[int]) -> ClosedJaxpr:
-    """The body of a scan that returns, in place of sums, what is added to zeros."""
-    body = scan.body.jaxpr
-    before = {body.invars[scan.first_carry + k] for k in sums}
-    instead: dict[Any, Any] = {}
-
-    def given(v: Any) -> Any:
-        return v if hasattr(v, "val") else instead.get(v, v)  # literals cannot be hashed
-
-    equations = []
-    for eqn in body.eqns:
-        operands = [given(v) for v in eqn.invars]
-        others = [v for v in operands if hasattr(v, "val") or v not in before]
-        if len(others) < len(operands) and eqn.primitive.name != "sub":  # one of the sums and what is added to it
-            instead[eqn.outvars[0]] = others[0]
-        else:
-            equations.append(eqn.replace(invars=operands))
-    return ClosedJaxpr(body.replace(eqns=equations, outvars=[given(v) for v in body.outvars]), scan.body.consts)
-
-
-def _type(variable: Any) -> tuple[tuple[int, ...], Any]:
-    return variable.aval.shape, variable.aval.dtype
+def _are_whole(step: FlatStep, k: int) -> bool:
+    """Whether all that is added to a sum has its shape."""
+    return all(step.flat.shapes[v] == step.flat.shapes[step.carried[k]] for v in step.sums[k].values)
 
 
 @dataclass(eq=False)
 class _Stacking(Retracing):
     """A program while it is traced with what steps add to sums stacked, and summed after the scan."""
 
-    scans: Mapping[Scan, Sequence[int]]
+    scans: Mapping[Scan, _Sums]
 
     def run(self, scan: Scan) -> dict[int, Array]:
-        sums = self.scans[scan]
-        body, carries = jaxpr_as_fun(_with_increments(scan, sums)), range(scan.carries)
-        operands = self.operands(scan)
-        consts, xs = operands[: scan.first_carry], operands[scan.first_carry + scan.carries :]
-        init = operands[scan.first_carry : scan.first_carry + scan.carries]
-        kept = [k for k in carries if k not in sums]
+        step, sums = self.scans[scan].step, self.scans[scan].large
+        operands, flat = self.operands(scan), step.flat
+        first, after = scan.first_carry, scan.first_carry + scan.carries
+        init, kept = operands[first:after], [k for k in range(scan.carries) if k not in sums]
+        adding = {eqn for k in sums for eqn in step.sums[k].equations}
+        same: dict[int, Array] = {**flat.consts, **flat.literals, **dict(zip(flat.inputs[:first], operands))}
 
-        def step(carry: list[Array], x: list[Array]) -> tuple[list[Array], list[Array]]:
-            own = dict(zip(kept, carry, strict=True))
-            before = [own[k] if k in own else jnp.zeros(init[k].shape, init[k].dtype) for k in carries]
-            after = body(*consts, *before, *x)
-            return [strong(after[k]) for k in kept], [*after[scan.carries :], *(after[k] for k in sums)]
+        def turn(carry: list[Array], x: list[Array]) -> tuple[list[Array], list[Array]]:
+            values = same | {step.carried[k]: c for k, c in zip(kept, carry, strict=True)} | dict(zip(step.xs, x, strict=True))
+            for eqn in flat.equations:
+                if eqn not in adding:
+                    evaluate_equation(eqn, values)
+            added = [_added([(values[v], no) for v, no in zip(step.sums[k].values, step.sums[k].negated, strict=True)]) for k in sums]
+            return [strong(values[step.after[k]]) for k in kept], [*(values[v] for v in step.ys), *added]
 
-        start = [strong(init[k]) for k in kept]
-        last, stacks = lax.scan(step, start, xs, length=scan.length, reverse=scan.reverse, unroll=scan.call.params["unroll"])
-        parts = stacks[len(stacks) - len(sums) :]
+        start, unroll = [strong(init[k]) for k in kept], scan.call.params["unroll"]
+        last, stacks = lax.scan(turn, start, operands[after:], length=scan.length, reverse=scan.reverse, unroll=unroll)
+        parts = stacks[len(step.ys) :]
         results = dict(zip(kept, last)) | dict(enumerate(stacks, scan.carries))
         return results | {k: self._with_start(scan, k, init[k], lax.reduce_sum(part, (0,))) for k, part in zip(sums, parts, strict=True)}
 
     def _with_start(self, scan: Scan, k: int, start: Array, total: Array) -> Array:
         return total if _is_zero(self.program.terms[scan.init[k]]) else start + total
+
+
+def _added(parts: Sequence[tuple[Array, bool]]) -> Array:
+    """The value that a step adds to a sum: parts of it are added or subtracted."""
+    (first, negated), *rest = parts
+    total = -first if negated else first
+    for part, is_subtracted in rest:
+        total = total - part if is_subtracted else total + part
+    return total
 
 
 # --- what is linear in sums ----------------------------------------------------------------------------

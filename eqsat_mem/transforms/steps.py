@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from eqsat_mem.frontend.flat_jaxpr import Equation
-from eqsat_mem.frontend.inline import flatten
+from eqsat_mem.frontend.inline import flatten, lines_of
 from eqsat_mem.frontend.preferences import LOADED
+from eqsat_mem.frontend.roll import results_of
 from eqsat_mem.transforms.control_flow import Scan
 
+Array = Any
+ADDITIONS = frozenset({"add", "add_any"})
 
-class Step:
+
+@dataclass(frozen=True)
+class Increments:
+    """The values that each step adds to a carry, or subtracts where that is ``negated``, and the equations that do so."""
+
+    values: tuple[int, ...]
+    negated: tuple[bool, ...]
+    equations: tuple[Equation, ...]
+
+
+class FlatStep:
     """The step of a scan.
 
     Attributes:
@@ -42,13 +57,19 @@ class Step:
 
     @property
     def xs(self) -> Sequence[int]:
-        """What it reads of values that have a slice for each step."""
+        """The slices that it reads of values which have one for each step."""
         return self.flat.inputs[self.scan.first_carry + self.scan.carries :]
 
     @property
     def ys(self) -> Sequence[int]:
-        """What the scan stacks."""
+        """The results that the scan stacks."""
         return self.flat.outputs[self.scan.carries :]
+
+    @cached_property
+    def sums(self) -> dict[int, Increments]:
+        """The increments of carries to which steps do nothing else, by the position of the carry."""
+        found = {k: self._increments(before, after) for k, (before, after) in enumerate(zip(self.carried, self.after, strict=True))}
+        return {k: added for k, added in found.items() if added is not None}
 
     @cached_property
     def varying(self) -> frozenset[int]:
@@ -70,3 +91,28 @@ class Step:
             if not needed.isdisjoint(eqn.outs):
                 needed.update(v for v in eqn.ins if v not in given)
                 yield eqn
+
+    def _increments(self, before: int, after: int) -> Increments | None:
+        """The increments of a carry, where nothing else reads it or what it is on the way; None where the step does more, or nothing."""
+        uses, carry = Counter(self.flat.outputs), before
+        values, negated, equations = list[int](), list[bool](), list[Equation]()
+        while carry != after:
+            if uses[carry] or len(self.readers[carry]) != 1:
+                return None
+            (reader,) = self.readers[carry]
+            others = [v for v in reader.ins if v != carry]
+            adds = reader.prim.name in ADDITIONS or (reader.prim.name == "sub" and reader.ins[0] == carry)
+            if not adds or len(others) != 1 or self.flat.shapes[reader.outs[0]] != self.flat.shapes[before]:
+                return None
+            values += others
+            negated.append(reader.prim.name == "sub")
+            equations.append(reader)
+            (carry,) = reader.outs
+        is_sum = values and uses[after] == 1 and not self.readers[after]
+        return Increments(tuple(values), tuple(negated), tuple(equations)) if is_sum else None
+
+
+def evaluate_equation(eqn: Equation, values: dict[int, Array]) -> None:
+    """Add the results of an equation to the values that are known."""
+    with lines_of(eqn.source):
+        values.update(zip(eqn.outs, results_of(eqn, [values[v] for v in eqn.ins]), strict=True))
