@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
+from typing import Any
 
 from eqsat_mem.frontend.flat_jaxpr import Equation
+from eqsat_mem.frontend.inline import CALLED
 from eqsat_mem.ir import Program, itemsize, ops
+from eqsat_mem.ir.jaxprs import inner_jaxprs
+from eqsat_mem.passes import Pass
 from eqsat_mem.transforms.control_flow import Scan, repeats
 from eqsat_mem.transforms.scan_analysis import near_divisor
 from eqsat_mem.transforms.steps import FlatStep
@@ -25,10 +29,10 @@ BY_ROWS = frozenset({
 """Operations, besides elementwise ones, reductions and contractions, that are done for all steps at once."""
 
 
-def apart(program: Program) -> dict[Scan, Parts]:
+def apart(program: Program, passes: Collection[Pass]) -> dict[Scan, Parts]:
     """The scans of which something is worth being evaluated for all steps at once, in their parts."""
     scans = (scan for scan in repeats(program) if scan.call.prim.name == "scan" and scan.length >= FEW_STEPS)
-    return {scan: parts for scan in scans if (parts := Parts(scan)).roots}
+    return {scan: parts for scan in scans if (parts := Parts(scan, passes)).roots}
 
 
 class Parts(FlatStep):
@@ -65,12 +69,12 @@ class Parts(FlatStep):
     @cached_property
     def late(self) -> frozenset[Equation]:
         """The equations that can be evaluated for all steps after the scan, with all that depends on them."""
-        found = set[Equation]()
+        found = set(self.adding)
         for eqn in reversed(self.flat.equations):
-            able = _is_able(eqn) and eqn not in self.core and eqn not in self.adding and not self.varying.isdisjoint(eqn.ins)
-            if able and self._is_read_in(eqn, found.union(self.adding)):
+            able = _is_able(eqn) and eqn not in self.core and not self.varying.isdisjoint(eqn.ins)
+            if able and self._is_read_in(eqn, found):
                 found.add(eqn)
-        return frozenset(found)
+        return frozenset(found - self.adding)
 
     # what is worth it
 
@@ -108,7 +112,7 @@ class Parts(FlatStep):
         """The operations for which the scan is taken apart: where nothing goes from step to step but sums, all that contract or fold."""
         varying = {eqn for eqn in self.flat.equations if not self.varying.isdisjoint(eqn.ins)}
         if varying <= self.early & self.late | self.adding:
-            return frozenset(eqn for eqn in varying if eqn.prim.name == "dot_general" or eqn.prim.name in ops.REDUCTIONS)
+            return frozenset(eqn for eqn in varying if eqn.prim.name in ("dot_general", "scan") or eqn.prim.name in ops.REDUCTIONS)
         return self.heavy & (self.early | self.late)
 
     @cached_property
@@ -143,7 +147,8 @@ class Parts(FlatStep):
                 if all(v in given for v in eqn.ins if v in self.varying):
                     more.add(eqn)
                     made.update(eqn.outs)
-            kept = [eqn for eqn in able if eqn in more and self._is_read_in(eqn, more.union(found, self.adding))]
+            outside = more.union(found, self.adding)
+            kept = [eqn for eqn in able if eqn in more and self._is_read_in(eqn, outside)]
             if len(kept) == len(able):
                 return set(kept)
             able = kept
@@ -211,6 +216,11 @@ class Parts(FlatStep):
 
 def _is_able(eqn: Equation) -> bool:
     """Whether an equation is evaluated for all steps as it is for one."""
-    name = eqn.prim.name
-    known = name in BY_ROWS or name in ops.REDUCTIONS or name == "dot_general" or ops.is_elementwise(eqn.prim, eqn.params)
-    return known and not eqn.effects
+    return not eqn.effects and _is_by_rows(eqn.prim, eqn.params)
+
+
+def _is_by_rows(prim: Any, params: Mapping[str, Any]) -> bool:
+    """Whether an operation, or a scan of such operations, is done for all steps at once."""
+    if prim.name == "scan" or prim.name in CALLED:
+        return all(_is_by_rows(eqn.primitive, eqn.params) for inner in inner_jaxprs(params) for eqn in inner.eqns)
+    return prim.name in BY_ROWS or prim.name in ops.REDUCTIONS or prim.name == "dot_general" or ops.is_elementwise(prim, params)

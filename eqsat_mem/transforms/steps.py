@@ -12,6 +12,7 @@ from eqsat_mem.frontend.flat_jaxpr import Equation
 from eqsat_mem.frontend.inline import flatten, lines_of
 from eqsat_mem.frontend.preferences import LOADED
 from eqsat_mem.frontend.roll import results_of
+from eqsat_mem.passes import ELEMENTS, UPDATES, Pass
 from eqsat_mem.transforms.control_flow import Scan
 
 Array = Any
@@ -28,7 +29,7 @@ class Increments:
 
 
 class FlatStep:
-    """The step of a scan.
+    """The step of a scan, which passes that write operations as others may change.
 
     Attributes:
         scan: the scan.
@@ -37,8 +38,8 @@ class FlatStep:
         producer: the equation that makes each value that one makes.
     """
 
-    def __init__(self, scan: Scan):
-        self.scan, self.flat = scan, flatten(scan.body, LOADED, ())
+    def __init__(self, scan: Scan, passes: Collection[Pass] = ()):
+        self.scan, self.flat = scan, flatten(scan.body, LOADED, [known for known in passes if known not in (UPDATES, ELEMENTS)])
         self.readers = defaultdict[int, list[Equation]](list)
         self.producer = {v: eqn for eqn in self.flat.equations for v in eqn.outs}
         for eqn in self.flat.equations:

@@ -32,10 +32,10 @@ Array = Any
 
 def with_steps_at_once(program: Program, passes: Collection[Pass]) -> Program | None:
     """The program with what its scans compute apart from their carries outside of them; None where that is nothing worth it."""
-    if AT_ONCE not in passes or program.effects or not (scans := apart(program)):  # effects have an order
+    if AT_ONCE not in passes or program.effects or not (scans := apart(program, passes)):  # effects have an order
         return None
     new = retraced(program, lambda args, consts: _TakenApart(program, scans, args, consts).outputs(), passes)
-    new.passes |= {AT_ONCE.name}
+    new.passes |= {AT_ONCE.name}.union(*(eqn.passes for parts in scans.values() for eqn in parts.flat.equations))
     return new
 
 
@@ -145,7 +145,7 @@ def with_segments(program: Program, passes: Collection[Pass]) -> Program | None:
     bodies are planned so; None where there are none."""
     if AT_ONCE not in passes or program.effects:
         return None
-    sizes = {scan: size for scan, parts in apart(program).items() if 2 * (size := parts.segment) <= scan.length}
+    sizes = {scan: size for scan, parts in apart(program, passes).items() if 2 * (size := parts.segment) <= scan.length}
     if not sizes:
         return None
     new = retraced(program, lambda args, consts: _InSegments(program, sizes, args, consts).outputs(), passes)
