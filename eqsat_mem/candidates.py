@@ -52,6 +52,8 @@ TIGHTENED = 2
 before that is planned."""
 GAIN = 0.7
 """A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
+GAIN_AT_ONCE = 0.9
+"""The same for bodies of loops in which inner steps compute something at once: alone, steps of few rows take longer than predicted."""
 
 
 class Planner(Protocol):
@@ -198,8 +200,8 @@ class Forms:
             if not fits:
                 self.unfit[searched] = limit, found[k].best.peak_bytes
             elif is_eager:
-                slow = found[k].best.seconds > (found[0].before if 0 in found else self.written(backend, limit)).seconds
-            is_settled = is_settled or (fits and not slow)
+                slow = found[k].best.seconds * GAIN > (found[0].before if 0 in found else self.written(backend, limit)).seconds
+            is_settled = is_settled or (fits and not slow and not self.further.is_in_segments(form))
             if (is_settled and not self.further.has_eager_after(form, fits)) or self.deadline.passed():
                 break
         else:
@@ -250,7 +252,8 @@ class Forms:
         if self.placement is not None:
             return self._fastest_spread(form, self.placement, backend, limit, scheduler)
         program, written = self._planned(form, backend, limit)
-        found, room = self._fastest_of(program, written, backend, limit, scheduler), limit
+        again = not self.further.is_at_once(form)  # what holds less by computing values again is a form that comes later
+        found, room = self._fastest_of(program, written, backend, limit, scheduler, again), limit
         for _ in range(TIGHTENED):
             over, last = found.best.peak_bytes - limit, program
             if found.best.fits(near) or not _peaks_inside(found.best) or self.deadline.passed():
@@ -258,7 +261,7 @@ class Forms:
             while program is last and over < room:  # bodies may hold less than they may
                 room, over = room - over, 2 * over
                 program, written = self._planned(form, backend, room)
-            tighter = self._fastest_of(program, written, backend, limit, scheduler)
+            tighter = self._fastest_of(program, written, backend, limit, scheduler, again)
             found = min(found, tighter, key=lambda f: order(f.best, limit))
         return found
 

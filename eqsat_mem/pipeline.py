@@ -171,9 +171,8 @@ class BodyPlans:
 
     def _request(self, options: Options, backend: Backend, body: ClosedJaxpr, limit: int, deadline: Deadline) -> Request:
         names = [f"x{k}" for k in range(len(body.in_avals))]
-        return request_of(
-            body, replace(options, memory_limit=max(limit, 1), verify=False, tune=None), names, "body", backend.inside(), deadline=deadline
-        )
+        own = replace(options, memory_limit=max(limit, 1), verify=False, tune=None)
+        return replace(request_of(body, own, names, "body", backend.inside(), deadline=deadline), is_body=True)
 
     def _forms(self, key: Hashable, request: Request) -> Forms:
         if key not in self.forms:

@@ -59,6 +59,8 @@ class Request:
     placement: Placement | None = None
     deadline: Deadline = NEVER
     """The end of the time for planning."""
+    is_body: bool = False
+    """Whether it is the body of a loop or branch."""
     unchecked: list[str] = field(default_factory=list)
     """The reasons for which nothing can be compiled for the target here, once that has turned out."""
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from jax.extend.core import jaxpr_as_fun
 
 from eqsat_mem.backends.xla import constrained
-from eqsat_mem.candidates import GAIN, LONG, Forms, SearchResult
+from eqsat_mem.candidates import GAIN, GAIN_AT_ONCE, LONG, Forms, SearchResult
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Clock
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.mesh import Devices
+from eqsat_mem.passes import AT_ONCE
 from eqsat_mem.reports.outline import output_bytes, peak_tensors, restrictions
 from eqsat_mem.request import Request, narrowing
 from eqsat_mem.schedule.backend import Backend
@@ -66,8 +67,9 @@ def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
     limit, best, before = request.limit, found.best, found.before
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
     fits_nearly = before.fits(asked_up_to(request, forms.loaded))
+    gain = GAIN_AT_ONCE if request.is_body and AT_ONCE.name in best.ex.program.passes else GAIN
     if best.fits(limit):
-        may_stay = fits_nearly and best.seconds > GAIN * before.seconds and not asked_for_loops
+        may_stay = fits_nearly and best.seconds > gain * before.seconds and not asked_for_loops
     else:  # whatever is predicted of the program as written: XLA is asked before there is an error
         may_stay = fits_nearly or (request.verifies and not best.fits(near(request, forms)))
     kept = keep(request, forms.loaded, before) if may_stay else None
@@ -87,7 +89,7 @@ def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
         if closest is None or closest.compiled_bytes is None or request.held(closest.compiled_bytes) >= error.smallest_bytes:
             raise
         raise _too_large(request, forms, closest.schedule, closest.compiled_bytes) from None
-    if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(planned) > GAIN * before.seconds:
+    if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(planned) > gain * before.seconds:
         return keep(request, forms.loaded, before) or planned
     return planned
 

@@ -38,7 +38,7 @@ ALLOWED = {
     "searches": "equal_programs ranking reports schedule",
     "candidates": "deadline egraph equal_programs events frontend ir mesh options passes ranking reports schedule searches transforms",
     "request": "backends codegen deadline errors events ir options schedule",
-    "verification": "backends candidates codegen egraph errors events ir reports request schedule transforms units",
+    "verification": "backends candidates codegen egraph errors events ir passes reports request schedule transforms units",
     "tuning": "candidates deadline events ir reports request schedule verification",
     "pipeline": "backends candidates deadline errors events frontend garbage ir options passes reports request schedule transforms tuning "
     "verification",

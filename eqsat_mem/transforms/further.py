@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from eqsat_mem.egraph.extract import Extraction, original
@@ -34,6 +34,7 @@ class Further:
     loaded: Program
     rules: RuleSet
     on_mesh: bool
+    _in_segments: list[Program] = field(default_factory=list)
 
     @cached_property
     def counted(self) -> Program:
@@ -58,7 +59,8 @@ class Further:
     def _original(self, program: Program) -> Extraction:
         return original(program, self.rules)
 
-    def _is_at_once(self, form: Program) -> bool:
+    def is_at_once(self, form: Program) -> bool:
+        """Whether a form is one with what steps compute at once that is searched before those that stack less."""
         return any(form is other for other in self._at_once)
 
     @cached_property
@@ -68,16 +70,20 @@ class Further:
 
     def is_eager(self, form: Program) -> bool:
         """Whether a form is searched also where the program as written fits: it may be faster."""
-        return self._is_at_once(form) or SUMS.name in form.passes
+        return self.is_at_once(form) or SUMS.name in form.passes
 
     def has_eager_after(self, form: Program, fits: bool) -> bool:
         """Whether such a form comes after one that fits or does not; of those with sums of steps one that fits is enough."""
         if form is self.loaded:
             return bool(self._at_once) or self.summed is not None
-        if self._is_at_once(form):
+        if self.is_at_once(form):
             is_last = form is self._at_once[-1] or (fits and SCANS.name in form.passes)
             return not is_last or self.summed is not None
         return SUMS.name in form.passes and not fits
+
+    def is_in_segments(self, form: Program) -> bool:
+        """Whether the form that comes next is the same without segments, which may be the faster one."""
+        return any(form is other for other in self._in_segments)
 
     def programs(self, apart: Callable[[Program], Extraction]) -> Iterator[Program]:
         """Yield the forms in the order in which they are searched: those that may be faster, those that stack less, those with takes.
@@ -102,6 +108,7 @@ class Further:
             for form in forms(self._original(program), self.rules):
                 in_segments = with_segments(form, self.rules.passes)
                 if in_segments is not None:
+                    self._in_segments.append(in_segments)
                     yield in_segments
                 yield form
             if program is self.loaded and self.at_once is not None:

@@ -49,8 +49,10 @@ RUNGS = 4
 """Limits for which a body is planned between one and its double, after the first."""
 HARDLY = 0.05
 """The share of its time by which a plan with more room has to be faster for it to be looked for."""
-SMALL_BYTES = 2**20
-"""Bodies without contractions in scans are not planned if all of their values are smaller than this and than a sixteenth of the limit."""
+SMALL_BYTES, SMALL_SHARE, ROOM_SHARE = 2**20, 16, 4
+"""Bodies whose values are all smaller than this and than such a share of the limit are not planned, and what they hold is not counted.
+Those with scans inside that contract are, for their time, with another share of the limit as room; what such a plan holds more than what
+is written is counted."""
 
 
 @dataclass(eq=False)
@@ -135,7 +137,7 @@ def plan_bodies(program: Program, limit: int, planner: Planner, written: Planner
     before: dict[Call, Call] = {}
     for call, live in calls(program).items():
         left = written if call.inside is None and call.prim.name == "scan" else _left_alone
-        plans = _plans(call, limit - argument_bytes(program) - live, min(SMALL_BYTES, limit // 16), planner, left)
+        plans = _plans(call, limit - argument_bytes(program) - live, limit, planner, left)
         schedules, held = tuple(plan.schedule for plan in plans), max(plan.held for plan in plans)
         if held > 0 or any(plan.schedule is not None or plan.seconds for plan in plans):
             new[call] = replace(call, bodies=schedules, bodies_s=tuple(plan.seconds for plan in plans), scratch_bytes=held)
@@ -161,20 +163,23 @@ def _left_alone(body: ClosedJaxpr, limit: int) -> BodyPlan:
     return BodyPlan(None, 0, 0)
 
 
-def _plans(call: Call, room: int, small: int, planner: Planner, left: Planner) -> list[BodyPlan]:
+def _plans(call: Call, room: int, limit: int, planner: Planner, left: Planner) -> list[BodyPlan]:
     """Plan the bodies of a call.
 
     Args:
         call: the call.
         room: the bytes that its bodies may hold in addition to the memory live around the call.
-        small: bodies whose values all have fewer bytes than this are not planned, unless scans inside contract: that may be faster.
+        limit: the limit for the whole program.
         planner: plans one body.
         left: gives one that is not planned.
     """
 
     def plan(body: ClosedJaxpr) -> BodyPlan:
-        is_small = largest_value(body) < small and not contracts_in_steps(body.jaxpr)
-        return (left if is_small else planner)(body, max(room, 0) + aval_bytes(body.in_avals))
+        given = aval_bytes(body.in_avals)
+        if largest_value(body) >= min(SMALL_BYTES, limit // SMALL_SHARE):
+            return planner(body, max(room, 0) + given)
+        made = planner(body, limit // ROOM_SHARE + given) if contracts_in_steps(body.jaxpr) else left(body, given)
+        return replace(made, held=max(made.held - made.written, 0), written=0, fits=True)
 
     return list(map(plan, bodies(call)))
 

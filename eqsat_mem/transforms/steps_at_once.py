@@ -28,6 +28,8 @@ from eqsat_mem.transforms.step_parts import TURNS, Parts, apart
 from eqsat_mem.transforms.steps import evaluate_equation
 
 Array = Any
+FEWEST = 4
+"""Segments of a scan: one of fewer would hold much of what all steps hold at once."""
 
 
 def with_steps_at_once(program: Program, passes: Collection[Pass]) -> Program | None:
@@ -145,7 +147,7 @@ def with_segments(program: Program, passes: Collection[Pass]) -> Program | None:
     bodies are planned so; None where there are none."""
     if AT_ONCE not in passes or program.effects:
         return None
-    sizes = {scan: size for scan, parts in apart(program, passes).items() if 2 * (size := parts.segment) <= scan.length}
+    sizes = {scan: size for scan, parts in apart(program, passes).items() if FEWEST * (size := parts.segment) <= scan.length}
     if not sizes:
         return None
     new = retraced(program, lambda args, consts: _InSegments(program, sizes, args, consts).outputs(), passes)
