@@ -10,10 +10,12 @@ neither a number nor what it writes into.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -95,9 +97,10 @@ class Counting(FlatStep):
             number, first = self._counted(before, after), program.terms[start]
             if number is not None and isinstance(first, Literal):
                 self.counters[k] = number
-                self.known[before] = (np.asarray(first.value) + number * order).astype(first.dtype)
+                self.known[before] = np.asarray(first.value).astype(first.dtype) + _times(number, order, first.dtype)
         for x, t in zip(self.xs, scan.xs):
-            if (numbers := _numbers(program, t)) is not None and numbers.shape == (scan.length,):
+            is_number = math.prod(self.flat.shapes[x]) == 1
+            if is_number and (numbers := _numbers(program, t)) is not None and numbers.shape == (scan.length,):
                 self.known[x] = numbers
         for eqn in self.flat.equations:
             self._know(eqn)
@@ -114,9 +117,9 @@ class Counting(FlatStep):
         return bool(self.reads or self.writes or self.same)
 
     def _counted(self, before: int, after: int) -> int | None:
-        """The number that a step adds to a carry, if that is all that becomes of it."""
-        eqn, dtype = self.producer.get(after), np.dtype(self.flat.dtypes[before])
-        if eqn is None or eqn.prim.name != "add" or self.flat.shapes[before] or dtype.kind not in "iu":
+        """The number that a step adds to a carry to make the next one; None if it makes it in another way."""
+        eqn, dtype = self.producer.get(after), self.flat.dtypes[before]
+        if eqn is None or eqn.prim.name != "add" or self.flat.shapes[before] or not jax.dtypes.issubdtype(dtype, np.integer):
             return None
         others = [v for v in eqn.ins if v != before]
         return int(self.flat.literals[others[0]]) if len(others) == 1 and others[0] in self.flat.literals else None
@@ -129,7 +132,7 @@ class Counting(FlatStep):
         if eqn.prim.name in NUMBERS and not self.flat.shapes[eqn.outs[0]] and dtype.kind in "iub":
             with np.errstate(over="ignore"):
                 self.known[eqn.outs[0]] = np.asarray(NUMPY[eqn.prim.name](eqn.params, operands)).astype(dtype)
-        elif eqn.prim.name in ALIKE and np.prod(self.flat.shapes[eqn.outs[0]]) == 1:
+        elif eqn.prim.name in ALIKE and math.prod(self.flat.shapes[eqn.outs[0]]) == 1:
             self.known[eqn.outs[0]] = operands[0]
 
     def _number(self, v: int) -> Any:
@@ -162,7 +165,7 @@ class Counting(FlatStep):
         return self._along(axes[0], 1, extents[axes[0]], self._number(place)) if is_whole else None
 
     def _along(self, axis: int, size: int, extent: int, places: np.ndarray | None) -> Rows | None:
-        if places is None or not size:
+        if places is None or not places.ndim or not size:  # a number is the same in all steps
             return None
         start, wanted = int(places[0]), int(places[0]) + size * np.arange(self.scan.length)
         inside = start >= 0 and start + size * self.scan.length <= extent
@@ -200,8 +203,21 @@ class Counting(FlatStep):
         return eqn is not None and eqn.prim.name == "broadcast_in_dim" and not self.flat.literals.get(eqn.ins[0], 1)
 
 
-def _numbers(program: Program, t: int) -> np.ndarray | None:
-    """The whole numbers that a vector consists of, or a number; None where they are not known."""
+def _times(number: int, counts: np.ndarray, dtype: Any) -> np.ndarray:
+    """Multiples of a whole number, as its dtype has them: modulo a power of two."""
+    with np.errstate(over="ignore"):
+        return np.asarray(number).astype(dtype) * counts.astype(dtype)
+
+
+def _numbers(program: Program, t: int, known: dict[int, np.ndarray | None] | None = None) -> np.ndarray | None:
+    """The whole numbers that a value of one index consists of, or a number; None where they are not known."""
+    known = {} if known is None else known
+    if t not in known:
+        known[t] = _numbers_of(program, t, known) if program.free[t].bit_count() <= 1 else None
+    return known[t]
+
+
+def _numbers_of(program: Program, t: int, known: dict[int, np.ndarray | None]) -> np.ndarray | None:
     term = program.terms[t]
     match term:
         case Iota():
@@ -209,13 +225,13 @@ def _numbers(program: Program, t: int) -> np.ndarray | None:
         case Literal():
             return np.asarray(term.value)
         case Rename():
-            return _numbers(program, term.arg)
+            return _numbers(program, term.arg, known)
         case Const():
             value = program.consts[term.slot]
-            known = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu"
-            return value if known else None
+            is_vector = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu"
+            return value if is_vector else None
         case Map() if term.op in NUMBERS and np.dtype(term.dtype).kind in "iu":
-            operands = [_numbers(program, c) for c in term.args]
+            operands = [_numbers(program, c, known) for c in term.args]
             if all(a is not None for a in operands):
                 return np.asarray(NUMPY[term.op](dict(term.params), operands)).astype(term.dtype)
     return None
@@ -256,7 +272,7 @@ class _OverRows(Retracing):
         for (k, written), stack in zip(step.writes.items(), stacks[len(step.ys) :], strict=True):
             results[k] = _written_into(init[k], written, stack)
         for k, number in step.counters.items():
-            results[k] = init[k] + np.asarray(number * scan.length).astype(init[k].dtype)
+            results[k] = init[k] + _times(number, np.asarray(scan.length), init[k].dtype)
         return results | {k: init[k] for k in step.same}
 
 

@@ -21,7 +21,7 @@ from eqsat_mem.transforms.step_sums import with_step_sums
 from eqsat_mem.transforms.steps_at_once import with_segments, with_steps_at_once
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Further:
     """The forms of a program besides itself.
 
@@ -34,7 +34,7 @@ class Further:
     loaded: Program
     rules: RuleSet
     on_mesh: bool
-    _in_segments: list[Program] = field(default_factory=list)
+    _in_segments: list[Program] = field(default_factory=list, init=False)
 
     @cached_property
     def counted(self) -> Program:
@@ -82,7 +82,7 @@ class Further:
         return SUMS.name in form.passes and not fits
 
     def is_in_segments(self, form: Program) -> bool:
-        """Whether the form that comes next is the same without segments, which may be the faster one."""
+        """Whether a form is one in segments that comes before the same without: the one or the other is faster."""
         return any(form is other for other in self._in_segments)
 
     def programs(self, apart: Callable[[Program], Extraction]) -> Iterator[Program]:

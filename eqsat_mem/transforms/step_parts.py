@@ -120,7 +120,7 @@ class Parts(FlatStep):
         """The number of steps whose products, evaluated at once, read and write as much for each step as what they spare: more would gain
         little."""
         spared, moved = (sum(sizes) for sizes in zip(*map(self._bytes, self.roots), strict=True))
-        return near_divisor(self.scan.length, max(FEW_STEPS, math.ceil(spared / moved)))
+        return near_divisor(self.scan.length, max(FEW_STEPS, math.ceil(spared / max(moved, 1))))
 
     @cached_property
     def at_once(self) -> frozenset[Equation]:
@@ -185,7 +185,7 @@ class Parts(FlatStep):
     def left(self) -> dict[int, list[tuple[int, bool]]]:
         """The values that the scan still adds to sums, by the position of the carry; other sums are no carries of it any more."""
         made = self._made(self.at_once)
-        rest = {k: [(v, no) for v, no in zip(added.values, added.negated, strict=True) if v not in made] for k, added in self.sums.items()}
+        rest = {k: [(v, negated) for v, negated in added.parts if v not in made] for k, added in self.sums.items()}
         return {k: values for k, values in rest.items() if values}
 
     @cached_property

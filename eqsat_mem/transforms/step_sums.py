@@ -22,7 +22,7 @@ from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.passes import SUMS, Pass
 from eqsat_mem.transforms.control_flow import Scan, repeats
 from eqsat_mem.transforms.retraced import Retracing, retraced
-from eqsat_mem.transforms.steps import FlatStep, evaluate_equation
+from eqsat_mem.transforms.steps import FlatStep, evaluate_equation, with_added
 
 Array = Any
 LARGE_BYTES = 2**16
@@ -66,7 +66,7 @@ def _large_sums(scan: Scan, program: Program) -> _Sums | None:
 
 def _are_whole(step: FlatStep, k: int) -> bool:
     """Whether all that is added to a sum has its shape."""
-    return all(step.flat.shapes[v] == step.flat.shapes[step.carried[k]] for v in step.sums[k].values)
+    return all(step.flat.shapes[v] == step.flat.shapes[step.carried[k]] for v, _ in step.sums[k].parts)
 
 
 @dataclass(eq=False)
@@ -88,7 +88,7 @@ class _Stacking(Retracing):
             for eqn in flat.equations:
                 if eqn not in adding:
                     evaluate_equation(eqn, values)
-            added = [_added([(values[v], no) for v, no in zip(step.sums[k].values, step.sums[k].negated, strict=True)]) for k in sums]
+            added = [_added([(values[v], negated) for v, negated in step.sums[k].parts]) for k in sums]
             return [strong(values[step.after[k]]) for k in kept], [*(values[v] for v in step.ys), *added]
 
         start, unroll = [strong(init[k]) for k in kept], scan.call.params["unroll"]
@@ -102,12 +102,9 @@ class _Stacking(Retracing):
 
 
 def _added(parts: Sequence[tuple[Array, bool]]) -> Array:
-    """The value that a step adds to a sum: parts of it are added or subtracted."""
+    """The value that a step adds to a sum, of its parts."""
     (first, negated), *rest = parts
-    total = -first if negated else first
-    for part, is_subtracted in rest:
-        total = total - part if is_subtracted else total + part
-    return total
+    return with_added(-first if negated else first, rest)
 
 
 # --- what is linear in sums ----------------------------------------------------------------------------

@@ -21,10 +21,9 @@ ADDITIONS = frozenset({"add", "add_any"})
 
 @dataclass(frozen=True)
 class Increments:
-    """The values that each step adds to a carry, or subtracts where that is ``negated``, and the equations that do so."""
+    """The values that each step adds to a carry, each with whether it is subtracted instead, and the equations that do so."""
 
-    values: tuple[int, ...]
-    negated: tuple[bool, ...]
+    parts: tuple[tuple[int, bool], ...]
     equations: tuple[Equation, ...]
 
 
@@ -96,7 +95,7 @@ class FlatStep:
     def _increments(self, before: int, after: int) -> Increments | None:
         """The increments of a carry, where nothing else reads it or what it is on the way; None where the step does more, or nothing."""
         uses, carry = Counter(self.flat.outputs), before
-        values, negated, equations = list[int](), list[bool](), list[Equation]()
+        parts, equations = list[tuple[int, bool]](), list[Equation]()
         while carry != after:
             if uses[carry] or len(self.readers[carry]) != 1:
                 return None
@@ -105,15 +104,21 @@ class FlatStep:
             adds = reader.prim.name in ADDITIONS or (reader.prim.name == "sub" and reader.ins[0] == carry)
             if not adds or len(others) != 1 or self.flat.shapes[reader.outs[0]] != self.flat.shapes[before]:
                 return None
-            values += others
-            negated.append(reader.prim.name == "sub")
+            parts.append((others[0], reader.prim.name == "sub"))
             equations.append(reader)
             (carry,) = reader.outs
-        is_sum = values and uses[after] == 1 and not self.readers[after]
-        return Increments(tuple(values), tuple(negated), tuple(equations)) if is_sum else None
+        is_sum = parts and uses[after] == 1 and not self.readers[after]
+        return Increments(tuple(parts), tuple(equations)) if is_sum else None
 
 
 def evaluate_equation(eqn: Equation, values: dict[int, Array]) -> None:
     """Add the results of an equation to the values that are known."""
     with lines_of(eqn.source):
         values.update(zip(eqn.outs, results_of(eqn, [values[v] for v in eqn.ins]), strict=True))
+
+
+def with_added(total: Array, parts: Iterable[tuple[Array, bool]]) -> Array:
+    """A total with parts added to it, or subtracted where they come with that."""
+    for part, is_subtracted in parts:
+        total = total - part if is_subtracted else total + part
+    return total

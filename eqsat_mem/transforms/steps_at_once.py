@@ -25,10 +25,10 @@ from eqsat_mem.passes import AT_ONCE, Pass
 from eqsat_mem.transforms.control_flow import Scan
 from eqsat_mem.transforms.retraced import Retracing, retraced
 from eqsat_mem.transforms.step_parts import TURNS, Parts, apart
-from eqsat_mem.transforms.steps import evaluate_equation
+from eqsat_mem.transforms.steps import evaluate_equation, with_added
 
 Array = Any
-FEWEST = 4
+FEWEST_SEGMENTS = 4
 """Segments of a scan: one of fewer would hold much of what all steps hold at once."""
 
 
@@ -104,9 +104,8 @@ class _RunAtOnce:
                 evaluate_equation(eqn, values)
             after = []
             for k, before in zip(kept, carry, strict=True):
-                for v, negated in parts.left.get(k, ()):
-                    before = before - values[v] if negated else before + values[v]
-                after.append(strong(before if k in parts.left else values[parts.after[k]]))
+                left = ((values[v], negated) for v, negated in parts.left.get(k, ()))
+                after.append(strong(with_added(before, left) if k in parts.left else values[parts.after[k]]))
             return after, [values[v] for v in parts.stacked]
 
         given = [self.every[v] for v in read]
@@ -118,12 +117,8 @@ class _RunAtOnce:
 
     def _sum(self, k: int, total: Array) -> Array:
         """A sum with what the steps add to it outside of the scan."""
-        added, left = self.parts.sums[k], {v for v, _ in self.parts.left.get(k, ())}
-        for v, negated in zip(added.values, added.negated, strict=True):
-            if v not in left:
-                part = self._summed(v)
-                total = total - part if negated else total + part
-        return total
+        left = {v for v, _ in self.parts.left.get(k, ())}
+        return with_added(total, ((self._summed(v), negated) for v, negated in self.parts.sums[k].parts if v not in left))
 
     def _summed(self, v: int) -> Array:
         """The sum of a value over all steps; of a product of two values that all steps have, one product."""
@@ -147,7 +142,7 @@ def with_segments(program: Program, passes: Collection[Pass]) -> Program | None:
     bodies are planned so; None where there are none."""
     if AT_ONCE not in passes or program.effects:
         return None
-    sizes = {scan: size for scan, parts in apart(program, passes).items() if FEWEST * (size := parts.segment) <= scan.length}
+    sizes = {scan: size for scan, parts in apart(program, passes).items() if FEWEST_SEGMENTS * (size := parts.segment) <= scan.length}
     if not sizes:
         return None
     new = retraced(program, lambda args, consts: _InSegments(program, sizes, args, consts).outputs(), passes)
@@ -163,25 +158,26 @@ class _InSegments(Retracing):
 
     def run(self, scan: Scan) -> dict[int, Array]:
         size, operands = self.scans[scan], self.operands(scan)
-        whole = scan.length // size * size
+        segments, rest = divmod(scan.length, size)
+        whole = segments * size
         first, after = scan.first_carry, scan.first_carry + scan.carries
         consts, init, xs = operands[:first], list(map(strong, operands[first:after])), operands[after:]
         step = jaxpr_as_fun(scan.body)
 
-        def steps(carry: list[Array], xs: list[Array]) -> tuple[list[Array], list[Array]]:
+        def steps(carry: list[Array], xs: list[Array], length: int = size) -> tuple[list[Array], list[Array]]:
             def one(carry: list[Array], x: list[Array]) -> tuple[list[Array], list[Array]]:
                 results = step(*consts, *carry, *x)
                 return list(map(strong, results[: scan.carries])), results[scan.carries :]
 
-            return lax.scan(one, carry, xs, length=len(xs[0]), reverse=scan.reverse, unroll=scan.call.params["unroll"])
+            return lax.scan(one, carry, xs, length=length, reverse=scan.reverse, unroll=scan.call.params["unroll"])
 
         tail: list[Array] = []
-        rest = [x[whole:] for x in xs] if whole < scan.length else []
         if rest and scan.reverse:
-            init, tail = steps(init, rest)
-        last, stacks = lax.scan(steps, init, [x[:whole].reshape(-1, size, *x.shape[1:]) for x in xs], reverse=scan.reverse)
+            init, tail = steps(init, [x[whole:] for x in xs], rest)
+        cut = [x[:whole].reshape(segments, size, *x.shape[1:]) for x in xs]
+        last, stacks = lax.scan(steps, init, cut, length=segments, reverse=scan.reverse)
         stacks = [y.reshape(whole, *y.shape[2:]) for y in stacks]
         if rest and not scan.reverse:
-            last, tail = steps(last, rest)
+            last, tail = steps(last, [x[whole:] for x in xs], rest)
         stacks = [lax.concatenate([y, z], 0) for y, z in zip(stacks, tail, strict=True)] if rest else stacks
         return dict(enumerate([*last, *stacks]))

@@ -134,6 +134,66 @@ def test_what_is_read_of_a_carry_after_it_was_written_is_what_was_written():
     counted(twice)
 
 
+def walk(x, key):
+    def step(carry, row):
+        key, h = carry
+        key, own = jax.random.split(key)
+        return (key, jnp.tanh(h + row * jax.random.normal(own, row.shape))), h
+
+    return lax.scan(step, (key, x[0]), x)[1]
+
+
+def constant_place(x, _):
+    return lax.fori_loop(0, 8, lambda i, out: lax.dynamic_update_slice(out, out[3:4] * 1.1 + i, (3, 0)), x)
+
+
+def places_of_two_indices(x, _):
+    places = (jnp.arange(4)[:, None] * 2 + jnp.arange(2)[None]).reshape(8)
+    return lax.scan(lambda carry, p: ((carry[0] + 1, carry[1] + x[0] * p), p), (0, x[0]), places)
+
+
+def places_of_shared_terms(x, _):
+    places = jnp.arange(8)
+    for _ in range(40):
+        places = places + places * places
+    return lax.scan(lambda carry, p: ((carry[0] + 1, carry[1] + p), p), (0, 0), places)
+
+
+ODD = {
+    "keys are carried": (walk, lambda: [arrays((8, 5))[0], jax.random.key(3)]),
+    "a place is the same in all steps": (constant_place, lambda: arrays((8, 4), (1,))),
+    "numbers come from two indices": (places_of_two_indices, lambda: arrays((8, 4), (1,))),
+    "numbers come from shared terms": (places_of_shared_terms, lambda: arrays((8, 4), (1,))),
+    "what is folded is empty": (
+        lambda x, z: lax.map(lambda row: (jnp.sin(row[0]), jnp.sum(row[1], -1)), (x, z)),
+        lambda: [np.ones((16, 4), np.float32), np.zeros((16, 0, 3), np.float32)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_steps_are_planned(name):
+    function, args = ODD[name][0], ODD[name][1]()
+    fast = eqsat_mem.optimize(function, memory_limit=2 * MIB)
+    for x, y in zip(jax.tree.leaves(fast(*args)), jax.tree.leaves(function(*args)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_counters_are_counted_modulo_a_power_of_two():
+    def wrapped(x, _):
+        def step(carry, row):
+            i, out = carry
+            return (i + np.uint8(200), out + row * i), None
+
+        return lax.scan(step, (np.uint8(0), x[0]), x)[0]
+
+    program = program_of(wrapped, arrays((40, 4), (1,)))
+    new = with_counted_steps(program, PASSES)
+    for form in filter(None, (program, new)):
+        for x, y in zip(evaluate(form, arrays((40, 4), (1,))), jax.tree.leaves(wrapped(*arrays((40, 4), (1,)))), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["chunks are read and written", "chunks are summed", "single rows are read and written"])
 def test_gradients_of_chunks_by_hand_are_scans_over_rows_and_then_none_at_all(name):
     args = arrays((ROWS, WIDTH), (7, WIDTH))

@@ -217,6 +217,20 @@ def test_segments_compute_the_same(steps, reverse):
     assert any(eqn.primitive.name == "scan" for scan in scans(new) for eqn in scan.body.jaxpr.eqns)
 
 
+def test_segments_of_scans_that_read_nothing():
+    def reservoir(w, v):
+        def step(h, _):
+            h = jnp.tanh(h @ w + 0.1)
+            return h, jnp.sin(h @ v)
+
+        return lax.scan(step, jnp.ones((1, UNITS)), None, length=170)
+
+    args = values((UNITS, UNITS), (UNITS, UNITS))
+    program = program_of(reservoir, args)
+    for form in (with_steps_at_once(program, PASSES), with_segments(program, PASSES)):
+        close(evaluate(form, args), jax.tree.leaves(reservoir(*args)))
+
+
 def test_segments_are_as_long_as_makes_their_products_as_large_as_the_matrix():
     (scan,) = scans(program_of(states, values((UNITS, UNITS), (UNITS, UNITS), (960, ROWS, UNITS))))
     size = Parts(scan).segment
