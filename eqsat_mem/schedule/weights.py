@@ -313,7 +313,7 @@ THREEFRY = 60.0
 SCATTERS = tuple(name for name, row in OPERATIONS.items() if row.writes_into)
 _SLICES = ("slice", "slice_at", "shift_to", "dynamic_slice", "dynamic_update_slice")
 _MOVES = (*_SLICES, "pad", "concatenate", "split", "stack", "unstack", "rev")
-_DRAWS = ("random_bits", "random_split", "random_fold_in", "threefry2x32")
+RANDOM_DRAWS = ("random_bits", "random_split", "random_fold_in", "threefry2x32")
 _WINDOWS = (
     "reduce_window",
     "reduce_window_sum",
@@ -329,7 +329,7 @@ BLOCKS: Mapping[str, BlockWeight] = {
     "gather": moved,
     **dict.fromkeys(SCATTERS, lambda ins, outs, params: 2.0 * math.prod(ins[2]) + math.prod(outs[0])),
     "optimization_barrier": free,
-    **dict.fromkeys(_DRAWS, per_result(THREEFRY)),
+    **dict.fromkeys(RANDOM_DRAWS, per_result(THREEFRY)),
     "random_gamma": lambda ins, outs, params: 500.0 * math.prod(outs[0]),
     "cholesky": cubic(0.33),
     "triangular_solve": substitution,

@@ -14,7 +14,7 @@ from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Fold
+from eqsat_mem.ir import Block, Fold
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import schedule
 from eqsat_mem.schedule.split import region
@@ -106,6 +106,18 @@ def test_small_folds_of_the_library_are_one_cores():
         return share
 
     assert [share_of_fold(rows) for rows in (16, 31, 32, 64)] == [0.5, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize("count", [64, 1024, 2048, 4096, 2**14, 2**18])
+def test_random_numbers_are_dealt_out_where_xla_deals_them_out(count):
+    def drawn(key):
+        return jax.random.bits(key, (count,))
+
+    key = jax.random.PRNGKey(0)
+    program = load(jax.make_jaxpr(drawn)(key), ["key"])
+    share = min(share for kind, share in shares(Extraction(program), CORES) if kind is Block)
+    compiled = jax.jit(drawn).lower(key).compile().as_text()
+    assert (share * CORES > 1) == ("outer_dimension_partitions" in compiled)
 
 
 def test_chunks_have_work_for_all_cores_where_there_is_room():

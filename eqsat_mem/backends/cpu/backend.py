@@ -32,7 +32,7 @@ from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.kernel import Kernel
 from eqsat_mem.schedule.ties import BitTie, Tie
-from eqsat_mem.schedule.weights import Weights
+from eqsat_mem.schedule.weights import RANDOM_DRAWS, Weights
 
 # --- time
 
@@ -83,6 +83,9 @@ CORE_BYTES, CORE_FLOPS, PER_FUNCTION, PER_BYTE = 2**18, 1e5, 2, 10
 operations, where a function and a byte count as some. As many cores work on it. Measured: benchmarks/calibration/dealing.py."""
 FOLDED_BY_ONE = 2**16
 """The kernel library folds fewer elements than this on one core: benchmarks/calibration/dealing.py."""
+DRAWN_BY_ONE, DEALT_DRAWS_S = 2**11, 5e-5
+"""Fewer random numbers than this are drawn by one core; to deal the kernels that draw more to all cores takes so many seconds. Measured:
+benchmarks/calibration/draws.py."""
 DEALT = 2**16
 """A contraction with more results than this is distributed to all cores by the kernel library:
 benchmarks/calibration/small_contractions.py."""
@@ -292,7 +295,7 @@ class CpuBackend(Backend):
             return max(1, (flops + PER_FUNCTION * functions + PER_BYTE * kernel.moved) // CORE_FLOPS)
         if isinstance(kernel.term, Fold):
             return 1 if extent_of(kernel.extents, program.free[kernel.term.arg]) < FOLDED_BY_ONE else math.inf
-        return math.inf
+        return 1 if self._draws(kernel) and not self._draws_many(kernel) else math.inf
 
     def _operations(self, kernel: Kernel) -> tuple[int, int]:
         """Elementwise operations of a kernel as XLA counts them, without functions, and functions."""
@@ -311,9 +314,17 @@ class CpuBackend(Backend):
             results = extent_of(kernel.extents, kernel.ex.program.free[kernel.step])
             seconds += self.device.deal_s if results > DEALT and self.device.matrix_cores > 1 else 0.0
             seconds += 0.0 if kernel.outside else self.device.fresh_s(kernel.nbytes)
+        elif self._draws(kernel) and self._draws_many(kernel):
+            seconds += DEALT_DRAWS_S if self.device.matrix_cores > 1 else 0.0
         elif kernel.nbytes <= AT_ONCE_BYTES:
             seconds *= AT_ONCE
         return seconds
+
+    def _draws(self, kernel: Kernel) -> bool:
+        return isinstance(kernel.term, Block) and kernel.term.call.prim.name in RANDOM_DRAWS
+
+    def _draws_many(self, kernel: Kernel) -> bool:
+        return extent_of(kernel.extents, kernel.ex.program.free[kernel.step]) >= DRAWN_BY_ONE
 
     @property
     def step_s(self) -> float:

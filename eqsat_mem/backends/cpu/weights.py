@@ -17,6 +17,7 @@ from eqsat_mem.ir.ops import Shapes
 from eqsat_mem.schedule.weights import (
     BLOCKS,
     ELEMENTWISE,
+    RANDOM_DRAWS,
     SCATTERS,
     WORKSPACES,
     BlockWeight,
@@ -158,6 +159,15 @@ def _selection(n: int, k: int) -> float:
     return SELECTION * n + REPLACEMENT * k * (1 + math.log(max(n / max(k, 1), 1)))
 
 
+DRAWN = 700.0
+"""The cost of a random number in additions: benchmarks/calibration/draws.py."""
+
+
+def _draws(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """Threefry computes two numbers, of which JAX makes one."""
+    return DRAWN * math.prod(outs[0])
+
+
 COMPARED = 1000.0
 """The cost of a sort in additions, per element and binary logarithm of the extent: benchmarks/calibration/searches.py."""
 
@@ -195,6 +205,7 @@ def table(function_factor: float = 1.0) -> Weights:
             "cumlogsumexp": per_element(CUMULATED_LOGARITHM),
             **dict.fromkeys(("argmax", "argmin"), _search),
             "sort": sorting(COMPARED),
+            **dict.fromkeys(RANDOM_DRAWS, _draws),
             "top_k": _top_k,
             "approx_top_k": per_element(SELECTION),
         },
