@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from benchmarks.calibration.sweep import Case, main, steps
@@ -18,25 +20,32 @@ MEASURES = tuple(
     f"backends.cpu.{name}"
     for name in (
         "backend.BY_COLUMNS",
-        "weights.CUBED",
-        "weights.SQUARED",
-        "weights.LINEAR",
-        "weights.EIGENVECTORS",
+        "weights.FACTORISED",
         "weights.SOLVED",
         "weights.SUBSTITUTED",
         "weights.STARTED",
     )
 )
-BATCH = 8
+LARGEST = {"cholesky": 2048, "lu": 1024, "qr": 1024, "eigh": 256, "svd": 256}
+ELEMENTS = 2**16
+"""The least number of elements that are factorised together."""
+
+
+def _factorised(name: str, a: jax.Array) -> Any:
+    if name == "lu":
+        return lax.linalg.lu(a)[0]
+    return {"cholesky": lax.linalg.cholesky, "qr": jnp.linalg.qr, "eigh": jnp.linalg.eigh, "svd": jnp.linalg.svd}[name](a)
 
 
 def cases(tiny: bool) -> Iterator[Case]:
     """Costs of a factorisation are for each row, of a solve for each element of the right side."""
-    for n in steps(tiny, 4, 16, 64, 256, 1024, 2048):
-        matrix = jnp.eye(n) + jnp.full((BATCH, n, n), 0.5 / n)
-        yield Case(f"cholesky, {n} rows", jnp.linalg.cholesky, [matrix], float(BATCH * n))
-        if n <= 256:
-            yield Case(f"eigh, {n} rows", jnp.linalg.eigh, [matrix], float(BATCH * n**3))
+    for n in steps(tiny, 3, 8, 16, 64, 256, 1024, 2048):
+        batch = 1 if tiny else max(1, ELEMENTS // n**2)
+        root = np.random.default_rng(0).standard_normal((batch, n, n), np.float32)
+        matrix = jnp.asarray(np.eye(n, dtype=np.float32) + root @ root.swapaxes(1, 2) / n)
+        for name, largest in LARGEST.items():
+            if n <= largest:
+                yield Case(f"{name}, {n} rows", partial(_factorised, name), [matrix], float(batch * n))
         for columns in steps(tiny, 1, 16, 256):
             for in_order in (False, True):
                 solve = _solved_in_order if in_order else _solved

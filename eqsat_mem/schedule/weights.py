@@ -314,7 +314,7 @@ SCATTERS = tuple(name for name, row in OPERATIONS.items() if row.writes_into)
 _SLICES = ("slice", "slice_at", "shift_to", "dynamic_slice", "dynamic_update_slice")
 _MOVES = (*_SLICES, "pad", "concatenate", "split", "stack", "unstack", "rev")
 RANDOM_DRAWS = ("random_bits", "random_split", "random_fold_in", "threefry2x32")
-_WINDOWS = (
+SLIDING = (
     "reduce_window",
     "reduce_window_sum",
     "reduce_window_max",
@@ -345,7 +345,7 @@ BLOCKS: Mapping[str, BlockWeight] = {
     "tridiagonal_solve": lambda ins, outs, params: 10.0 * math.prod(outs[0]),
     "conv_general_dilated": convolution,
     "fft": _fourier,
-    **dict.fromkeys(_WINDOWS, _window),
+    **dict.fromkeys(SLIDING, _window),
     "reduce": reduction(1.0, 1.0),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), per_element(2.0)),
     "cumlogsumexp": per_element(25.0),

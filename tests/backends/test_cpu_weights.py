@@ -45,3 +45,19 @@ def test_the_library_has_convolutions_of_more_features_than_few(features, result
 def test_in_the_library_examples_cost_the_same_one_by_one():
     one, eight = (kernel_gradient(n, after=32)[0] for n in (1, 8))
     assert 8 * one == pytest.approx(eight, rel=0.01)
+
+
+def test_convolutions_in_groups_cost_by_their_places_and_not_by_products():
+    """Of one feature to each result: as many places for each group, where one convolution would have products of all features at once."""
+
+    def cost(groups, features=64):
+        operand, kernel = (1, 16, 16, features), (3, 3, features // groups, features)
+
+        def convolve(x, k):
+            return lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=LAYOUT, feature_group_count=groups)
+
+        shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (operand, kernel)]
+        (eqn,) = jax.make_jaxpr(convolve)(*shapes).eqns
+        return weights.table().blocks["conv_general_dilated"]([operand, kernel], [operand], eqn.params)
+
+    assert cost(64) > 3 * cost(16) > 3 * cost(1)

@@ -19,11 +19,11 @@ from eqsat_mem.schedule.weights import (
     ELEMENTWISE,
     RANDOM_DRAWS,
     SCATTERS,
+    SLIDING,
     WORKSPACES,
     BlockWeight,
     Params,
     Weights,
-    cubic,
     per_element,
     reduction,
     sorting,
@@ -48,20 +48,24 @@ than the table says of all cores with those of 256. Others take twice as long. M
 
 # --- linear algebra --------------------------------------------------------------------------------------
 
-CUBED, SQUARED, LINEAR = 0.7, 100.0, 1000.0
-"""The cost of LAPACK's Cholesky factorisation in additions: coefficients of the cube and the square of the number of rows, and of
-that number, since small matrices take much longer than their arithmetic. Measured on matrices of 4 to 2048 rows:
-benchmarks/calibration/linear_algebra.py."""
-EIGENVECTORS = 10.0
-"""The cost of an eigendecomposition in additions, per cube of the number of rows: benchmarks/calibration/linear_algebra.py."""
+FACTORISED: Mapping[str, tuple[float, float, float]] = {
+    "cholesky": (0.7, 100, 1000), "lu": (0.67, 130, 2000), "qr": (2, 650, 5000), "eigh": (5, 1500, 8000), "svd": (12, 3000, 14000),
+}  # fmt: skip
+"""The cost of LAPACK's factorisations in additions, per row: of an element of the matrix, of one of its longer side, and of the row. Small
+matrices take much longer than their arithmetic. Measured on 3 to 2048 rows: benchmarks/calibration/linear_algebra.py."""
 SOLVED, SUBSTITUTED, STARTED = 60.0, 0.65, 50.0
 """The cost of a triangular solve in additions: per element of its matrix, per product, and per element of the right-hand side.
 Measured on matrices of 4 to 1000 rows: benchmarks/calibration/linear_algebra.py."""
 
 
-def _cholesky(ins: Shapes, outs: Shapes, params: Params) -> float:
-    *batch, n, _ = ins[0]
-    return math.prod(batch) * n * (CUBED * n * n + SQUARED * n + LINEAR)
+def _factorisation(name: str) -> BlockWeight:
+    """The function that gives the additions of a factorisation, from the coefficients in the table."""
+
+    def weight(ins: Shapes, outs: Shapes, params: Params) -> float:
+        (*batch, m, n), (of_element, of_side, of_row) = ins[0], FACTORISED[name]
+        return math.prod(batch) * min(m, n) * (of_element * m * n + of_side * max(m, n) + of_row)
+
+    return weight
 
 
 def _triangular_solve(ins: Shapes, outs: Shapes, params: Params) -> float:
@@ -89,16 +93,20 @@ dimensions, 1 to 64 features in and 1 to 256 out, windows as large as images inc
 PLACED, BEGUN = 2500.0, 140.0
 """The cost in additions of a place of the window, and of each of its positions, for Eigen, besides that of elements. The features of the
 gradient of a kernel are examples: one at a time, all cost is that of positions. Measured: benchmarks/calibration/convolution.py."""
+IN_SPACE = 16.0
+"""The factor by which positions of windows along three axes cost more: benchmarks/calibration/convolution.py."""
 
 
 def _convolution(ins: Shapes, outs: Shapes, params: Params) -> float:
     data, kernel, result = params["dimension_numbers"]
-    features, results, window = ins[0][data[1]], outs[0][result[1]], [ins[1][a] for a in kernel[2:]]
-    places, taps = math.prod(outs[0]) / max(results, 1), math.prod(window)
+    groups = params["feature_group_count"] * params["batch_group_count"]
+    features, results, window = ins[0][data[1]] // groups, outs[0][result[1]], [ins[1][a] for a in kernel[2:]]
+    places, taps = groups * math.prod(outs[0]) / max(results, 1), math.prod(window)
     products = math.prod(outs[0]) * math.prod(n for a, n in enumerate(ins[1]) if a != kernel[0])
-    if is_librarys(len(window), features, results):
+    if groups == 1 and is_librarys(len(window), features, results):
         return MULTIPLIED * products + places * taps * features * (LAID_OUT if features >= TOGETHER else SCATTERED)
-    return MULTIPLIED * products + places * (PLACED + taps * (BEGUN + LAID_OUT * features))
+    apart = IN_SPACE if len(window) > 2 and taps > 1 else 1.0
+    return MULTIPLIED * products + places * (PLACED + apart * taps * (BEGUN + LAID_OUT * features))
 
 
 STEP, COMBINED = 20.0, 4.0
@@ -107,6 +115,22 @@ Measured: benchmarks/calibration/folds.py."""
 CUMULATED, CUMULATED_LOGARITHM = 180.0, 40.0
 """The cost in additions per element of a cumulative sum, product, minimum or maximum, and of a cumulative log-sum-exp.
 Measured: benchmarks/calibration/folds.py."""
+
+WINDOW_AT, WINDOW_READ = 80.0, 12.0
+"""The cost in additions of a place of a window that slides by more than one, and of each element of a window at any place. Measured on sums
+and maxima of 2 to 64 elements along one axis, and of 2 x 2 and 3 x 3: benchmarks/calibration/windows.py."""
+RETURNED_AT, RETURNED = 1500.0, 600.0
+"""The same of the gradient of maxima, which looks for the place of each: benchmarks/calibration/windows.py."""
+
+
+def _windows(ins: Shapes, outs: Shapes, params: Params) -> float:
+    at = WINDOW_AT if max(params["window_strides"] or (1,)) > 1 else 0.0
+    return math.prod(outs[0]) * (at + WINDOW_READ * math.prod(params["window_dimensions"]))
+
+
+def _gradient_of_maxima(ins: Shapes, outs: Shapes, params: Params) -> float:
+    return math.prod(ins[0]) * (RETURNED_AT + RETURNED * math.prod(params["window_dimensions"]))
+
 
 # --- gathers, searches, sorts ----------------------------------------------------------------------------
 
@@ -194,15 +218,16 @@ def table(function_factor: float = 1.0) -> Weights:
         {**dict.fromkeys(ELEMENTWISE, 1.0), **measured},
         {
             **BLOCKS,
-            "cholesky": _cholesky,
+            **{name: _factorisation(name) for name in FACTORISED},
             "triangular_solve": _triangular_solve,
-            "eigh": cubic(EIGENVECTORS),
             "conv_general_dilated": _convolution,
             "reduce": reduction(STEP, COMBINED),
             "gather": _gather,
             **dict.fromkeys(SCATTERS, _scatter),
             **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), per_element(CUMULATED)),
             "cumlogsumexp": per_element(CUMULATED_LOGARITHM),
+            **dict.fromkeys(SLIDING, _windows),
+            "select_and_scatter_add": _gradient_of_maxima,
             **dict.fromkeys(("argmax", "argmin"), _search),
             "sort": sorting(COMPARED),
             **dict.fromkeys(RANDOM_DRAWS, _draws),
