@@ -109,7 +109,10 @@ class ExpressionWriter:
                 value = self.value(a, scope, region, fixed)
                 if any(holder.shifts.get(t) == a for holder in scope.around()):
                     value = Value(self.with_helpers(f"proper({value.text})"), value.layout)
-                values.append(self.reads.aligned(self.reads.apart(value, layout), layout, whole))
+                value = self.reads.apart(value, layout)
+                if (t, a) in region.hidden and not fixed:
+                    value = self.reads.hidden(a, value, region.hidden[t, a], scope)
+                values.append(self.reads.aligned(value, layout, whole))
         text = map_text(term.op, term.params, [v.text for v in values], term.dtype)
         if text is None:
             text = self.primitive_map(term, [

@@ -60,6 +60,7 @@ class RegionWriter:
             kept,
             self.reads.idioms.fences(self.reads.ex, seq, fused, rescaled, self.schedule.backend.is_cheap),
             taken_apart(self.reads.ex, fused, seq.outs),
+            self.reads.idioms.repeated_apart(self.reads.ex, fused),
         )
         place = {step: k for k, step in enumerate(seq.steps)}
         every = fused.members_at(self.reads.ex, self.reads.extents(scope), self.schedule.backend)

@@ -187,6 +187,16 @@ class Reader:
             own.ways[way] = text
         return Value(own.ways[way], value.layout, value.atom)
 
+    def hidden(self, t: int, value: Value, kernel: int, scope: Scope) -> Value:
+        """The value of a term behind a barrier, or behind one more for each kernel that reads it so: equal ones would be merged."""
+        key = t, ("kernel", kernel)
+        if key not in scope.values:
+            last = scope.values.get((t, "hidden"), value)
+            scope.values[t, "hidden"] = scope.values[key] = self.assign(
+                f"lax.optimization_barrier({last.text})", value.layout, scope, value.text
+            )
+        return scope.values[key]
+
     def argument(self, t: int, scope: Scope) -> Value:
         """An argument or constant as an array with one axis per index."""
         term = self.program.terms[t]

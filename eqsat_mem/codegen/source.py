@@ -94,7 +94,8 @@ class SourceModule:
 @dataclass(frozen=True)
 class Region:
     """The terms that a sequence computes, how often each is used in it, which of them leave it or are kept, source around those where
-    fusions end, and which are taken ``apart``: made for one element of an unrolled fold at a time."""
+    fusions end, and which are taken ``apart``: made for one element of an unrolled fold at a time. ``hidden`` are reads (the term, its
+    operand) of values that the compiler must not know for what another kernel reads, by the kernel that reads."""
 
     terms: frozenset[int]
     users: Counter[int]
@@ -102,6 +103,7 @@ class Region:
     kept: frozenset[int]
     ends: Mapping[int, str]
     apart: frozenset[int] = frozenset()
+    hidden: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
 
 def identifier(text: str, taken: dict[str, int]) -> str:

@@ -57,6 +57,11 @@ class Idioms:
         """
         return {t: "jnp.where({0} == {0}, {0}, jnp.nan)" for t in seq.steps if isinstance(t, int) and t in ex.uncontracted}
 
+    def repeated_apart(self, ex: Extraction, fused: Fused) -> Mapping[tuple[int, int], int]:
+        """Return the reads (an elementwise operation, an operand) that are hidden from the compiler, each with its kernel: it would write
+        out what several kernels repeat along the same axes."""
+        return {}
+
     def turned(self, ex: Extraction) -> frozenset[int]:
         """Return the values of which the compiler would hoist a transposed copy of the whole array out of the loops that read them."""
         return frozenset()

@@ -123,12 +123,14 @@ class CpuBackend(Backend):
         fuses_operands: False for versions of XLA:CPU that materialise the operands of folds.
         keeps_heavy: whether emitted source keeps the operands of folds that take many operations out of the kernel library.
         keeps_bits: whether source may only be written so that every bit stays.
+        repeats_apart: whether emitted source makes what several kernels repeat along other axes anew for each.
     """
 
     device: CpuDevice
     fuses_operands: bool = True
     keeps_heavy: bool = True
     keeps_bits: bool = False
+    repeats_apart: bool = True
 
     platform: ClassVar[str] = "cpu"
     tie: ClassVar[Tie] = BitTie()
@@ -170,10 +172,10 @@ class CpuBackend(Backend):
         if not (self.keeps_heavy and self.fuses_operands):
             return (self,)
         may_help = any(kernel_library.weighted(ex.program, fold) is None for fold in kernel_library.heavy_folds(ex, self))
-        return (self, self.plain()) if may_help else (self,)
+        return (self, replace(self, keeps_heavy=False)) if may_help else (self,)
 
     def plain(self) -> Self:
-        return replace(self, keeps_heavy=False) if self.keeps_heavy else self
+        return replace(self, keeps_heavy=False, repeats_apart=False)
 
     def as_emitted(self, ex: Extraction) -> Extraction:
         """Less the folds written out whose elements readers repeat: XLA computes what is elementwise and cheap again for each of these."""
@@ -210,7 +212,7 @@ class CpuBackend(Backend):
 
     def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
         apart = fusion.lone_operands(ex, fused, escapes) if self.keeps_heavy else frozenset()
-        return fusion.as_run(ex, replace(fused, streamed=fusion.streamed(ex, fused, escapes, apart)))
+        return fusion.as_run(ex, replace(fused, streamed=fusion.streamed(ex, fused, escapes, apart)), self.repeats_apart)
 
     # memory
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from eqsat_mem.backends.cpu.kernel_library import folds_in_library, is_narrow, is_wide, takes, widens
 from eqsat_mem.backends.cpu.layouts import is_turned
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, axes_mask, bits, children
+from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Program, Rename, Term, axes_mask, bits, children
 from eqsat_mem.ir.loop_tree import Seq, made
 from eqsat_mem.schedule.fusion import Copy, Fused
 from eqsat_mem.schedule.kernel import moves
@@ -29,6 +30,10 @@ REPEATED = 8
 """The most elements that readers may have for each of a fold that is written out. For more it is kept: to compute it for each takes longer
 (distances of 200 points, 16 coordinates each, in a loss of all triplets: 48 ms written out, 2.4 kept). Sweep:
 benchmarks/calibration/repeated_folds.py, where one kernel reads the fold; forces between points are faster written out up to 8."""
+
+MET = 2**12
+"""The least number of results of folds that meet in one operation for which the library has all in one fusion, where what they repeat is
+no array. Sweep: benchmarks/calibration/meeting_folds.py."""
 
 IN_PLACE = frozenset({"sort"})
 """The operations that write their results over copies of their operands."""
@@ -86,10 +91,11 @@ def _is_batched(ex: Extraction, term: Dot) -> bool:
 # --- the order of kernels, and copies -----------------------------------------------------------------
 
 
-def as_run(ex: Extraction, kernels: Fused) -> Fused:
+def as_run(ex: Extraction, kernels: Fused, emitted: bool) -> Fused:
     """Return the kernels in the order in which XLA:CPU runs them: in the order in which their operands become available.
 
-    The result includes the copies that XLA:CPU materialises, with the positions of the kernels between which they are live.
+    The result includes the copies that XLA:CPU materialises, with the positions of the kernels between which they are live; those of values
+    that several kernels repeat are fewer where the program is ``emitted``.
     """
     steps, count = kernels.kept, len(kernels.kept)
     maker = {t: k for k, step in enumerate(steps) for t in made(step)}
@@ -97,7 +103,7 @@ def as_run(ex: Extraction, kernels: Fused) -> Fused:
     effects = [k for k, step in enumerate(steps) if isinstance(step, int) and has_effects(ex.program.terms[step])]
     for before, after in itertools.pairwise(effects):
         waits[after].add(before)
-    copies = list(_copies(ex, kernels))
+    copies = list(_copies(ex, kernels, emitted))
     for copy, (c, _, folds) in enumerate(copies, count):
         waits.append({maker[c]} if c in maker else set())
         for fold in folds:
@@ -137,43 +143,93 @@ def _breadth_first(waits: Sequence[set[int]], first: range) -> list[int]:
     return order
 
 
-def _copies(ex: Extraction, kernels: Fused) -> Iterator[tuple[int, int, list[int]]]:
+def _copies(ex: Extraction, kernels: Fused, emitted: bool) -> Iterator[tuple[int, int, list[int]]]:
     """Yield the copies that XLA:CPU materialises in addition to the program's own values.
 
     Narrow floating-point numbers are widened for contractions and sums. Contractions read arguments whose axes do not merge from copies
     in another order. A scalar or small array that several operations read broadcast
     to the same larger shape, one of them in a fold by the kernel library, is broadcast in memory once for all of them: the library
-    could broadcast it inside its fusion only if no other kernel needed it. Shapes of different indices with the same extents count as
-    one shape, as for the distances of ``x`` to equally many ``y`` and to ``x`` itself.
+    could broadcast it inside its fusion only if no other kernel needed it, as none does where emitted source makes it anew for each.
 
     Yields:
         The copied term, the indices of the copy's shape as bits, and the positions of the kernels that read the copy.
     """
     program = ex.program
-    readers: dict[tuple[int, tuple[int, ...]], set[int]] = {}
-    shape: dict[tuple[int, tuple[int, ...]], int] = {}
-    for t in sorted({t for group in kernels.members for t in group}):
-        if isinstance(program.terms[t], Map):
-            for c in program.operands(t):
-                if program.free[c] != program.free[t]:
-                    key = c, tuple(sorted(program.indices[i].extent for i in bits(program.free[t] & ~program.free[c])))
-                    readers.setdefault(key, set()).add(t)
-                    shape.setdefault(key, program.free[t])
     widening = [(k, t) for k, t in enumerate(kernels.kept) if isinstance(t, int) and widens(program.terms[t])]
     for c in sorted({c for _, t in widening for c in program.operands(t) if is_narrow(program, c)}.difference(kernels.kept)):
         yield c, program.free[c], [k for k, t in widening if c in program.operands(t)]
     yield from _turned(program, kernels)
     yield from _repeated(program, kernels)
+    for repeat in _repeats(ex, kernels):
+        if not (repeat.apart if emitted else _meet(ex, kernels, repeat)):
+            yield repeat.term, repeat.over, [k for k in repeat.kernels if folds_in_library(ex, kernels.kept[k])]
+
+
+@dataclass(frozen=True)
+class _Repeat:
+    """A value that elementwise operations of several kernels, one of them a fold of the library, repeat along the same other axes.
+
+    Attributes:
+        term: the value.
+        over: the indices of the shape to which it is repeated, as bits.
+        readers: the operations.
+        kernels: the positions of the kernels that compute them, ascending.
+        apart: whether each operation is computed in one kernel only, and the value is no number: compilers compute otherwise with those
+            that they know.
+    """
+
+    term: int
+    over: int
+    readers: frozenset[int]
+    kernels: tuple[int, ...]
+    apart: bool
+
+
+def _repeats(ex: Extraction, kernels: Fused) -> Iterator[_Repeat]:
+    """Yield the values that several kernels repeat, if one of these is a fold of the library. Shapes of different indices with the same
+    extents count as one, as for the distances of ``x`` to equally many ``y`` and to ``x`` itself."""
+    program = ex.program
     computed_in: dict[int, list[int]] = {}
     for k, group in enumerate(kernels.members):
         for t in group:
             computed_in.setdefault(t, []).append(k)
-    for key, users in readers.items():
-        c, over = key[0], shape[key]
+    readers: dict[tuple[int, tuple[int, ...]], set[int]] = {}
+    for t in sorted(computed_in):
+        if isinstance(program.terms[t], Map):
+            for c in program.operands(t):
+                if program.free[c] != program.free[t]:
+                    key = c, tuple(sorted(program.indices[i].extent for i in bits(program.free[t] & ~program.free[c])))
+                    readers.setdefault(key, set()).add(t)
+    for (c, _), users in readers.items():
         reading = sorted({k for u in users for k in computed_in[u]})
         folds = [k for k in reading if folds_in_library(ex, kernels.kept[k])]
         if folds and not users.issubset(kernels.members[folds[0]]):
-            yield c, over, folds
+            apart = not isinstance(program.terms[c], Literal) and all(len(computed_in[u]) == 1 for u in users)
+            yield _Repeat(c, program.free[min(users)], frozenset(users), tuple(reading), apart)
+
+
+def repeated_apart(ex: Extraction, kernels: Fused) -> dict[tuple[int, int], int]:
+    """The reads of values that several kernels repeat (the operation, the value), except those in the first, each with its kernel."""
+    place = {t: k for k, group in enumerate(kernels.members) for t in group}
+    found: dict[tuple[int, int], int] = {}
+    for repeat in _repeats(ex, kernels):
+        if repeat.apart:
+            found |= {(t, repeat.term): place[t] for t in repeat.readers if place[t] != repeat.kernels[0]}
+    return found
+
+
+def _meet(ex: Extraction, kernels: Fused, repeat: _Repeat) -> bool:
+    """Whether the library computes all kernels that repeat a value in one fusion: folds whose results meet, elementwise, in one kernel
+    that it computes."""
+    program, steps = ex.program, [kernels.kept[k] for k in repeat.kernels]
+    folds = {t for t in steps if isinstance(t, int) and folds_in_library(ex, t)}
+    users = [members for operands, members in zip(kernels.operands, kernels.members, strict=True) if operands & folds]
+    if len(folds) < len(steps) or len(users) != 1 or any(program.extent(program.free[t]) < MET for t in folds):
+        return False
+    joining = [t for t in users[0] if folds.intersection(program.operands(t))]
+    return all(
+        isinstance(program.terms[t], Map) and takes(program, t) and all(program.free[t] == program.free[f] for f in folds) for t in joining
+    )
 
 
 def _turned(program: Program, kernels: Fused) -> Iterator[tuple[int, int, list[int]]]:

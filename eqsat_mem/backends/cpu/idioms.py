@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from eqsat_mem.backends.cpu.fusion import ends, held_once, lone_operands
+from eqsat_mem.backends.cpu.fusion import ends, held_once, lone_operands, repeated_apart
 from eqsat_mem.backends.cpu.top_k import block_length, in_order, top_k_by_blocks
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Fold, Program
@@ -52,6 +52,9 @@ class CpuIdioms(Idioms):
         found = exact | ends(ex, seq, fused) | folds | (lone_operands(ex, fused, seq.outs) if self.keeps_apart else frozenset())
         inner = super().fences(ex, seq, fused, rescaled, is_cheap)
         return dict(inner) | {t: _identity(ex.program.terms[t].dtype, inner.get(t, "{0}")) for t in found}
+
+    def repeated_apart(self, ex: Extraction, fused: Fused) -> Mapping[tuple[int, int], int]:
+        return repeated_apart(ex, fused)
 
     def slice(self, array: str, start: str, size: str, axis: int, dtype: Any, turned: bool) -> str:
         """Return a slice, behind a barrier for bfloat16: XLA:CPU would otherwise hoist the widening of the whole array out of the loop."""
