@@ -23,7 +23,7 @@ from eqsat_mem.ir import Block, Call, Program
 from eqsat_mem.ir.jaxprs import share_bytes
 from eqsat_mem.ir.mesh import Placement
 from eqsat_mem.options import Options
-from eqsat_mem.passes import SCANS
+from eqsat_mem.passes import ROLLS, SCANS
 from eqsat_mem.ranking import order
 from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
@@ -32,7 +32,7 @@ from eqsat_mem.schedule.loop_bodies import settled, slow_in_chunks
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import Search, fastest, straight
-from eqsat_mem.searches import best_of, with_search
+from eqsat_mem.searches import Other, SearchResult, best_of, with_search
 from eqsat_mem.transforms.further import Further
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier, calls, floor_bytes, plan_bodies
 
@@ -46,7 +46,8 @@ SHORTER = 2 / 3
 """The share of a long program's terms that it has at most with loops over its equal blocks where these are searched first: with more, that
 takes as long as the program itself."""
 DEAR = 1.3
-"""Times as long as the program as written from which on loops over its equal blocks are dear: they copy what blocks read and make."""
+"""Times as long as the program as written from which on loops over its equal blocks are dear, which copy what blocks read and make, or
+values that are computed again."""
 TIGHTENED = 2
 """Times that bodies of loops get less room where one of them holds the peak and that does not fit: they are told what lies around them
 before that is planned."""
@@ -70,21 +71,6 @@ def rules_of(options: Options, backend: Backend) -> RuleSet:
     """The rules and passes that options allow and that help a backend."""
     without = (*options.without_rules, *backend.needless_rules)
     return load_rules(options.rules, options.accuracy, options.only_rules, without, options.operations)
-
-
-@dataclass(frozen=True, eq=False)
-class SearchResult:
-    """The result of a search: the best schedule, the program as written, and the rules and passes that fired; and where the best computes
-    values again, the best that fits without that, if there is one."""
-
-    best: Schedule
-    before: Schedule
-    fired: tuple[str, ...]
-    in_loops: Schedule | None = None
-
-    def of(self, before: Schedule) -> SearchResult:
-        """The same, found with loops over equal blocks, of a program as written; its time is that of these loops, priced alike."""
-        return replace(self, before=replace(before, seconds=self.before.seconds))
 
 
 @dataclass(eq=False)
@@ -118,28 +104,35 @@ class Forms:
         self.planned: dict[Hashable, tuple[Program, dict[Call, Call]]] = {}
         self.unfit: dict[Hashable, tuple[int, int]] = {}
 
-    def fastest(self, backend: Backend, limit: int, scheduler: Scheduler = fastest, near: int = 0) -> SearchResult:
+    def fastest(
+        self, backend: Backend, limit: int, scheduler: Scheduler = fastest, near: int = 0, instead: Other | None = None
+    ) -> SearchResult:
         """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
 
         A schedule predicted to hold at most ``near`` bytes ends the search as one that fits does: XLA may hold less, and can be asked.
         What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits or what
-        fits is slow; where it is long and they make it much shorter, loops come first, unless they are dear and it fits without them.
+        fits is slow; where it is long and they make it much shorter, loops come first, unless they are dear and it fits without them, or
+        their first form does not fit. ``instead`` is for such loops: what is searched where their first form does not fit.
         """
         size, found, near = len(self.loaded.terms), None, max(limit, near)
         is_first = size <= LONG or not self._is_shorter_in_loops()
+        without: Other | None = None
         if is_first:
-            found = self._fastest_form(backend, limit, scheduler, near)
+            found = self._fastest_form(backend, limit, scheduler, near, instead)
             before = found.before
             if (found.best.fits(near) and found.best.seconds * GAIN <= before.seconds) or self.deadline.passed():
                 return found
         else:
             before = self.written(backend, limit)
-            if size <= LONGEST and self.placement is None and self._are_loops_dear(before, backend, limit):
-                found = self._fastest_of(*self._planned(self.loaded, backend, limit), backend, limit, scheduler, again=False)
-                if found.best.fits(limit) and not slow_in_chunks(found.best, before):
-                    return found
+            if size <= LONGEST and self.placement is None:
+                without = partial(self._without_loops, before, backend, limit, scheduler)
+                if self._are_loops_dear(before, backend, limit) and (quick := without(again=False)) is not None:
+                    return quick
         for blocks in self._with_equal_blocks():
-            of_blocks = blocks.fastest(backend, limit, scheduler, near)
+            of_blocks = blocks.fastest(backend, limit, scheduler, near, without)
+            if of_blocks.best.ex.program.passes.isdisjoint([ROLLS.name]):
+                return of_blocks
+            without = None
             if before.fits(limit) and of_blocks.best.seconds > GAIN * of_blocks.before.seconds:  # the same loops: their prices compare
                 return found or SearchResult(straight(before.ex, backend), before, ())
             if found is None or order(of_blocks.best, limit) < order(found.best, limit):
@@ -161,6 +154,15 @@ class Forms:
         blocks = next(self._with_equal_blocks(), None)
         return blocks is not None and blocks.written(backend, limit).seconds > DEAR * before.seconds
 
+    def _without_loops(
+        self, before: Schedule, backend: Backend, limit: int, scheduler: Scheduler, again: bool = True
+    ) -> SearchResult | None:
+        """The fastest schedule without loops over equal blocks, if it fits and is not slow; if asked with values computed ``again``, where
+        that is not dear."""
+        found = self._fastest_of(*self._planned(self.loaded, backend, limit), backend, limit, scheduler, again)
+        is_dear = again and found.best.seconds > DEAR * before.seconds
+        return found if found.best.fits(limit) and not is_dear and not slow_in_chunks(found.best, before) else None
+
     def _with_equal_blocks(self) -> Iterator[Forms]:
         """The forms of the program with its equal blocks planned as one."""
         programs = iter(()) if self.equal is None else self.equal.programs()
@@ -174,11 +176,12 @@ class Forms:
             self.of_blocks[k].clock, self.of_blocks[k].deadline = self.clock, self.deadline
             yield self.of_blocks[k]
 
-    def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler, near: int) -> SearchResult:
+    def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler, near: int, instead: Other | None = None) -> SearchResult:
         """The fastest schedule of the first form that fits or is ``near`` enough, without loops over equal blocks.
 
         Forms that cannot fit, or did not where there was more room, are searched last, and only where they may be the smallest; those that
-        stack less also where chunks take long, and those that may be faster than what was written also where that fits.
+        stack less also where chunks take long, and those that may be faster than what was written also where that fits. Where the first
+        that may does not fit, or none may, what is found ``instead`` is asked for, if anything is, before others are searched.
         """
         found: dict[int, SearchResult] = {}
         hopeless: list[tuple[int, int, Program]] = []
@@ -199,12 +202,17 @@ class Forms:
             fits, slow = found[k].best.fits(near), slow_in_chunks(found[k].best, found[k].before)
             if not fits:
                 self.unfit[searched] = limit, found[k].best.peak_bytes
+                if instead is not None and (other := instead()) is not None:
+                    return other
+                instead = None
             elif is_eager:
                 slow = found[k].best.seconds * GAIN > (found[0].before if 0 in found else self.written(backend, limit)).seconds
             is_settled = is_settled or (fits and not slow and not self.further.is_in_segments(form))
             if (is_settled and not self.further.has_eager_after(form, fits)) or self.deadline.passed():
                 break
         else:
+            if instead is not None and not found and (other := instead()) is not None:
+                return other
             for k, least, form in hopeless:
                 if not found or (least < min(f.best.peak_bytes for f in found.values()) and not self.deadline.passed()):
                     found[k] = self._fastest(form, backend, limit, scheduler, near)

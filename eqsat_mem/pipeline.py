@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.backends.xla import partition_specs, shown_mesh
-from eqsat_mem.candidates import Forms, SearchResult, rules_of
+from eqsat_mem.candidates import Forms, rules_of
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Ended, Loaded, listening, tell
@@ -41,6 +41,7 @@ from eqsat_mem.request import Request, request_of
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import fastest
+from eqsat_mem.searches import SearchResult
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier
 from eqsat_mem.verification import Chosen, choose, near
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from eqsat_mem.equal_programs import Candidates
@@ -14,6 +15,25 @@ from eqsat_mem.schedule.search import Search
 
 WORTHWHILE = 1.15
 """Times that a plan has to take as long as a program without loops for values of that to be computed again."""
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """The result of a search: the best schedule, the program as written, and the rules and passes that fired; and where the best computes
+    values again, the best that fits without that, if there is one."""
+
+    best: Schedule
+    before: Schedule
+    fired: tuple[str, ...]
+    in_loops: Schedule | None = None
+
+    def of(self, before: Schedule) -> SearchResult:
+        """The same, found with loops over equal blocks, of a program as written; its time is that of these loops, priced alike."""
+        return replace(self, before=replace(before, seconds=self.before.seconds))
+
+
+Other = Callable[..., SearchResult | None]
+"""Another search, which may find nothing."""
 
 
 def best_of(searches: Sequence[Search], scheduler: Scheduler, known: Candidates) -> tuple[Schedule, Schedule | None]:

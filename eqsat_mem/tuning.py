@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from eqsat_mem.candidates import SearchResult
 from eqsat_mem.deadline import Deadline
 from eqsat_mem.events import Event, Kept, Nesting, Scheduled, Searched, Tried
 from eqsat_mem.ir import Program
@@ -26,6 +25,7 @@ from eqsat_mem.request import Request
 from eqsat_mem.schedule.chunk_sizes import tied
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import Search
+from eqsat_mem.searches import SearchResult
 from eqsat_mem.verification import Chosen, asked_up_to, compiled, keep
 
 MOST = 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from jax.extend.core import jaxpr_as_fun
 
 from eqsat_mem.backends.xla import constrained
-from eqsat_mem.candidates import GAIN, GAIN_AT_ONCE, LONG, Forms, SearchResult
+from eqsat_mem.candidates import GAIN, GAIN_AT_ONCE, LONG, Forms
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import MemoryLimitError
@@ -20,6 +20,7 @@ from eqsat_mem.request import Request, narrowing
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
 from eqsat_mem.schedule.schedules import Schedule, unscheduled
+from eqsat_mem.searches import SearchResult
 from eqsat_mem.transforms.plan_bodies import has_plans
 from eqsat_mem.units import format_bytes
 

@@ -38,10 +38,10 @@ ALLOWED = {
     "searches": "equal_programs ranking reports schedule",
     "candidates": "deadline egraph equal_programs events frontend ir mesh options passes ranking reports schedule searches transforms",
     "request": "backends codegen deadline errors events ir options schedule",
-    "verification": "backends candidates codegen egraph errors events ir passes reports request schedule transforms units",
-    "tuning": "candidates deadline events ir reports request schedule verification",
-    "pipeline": "backends candidates deadline errors events frontend garbage ir options passes reports request schedule transforms tuning "
-    "verification",
+    "verification": "backends candidates codegen egraph errors events ir passes reports request schedule searches transforms units",
+    "tuning": "deadline events ir reports request schedule searches verification",
+    "pipeline": "backends candidates deadline errors events frontend garbage ir options passes reports request schedule searches "
+    "transforms tuning verification",
     "api": "backends egraph error_table errors frontend garbage ir options pipeline reports request schedule tuning units",
     "cli": "api backends backends.gpu codegen egraph egraph.soundness error_table errors frontend ir options passes reports schedule "
     "stablehlo units",
