@@ -16,6 +16,9 @@ from eqsat_mem.schedule.search import Search
 WORTHWHILE = 1.15
 """Times that a plan has to take as long as a program without loops for values of that to be computed again."""
 
+ROOMIER = 1.5
+"""Times the limit that loops may hold whose values are computed again, where no loops fit."""
+
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
@@ -43,8 +46,12 @@ def best_of(searches: Sequence[Search], scheduler: Scheduler, known: Candidates)
     best, closest = with_search(searches, scheduler)
     if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
         best = min(best, with_search([closest.with_limit(0, deadline)], scheduler)[0], key=lambda s: s.peak_bytes)
-    in_loops = best
-    for s in _different([best, *(search.straight for search in searches)]) if backend.tie is not None else ():
+    in_loops, alone = best, [search.straight for search in searches]
+    is_slow = not best.fits(limit) or best.seconds > WORTHWHILE * min(s.seconds for s in alone)
+    roomier = []
+    if is_slow and backend.tie is not None and not deadline.passed():
+        roomier = [with_search([closest.with_limit(int(ROOMIER * limit), deadline)], scheduler)[0]]
+    for s in [*roomier, *_different([best, *alone])] if backend.tie is not None else ():
         useful, slowest = (limit, best.seconds) if best.fits(limit) else (best.peak_bytes - 1, math.inf)
         may_be_better = WORTHWHILE * s.seconds < best.seconds or not best.fits(limit)
         if not s.fits(limit) and may_be_better and _least_bytes(s) <= useful:

@@ -347,3 +347,24 @@ def test_a_plan_that_holds_new_memory_after_all_is_judged_again(monkeypatch, hel
     plan = optimize(lambda x, y, v: jnp.exp(jnp.abs(x[:, None] - y[None])) @ v, memory_limit=limit).plan(x, x, x)
     assert plan.unchanged is stays
     assert plan.compiled_peak_bytes == fixed + held
+
+
+def blocks_of_attention(ws, x):
+    for q, k, v, up, down in ws:
+        x = x + jax.nn.softmax(jnp.einsum("btd,bsd->bts", x @ q, x @ k), -1) @ (x @ v)
+        x = x + jnp.tanh(x @ up) @ down
+    return jnp.sum(x**2)
+
+
+def test_values_are_computed_again_inside_of_loops_that_hold_too_much_rather_than_loops_made_that_are_slow():
+    """One example at a time holds a quarter more than there is room for: activations are computed again there, instead of columns of
+    every layer in loops of their own, forward and backward, which are predicted to take twice as long as the program as written."""
+    shape = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    wide, narrow = (jax.ShapeDtypeStruct(dims, jnp.float32) for dims in ((16, 64), (64, 16)))
+    ws, x = [(shape, shape, shape, wide, narrow)] * 3, jax.ShapeDtypeStruct((4, 96, 16), jnp.float32)
+    gradient = jax.value_and_grad(blocks_of_attention)
+    written = eqsat_mem.optimize(gradient, memory_limit="1GiB", verify=False).plan(ws, x).original_peak_bytes
+    plan = eqsat_mem.optimize(gradient, memory_limit=written // 5, verify=False).plan(ws, x)
+    assert plan.loops
+    assert plan.peak_bytes <= written // 5
+    assert plan.predicted_s < 1.75 * plan.original_predicted_s
