@@ -252,7 +252,11 @@ class Forms:
         yield from self.made
         if self.others is None:
             self.others = self.further.programs(self._apart)
-        for program in self.others:
+        while True:
+            with self.clock("trace"):
+                program = next(self.others, None)
+            if program is None:
+                return
             self.made.append(program)
             yield program
 

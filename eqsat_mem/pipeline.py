@@ -106,7 +106,7 @@ def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None, tuner
     forms = known or _forms(request, bodies, clock)
     forms.clock, forms.deadline, loaded = clock, request.deadline, forms.loaded
     tuning = None
-    with listening(*filter(None, [tuner])):
+    with clock("schedule"), listening(*filter(None, [tuner])):
         found = forms.fastest(request.backend, request.limit, near=near(request, forms))
         with clock("emit and verify"):
             chosen = choose(request, forms, found)

@@ -17,6 +17,7 @@ from jax import lax
 import eqsat_mem
 from eqsat_mem import MemoryLimitError, events, pipeline
 from eqsat_mem.backends.cpu.backend import CpuBackend
+from eqsat_mem.candidates import Forms
 from eqsat_mem.equal_programs import MEMORY_PRICES
 from eqsat_mem.options import Options
 from eqsat_mem.schedule.checks import Check
@@ -368,3 +369,16 @@ def test_values_are_computed_again_inside_of_loops_that_hold_too_much_rather_tha
     assert plan.loops
     assert plan.peak_bytes <= written // 5
     assert plan.predicted_s < 1.75 * plan.original_predicted_s
+
+
+def test_the_stages_of_planning_are_all_of_it(monkeypatch):
+    """What forms, programs as written and searches take between other stages is counted, too: a plan says how long it took to make."""
+    timed = []
+    for name in ("written", "_forms", "_fastest_of"):
+        run = getattr(Forms, name)
+        monkeypatch.setattr(Forms, name, lambda forms, *args, run=run: timed.append(bool(forms.clock._inside)) or run(forms, *args))
+    eqsat_mem.optimize(kernel_vector, memory_limit=2**20).plan(
+        *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2000, 3), (2000, 3), (2000, 1)))
+    )
+    assert timed
+    assert all(timed)
