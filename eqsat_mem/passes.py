@@ -143,7 +143,7 @@ PARTS = Pass(
     "sums-of-parts",
     "sum_k f([a, b][k]) g[k] = sum_p f(a[p]) g[p] + sum_q f(b[q]) g[n + q]",
     "reassociate",
-    "a sum over the parts of an axis, one after the other; elementwise operations do not mix positions",
+    "a sum over the parts of an axis, one after the other; what acts on each position alone does not mix them",
     "parts of a concatenation are never side by side; each is computed in chunks, or taken apart where it is a product",
     "frontend/concatenations.py",
 )

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import eqsat_mem
 from eqsat_mem.frontend.concatenations import MOST_PARTS, with_parts
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Map, check
+from eqsat_mem.ir import Block, Map, check
 from eqsat_mem.testing import same_values
 from tests.oracles.evaluation import values
 
@@ -71,9 +72,103 @@ def test_nothing_is_summed_by_parts_where_nothing_is_concatenated_or_summed():
     x = made(N, 3)
     assert with_parts(loaded(lambda x: jnp.sum(x, 1), x)) is None
     assert with_parts(loaded(lambda x: jnp.concatenate([x, jnp.sin(x)], 1), x)) is None
-    assert with_parts(loaded(lambda x: jnp.sum(jnp.concatenate([x, jnp.sin(x)], 1), 0), x)) is None
+    assert with_parts(loaded(lambda x: jnp.cumsum(jnp.concatenate([x, jnp.sin(x)], 1), 0), x)) is None
     many = [x * k for k in range(1, MOST_PARTS + 2)]
     assert with_parts(loaded(lambda *xs: jnp.sum(jnp.concatenate(xs, 1), 1), *many)) is None
+
+
+def convolved(x, kernel, stride=1):
+    return lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def drawn_network(seed):
+    """A loss of images whose features are side by side before convolutions, its gradient, and their arguments."""
+    rng = random.Random(seed)
+    widths, out, batch, side = [rng.randint(1, 3) for _ in range(rng.randint(2, 3))], rng.randint(1, 3), rng.randint(1, 2), 6
+    images = [made(batch, side, side, w, seed=k) for k, w in enumerate(widths)]
+    kernels = [made(3, 3, sum(widths), out, seed=5), made(1, 1, sum(widths), out, seed=6), made(sum(widths), out, seed=7)]
+    before, middle, end, stride = rng.randrange(3), rng.randrange(4), rng.randrange(3), rng.choice([1, 2])
+
+    def loss(images, kernels):
+        changed = [jnp.sin(x) if before else x * x for x in images]
+        x = jnp.concatenate(changed, -1)
+        if middle == 1:
+            x = jnp.maximum(x, 0.1)
+        elif middle == 2:
+            x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 1, 1, 1), "SAME")
+        elif middle == 3:
+            x = x * jnp.mean(x, (1, 2), keepdims=True)
+        y = [convolved(x, kernels[0], stride), convolved(x, kernels[1]), x @ kernels[2]][end]
+        return jnp.sum(jnp.tanh(y) ** 2)
+
+    return jax.value_and_grad(loss, (0, 1)), (images, kernels)
+
+
+def largest_together(program):
+    """The most elements that a concatenation, or what is split into pieces, has."""
+    together = 0
+    for t in program.reachable():
+        term = program.terms[t]
+        if isinstance(term, Block) and term.call.prim.name in ("concatenate", "split"):
+            whole = t if term.call.prim.name == "concatenate" else term.args[0]
+            together = max(together, program.extent(program.free[whole]))
+    return together
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_convolutions_of_parts_are_the_convolutions(seed):
+    """With gradients, and what reads parts on the way; only gradients of kernels are put together."""
+    fun, args = drawn_network(seed)
+    flat, tree = jax.tree.flatten(args)
+    program = loaded(lambda *flat: jax.tree.leaves(fun(*jax.tree.unflatten(tree, flat))), *flat)
+    parted = with_parts(program)
+    assert parted is not None
+    check(parted)
+    assert largest_together(parted) <= max(kernel.size for kernel in args[1])
+    for mine, theirs in zip(values(flat, parted)[0], jax.tree.leaves(jax.jit(fun)(*args)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5 * float(np.max(np.abs(theirs))))
+
+
+@pytest.mark.parametrize("end", ["product", "convolution"])
+def test_a_skip_connection_and_its_gradient_hold_no_features_side_by_side(end):
+    """What is read is a network's features beside those of an earlier layer: neither these, nor their cotangents, are ever together."""
+
+    def loss(a, kernel, late, image):
+        x = jnp.tanh(image @ a)
+        x = jnp.concatenate([jnp.sin(x), x], -1)
+        y = convolved(x, kernel) if end == "convolution" else x @ kernel[0, 0]
+        return jnp.sum(jnp.tanh(y) @ late)
+
+    args = made(3, 8), made(3, 3, 16, 4, seed=1), made(4, 2, seed=2), made(1, 40, 40, 3, seed=3)
+    gradient = jax.value_and_grad(loss, (0, 1))
+    program = loaded(lambda *args: jax.tree.leaves(gradient(*args)), *args)
+    features, kernels = 40 * 40 * 16, 3 * 3 * 16 * 4
+    assert largest_together(program) == features
+    parted = with_parts(program)
+    assert parted is not None
+    assert largest_together(parted) <= kernels
+    for mine, theirs in zip(values(args, parted)[0], jax.tree.leaves(gradient(*args)), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5 * float(np.max(np.abs(theirs))))
+
+
+@pytest.mark.slow
+def test_the_gradient_of_one_image_fits_without_features_side_by_side():
+    """A layer, a deeper one at half the resolution, and both side by side: as written 4.2 MiB, and 2.9 MiB if these are together."""
+
+    def loss(kernels, x, y):
+        first = jax.nn.relu(convolved(x, kernels[0]))
+        deeper = jax.nn.relu(convolved(first, kernels[1], 2))
+        both = jnp.concatenate([jnp.repeat(jnp.repeat(deeper, 2, 1), 2, 2), first], -1)
+        return jnp.mean((convolved(jax.nn.relu(convolved(both, kernels[2])), kernels[3]) - y) ** 2)
+
+    shapes = (3, 16), (16, 32), (48, 16), (16, 1)
+    args = [made(3, 3, *s, seed=k) / s[0] for k, s in enumerate(shapes)], made(1, 64, 64, 3, seed=4), made(1, 64, 64, 1, seed=5)
+    step = jax.value_and_grad(loss)
+    fast = eqsat_mem.optimize(step, memory_limit=2_700_000)
+    plan = fast.plan(*args)
+    assert plan.compiled_peak_bytes <= 2_700_000
+    assert "sums-of-parts" in plan.rules_fired
+    assert same_values(step, fast, list(args)).same
 
 
 @pytest.mark.slow
