@@ -134,7 +134,7 @@ class Forms:
                 return of_blocks
             without = None
             if before.fits(limit) and of_blocks.best.seconds > GAIN * of_blocks.before.seconds:  # the same loops: their prices compare
-                return found or SearchResult(straight(before.ex, backend), before, ())
+                return found or SearchResult(straight(before.ex, backend), before)
             if found is None or order(of_blocks.best, limit) < order(found.best, limit):
                 found = of_blocks.of(before)
             if found.best.fits(near) or self.deadline.passed():
@@ -300,8 +300,7 @@ class Forms:
             best = settled(found)
             tell(Searched(best, known.view))
             before = replace(known.written, program=known.written.program.replace_calls(written)) if written else known.written
-            fired = tuple(sorted({*known.view.matches, *best.ex.program.passes}))
-            return SearchResult(best, straight(before, backend, emitted=False), fired, in_loops and settled(in_loops))
+            return SearchResult(best, straight(before, backend, emitted=False), in_loops and settled(in_loops))
 
     def _searches(self, every: Sequence[Extraction], known: Candidates, backend: Backend, limit: int, deadline: Deadline) -> list[Search]:
         """The searches of programs that compute the same, each on all variants of a backend that may help it."""
@@ -328,7 +327,7 @@ class Forms:
             assert best is not None, "nothing spread is one way"
             assert before is not None, "the program as written is in the first group"
             tell(Searched(best, known.view))
-        return SearchResult(best, before, tuple(sorted({*known.view.matches, *best.ex.program.passes})))
+        return SearchResult(best, before)
 
     def _loops(self, placement: Placement, backend: Backend, limit: int, search: bool = True) -> Bodies:
         """The bodies of loops and branches on a mesh, searched for under a limit or as they are written."""

@@ -94,5 +94,7 @@ def extracted_of(view: View, rules: RuleSet, backend: Backend, deadline: Deadlin
     most = MANY * max(len(written.program.reachable()), LONG)
     found = [ex for ex in found if ex is written or len(ex.program.reachable()) <= most]
     found += [new for ex in found if (new := reordered(ex, rules, seconds)) is not None]
+    for ex in found:
+        ex.program.matched = frozenset(view.matches)
     tell(Stepped("pass", Counter(name for ex in found for name in ex.program.passes)))
     return Candidates(view, written, list({str(ex.program): ex for ex in reversed(found)}.values())[::-1])  # one per program text

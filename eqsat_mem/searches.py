@@ -22,12 +22,11 @@ ROOMIER = 1.5
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """The result of a search: the best schedule, the program as written, and the rules and passes that fired; and where the best computes
-    values again, the best that fits without that, if there is one."""
+    """The result of a search: the best schedule, and the program as written; and where the best computes values again, the best that fits
+    without that, if there is one."""
 
     best: Schedule
     before: Schedule
-    fired: tuple[str, ...]
     in_loops: Schedule | None = None
 
     def of(self, before: Schedule) -> SearchResult:

@@ -66,8 +66,9 @@ class Program:
     """Terms in topological order with inputs, constants, outputs and effects (roots that must run, in order).
 
     A program with ``shares`` is what each device of a mesh runs; its inputs and indices are those of one device.
-    ``passes`` are the names of the passes that have changed it (:mod:`eqsat_mem.passes`). ``repeated`` are the indices along which
-    products repeat themselves in the function that was traced: they have these axes there and do not depend on them.
+    ``passes`` are the names of the passes that have changed it (:mod:`eqsat_mem.passes`), ``matched`` those of the rules that matched
+    anything in the e-graph that it was extracted from. ``repeated`` are the indices along which products repeat themselves in the function
+    that was traced: they have these axes there and do not depend on them.
     """
 
     indices: list[Index] = field(default_factory=list)
@@ -80,6 +81,7 @@ class Program:
     source: dict[int, Source] = field(default_factory=dict)
     shares: Shares | None = None
     passes: frozenset[str] = frozenset()
+    matched: frozenset[str] = frozenset()
     repeated: dict[int, int] = field(default_factory=dict)
     _ids: dict[Term, int] = field(default_factory=dict, repr=False)
     _operands: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
@@ -267,8 +269,9 @@ class Program:
         return self.rewritten(called)[0]
 
     def empty_like(self) -> Program:
-        """A program with the same indices, inputs and constants, changed by the same passes, and no terms."""
-        return Program(list(self.indices), list(self.inputs), list(self.consts), shares=self.shares, passes=self.passes)
+        """A program with the same indices, inputs and constants, changed by the same passes and rules, and no terms."""
+        fixed = list(self.indices), list(self.inputs), list(self.consts)
+        return Program(*fixed, shares=self.shares, passes=self.passes, matched=self.matched)
 
     def __str__(self) -> str:
         return "\n".join(

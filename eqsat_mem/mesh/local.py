@@ -76,7 +76,7 @@ class Local:
             else:
                 self.plain[i] = len(indices)
                 indices.append(index)
-        self.program = Program(indices, [], list(old.consts), passes=old.passes)
+        self.program = Program(indices, [], list(old.consts), passes=old.passes, matched=old.matched)
         self.specs = tuple(whole(len(b.shape)) if s is None else s for b, s in zip(old.inputs, placement.arguments, strict=True))
         shapes = (share_of(b.shape, s, self.devices) for b, s in zip(old.inputs, self.specs, strict=True))
         self.program.inputs = [Buffer(b.name, shape, b.dtype) for b, shape in zip(old.inputs, shapes, strict=True)]
