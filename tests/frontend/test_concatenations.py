@@ -16,6 +16,7 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Map, check
 from eqsat_mem.testing import same_values
 from tests.oracles.evaluation import values
+from tests.tiers import tiered
 
 N = 5
 
@@ -115,7 +116,7 @@ def largest_together(program):
     return together
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", tiered(range(40), range(6), range(6, 12)))
 def test_convolutions_of_parts_are_the_convolutions(seed):
     """With gradients, and what reads parts on the way; only gradients of kernels are put together."""
     fun, args = drawn_network(seed)

@@ -74,7 +74,8 @@ def test_layers_are_kept_as_far_as_there_is_room(monkeypatch):
     planned = eqsat_mem.optimize(gradient, memory_limit=int(fixed + (kept + 1.8) * layer))
     plan = planned.plan(*args)
     monkeypatch.setattr("eqsat_mem.schedule.search.kept_in_room", lambda *given: ())
-    before = eqsat_mem.optimize(lambda *a: gradient(*a), memory_limit=int(fixed + (kept + 1.8) * layer)).plan(*args)
+    without = eqsat_mem.optimize(lambda *a: gradient(*a), memory_limit=int(fixed + (kept + 1.8) * layer), verify=False)
+    before = without.plan(*args)
     assert plan.predicted_s < 0.9 * before.predicted_s
     want = gradient(*args)
     for mine, theirs in zip(jax.tree.leaves(planned(*args)), jax.tree.leaves(want), strict=True):

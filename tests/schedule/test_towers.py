@@ -71,7 +71,7 @@ def drawn(seed):
     return step, ((first, second), x, y)
 
 
-@pytest.mark.parametrize("seed", tiered(range(10), [3], [0, 4]))
+@pytest.mark.parametrize("seed", tiered(range(10), [3], [4]))
 def test_steps_of_two_networks_fit_a_quarter_of_their_temporaries(seed):
     step, args = drawn(seed)
     known = jax.jit(step).lower(*args).compile().memory_analysis()
