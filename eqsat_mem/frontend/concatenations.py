@@ -153,7 +153,7 @@ class _Parting:
         if (known := self.parts.get(t)) is not None:
             return known.terms if known.index == index else None
         term = self.old.terms[t]
-        is_whole = isinstance(term, Block) and not self._acts_on_parts(term, index)
+        is_whole = t in self.old.roots() or (isinstance(term, Block) and not self._acts_on_parts(term, index))
         if not isinstance(term, kinds) or is_whole or folded(term) >> index & 1:
             return None
         readers = [self.old.terms[r] for r in self.old.readers(t)]

@@ -13,7 +13,7 @@ from jax import lax
 import eqsat_mem
 from eqsat_mem.frontend.concatenations import MOST_PARTS, with_parts
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Block, Map, check
+from eqsat_mem.ir import Block, Dot, Map, check
 from eqsat_mem.testing import same_values
 from tests.oracles.evaluation import values
 from tests.tiers import tiered
@@ -150,6 +150,21 @@ def test_a_skip_connection_and_its_gradient_hold_no_features_side_by_side(end):
     assert largest_together(parted) <= kernels
     for mine, theirs in zip(values(args, parted)[0], jax.tree.leaves(gradient(*args)), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5 * float(np.max(np.abs(theirs))))
+
+
+def test_what_is_returned_whole_is_not_made_in_parts_as_well():
+    """A product is read as the parts of a concatenation, and is a result: the pieces are slices of it."""
+
+    def function(a, b, g, w):
+        y = g @ w.T
+        return jnp.concatenate([jnp.sin(a), jnp.sin(b)], 1) @ w, y, jnp.exp(y[:, :3]), jnp.exp(y[:, 3:])
+
+    args = made(N, 3), made(N, 4, seed=1), made(N, 2, seed=2), made(7, 2, seed=3)
+    parted = with_parts(loaded(function, *args))
+    assert parted is not None
+    assert sum(isinstance(parted.terms[t], Dot) for t in parted.reachable()) == 3
+    for mine, theirs in zip(values(args, parted)[0], function(*args), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
