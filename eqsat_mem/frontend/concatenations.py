@@ -47,7 +47,7 @@ COMBINED = {"add": "add", "mul": "mul", "max": "max", "min": "min", "and": "and"
 
 
 def with_parts(program: Program, passes: Collection[Pass] = EVERY) -> Program | None:
-    """The program with folds and contractions over concatenated axes part by part, ``None`` where there are none."""
+    """The program with folds, contractions and convolutions over concatenated axes part by part, ``None`` where there are none."""
     return _Parting(program).run() if PARTS in passes else None
 
 
@@ -61,12 +61,17 @@ class _Parts:
 
 @dataclass
 class _Parting:
-    """One rewriting: the parts of the old program's terms, and for each concatenated index the axes of its parts."""
+    """One rewriting: the parts of the old program's terms, and for each concatenated index the axes of its parts; ``roots`` are the terms
+    that are wanted whole."""
 
     old: Program
     parts: dict[int, _Parts] = field(default_factory=dict)
     axes: dict[int, tuple[Axis, ...]] = field(default_factory=dict)
     changed: bool = False
+    roots: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.roots = frozenset(self.old.roots())
 
     def run(self) -> Program | None:
         new, _ = self.old.rewritten(self._rewritten)
@@ -153,7 +158,7 @@ class _Parting:
         if (known := self.parts.get(t)) is not None:
             return known.terms if known.index == index else None
         term = self.old.terms[t]
-        is_whole = t in self.old.roots() or (isinstance(term, Block) and not self._acts_on_parts(term, index))
+        is_whole = t in self.roots or (isinstance(term, Block) and not self._acts_on_parts(term, index))
         if not isinstance(term, kinds) or is_whole or folded(term) >> index & 1:
             return None
         readers = [self.old.terms[r] for r in self.old.readers(t)]
