@@ -19,7 +19,7 @@ from eqsat_mem.equal_programs import ROWS_PRICE, Candidates, extracted_of
 from eqsat_mem.events import Clock, Searched, tell
 from eqsat_mem.frontend.equal_blocks import EqualBlocks
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Block, Call, Program
+from eqsat_mem.ir import Call, Program
 from eqsat_mem.ir.jaxprs import share_bytes
 from eqsat_mem.ir.mesh import Placement
 from eqsat_mem.options import Options
@@ -32,7 +32,7 @@ from eqsat_mem.schedule.loop_bodies import settled, slow_in_chunks
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import Search, fastest, straight
-from eqsat_mem.searches import Other, SearchResult, best_of, with_search
+from eqsat_mem.searches import Once, Other, SearchResult, best_of, nothing, with_search
 from eqsat_mem.transforms.further import Further
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier, calls, floor_bytes, plan_bodies
 
@@ -48,6 +48,8 @@ takes as long as the program itself."""
 DEAR = 1.3
 """Times as long as the program as written from which on loops over its equal blocks are dear, which copy what blocks read and make, or
 values that are computed again."""
+FAR = 3
+"""Times the limit that loops over equal blocks hold whose forms with less stacked are not searched, where something fits without them."""
 TIGHTENED = 2
 """Times that bodies of loops get less room where one of them holds the peak and that does not fit: they are told what lies around them
 before that is planned."""
@@ -105,34 +107,36 @@ class Forms:
         self.unfit: dict[Hashable, tuple[int, int]] = {}
 
     def fastest(
-        self, backend: Backend, limit: int, scheduler: Scheduler = fastest, near: int = 0, instead: Other | None = None
+        self, backend: Backend, limit: int, scheduler: Scheduler = fastest, near: int = 0, instead: Other = nothing
     ) -> SearchResult:
         """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
 
         A schedule predicted to hold at most ``near`` bytes ends the search as one that fits does: XLA may hold less, and can be asked.
         What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits or what
         fits is slow; where it is long and they make it much shorter, loops come first, unless they are dear and it fits without them, or
-        their first form does not fit. ``instead`` is for such loops: what is searched where their first form does not fit.
+        their first form does not fit. ``instead`` is for such loops: what is asked for where their first form does not fit.
         """
         size, found, near = len(self.loaded.terms), None, max(limit, near)
         is_first = size <= LONG or not self._is_shorter_in_loops()
-        without: Other | None = None
+        without: Other = nothing
         if is_first:
-            found = self._fastest_form(backend, limit, scheduler, near, instead)
+            found = slow = self._fastest_form(backend, limit, scheduler, near, instead)
             before = found.before
             if (found.best.fits(near) and found.best.seconds * GAIN <= before.seconds) or self.deadline.passed():
                 return found
+            without = Once(lambda smallest: slow if slow.best.fits(near) and smallest > FAR * limit else None)
         else:
             before = self.written(backend, limit)
             if size <= LONGEST and self.placement is None:
-                without = partial(self._without_loops, before, backend, limit, scheduler)
-                if self._are_loops_dear(before, backend, limit) and (quick := without(again=False)) is not None:
+                unrolled = partial(self._without_loops, before, backend, limit, scheduler)
+                if self._are_loops_dear(before, backend, limit) and (quick := unrolled(again=False)) is not None:
                     return quick
+                without = Once(unrolled)
         for blocks in self._with_equal_blocks():
             of_blocks = blocks.fastest(backend, limit, scheduler, near, without)
             if of_blocks.best.ex.program.passes.isdisjoint([ROLLS.name]):
                 return of_blocks
-            without = None
+            without = nothing
             if before.fits(limit) and of_blocks.best.seconds > GAIN * of_blocks.before.seconds:  # the same loops: their prices compare
                 return found or SearchResult(straight(before.ex, backend), before)
             if found is None or order(of_blocks.best, limit) < order(found.best, limit):
@@ -141,7 +145,7 @@ class Forms:
                 break
         if found is not None and (is_first or found.best.fits(near) or self.deadline.passed()):
             return found
-        own = self._fastest_form(backend, limit, scheduler, near)
+        own = self._fastest_form(backend, limit, scheduler, near, nothing)
         return own if found is None or order(own.best, limit) <= order(found.best, limit) else found.of(own.before)
 
     def _is_shorter_in_loops(self) -> bool:
@@ -155,7 +159,7 @@ class Forms:
         return blocks is not None and blocks.written(backend, limit).seconds > DEAR * before.seconds
 
     def _without_loops(
-        self, before: Schedule, backend: Backend, limit: int, scheduler: Scheduler, again: bool = True
+        self, before: Schedule, backend: Backend, limit: int, scheduler: Scheduler, smallest: int = 0, again: bool = True
     ) -> SearchResult | None:
         """The fastest schedule without loops over equal blocks, if it fits and is not slow; if asked with values computed ``again``, where
         that is not dear."""
@@ -176,12 +180,12 @@ class Forms:
             self.of_blocks[k].clock, self.of_blocks[k].deadline = self.clock, self.deadline
             yield self.of_blocks[k]
 
-    def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler, near: int, instead: Other | None = None) -> SearchResult:
+    def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler, near: int, instead: Other) -> SearchResult:
         """The fastest schedule of the first form that fits or is ``near`` enough, without loops over equal blocks.
 
         Forms that cannot fit, or did not where there was more room, are searched last, and only where they may be the smallest; those that
         stack less also where chunks take long, and those that may be faster than what was written also where that fits. Where the first
-        that may does not fit, or none may, what is found ``instead`` is asked for, if anything is, before others are searched.
+        that may or might have does not fit, or none may, what is found ``instead`` is asked for, if anything, before others are searched.
         """
         found: dict[int, SearchResult] = {}
         hopeless: list[tuple[int, int, Program]] = []
@@ -192,32 +196,43 @@ class Forms:
                 break
             if not is_eager and SCANS.name not in form.passes and any(f.best.fits(near) for f in found.values()):
                 continue
-            least = floor_bytes(form) // (1 if self.placement is None else self.placement.devices.total)
-            searched = k, backend, self.placement, scheduler
-            too_little, smallest = self.unfit.get(searched, (0, 0))
-            if least > limit or limit <= too_little:
-                hopeless.append((k, max(least, smallest), form))
+            result, smallest = self._attempt(k, form, backend, limit, scheduler, near)
+            if smallest and (other := instead(smallest)) is not None:
+                return other
+            if result is None:
+                hopeless.append((k, max(self._floor_bytes(form), smallest), form))
                 continue
-            found[k] = self._fastest(form, backend, limit, scheduler, near)
-            fits, slow = found[k].best.fits(near), slow_in_chunks(found[k].best, found[k].before)
-            if not fits:
-                self.unfit[searched] = limit, found[k].best.peak_bytes
-                if instead is not None and (other := instead()) is not None:
-                    return other
-                instead = None
-            elif is_eager:
-                slow = found[k].best.seconds * GAIN > (found[0].before if 0 in found else self.written(backend, limit)).seconds
+            found[k], fits, slow = result, not smallest, slow_in_chunks(result.best, result.before)
+            if fits and is_eager:
+                slow = result.best.seconds * GAIN > (found[0].before if 0 in found else self.written(backend, limit)).seconds
             is_settled = is_settled or (fits and not slow and not self.further.is_in_segments(form))
             if (is_settled and not self.further.has_eager_after(form, fits)) or self.deadline.passed():
                 break
         else:
-            if instead is not None and not found and (other := instead()) is not None:
+            if not found and (other := instead(hopeless[0][1])) is not None:
                 return other
-            for k, least, form in hopeless:
-                if not found or (least < min(f.best.peak_bytes for f in found.values()) and not self.deadline.passed()):
+            for k, smallest, form in hopeless:
+                if not found or (smallest < min(f.best.peak_bytes for f in found.values()) and not self.deadline.passed()):
                     found[k] = self._fastest(form, backend, limit, scheduler, near)
         best = min(found.values(), key=lambda f: order(f.best, limit))
         return replace(best, before=found[0].before if 0 in found else self.written(backend, limit))
+
+    def _attempt(
+        self, k: int, form: Program, backend: Backend, limit: int, scheduler: Scheduler, near: int
+    ) -> tuple[SearchResult | None, int]:
+        """The fastest schedule of a form, and the bytes of the smallest known where none is near enough; no schedule where none can fit."""
+        searched = k, backend, self.placement, scheduler
+        too_little, smallest = self.unfit.get(searched, (0, 0))
+        if self._floor_bytes(form) > limit or limit <= too_little:
+            return None, smallest
+        found = self._fastest(form, backend, limit, scheduler, near)
+        if not found.best.fits(near):
+            self.unfit[searched] = limit, found.best.peak_bytes
+        return found, 0 if found.best.fits(near) else found.best.peak_bytes
+
+    def _floor_bytes(self, form: Program) -> int:
+        """The bytes that every schedule of a form holds, on each of several devices."""
+        return floor_bytes(form) // (1 if self.placement is None else self.placement.devices.total)
 
     def written(self, backend: Backend, limit: int) -> Schedule:
         """The program run as its author wrote it, bodies of its loops as written too; on a mesh along what lies in shares."""
@@ -267,8 +282,8 @@ class Forms:
         again = not self.further.is_at_once(form)  # what holds less by computing values again is a form that comes later
         found, room = self._fastest_of(program, written, backend, limit, scheduler, again), limit
         for _ in range(TIGHTENED):
-            over, last = found.best.peak_bytes - limit, program
-            if found.best.fits(near) or not _peaks_inside(found.best) or self.deadline.passed():
+            s, last, over = found.best, program, found.best.peak_bytes - limit
+            if s.fits(near) or not Memory(s.ex, s.backend).peaks_inside(s.seq, s.chunks) or self.deadline.passed():
                 break
             while program is last and over < room:  # bodies may hold less than they may
                 room, over = room - over, 2 * over
@@ -383,11 +398,3 @@ class Forms:
         if any(program is form for form in (*self.made, *(planned for planned, _ in self.planned.values()))):
             self.candidates[id(program)] = known
         return known
-
-
-def _peaks_inside(s: Schedule) -> bool:
-    """Whether a schedule holds most while the planned body of a loop or branch runs."""
-    memory = Memory(s.ex, s.backend)
-    _, running = memory.at_peak(s.seq, memory.full_extents(), s.chunks)
-    term = None if running is None else s.ex.program.terms[running]
-    return isinstance(term, Block) and any(term.call.bodies)

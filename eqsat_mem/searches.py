@@ -34,8 +34,24 @@ class SearchResult:
         return replace(self, before=replace(before, seconds=self.before.seconds))
 
 
-Other = Callable[..., SearchResult | None]
-"""Another search, which may find nothing."""
+Other = Callable[[int], SearchResult | None]
+"""Another search, which may find nothing, where the smallest plan of one holds so many bytes, which are too many."""
+
+
+def nothing(smallest: int) -> SearchResult | None:
+    """No other search."""
+    return None
+
+
+@dataclass(eq=False)
+class Once:
+    """Another search that is asked once, and finds nothing from then on."""
+
+    search: Other
+
+    def __call__(self, smallest: int) -> SearchResult | None:
+        asked, self.search = self.search, nothing
+        return asked(smallest)
 
 
 def best_of(searches: Sequence[Search], scheduler: Scheduler, known: Candidates) -> tuple[Schedule, Schedule | None]:

@@ -24,16 +24,15 @@ TRIED = 6
 
 def delayed(s: Schedule, limit: int, deadline: Deadline) -> Schedule:
     """The same with values delayed until it fits ``limit`` bytes in the order of execution, or no delay helps."""
-    late: frozenset[int] = frozenset()
+    late, memory = frozenset[int](), written(s)
     for _ in range(MOST_DELAYS):
         if s.fits(limit) or deadline.passed():
             break
-        memory = written(s)
-        tried = filter(None, (apply(s, memory, move, late) for move in _delays(s, memory, late)[:TRIED]))
-        following = next((new for new in tried if new[0].peak_bytes <= s.peak_bytes), None)
+        tried = filter(None, (apply(s, memory, [move], late) for move in _delays(s, memory, late)[:TRIED]))
+        following = next((new for new in tried if new.schedule.peak_bytes <= s.peak_bytes), None)
         if following is None:
             break
-        s, late = following
+        s, late, memory = following
     return s
 
 

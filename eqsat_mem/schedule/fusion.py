@@ -14,7 +14,7 @@ from functools import cached_property
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, children
-from eqsat_mem.ir.loop_tree import Loop, Seq
+from eqsat_mem.ir.loop_tree import Loop, Seq, Step
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.kernel import moves
 from eqsat_mem.schedule.whole_terms import has_effects
@@ -89,10 +89,15 @@ class Fused:
         return tuple(tuple(t for t in operands if self.last_use[t] == p) for p, operands in enumerate(self.operands))
 
 
-def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True, is_whole: bool = True) -> Fused:
+Inside = dict[tuple[tuple[Step, ...], frozenset[int], bool], set[int]]
+"""The terms that are computed inside the kernels of others, by steps and results of their region and whether it is in no loop."""
+
+
+def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True, is_whole: bool = True, known: Inside | None = None) -> Fused:
     """Group the terms of one region into kernels, as a backend's compiler does; ``is_whole`` unless it is in a loop.
 
-    The kernels come in the order in which they run, unless they are to stay in the region's own (``as_run=False``).
+    The kernels come in the order in which they run, unless they are to stay in the region's own (``as_run=False``). What is ``known``
+    does not depend on that, and is added to.
     """
     program = ex.program
     terms = [s for s in seq.steps if isinstance(s, int)]
@@ -106,7 +111,10 @@ def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True, is_who
         for c in set(program.operands(s)) & inside:
             users[c].append(s)
         escapes |= {term.arg for c in children(program.terms[s]) if isinstance(term := program.terms[c], Rename)}  # views are of arrays
-    virtual = _virtual(ex, terms, escapes, users, backend, is_whole)
+    known, region = {} if known is None else known, (seq.steps, seq.outs, is_whole)
+    if region not in known:
+        known[region] = _virtual(ex, terms, escapes, users, backend, is_whole)
+    virtual = known[region]
     kept: list[int | Loop | Seq] = []
     read: list[frozenset[int]] = []
     members: list[tuple[int, ...]] = []

@@ -21,7 +21,7 @@ from eqsat_mem.ir.jaxprs import consts_and_carries
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Step, loops, made
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.footprint import Footprint, Live, Passing, Peak
-from eqsat_mem.schedule.fusion import Copy, Fused, fuse
+from eqsat_mem.schedule.fusion import Copy, Fused, Inside, fuse
 from eqsat_mem.schedule.late_states import LEAST_BYTES, waiting
 from eqsat_mem.schedule.loop_bodies import block_scratch
 from eqsat_mem.schedule.packing import at_once, bytes_of, bytes_within, free_outputs, places_of, with_gaps
@@ -43,6 +43,7 @@ class Memory:
     """Whether kernels run in the backend's order rather than that of their region."""
     _fused: dict[Seq, Fused] = field(default_factory=dict)
     _fused_alike: dict[tuple[tuple[Step, ...], frozenset[int], bool], Fused] = field(default_factory=dict)
+    _computed_inside: Inside = field(default_factory=dict)
     _in_loops: set[Seq] = field(default_factory=set)
     _inner: dict[Seq, tuple[Loop, ...]] = field(default_factory=dict)
     _peaks: dict[tuple[Seq, Extents, tuple[int, ...]], Peak] = field(default_factory=dict)
@@ -107,10 +108,14 @@ class Memory:
         """The kernels of a region; one inside others is asked for after those around it. Different trees have regions of the same steps."""
         if seq not in self._fused:
             alike = seq.steps, seq.outs, seq not in self._in_loops
-            known = self._fused_alike.get(alike) or fuse(self.ex, seq, self.backend, self.as_run, is_whole=alike[-1])
+            known = self._fused_alike.get(alike) or fuse(self.ex, seq, self.backend, self.as_run, alike[-1], self._computed_inside)
             self._fused[seq] = self._fused_alike[alike] = known
             self._in_loops.update(known.looped(seq in self._in_loops))
         return self._fused[seq]
+
+    def in_program_order(self) -> Memory:
+        """The same with kernels in the order of their region."""
+        return Memory(self.ex, self.backend, as_run=False, _computed_inside=self._computed_inside)
 
     def streaming(self) -> Memory:
         """The same, except that ``streams`` is set: regions without values that are passed on hold what they hold here."""
@@ -194,6 +199,12 @@ class Memory:
             return here, step
         values, running = self.at_peak(*_region_of(step, extents, chunks), chunks)
         return here + values, running
+
+    def peaks_inside(self, seq: Seq, chunks: Chunks) -> bool:
+        """Whether a whole program is at its peak while the body of a loop or branch runs that has a program of its own."""
+        _, running = self.at_peak(seq, self.full_extents(), chunks)
+        term = None if running is None else self.ex.program.terms[running]
+        return isinstance(term, Block) and any(term.call.bodies)
 
     def unwritten(self, region: Footprint, position: int, extents: Extents, chunks: Chunks) -> list[tuple[int, int]]:
         """The program's outputs in whose memory nothing lies yet while a kernel runs, a loop at its peak, with these bytes."""

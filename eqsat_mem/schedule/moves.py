@@ -5,10 +5,11 @@ A second computation is kept apart from the first by the backend's tie.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.online_folds import Rescaled
@@ -30,7 +31,7 @@ def tie_of(s: Schedule) -> Tie:
 
 def written(s: Schedule) -> Memory:
     """Memory with kernels in program order, which moves change one at a time. Results are judged in the order of execution."""
-    return Memory(s.ex, s.backend, as_run=False)
+    return Memory(s.ex, s.backend).in_program_order()
 
 
 @dataclass(frozen=True)
@@ -50,22 +51,41 @@ class Move:
     delays: bool = False
 
 
-def apply(s: Schedule, before: Memory, move: Move, moved: frozenset[int]) -> tuple[Schedule, frozenset[int]] | None:
-    """The schedule after a move, and its terms that are computed again; None if a sum that a loop rescales would lose its level."""
-    new = _Rebuilt(s, before, move, moved)
+class Rewritten(NamedTuple):
+    """A schedule after moves, its terms that are computed again, and its memory in program order."""
+
+    schedule: Schedule
+    moved: frozenset[int]
+    memory: Memory
+
+    def in_order(self) -> int:
+        """The bytes that it holds in program order."""
+        return self.memory.total(self.schedule.seq, self.schedule.chunks)
+
+
+def apply(s: Schedule, before: Memory, moves: Sequence[Move], moved: frozenset[int]) -> Rewritten | None:
+    """The schedule after moves in one region, none of which computes again what another one does or reads; ``moved`` are its terms that
+    are computed again already. None if a sum that a loop rescales would lose its level."""
+    new = _Rebuilt(s, before, moves, moved)
     if not new.rescaled <= new.ex.rescales.keys():
         return None
     memory = Memory(new.ex, s.backend)
     total = memory.total(new.seq, new.chunks)
     seconds = Timing(memory).total(new.seq, new.chunks)
-    return Schedule(new.ex, s.backend, new.seq, new.chunks, total, seconds), frozenset(new.moved)
+    after = Schedule(new.ex, s.backend, new.seq, new.chunks, total, seconds)
+    return Rewritten(after, frozenset(new.moved), memory.in_program_order())
 
 
 class _Rebuilt:
-    """A schedule written anew, kernel by kernel, with a move."""
+    """A schedule written anew, kernel by kernel, with moves in the region at ``path``."""
 
-    def __init__(self, s: Schedule, memory: Memory, move: Move, moved: frozenset[int]):
-        self.s, self.memory, self.move, self.old, self.was_moved, self.tie = s, memory, move, s.ex.program, moved, tie_of(s)
+    def __init__(self, s: Schedule, memory: Memory, moves: Sequence[Move], moved: frozenset[int]):
+        self.s, self.memory, self.old, self.was_moved, self.tie = s, memory, s.ex.program, moved, tie_of(s)
+        (self.path,) = {move.path for move in moves}
+        self.before: defaultdict[int, list[Move]] = defaultdict(list)
+        for move in moves:
+            self.before[move.use].append(move)
+        self.left_out = {q for move in moves if move.delays for q in move.chain}
         self.program: Program = s.ex.program.empty_like()
         self.origin: dict[int, int] = {}
         self.moved: set[int] = set()
@@ -107,12 +127,12 @@ class _Rebuilt:
     def sequence(self, seq: Seq, values: dict[int, int], path: Path | None) -> Seq:
         """A sequence of the new program; ``values`` are the new terms of values from outside, to which it adds its own."""
         fused = self.memory.fused(seq)
-        here = path == self.move.path
+        here = path == self.path
         steps: dict[int | Loop | Seq, None] = {}
         for q, step in enumerate(fused.kept):
-            if here and q == self.move.use:
-                self.again(fused, values, steps)
-            if here and self.move.delays and q in self.move.chain:
+            for move in self.before.get(q, ()) if here else ():
+                self.again(move, fused, values, steps)
+            if here and q in self.left_out:
                 continue
             if isinstance(step, int):
                 values[step] = self.kernel(fused.members[q], values, steps)
@@ -159,12 +179,12 @@ class _Rebuilt:
 
     # what is computed again
 
-    def again(self, fused: Fused, values: dict[int, int], steps: dict[Any, None]) -> None:
-        """The chain of the move, from operands of which one per kernel is tied to what is late."""
+    def again(self, move: Move, fused: Fused, values: dict[int, int], steps: dict[Any, None]) -> None:
+        """The chain of a move, from operands of which one per kernel is tied to what is late."""
         add = partial(self.step, steps=steps)
-        token = self.tie.token(self.program, values[self.move.late], add)
+        token = self.tie.token(self.program, values[move.late], add)
         fresh: set[int] = set()
-        for q in self.move.chain:
+        for q in move.chain:
             own = dict(values)
             if not fresh & fused.operands[q]:
                 able = {t: views for t in fused.operands[q] if (views := self.untied_views(t, fused.members[q])) is not None}
@@ -185,7 +205,7 @@ class _Rebuilt:
         if not self.tie.can_tie(term.dtype) or (is_leaf(term) and not isinstance(term, Input)):
             return None
         reads = {(m, c) for m in members for c in children(self.old.terms[m]) if self.old.source_of(c) == t}
-        around = [loop.index for loop in enclosing(self.s.seq, self.move.path)]
+        around = [loop.index for loop in enclosing(self.s.seq, self.path)]
         whole = {c for m, c in reads if any(gathers(self.s.ex, m, c, i) for i in around)}
         return None if t in whole or (whole and whole == {c for _, c in reads}) else whole
 

@@ -2,8 +2,8 @@
 
 Where no loop helps, a program's peak is made of values that wait: the activations of a network wait for its backward pass. A *move* lets
 such a value die after its uses before the peak and computes it again, with those of its operands that have died meanwhile, right before
-its next use. Moves are made in order of bytes saved at the peak per second of work added, one after the other, until the schedule
-fits; what was computed again is never moved once more.
+its next use. Moves are made in order of bytes saved at the peak per second of work added, the first of them one after the other and later
+ones a few at a time, until the schedule fits; what was computed again is never moved once more.
 
 A compiler may also compute early what is needed late. A schedule that would fit in the order of the program is made to run in that order:
 values are delayed to their first use (:mod:`eqsat_mem.schedule.delays`).
@@ -30,7 +30,7 @@ from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.delays import delayed
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.memory import Memory
-from eqsat_mem.schedule.moves import Move, apply, tie_of, written
+from eqsat_mem.schedule.moves import Move, Rewritten, apply, tie_of, written
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.sizes import Extents, extents_inside
 from eqsat_mem.schedule.whole_terms import has_effects, runs_steps
@@ -38,7 +38,9 @@ from eqsat_mem.schedule.whole_terms import has_effects, runs_steps
 MOST_MOVES = 400
 """Moves of one schedule."""
 MOST_REBUILT = 400_000
-"""Terms that the moves of one schedule write anew: each move writes the whole program."""
+"""Terms that the moves of one schedule write anew: each time that moves are made, the whole program is written."""
+ALONE, TOGETHER = 16, 1 / 4
+"""The number of moves that are made one after the other, and the share of those made since then that later ones are made at once."""
 TRIED = 6
 """Moves that are tried before the next one is given up, and that are made while the schedule holds more than it did, as it is run."""
 ENOUGH = 16
@@ -52,67 +54,126 @@ SMALL = 1 / 16
 
 
 class Moved:
-    """A schedule and what moves make of it, one after the other: the same for every limit, and made when a limit asks for it."""
+    """A schedule and what moves make of it, step by step: the same for every limit, and made when a limit asks for it."""
 
     def __init__(self, s: Schedule):
         self.start = s
-        self.made: list[tuple[Schedule, int]] = []
+        self.made: list[AfterMoves] = []
         self.further = _further(s)
+        self.fewer: dict[tuple[int, int], Schedule | None] = {}
 
     def fitting(self, limit: int, slowest: float = math.inf, deadline: Deadline = NEVER) -> Schedule:
         """The first that fits ``limit`` bytes, with delays if need be; the smallest if none does, or none so far when they take more than
         ``slowest`` seconds, where there is such a bound the moves that are left will not do, or the time is up."""
         smallest, in_vain = self.start, math.inf
-        for k, (s, in_order) in enumerate(self._each()):
-            found = s
-            if in_order <= limit < s.peak_bytes < in_vain:
+        for k, step in enumerate(self._each()):
+            found = s = step.schedule
+            if step.in_order <= limit < s.peak_bytes < in_vain:
                 found = delayed(s, limit, deadline)
                 in_vain = s.peak_bytes - (found.peak_bytes - limit) / 2  # until moves have saved half of what delays could not
             if found.fits(limit):
-                return found
+                return found if found is not s else self._with_fewest(k, limit)
             smallest = min(smallest, found, key=lambda s: s.peak_bytes)
             if s.seconds > slowest or deadline.passed() or (slowest < math.inf and self._expected(k) > limit):
                 break
         return smallest
 
-    def _expected(self, k: int) -> float:
-        """The bytes that a schedule is expected to hold after all moves, from the first ``k`` of them."""
-        if k < ENOUGH:
-            return 0.0
-        (_, half), (_, now) = self.made[k // 2], self.made[k]
-        return now - (half - now) / (k - k // 2) * (_most_moves(self.start) - k)
+    def _with_fewest(self, k: int, limit: int) -> Schedule:
+        """The schedule after step ``k``, which fits, or one that fits with fewer of the moves of that step."""
+        s, group = self.made[k].schedule, self.made[k].group
+        few, enough = 0, len(group)  # with so many it does not fit, and with so many it does
+        if enough > 1:
+            before = self.made[k - 1]
+            memory = written(before.schedule)
+        while enough - few > 1:
+            middle = (few + enough) // 2
+            if (k, middle) not in self.fewer:
+                new = apply(before.schedule, memory, group[:middle], before.moved)
+                self.fewer[k, middle] = new and new.schedule
+            if (fewer := self.fewer[k, middle]) is not None and fewer.fits(limit):
+                s, enough = fewer, middle
+            else:
+                few = middle
+        return s
 
-    def _each(self) -> Iterator[tuple[Schedule, int]]:
-        """Each schedule with the bytes that it holds in program order, those made before first."""
+    def _expected(self, k: int) -> float:
+        """The bytes that a schedule is expected to hold after all moves, from the first ``k`` steps."""
+        now, half = self.made[k], self.made[k // 2]
+        if now.moves < ENOUGH:
+            return 0.0
+        left = min(MOST_MOVES - now.moves, (_most_steps(self.start) - k) * _at_once(now.moves))
+        return now.in_order - (half.in_order - now.in_order) / (now.moves - half.moves) * left
+
+    def _each(self) -> Iterator[AfterMoves]:
+        """Each schedule, those made before first."""
         yield from self.made
         for new in self.further:
             self.made.append(new)
             yield new
 
 
-def _further(s: Schedule) -> Iterator[tuple[Schedule, int]]:
-    """A schedule, the same after one move, after two, and so on, each with the bytes that it holds in program order."""
-    memory, moved = written(s), frozenset[int]()
-    in_order = memory.total(s.seq, s.chunks)
-    smallest, since = s.peak_bytes, 0
-    yield s, in_order
-    for _ in range(_most_moves(s)):
-        for move in _moves(s, memory, moved)[:TRIED]:
-            if (new := apply(s, memory, move, moved)) is not None:
-                after = written(new[0])
-                if (total := after.total(new[0].seq, new[0].chunks)) <= in_order:
-                    break
+@dataclass(frozen=True)
+class AfterMoves:
+    """A schedule after so many moves, the last of which were made as one group, and the bytes that it holds in program order."""
+
+    schedule: Schedule
+    moved: frozenset[int]
+    in_order: int
+    moves: int = 0
+    group: Sequence[Move] = ()
+
+
+def _further(s: Schedule) -> Iterator[AfterMoves]:
+    """A schedule, the same after one move, after two, and so on: after many by several moves at a time."""
+    now, count = Rewritten(s, frozenset(), written(s)), 0
+    in_order, smallest, since = now.in_order(), s.peak_bytes, 0
+    yield AfterMoves(s, frozenset(), in_order)
+    for _ in range(_most_steps(s)):
+        moves = _moves(*now)
+        groups = [[move] for move in moves[:TRIED]]
+        if moves and (most := min(_at_once(count), MOST_MOVES - count)) > 1:
+            groups.insert(0, _apart(now, moves, most))
+        for group in groups:
+            new = apply(now.schedule, now.memory, group, now.moved)
+            if new is not None and (total := new.in_order()) <= in_order:
+                break
         else:
             break
-        (s, moved), memory, in_order = new, after, total
-        since = since + 1 if s.peak_bytes > smallest else 0
+        now, in_order, count = new, total, count + len(group)
+        since = since + 1 if now.schedule.peak_bytes > smallest else 0
         if since > TRIED:  # what is computed again for less in program order is run at once, and held
             break
-        smallest = min(smallest, s.peak_bytes)
-        yield s, in_order
+        smallest = min(smallest, now.schedule.peak_bytes)
+        yield AfterMoves(now.schedule, now.moved, in_order, count, group)
+        if count >= MOST_MOVES:
+            break
 
 
-def _most_moves(s: Schedule) -> int:
+def _at_once(moves: int) -> int:
+    """The number of moves that are made at once after so many."""
+    return 1 + int(TOGETHER * max(moves - ALONE, 0))
+
+
+def _apart(now: Rewritten, moves: Sequence[Move], most: int) -> list[Move]:
+    """The first of the moves and up to ``most`` in all in its region, none of which computes again what another one does or reads."""
+    found: list[Move] = []
+    again, read = set[Step](), set[Step]()
+    for move in moves:
+        if len(found) == most:
+            break
+        if move.path != moves[0].path:
+            continue
+        fused = now.memory.fused(at(now.schedule.seq, move.path))
+        makes, reads = {fused.kept[q] for q in move.chain}, {t for q in move.chain for t in fused.operands[q]}
+        if makes.isdisjoint(again | read) and reads.isdisjoint(again):
+            found.append(move)
+            again |= makes
+            read |= reads
+    return found
+
+
+def _most_steps(s: Schedule) -> int:
+    """The number of times that moves of a schedule may be made."""
     return min(MOST_MOVES, MOST_REBUILT // max(len(s.ex.program.terms), 1))
 
 
@@ -126,7 +187,7 @@ def least_bytes(s: Schedule) -> int:
     return argument_bytes(s.ex.program) + most
 
 
-def _moves(s: Schedule, memory: Memory, moved: frozenset[int]) -> list[Move]:
+def _moves(s: Schedule, moved: frozenset[int], memory: Memory) -> list[Move]:
     """The moves that save bytes at the peak, those that save most per second first."""
     peak = memory.peak(s.seq, memory.full_extents(), s.chunks)
     found: list[Move] = []

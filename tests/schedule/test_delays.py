@@ -16,7 +16,7 @@ from eqsat_mem.egraph.extract import original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.schedule.delays import delayed
 from eqsat_mem.schedule.moves import written
-from eqsat_mem.schedule.remat import Moved
+from eqsat_mem.schedule.remat import AfterMoves, Moved
 from eqsat_mem.schedule.search import straight
 from tests.oracles.targets import CPU
 
@@ -62,6 +62,6 @@ def test_delays_that_did_not_help_are_tried_again_when_moves_have_saved_half_of_
     tried = []
     monkeypatch.setattr("eqsat_mem.schedule.remat.delayed", lambda s, *_: tried.append(s.peak_bytes) or with_peak(s.peak_bytes - 10))
     moved = Moved(with_peak(100))
-    moved.made, moved.further = [(with_peak(peak), 40) for peak in (100, 99, 81, 79, 60, 55)], iter(())
+    moved.made, moved.further = [AfterMoves(with_peak(peak), frozenset(), 40) for peak in (100, 99, 81, 79, 60, 55)], iter(())
     assert moved.fitting(50).peak_bytes == 50
     assert tried == [100, 79, 60]  # 40 bytes too many are left of 100, 19 of 79

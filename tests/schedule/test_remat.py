@@ -217,10 +217,10 @@ def test_in_a_loop_views_of_all_rows_are_not_tied():
     memory, chunks = Memory(ex, CPU), dict.fromkeys(loops(seq), 16)
     looped = Schedule(ex, CPU, seq, chunks, memory.total(seq, chunks), Timing(memory).total(seq, chunks))
     written = remat.written(looped)
-    moves = remat._moves(looped, written, frozenset())
+    moves = remat._moves(looped, frozenset(), written)
     assert len({move.chain for move in moves}) == 2
     for move in moves:
-        made, _ = remat.apply(looped, written, move, frozenset())
+        made = remat.apply(looped, written, [move], frozenset()).schedule
         same(stepwise.run(jax.make_jaxpr(emit(made).function)(*args), args), stepwise.run(jaxpr, args))
 
 
@@ -238,6 +238,29 @@ def test_moves_are_made_once_whatever_limits_are_asked_for(monkeypatch):
     assert made[1.0] is written
     assert len(applied) == needed > 0
     assert [s.peak_bytes for s in made.values()] == sorted((s.peak_bytes for s in made.values()), reverse=True)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6])
+def test_of_moves_that_are_made_together_no_more_than_needed_are_kept(monkeypatch, share):
+    flat, args, written = case(normalised)
+    monkeypatch.setattr(remat, "ALONE", 0)
+    monkeypatch.setattr(remat, "TOGETHER", 1.0)
+    moved, limit = remat.Moved(written), int(share * written.peak_bytes)
+    made = moved.fitting(limit)
+    assert made.fits(limit)
+    last, k = moved.made[-1], len(moved.made) - 1
+    assert last.moves > k > 1, "several at a time"
+    fitting = {n: s is not None and s.fits(limit) for (step, n), s in moved.fewer.items() if step == k} | {0: False, len(last.group): True}
+    fewest = min(n for n, fits in fitting.items() if fits)
+    assert fitting[fewest - 1] is False
+    assert made is (last.schedule if fewest == len(last.group) else moved.fewer[k, fewest])
+    for step in moved.made[1:]:
+        chains = [q for move in step.group for q in move.chain]
+        assert len(set(chains)) == len(chains)
+        assert len({move.path for move in step.group}) == 1
+    code = emit(made)
+    assert held(code.function, args) < 1.1 * limit
+    same(jax.jit(code.function)(*args), jax.jit(flat)(*args))
 
 
 def test_no_move_is_made_once_the_schedule_is_slower_than_another_that_fits(monkeypatch):
@@ -300,9 +323,10 @@ def test_no_move_ties_what_a_rescaled_sum_exponentiates():
     path, body = next((path, seq) for path, seq in walk_regions(s.seq) if path and any(t in s.ex.rescales for t in seq.outs))
     kept = memory.fused(body).kept
     moves = [remat.Move(path, (q,), use, kept[0], 1, 1.0) for use in range(1, len(kept)) for q in range(use)]
-    results = [remat.apply(s, memory, move, frozenset()) for move in moves]
+    results = [remat.apply(s, memory, [move], frozenset()) for move in moves]
     assert None in results
-    assert all(set(loop.rescaled) <= new.ex.rescales.keys() for new, _ in filter(None, results) for loop in loops(new.seq))
+    made = [new.schedule for new in filter(None, results)]
+    assert all(set(loop.rescaled) <= new.ex.rescales.keys() for new in made for loop in loops(new.seq))
 
 
 def stacked(count, last=False):
@@ -324,7 +348,7 @@ def test_a_scan_is_not_run_again_for_one_of_several_large_results(count, is_run_
     s = stacked(count)
     memory = remat.written(s)
     kept = memory.fused(s.seq).kept
-    moves = remat._moves(s, memory, frozenset())
+    moves = remat._moves(s, frozenset(), memory)
     assert any(is_scan(s.ex.program.terms[kept[q]]) for move in moves for q in move.chain) == is_run_again
     assert all(move.saved > remat.LEAST * s.peak_bytes > 16 * 4 for move in moves)
 
@@ -335,7 +359,7 @@ def test_a_scan_is_not_run_again_for_one_result_while_another_stays():
     memory = remat.written(s)
     kept = memory.fused(s.seq).kept
     assert sum(is_scan(s.ex.program.terms[step]) for step in kept) == 2
-    assert not any(is_scan(s.ex.program.terms[kept[q]]) for move in remat._moves(s, memory, frozenset()) for q in move.chain)
+    assert not any(is_scan(s.ex.program.terms[kept[q]]) for move in remat._moves(s, frozenset(), memory) for q in move.chain)
 
 
 def is_scan(term):
