@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +24,8 @@ from eqsat_mem.schedule.checks import Check, lowered
 
 SCRATCHES = 2
 """Plans that may hold less than so many times the scratch of libraries do without it from the beginning: guessed."""
+HARDLY = 0.95
+"""Bytes that a program holds of those predicted, over those of the one that held least of them, from which on it is expected to."""
 LEAST_S = 60.0
 """The least bound on planning that is set by default, in seconds."""
 COMPILATIONS = 5
@@ -61,6 +64,8 @@ class Request:
     """The end of the time for planning."""
     is_body: bool = False
     """Whether it is the body of a loop or branch."""
+    compared: list[tuple[int, int]] = field(default_factory=list)
+    """The bytes predicted of each program that was compiled, and those that it holds."""
     unchecked: list[str] = field(default_factory=list)
     """The reasons for which nothing can be compiled for the target here, once that has turned out."""
 
@@ -89,7 +94,15 @@ class Request:
             self.unchecked.append(str(reason))
             return None
         tell(Compiled(check.held_bytes, self.held(predicted), self.held(self.limit)))
-        return replace(check, held_bytes=check.held_bytes + self.shared_bytes)
+        held = check.held_bytes + self.shared_bytes
+        self.compared.append((predicted, held))
+        return replace(check, held_bytes=held)
+
+    def most_predicted(self, fixed: int) -> float:
+        """The bytes up to which a plan may be predicted to hold that fits: what it holds besides so many ``fixed`` ones is expected to be
+        hardly less of its prediction than that of any program that was compiled, if there were several."""
+        shares = [(held - fixed) / max(predicted - fixed, 1) for predicted, held in self.compared]
+        return fixed + (self.limit - fixed) / (HARDLY * max(min(shares), 0.01)) if len(shares) > 1 else math.inf
 
     def executable(self, backend: Backend, code: Emitted, as_written: bool) -> Any:
         """A plan compiled as it will be run, but to be run again and again on the same arguments, none of which is donated; None if it

@@ -268,10 +268,12 @@ def _fastest_that_holds_less(request: Request, forms: Forms, fitting: Chosen, qu
     """
     backend, limit = fitting.backend, request.limit
     much = SLOWER if _is_half_empty(fitting, limit) else FAR_SLOWER
-    low, high = fitting.schedule.peak_bytes, above or max(int(ROOM * limit), fitting.schedule.peak_bytes)
+    fixed = limit - _room(fitting.schedule.ex.program, limit)
+    low = fitting.schedule.peak_bytes
+    high = max(int(min(above or ROOM * limit, request.most_predicted(fixed))), low)
     planned = (low + high) // 2 if above else high
     for _ in range(TRIED if fitting.check is not None and fitting.schedule.seconds > much * quick else 0):
-        if request.deadline.passed():
+        if request.deadline.passed() or low == high:
             break
         s = forms.fastest(backend, planned).best
         if not s.fits(planned) or fitting.schedule.seconds <= SLOWER * s.seconds:
