@@ -277,6 +277,8 @@ THRESHOLDS = [
               lambda n: (lambda x, y: jnp.exp(squares(x, y)), [f32(M, 2 * n + 1), f32(M, 2 * n + 1)])),
     Threshold("softmax takes several kernels, elements of a row", ("habits.STREAMED_ROW",), 1000, 40_000,
               lambda n: (lambda x: jax.nn.softmax(x, -1), [f32(64, n)])),
+    Threshold("two products of one matrix are no longer one, columns", ("habits.MERGED_BYTES",), 10_000, 20_000,
+              lambda n: (lambda x, y, w: (jnp.tanh(x @ w).sum(0), jnp.tanh(y @ w).sum(0)), [f32(1024, 128), f32(1024, 128), f32(128, n)])),
     Threshold("top_k sorts, k", ("habits.TOP_K",), 1, 64, lambda k: (lambda x: lax.top_k(x, k), [f32(100, 10_000)])),
     Threshold("top_k of 10 does not sort, elements of a row", ("habits.TOP_K_ROW",), 100, 4000,
               lambda n: (lambda x: lax.top_k(x, 10), [f32(100, n)])),

@@ -217,8 +217,8 @@ class Backend:
         """Whether elementwise kernels compute the operand that ``members`` make, or the last of them, again rather than reading it."""
         return False
 
-    def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
-        """The kernels of a region in the order in which they run, with the copies that the compiler makes."""
+    def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int], is_whole: bool) -> Fused:
+        """The kernels of a region, ``is_whole`` unless it is in a loop, in the order in which they run, with copies that are made."""
         return fused
 
     def tile(self, ex: Extraction, step: int, members: Sequence[int], extents: Sequence[int]) -> Tile | None:

@@ -36,7 +36,8 @@ class Fused:
 
     ``unrolled`` folds are written out element by element, and with them the terms that are ``spread`` over these elements.
     ``streamed`` are kept values that a backend, where they are large, passes from kernel to kernel row by row. ``together`` are folds side
-    by side that are one tile kernel, where there is one, by the first of them.
+    by side that are one tile kernel, where there is one, by the first of them. ``arrays`` are values that are parts of one array: all of
+    it is there until none of them is read.
     """
 
     kept: tuple[int | Loop | Seq, ...]
@@ -47,6 +48,7 @@ class Fused:
     streamed: frozenset[int] = field(default=frozenset())
     copies: tuple[Copy, ...] = ()
     together: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    arrays: tuple[frozenset[int], ...] = ()
 
     def members_at(self, ex: Extraction, extents: Sequence[int], backend: Backend) -> Sequence[tuple[int, ...]]:
         """The terms that each kernel computes at these extents: those of folds together where one tile kernel computes them."""
@@ -80,13 +82,21 @@ class Fused:
 
     @cached_property
     def last_use(self) -> dict[int, int]:
-        """For every value that some step reads: the position of the last such step."""
-        return {t: p for p, operands in enumerate(self.operands) for t in operands}
+        """For every value that some step reads: the position of the last such step, or of the last that reads a part of the same array."""
+        found = {t: p for p, operands in enumerate(self.operands) for t in operands}
+        for array in self.arrays:
+            read = array & found.keys()
+            found |= dict.fromkeys(read, max((found[t] for t in read), default=0))
+        return found
 
     @cached_property
     def read_last(self) -> tuple[tuple[int, ...], ...]:
-        """For every step, the values that no later one reads."""
-        return tuple(tuple(t for t in operands if self.last_use[t] == p) for p, operands in enumerate(self.operands))
+        """For every step, the values that no later one reads, nor others of their arrays."""
+        found = [[t for t in operands if self.last_use[t] == p] for p, operands in enumerate(self.operands)]
+        for t in frozenset().union(*self.arrays) & self.last_use.keys():
+            if t not in found[p := self.last_use[t]]:
+                found[p].append(t)
+        return tuple(map(tuple, found))
 
 
 Inside = dict[tuple[tuple[Step, ...], frozenset[int], bool], set[int]]
@@ -138,7 +148,7 @@ def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True, is_who
             members.append(())
         kept.append(s)
     kernels = Fused(tuple(kept), tuple(read), tuple(members), frozenset(t for t in terms if ex.unrolls.get(t)), _spread(ex, members))
-    return backend.as_run(ex, kernels, escapes) if as_run else kernels
+    return backend.as_run(ex, kernels, escapes, is_whole) if as_run else kernels
 
 
 def _spread(ex: Extraction, kernels: Iterable[tuple[int, ...]], cut: Collection[int] = ()) -> frozenset[int]:

@@ -210,7 +210,7 @@ class CpuBackend(Backend):
         """Elementwise kernels compute cheap operands again."""
         return all(self.is_cheap(program, u) for u in members)
 
-    def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
+    def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int], is_whole: bool) -> Fused:
         apart = fusion.lone_operands(ex, fused, escapes) if self.keeps_heavy else frozenset()
         return fusion.as_run(ex, replace(fused, streamed=fusion.streamed(ex, fused, escapes, apart)), self.repeats_apart)
 

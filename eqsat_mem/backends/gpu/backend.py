@@ -250,10 +250,10 @@ class GpuBackend(Backend):
         """Those that can be written out. Where it turns out that no tile kernel is faster, they are held: see :meth:`scratch_bytes`."""
         return self.tiles is not None and extent <= MOST_WRITTEN_OUT and all(self.tiles.suits(ex.program, t) for t in ends)
 
-    def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int]) -> Fused:
+    def as_run(self, ex: Extraction, fused: Fused, escapes: Collection[int], is_whole: bool) -> Fused:
         tiles = self.tiles
         if tiles is None:
-            return siblings.joined(ex.program, fused)
+            return siblings.joined(ex.program, fused, is_whole)
 
         def are_faster(kernels: Sequence[Sequence[int]]) -> bool:
             together = self.tile(ex, kernels[0][-1], sorted(set[int]().union(*kernels)), extents)
@@ -261,7 +261,7 @@ class GpuBackend(Backend):
             return together is not None and together.seconds < sum(math.inf if tile is None else tile.seconds for tile in each)
 
         extents = [index.extent for index in ex.program.indices]
-        return siblings.joined(ex.program, joined(ex, fused, lambda t: tiles.suits(ex.program, t), are_faster))
+        return siblings.joined(ex.program, joined(ex, fused, lambda t: tiles.suits(ex.program, t), are_faster), is_whole)
 
     def fuses_block(self, name: str, into_folds: bool) -> bool:
         return name in FUSED_BLOCKS

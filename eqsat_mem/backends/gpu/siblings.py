@@ -1,7 +1,8 @@
-"""Elementwise kernels that XLA:GPU makes one of: all their results are there at once, and what any of them reads.
+"""Kernels that XLA:GPU makes one of: all their results are there at once, and what any of them reads.
 
-A pass of XLA (``multi_output_fusion``) joins those that read the same array and do not need one another, and one with another that
-reads its result, unless that is folded in the kernel that writes it. The kernel runs where the last of them could.
+A pass of XLA (``multi_output_fusion``) joins elementwise ones that read the same array and do not need one another, and one with another
+that reads its result, unless that is folded in the kernel that writes it. Another (``dot_merger``) joins products of one matrix with
+several, side by side, that do not need one another: their results are one array. The kernel runs where the last of them could.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from eqsat_mem.backends.gpu import habits
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Fold, Map, Program, mask_of
-from eqsat_mem.ir.loop_tree import made
+from eqsat_mem.ir import Dot, Fold, Map, Program, mask_of
+from eqsat_mem.ir.loop_tree import Step, made
 from eqsat_mem.schedule.fusion import Fused
 
 
-def joined(program: Program, kernels: Fused) -> Fused:
-    """The kernels of a region in an order in which those that are one stand side by side."""
+def joined(program: Program, kernels: Fused, is_whole: bool) -> Fused:
+    """The kernels of a region, ``is_whole`` unless it is in a loop, in an order in which those that are one stand side by side."""
     maker = {t: k for k, step in enumerate(kernels.kept) for t in made(step)}
     waits = [{maker[t] for t in operands if t in maker} for operands in kernels.operands]
     groups = _Groups(waits)
@@ -25,10 +27,16 @@ def joined(program: Program, kernels: Fused) -> Fused:
         groups.join(one, other)
     for one, other in _in_turn(program, kernels, maker):
         groups.join(one, other, in_turn=True)
+    for one, other in _of_one_matrix(program, kernels, is_whole):
+        groups.join(one, other)
     if not groups.are_joined:
         return kernels
     order, read = groups.order(), list(kernels.operands)
+    arrays: list[frozenset[int]] = []
     for together in groups.several():
+        results = [step for k in together if isinstance(step := kernels.kept[k], int)]
+        if isinstance(program.terms[results[0]], Dot):
+            arrays.append(frozenset(results))
         inside = {kernels.kept[k] for k in together}
         everything = frozenset().union(*(read[k] for k in together)).difference(inside)
         for k in together:
@@ -38,6 +46,7 @@ def joined(program: Program, kernels: Fused) -> Fused:
         kept=tuple(kernels.kept[k] for k in order),
         operands=tuple(read[k] for k in order),
         members=tuple(kernels.members[k] for k in order),
+        arrays=tuple(arrays),
     )
 
 
@@ -51,6 +60,27 @@ def _alike(program: Program, kernels: Fused) -> Iterator[tuple[int, int]]:
                     readers.setdefault(t, []).append(k)
     for together in readers.values():
         yield from ((together[0], other) for other in together[1:])
+
+
+def _of_one_matrix(program: Program, kernels: Fused, is_whole: bool) -> Iterator[tuple[int, int]]:
+    """Pairs of products of the same matrix, over the same indices and in the same batches, one of which is small enough: in loops, where
+    sizes depend on chunks, all are taken to be."""
+    products: dict[tuple[int, int, int], list[int]] = {}
+    for k, step in enumerate(kernels.kept):
+        if not isinstance(step, int) or not isinstance(term := program.terms[step], Dot) or term.lhs == term.rhs:
+            continue
+        for one, other in ((term.lhs, term.rhs), (term.rhs, term.lhs)):
+            batch = program.free[one] & program.free[other] & ~term.over
+            if program.free[other] & ~batch & ~term.over:
+                products.setdefault((one, term.over, batch), []).append(k)
+    for together in products.values():
+        small = [k for k in together if not is_whole or _product_bytes(program, kernels.kept[k]) <= habits.MERGED_BYTES]
+        yield from ((small[0], other) for other in together if small and other != small[0])
+
+
+def _product_bytes(program: Program, step: Step) -> int:
+    """The bytes of a product and of its operands."""
+    return sum(map(program.nbytes, (step, *program.operands(step)))) if isinstance(step, int) else 0
 
 
 def _in_turn(program: Program, kernels: Fused, maker: Mapping[int, int]) -> Iterator[tuple[int, int]]:
