@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from dataclasses import replace
 
 import jax
@@ -14,7 +15,7 @@ from eqsat_mem.backends.gpu.products import Products
 from eqsat_mem.backends.gpu.targets import named
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir import Map
+from eqsat_mem.ir import Dot, Map
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import straight
 
@@ -70,6 +71,17 @@ def deep(first, second, third, x):
     return jax.grad(loss, (0, 1, 2))(first, second, third)
 
 
+def of_one_matrix(w, x, y):
+    """Products of one matrix, each folded: one after the other they would be there one at a time."""
+    return jnp.tanh(x @ w).sum(0), jnp.tanh(y @ w).sum(0)
+
+
+def of_one_matrix_in_turn(w, x, y):
+    first = jnp.tanh(x @ w).sum(0)
+    return first, jnp.tanh(jnp.sin(y + first[0]) @ w).sum(0)
+
+
+SMALL, MERGED, APART = f32((128, 8000), (1024, 128), (1024, 128)), 4 * 1024 * 8000, f32((128, 16_000), (1024, 128), (1024, 128))
 OPERANDS = f32((N, 64), (64, N), (N, 32), (N, 32))
 LAYERS = f32((64, 2048), (2048, 16), (8192, 64))
 PROGRAMS = {
@@ -78,6 +90,9 @@ PROGRAMS = {
     "sum": (lambda *a: network(*a, jnp.sum), LAYERS),
     "mean": (lambda *a: network(*a, jnp.mean), LAYERS),
     "per_example": (per_example, f32((32, 512), (512, 4), (512, 32))),
+    "of_one_matrix": (of_one_matrix, SMALL),
+    "of_one_matrix_in_turn": (of_one_matrix_in_turn, SMALL),
+    "of_one_large_matrix": (of_one_matrix, APART),
     "deep": (deep, f32((32, 512), (512, 512), (512, 4), (20_480, 32))),
 }
 
@@ -89,6 +104,28 @@ def test_results_of_one_kernel_are_there_at_once():
 
 def test_kernels_of_which_one_needs_the_other_are_two():
     assert 2 * MATRIX < predicted(one_after_the_other, OPERANDS) < 2.5 * MATRIX
+
+
+@pytest.mark.parametrize(
+    ("function", "avals", "most"),
+    [(of_one_matrix, SMALL, 2 * MERGED), (of_one_matrix_in_turn, SMALL, MERGED), (of_one_matrix, APART, 2 * MERGED)],
+)
+def test_small_products_of_one_matrix_are_one_product(function, avals, most):
+    """Both are there until neither is read. Where one needs the other, or both are large, they are not one."""
+    given = sum(4 * math.prod(a.shape) for a in avals)
+    assert most < predicted(function, avals) - given < 1.2 * most
+
+
+def test_an_array_is_there_until_none_of_its_parts_is_read():
+    own, ex = loaded(of_one_matrix, SMALL)
+    fused = Memory(ex, own).fused(straight(ex, own).seq)
+    (array,) = fused.arrays
+    assert len(array) == 2
+    assert all(isinstance(ex.program.terms[t], Dot) for t in array)
+    (last,) = {fused.last_use[t] for t in array}
+    assert last == max(p for p, operands in enumerate(fused.operands) if operands & array)
+    assert array <= set(fused.read_last[last])
+    assert sorted(t for read in fused.read_last for t in read) == sorted(fused.last_use), "each dies once"
 
 
 def test_kernels_that_are_one_stand_side_by_side():
