@@ -20,6 +20,7 @@ from eqsat_mem.backends.cpu.backend import CpuBackend
 from eqsat_mem.candidates import Forms
 from eqsat_mem.equal_programs import MEMORY_PRICES
 from eqsat_mem.options import Options
+from eqsat_mem.request import HARDLY, request_of
 from eqsat_mem.schedule.checks import Check
 from eqsat_mem.transforms import plan_bodies
 from tests.oracles.targets import CPU
@@ -227,6 +228,19 @@ class Generous(CpuBackend):
     def check(self, *args, **kwargs):
         found = super().check(*args, **kwargs)
         return dataclasses.replace(found, held_bytes=int(60_000 + self.part * (found.held_bytes - 60_000)))
+
+
+def test_plans_are_expected_to_hold_hardly_less_of_their_predictions_than_what_was_compiled():
+    """Beside what is fixed, 100 bytes here. One program says nothing of others."""
+    jaxpr = jax.make_jaxpr(jnp.sin)(1.0)
+    request = request_of(jaxpr, Options(memory_limit=1100), ["x"], "f", CPU)
+    assert request.most_predicted(100) == np.inf
+    request.compared.append((2100, 2100))
+    assert request.most_predicted(100) == np.inf
+    request.compared.append((2100, 1100))  # half of what was predicted
+    assert request.most_predicted(100) == pytest.approx(100 + 1000 / (0.5 * HARDLY))
+    request.compared.append((2100, 4100))
+    assert request.most_predicted(100) == pytest.approx(100 + 1000 / (0.5 * HARDLY))
 
 
 @pytest.mark.parametrize(("limit", "part"), [(133_000, 1.0), (140_000, 0.5)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -246,6 +248,34 @@ def test_a_long_program_is_planned_as_loops_that_say_how_many_blocks_they_have(m
     assert "23 equal blocks" in plan.source
     rolled, written = sorted(before)[-2:]
     assert plan.original_predicted_s == before[rolled] == before[written]  # what is said to be faster or slower is priced alike
+
+
+@pytest.mark.parametrize(("times", "forms"), [(4, 1), (2, 2)])
+def test_of_loops_far_from_fitting_no_further_forms_are_searched_where_something_fits(times, forms, monkeypatch):
+    def loss(ws, x):
+        for w, b in ws:
+            x = jnp.tanh(x @ w + b)
+        return jnp.mean(x**2)
+
+    searched = []
+    search = Forms._fastest
+
+    def large(self, form, backend, limit, *rest):
+        found = search(self, form, backend, limit, *rest)
+        if "equal-blocks-as-loops" not in form.passes:
+            return found
+        searched.append(form.passes)
+        return replace(found, best=replace(found.best, peak_bytes=times * limit if len(searched) == 1 else limit))
+
+    monkeypatch.setattr(Forms, "_fastest", large)
+    monkeypatch.setattr("eqsat_mem.candidates.GAIN", 2.0)  # whatever fits is slow
+    ws = [(jax.ShapeDtypeStruct((8, 8), np.float32), jax.ShapeDtypeStruct((8,), np.float32))] * 12
+    x = jax.ShapeDtypeStruct((8192, 8), np.float32)
+    limit = 9 * 8192 * 8
+    plan = eqsat_mem.optimize(jax.grad(loss), memory_limit=limit, verify=False).plan(ws, x)
+    assert plan.peak_bytes <= limit < plan.original_peak_bytes
+    assert min(len(searched), 2) == forms
+    assert times == 2 or "equal-blocks-as-loops" not in plan.rules_fired
 
 
 @pytest.mark.parametrize(("others", "in_loops"), [(0, True), (600, False)])
