@@ -35,8 +35,8 @@ TOP_K, TOP_K_ROW = 16, 1024
 """Up to so many of a row of at least so many numbers of 2 or 4 bytes are selected without scratch; else the row is
 sorted. Sweep: benchmarks/gpu_model.py --thresholds."""
 MERGED_BYTES = 2**26
-"""Products of one matrix with several are one product if one of them takes no more bytes than this, with its operands.
-Sweep: benchmarks/gpu_model.py --thresholds."""
+"""Products of one matrix with several are one product if one of them takes no more bytes than this, with its other operand
+(JAX 0.11; with both of its operands in 0.10). Sweep: benchmarks/gpu_model.py --thresholds."""
 
 WRITTEN, READ, EACH_TIME, WRITTEN_FAR, READ_FAR, NARROW = 4.9, 9.0, 5.5, 1.0, 14.0, 0.2
 """The additions that take as long, as XLA estimates, as writing four bytes, as reading them in a kernel, and as each time that it reads

@@ -73,14 +73,14 @@ def _of_one_matrix(program: Program, kernels: Fused, is_whole: bool) -> Iterator
             batch = program.free[one] & program.free[other] & ~term.over
             if program.free[other] & ~batch & ~term.over:
                 products.setdefault((one, term.over, batch), []).append(k)
-    for together in products.values():
-        small = [k for k in together if not is_whole or _product_bytes(program, kernels.kept[k]) <= habits.MERGED_BYTES]
+    for (matrix, _, _), together in products.items():
+        small = [k for k in together if not is_whole or _bytes_beside(program, kernels.kept[k], matrix) <= habits.MERGED_BYTES]
         yield from ((small[0], other) for other in together if small and other != small[0])
 
 
-def _product_bytes(program: Program, step: Step) -> int:
-    """The bytes of a product and of its operands."""
-    return sum(map(program.nbytes, (step, *program.operands(step)))) if isinstance(step, int) else 0
+def _bytes_beside(program: Program, product: Step, matrix: int) -> int:
+    """The bytes of a product and of its operand beside a matrix."""
+    return sum(program.nbytes(t) for t in (product, *program.operands(product)) if t != matrix) if isinstance(product, int) else 0
 
 
 def _in_turn(program: Program, kernels: Fused, maker: Mapping[int, int]) -> Iterator[tuple[int, int]]:
