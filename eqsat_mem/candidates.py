@@ -131,7 +131,7 @@ class Forms:
                 unrolled = partial(self._without_loops, before, backend, limit, scheduler)
                 if self._are_loops_dear(before, backend, limit) and (quick := unrolled(again=False)) is not None:
                     return quick
-                without = Once(unrolled)
+                without = Once(lambda _: unrolled())
         for blocks in self._with_equal_blocks():
             of_blocks = blocks.fastest(backend, limit, scheduler, near, without)
             if of_blocks.best.ex.program.passes.isdisjoint([ROLLS.name]):
@@ -159,7 +159,7 @@ class Forms:
         return blocks is not None and blocks.written(backend, limit).seconds > DEAR * before.seconds
 
     def _without_loops(
-        self, before: Schedule, backend: Backend, limit: int, scheduler: Scheduler, smallest: int = 0, again: bool = True
+        self, before: Schedule, backend: Backend, limit: int, scheduler: Scheduler, again: bool = True
     ) -> SearchResult | None:
         """The fastest schedule without loops over equal blocks, if it fits and is not slow; if asked with values computed ``again``, where
         that is not dear."""

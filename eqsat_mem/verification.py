@@ -128,7 +128,7 @@ def keep(request: Request, loaded: Program, before: Schedule) -> Chosen | None:
 def _as_held(chosen: Chosen) -> float:
     """The predicted seconds of a plan, with those that new memory takes if XLA holds so much more than was predicted that it is new."""
     s = chosen.schedule
-    fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
+    fixed = _fixed(s.ex.program)
     predicted, held = (chosen.backend.device.fresh_s(total - fixed) for total in (s.peak_bytes, chosen.compiled_bytes or s.peak_bytes))
     return s.seconds + max(held - predicted, 0.0)
 
@@ -201,7 +201,12 @@ def _is_half_empty(chosen: Chosen, limit: int) -> bool:
 
 def _room(program: Program, total: int) -> int:
     """The rest of so many bytes beside arguments and outputs."""
-    return total - argument_bytes(program) - output_bytes(program)
+    return total - _fixed(program)
+
+
+def _fixed(program: Program) -> int:
+    """The bytes of arguments and outputs."""
+    return argument_bytes(program) + output_bytes(program)
 
 
 def _verified(request: Request, forms: Forms, backend: Backend, first: SearchResult, as_written_s: float) -> Chosen:
@@ -268,9 +273,8 @@ def _fastest_that_holds_less(request: Request, forms: Forms, fitting: Chosen, qu
     """
     backend, limit = fitting.backend, request.limit
     much = SLOWER if _is_half_empty(fitting, limit) else FAR_SLOWER
-    fixed = limit - _room(fitting.schedule.ex.program, limit)
-    low = fitting.schedule.peak_bytes
-    high = max(int(min(above or ROOM * limit, request.most_predicted(fixed))), low)
+    low, most = fitting.schedule.peak_bytes, request.most_predicted(_fixed(fitting.schedule.ex.program))
+    high = max(int(min(above or ROOM * limit, most)), low)
     planned = (low + high) // 2 if above else high
     for _ in range(TRIED if fitting.check is not None and fitting.schedule.seconds > much * quick else 0):
         if request.deadline.passed() or low == high:
@@ -308,13 +312,13 @@ def _gathering(request: Request, found: Chosen) -> Chosen:
 
 def _tighter(s: Schedule, held: int, limit: int) -> int:
     """The peak to plan for so that temporaries, should they exceed their prediction by as much again, fit."""
-    fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
+    fixed = _fixed(s.ex.program)
     predicted, real = max(s.peak_bytes - fixed, 1), max(held - fixed, 1)
     return min(s.peak_bytes - 1, fixed + int(0.95 * predicted * max(limit - fixed, 0) / real))
 
 
 def _too_large(request: Request, forms: Forms, s: Schedule, smallest: int) -> MemoryLimitError:
-    fixed = argument_bytes(s.ex.program) + output_bytes(s.ex.program)
+    fixed = _fixed(s.ex.program)
     limit, smallest, fixed = map(request.held, (request.limit, smallest, fixed))
     known = peak_tensors(s), request.name, fixed, (*restrictions(s, request.options), *request.stopped), request.shared_bytes
     devices = 1 if request.placement is None else request.placement.devices.total

@@ -81,10 +81,11 @@ class Moved:
     def _with_fewest(self, k: int, limit: int) -> Schedule:
         """The schedule after step ``k``, which fits, or one that fits with fewer of the moves of that step."""
         s, group = self.made[k].schedule, self.made[k].group
+        if len(group) <= 1:
+            return s
+        before = self.made[k - 1]
+        memory = written(before.schedule)
         few, enough = 0, len(group)  # with so many it does not fit, and with so many it does
-        if enough > 1:
-            before = self.made[k - 1]
-            memory = written(before.schedule)
         while enough - few > 1:
             middle = (few + enough) // 2
             if (k, middle) not in self.fewer:
@@ -158,12 +159,11 @@ def _apart(now: Rewritten, moves: Sequence[Move], most: int) -> list[Move]:
     """The first of the moves and up to ``most`` in all in its region, none of which computes again what another one does or reads."""
     found: list[Move] = []
     again, read = set[Step](), set[Step]()
-    for move in moves:
+    path = moves[0].path
+    fused = now.memory.fused(at(now.schedule.seq, path))
+    for move in (move for move in moves if move.path == path):
         if len(found) == most:
             break
-        if move.path != moves[0].path:
-            continue
-        fused = now.memory.fused(at(now.schedule.seq, move.path))
         makes, reads = {fused.kept[q] for q in move.chain}, {t for q in move.chain for t in fused.operands[q]}
         if makes.isdisjoint(again | read) and reads.isdisjoint(again):
             found.append(move)
