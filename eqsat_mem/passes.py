@@ -167,6 +167,16 @@ SHIFTS = Pass(
     "frontend/shifts.py",
 )
 
+TILES = Pass(
+    "overlapping-tiles",
+    "conv(x, w)[t] = conv(x[t and the rows beside it], w), where rows outside of x are its padding",
+    "reassociate",
+    "windows of a tile lie in the tile and what is beside it; sums over rows are sums over tiles",
+    "one image through many convolutions is made strip by strip; what lies beside a strip is computed again",
+    "transforms/overlapping_tiles.py",
+    told="what has windows (convolutions, pooling) runs in tiles that overlap",
+)
+
 ELEMENTS = Pass(
     "elements-apart",
     "(a + b)[..., k] = a[..., k] + b[..., k], and so for all that is elementwise",
@@ -185,7 +195,7 @@ SCATTERS = Pass(
     told="what is scattered is made in chunks of rows, each of which goes through all updates",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, UPDATES, ELEMENTS, ROLLS, PARTS, SHIFTS, SCATTERS, RANKS, ORDER, AT_ONCE, SCANS, SUMS)
+EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, UPDATES, ELEMENTS, ROLLS, PARTS, TILES, SHIFTS, SCATTERS, RANKS, ORDER, AT_ONCE, SCANS, SUMS)
 """All passes, in the order in which a program meets them."""
 
 

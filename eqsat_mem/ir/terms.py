@@ -8,8 +8,8 @@ are integer bitmasks: bit ``i`` stands for ``program.indices[i]``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -262,3 +262,51 @@ def with_children(term: Term, new: tuple[int, ...]) -> Term:
             return Take(term.dtype, term.index, *new)
         case _:
             return term
+
+
+def with_indices(term: Term, to: Mapping[int, Axis]) -> Term:
+    """The same operation with other indices: an axis of one has those that stand for it instead, outermost first.
+
+    Where an operation has an index by itself, along which it counts, reads at positions or is called otherwise, one index stands for it.
+    """
+
+    def axis(before: Axis) -> Axis:
+        return tuple(j for i in before for j in to.get(i, (i,)))
+
+    def mask(before: int) -> int:
+        return mask_of(axis(bits(before)))
+
+    def one(before: int) -> int:
+        (after,) = to.get(before, (before,))
+        return after
+
+    match term:
+        case Input() | Const():
+            return type(term)(term.dtype, term.slot, tuple(map(axis, term.axes)))
+        case Iota():
+            return Iota(term.dtype, one(term.index))
+        case Fold():
+            return Fold(term.dtype, term.monoid, mask(term.over), term.arg)
+        case Dot():
+            return Dot(term.dtype, mask(term.over), term.lhs, term.rhs, term.precision)
+        case DotPlus():
+            return DotPlus(term.dtype, mask(term.over), term.lhs, term.rhs, term.left, term.right)
+        case Rename():
+            return Rename(term.dtype, tuple((one(i), one(j)) for i, j in term.pairs), term.arg)
+        case Take():
+            return Take(term.dtype, one(term.index), term.positions, term.arg)
+        case _:
+            return term
+
+
+def call_with_indices(call: Call, to: Mapping[int, Axis]) -> Call:
+    """The same operation on arrays whose axes have other indices: in place of each those that stand for it, outermost first."""
+
+    def axis(before: Axis) -> Axis:
+        return tuple(j for i in before for j in to.get(i, (i,)))
+
+    def arrays(before: tuple[Axes, ...]) -> tuple[Axes, ...]:
+        return tuple(tuple(map(axis, axes)) for axes in before)
+
+    masks = {name: mask_of(axis(bits(getattr(call, name)))) for name in ("pointwise", "folds")}
+    return replace(call, in_axes=arrays(call.in_axes), out_axes=arrays(call.out_axes), **masks)

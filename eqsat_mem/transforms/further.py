@@ -15,6 +15,7 @@ from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Program
 from eqsat_mem.passes import SCANS, SUMS
 from eqsat_mem.transforms.counted_steps import with_counted_steps
+from eqsat_mem.transforms.overlapping_tiles import with_tiles
 from eqsat_mem.transforms.ranks import with_ranks
 from eqsat_mem.transforms.scan_analysis import Stage
 from eqsat_mem.transforms.step_sums import with_step_sums
@@ -113,6 +114,8 @@ class Further:
                 yield form
             if program is self.loaded and self.at_once is not None:
                 yield from forms(self._original(self.at_once), self.rules, [stage for stage in Stage if stage >= Stage.BLOCKS])
+            if not self.on_mesh:
+                yield from with_tiles(program, self.rules.passes)
             taken = with_takes(program) if self.rules.names("Take") else None
             shifted = None if self.on_mesh else with_shifts(program, self.rules.passes)
             for reading in filter(None, (taken, shifted)):

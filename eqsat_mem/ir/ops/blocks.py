@@ -57,6 +57,52 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class Window:
+    """The windows of an operation along one axis of its first operand, one for each element of another axis.
+
+    The window of element ``o`` begins at position ``step * o - before`` and has ``span`` positions, of the operand with ``gap - 1`` zeros
+    between its elements; what lies outside of the operand is padding.
+
+    Attributes:
+        number: which of the operation's spatial axes it is.
+        operand: that axis of the first operand.
+        other: the place of the other axis: of the result, or of the second operand if the result has an element for each place in the
+            windows, as the gradient of a convolution's kernel.
+    """
+
+    number: int
+    operand: int
+    other: Place
+    step: int
+    gap: int
+    before: int
+    span: int
+
+    def reach(self, low: int, high: int) -> tuple[int, int]:
+        """Return how far the windows of a stretch reach beyond the stretch of the dilated operand with the same positions.
+
+        The other axis's stretch has ``low`` elements before a position that is a multiple of a tile and ``high`` after another.
+        """
+        return low * self.step + self.before, (high - 1) * self.step - self.before + self.span
+
+
+@dataclass(frozen=True)
+class Windowed:
+    """The windows of an operation whose elements read no more than windows of its first operand.
+
+    Attributes:
+        along: returns them, with the arguments of ``pointwise``.
+        padded: ``padded(params, number, low, high, extent)`` returns the parameters of the same call on ``extent`` elements of the operand
+            along the spatial axis ``number`` with other padding.
+        monoid: the monoid whose identity is the padding; the second operand is where it is None.
+    """
+
+    along: Callable[[Shapes, Shapes, Params], list[Window]]
+    padded: Callable[[Params, int, int, int, int], dict[str, Any]]
+    monoid: str | None
+
+
+@dataclass(frozen=True)
 class BlockOp:
     """The meaning of a primitive that binds some axes; backends have its costs and the compilers' behaviour.
 
@@ -76,6 +122,7 @@ class BlockOp:
         writes_into: whether it combines them with elements of its first operand, too, where it writes them. The shared axes are then folded
             if that operand is a number that changes nothing when it is combined once more.
         linear: the operands in which it is linear, in all of them together; None if it is not. The others are places, or masks.
+        windows: the windows that its elements read of the first operand, if they read no more of it.
     """
 
     name: str
@@ -90,6 +137,7 @@ class BlockOp:
     monoid: str | None = None
     writes_into: bool = False
     linear: slice | None = None
+    windows: Windowed | None = None
 
 
 def all_but(bound: Sequence[int], rank: int, operands: Sequence[int] = (0,), results: Sequence[int] = (0,)) -> list[Group]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 from jax import lax
 
-from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Pointwise, Selection, Shape, Shapes, Text
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Pointwise, Selection, Shape, Shapes, Text, Window, Windowed
 from eqsat_mem.ir.ops.source_text import params_text
 
 
@@ -74,6 +75,41 @@ def _conv_features(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     """Return the group of the features that every element of the result sums; in the gradient of a kernel they are those of the batch."""
     lhs, rhs, _ = params["dimension_numbers"]
     return [(("in", 0, lhs[1]), ("in", 1, rhs[1]))] if params["feature_group_count"] == 1 else []
+
+
+def _conv_windows(ins: Shapes, outs: Shapes, params: Params) -> list[Window]:
+    """Return the windows of each spatial axis, whose other axis is the longer one of the result's and the kernel's."""
+    lhs, rhs, out = params["dimension_numbers"]
+    found = []
+    for n, (low, _) in enumerate(params["padding"]):
+        axis, kernel, result = lhs[2 + n], rhs[2 + n], out[2 + n]
+        stride, dilation, gap = params["window_strides"][n], params["rhs_dilation"][n], params["lhs_dilation"][n]
+        if ins[1][kernel] <= outs[0][result]:
+            span = (ins[1][kernel] - 1) * dilation + 1
+            found.append(Window(n, axis, ("out", 0, result), stride, gap, low, span))
+        else:
+            span = (outs[0][result] - 1) * stride + 1
+            found.append(Window(n, axis, ("in", 1, kernel), dilation, gap, low, span))
+    return found
+
+
+def _padded(params: Params, number: int, low: int, high: int, extent: int) -> dict[str, Any]:
+    """Return the parameters with other padding of one spatial axis."""
+    padding = tuple((low, high) if n == number else pair for n, pair in enumerate(params["padding"]))
+    return {**params, "padding": padding}
+
+
+def _reduction_windows(ins: Shapes, outs: Shapes, params: Params) -> list[Window]:
+    """Return the windows of each axis along which they are no single elements."""
+    rank = len(params["window_dimensions"])
+    bound = [a for a in range(rank) if a not in _untouched(params["window_dimensions"], params)]
+    steps = zip(params["window_dimensions"], params["window_strides"], params["window_dilation"], params["base_dilation"], params["padding"])
+    rows = list(steps)
+    return [
+        Window(a, a, ("out", 0, a), stride, gap, low, (size - 1) * dilation + 1)
+        for a in bound
+        for size, stride, dilation, gap, (low, _) in [rows[a]]
+    ]
 
 
 def _conv_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
@@ -144,6 +180,7 @@ def _reduced(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return [tuple(("in", k, int(a)) for k in range(len(ins) // 2)) for a in params["dimensions"]]
 
 
+_CONVOLVED = Windowed(_conv_windows, _padded, "add")
 _COMBINATION = Selection(lambda params, rank: params["dimensions"][0], lambda params: 1, None)
 
 
@@ -157,12 +194,12 @@ ALGEBRA = [
         for name in ("lu", "qr", "householder_product", "eig", "schur", "hessenberg", "tridiagonal")
     ),
     BlockOp("tridiagonal_solve", _tridiagonal_solve, text=_linalg("tridiagonal_solve")),
-    BlockOp("conv_general_dilated", _conv, text=_conv_text, shared=_conv_features, monoid="add"),
+    BlockOp("conv_general_dilated", _conv, text=_conv_text, shared=_conv_features, monoid="add", windows=_CONVOLVED),
     BlockOp("fft", _fft, text=_fft_text),
     *(
-        BlockOp(name, _window)
-        for name in ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min", "select_and_gather_add",
-                     "select_and_scatter_add")
+        BlockOp(f"reduce_window_{name}", _window, windows=Windowed(_reduction_windows, _padded, monoid))
+        for name, monoid in (("sum", "add"), ("max", "max"), ("min", "min"))
     ),
+    *(BlockOp(name, _window) for name in ("reduce_window", "select_and_gather_add", "select_and_scatter_add")),
     BlockOp("reduce", _reduce, selection=_COMBINATION, shared=_reduced),
 ]  # fmt: skip

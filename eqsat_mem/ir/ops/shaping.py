@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, all_but, extents, replaced
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Params, Shapes, Window, Windowed, all_but, extents, replaced
 from eqsat_mem.ir.ops.elementwise import dtype_text
 
 
@@ -54,6 +54,30 @@ def _pad(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
 
 def _pad_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
     return f"lax.pad({args[0]}, {args[1]}, {_tuple([_ints(config) for config in params['padding_config']])})"
+
+
+def _pad_windows(ins: Shapes, outs: Shapes, params: Params) -> list[Window]:
+    """Return the windows of the axes that are padded, of one element each."""
+    configs = enumerate(params["padding_config"])
+    return [Window(a, a, ("out", 0, a), 1, gap + 1, low, 1) for a, (low, high, gap) in configs if (low, high, gap) != (0, 0, 0)]
+
+
+def _pad_anew(params: Params, number: int, low: int, high: int, extent: int) -> dict[str, Any]:
+    configs = enumerate(params["padding_config"])
+    return {**params, "padding_config": tuple((low, high, config[2]) if a == number else config for a, config in configs)}
+
+
+def _slice_windows(ins: Shapes, outs: Shapes, params: Params) -> list[Window]:
+    """Return the windows of the axes that are cut, of one element each."""
+    kept = {group[0][2] for group in _slice(ins, outs, params)}
+    starts, strides = params["start_indices"], params["strides"] or (1,) * len(ins[0])
+    return [Window(a, a, ("out", 0, a), strides[a], 1, -starts[a], 1) for a in range(len(ins[0])) if a not in kept]
+
+
+def _slice_anew(params: Params, number: int, low: int, high: int, extent: int) -> dict[str, Any]:
+    """Return the parameters of a slice of ``extent`` elements, of which padding that is negative is cut away."""
+    ends = {"start_indices": -low, "limit_indices": extent + high}
+    return {**params, **{name: replaced(params[name], {number: end}) for name, end in ends.items()}}
 
 
 def _concatenate(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
@@ -112,10 +136,18 @@ def _ints(values: Sequence[Any]) -> str:
 
 
 SHAPING = [
-    BlockOp("slice", _slice, _resize_slice, _slice_text, moves=True, linear=slice(None)),
+    BlockOp(
+        "slice",
+        _slice,
+        _resize_slice,
+        _slice_text,
+        moves=True,
+        linear=slice(None),
+        windows=Windowed(_slice_windows, _slice_anew, "add"),
+    ),
     BlockOp("dynamic_slice", _dynamic_slice, _resize_dynamic_slice, _dynamic_slice_text, moves=True, linear=slice(1)),
     BlockOp("dynamic_update_slice", _dynamic_update_slice, text=_dynamic_update_slice_text, linear=slice(2)),
-    BlockOp("pad", _pad, text=_pad_text, moves=True, linear=slice(None)),
+    BlockOp("pad", _pad, text=_pad_text, moves=True, linear=slice(None), windows=Windowed(_pad_windows, _pad_anew, None)),
     BlockOp(
         "concatenate",
         _concatenate,

@@ -1,0 +1,107 @@
+"""The indices that are cut into tiles together: those of an image's rows, at every resolution that a network has it in."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from eqsat_mem.ir import Axis, Block, Program, Rename, bits, mask_of
+from eqsat_mem.ir.ops import Window, block_op
+
+
+@dataclass(frozen=True)
+class Family:
+    """Indices whose windows lie in one another.
+
+    Attributes:
+        base: the longest of them.
+        rates: the elements of each for one of the base.
+        nbytes: bytes of all values that have one of them.
+    """
+
+    base: int
+    rates: Mapping[int, Fraction]
+    nbytes: int
+
+    @property
+    def mask(self) -> int:
+        return mask_of(self.rates)
+
+    @property
+    def unit(self) -> int:
+        """The elements of the base of which each of the others has a whole number."""
+        return math.lcm(*(rate.denominator for rate in self.rates.values()))
+
+
+def windows(program: Program, term: Block) -> Sequence[Window]:
+    """The windows of the first operand that an operation's elements read; none if they may read more of it."""
+    row = block_op(term.call.prim.name)
+    if row.windows is None or term.call.effects or len(term.call.out_axes) > 1:
+        return ()
+    return row.windows.along(*shapes(program, term), term.call.params)
+
+
+def shapes(program: Program, term: Block) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """The shapes of an operation's operands and results."""
+    return [program.shape(axes) for axes in term.call.in_axes], [program.shape(axes) for axes in term.call.out_axes]
+
+
+def axes_of(term: Block, window: Window) -> tuple[Axis, Axis]:
+    """The axis that windows are read of, and the one whose elements read them."""
+    side, k, a = window.other
+    return term.call.in_axes[0][window.operand], (term.call.in_axes if side == "in" else term.call.out_axes)[k][a]
+
+
+def families(program: Program) -> list[Family]:
+    """The families of indices with windows of several elements, those of the most bytes first, then those of outer axes."""
+    links: defaultdict[int, dict[int, Fraction]] = defaultdict(dict)
+    wide: set[int] = set()
+    for i, j, rate, is_wide in _links(program):
+        links[i][j], links[j][i] = rate, 1 / rate
+        wide |= {i, j} if is_wide else set()
+    found, seen = [], 0
+    for i in sorted(links):
+        if seen >> i & 1:
+            continue
+        rates = _reached(links, i)
+        seen |= mask_of(rates)
+        if wide & rates.keys() and all(rates[k] == rates[j] * rate for j in rates for k, rate in links[j].items()):
+            found.append(_family(program, rates))
+    return sorted(found, key=lambda family: (-family.nbytes, family.base))
+
+
+def _links(program: Program) -> Iterator[tuple[int, int, Fraction, bool]]:
+    """Yield pairs of indices of which one is read in windows of the other, with its elements for one of that; and whether these are wide."""
+    for t in program.reachable():
+        term = program.terms[t]
+        if isinstance(term, Rename):
+            yield from ((i, j, Fraction(1), False) for i, j in term.pairs)
+        if not isinstance(term, Block):
+            continue
+        for window in windows(program, term):
+            read, by = axes_of(term, window)
+            if read and by:
+                inside = program.extent(mask_of(read[1:])) * window.gap, program.extent(mask_of(by[1:])) * window.step
+                yield read[0], by[0], Fraction(*inside), window.span > 1
+
+
+def _reached(links: Mapping[int, Mapping[int, Fraction]], start: int) -> dict[int, Fraction]:
+    """The indices that belong to one, with their elements for one of it, as one way from the one to the other has them."""
+    rates, waiting = {start: Fraction(1)}, [start]
+    while waiting:
+        i = waiting.pop()
+        for j, rate in links[i].items():
+            if j not in rates:
+                rates[j] = rates[i] * rate
+                waiting.append(j)
+    return rates
+
+
+def _family(program: Program, rates: Mapping[int, Fraction]) -> Family:
+    base = max(rates, key=lambda i: (program.indices[i].extent, -i))
+    mask = mask_of(rates)
+    nbytes = sum(program.nbytes(t) for t in program.reachable() if program.free[t] & mask)
+    return Family(base, {i: rates[i] / rates[base] for i in bits(mask)}, nbytes)
