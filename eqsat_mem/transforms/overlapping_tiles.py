@@ -99,7 +99,7 @@ class _Tiling:
     ids: dict[int, int] = field(default_factory=dict)
     tiles: dict[int, int] = field(default_factory=dict)
     rows: dict[tuple[int, Sides], int] = field(default_factory=dict)
-    calls: dict[int, Call] = field(default_factory=dict)
+    calls: dict[tuple[int, Sides], Call] = field(default_factory=dict)
     order: dict[int, tuple[int, int]] = field(default_factory=dict)
     length: int = 0
     tile: int = 0
@@ -173,18 +173,23 @@ class _Tiling:
         """How an operation acts on tiles: along its windows, or row by row where it has none along an index that is cut; with the group of
         axes that the tiles are a part of. None where it needs what it reads together."""
         call, mask = term.call, self.family.mask
-        if call.effects or call.inside is not None or call.bodies or len(call.out_axes) > 1:
+        if call.effects or call.inside is not None or call.bodies:
             return None
         ways = [w for w in windows(self.old, term) if all(axis and mask >> axis[0] & 1 for axis in axes_of(term, w))]
-        cut = axes_mask(call.out_axes[0]) & mask
+        cut = mask_of(i for axes in call.out_axes for i in bits(axes_mask(axes) & mask))
         if len(ways) > 1 or not (ways or (cut and not cut & ~call.pointwise)):
             return None
         window = ways[0] if ways else None
-        has = {("in", k) for k, a in enumerate(term.args) if self.old.free[a] & mask} | ({("out", 0)} if cut else set())
-        if window is not None and ("in", 1) in has and window.other[0] == "out":
+        has = {("in", k) for k, a in enumerate(term.args) if self.old.free[a] & mask}
+        if window is not None and ("in", 1) in has and window.other[0] == "out" and not self._is_aligned(term):
             return None
-        group = self._group(term, has)
+        group = self._group(term, has | {("out", k) for k, axes in enumerate(call.out_axes) if axes_mask(axes) & mask})
         return None if group is None else (window, group)
+
+    def _is_aligned(self, term: Block) -> bool:
+        """Whether an operation reads its second operand at the places that its result has."""
+        row = block_op(term.call.prim.name).windows
+        return row is not None and row.aligned
 
     def _group(self, term: Block, has: Collection[tuple[str, int]]) -> Group | None:
         """The axes of all arrays that have tiles which these may be a part of: axes of one element, else of a batch."""
@@ -204,12 +209,16 @@ class _Tiling:
             term = self.old.terms[t]
             own = self.sides.get(t, (0, 0))
             way = self._way(term) if isinstance(term, Block) and self._reads_tiles(t, term) else None
+            if way is not None and way[0] is not None and self._is_aligned(term):
+                low, high = self._operand_sides(term, way[0], own)
+                own = self.sides[t] = low * way[0].gap, high * way[0].gap
             for k, c in enumerate(children(term)):
                 if not self._is_tiled(c):
                     continue
                 needed = own if not folded(term) & self.family.mask else (0, 0)
                 if way is not None and way[0] is not None:
-                    needed = self._operand_sides(term, way[0], own) if k == 0 else (0, 0)
+                    reached = self._operand_sides(term, way[0], own)
+                    needed = reached if k == 0 else own if self._is_aligned(term) else (0, 0)
                 elif isinstance(term, Block) and way is None:
                     needed = (0, 0)
                 self.sides[c] = max(self.sides[c][0], needed[0]), max(self.sides[c][1], needed[1])
@@ -353,8 +362,9 @@ class _Tiling:
         window, group = found
         call, operands = self._in_group(term.call, group), [self._operand(c, sides) if window is None else -1 for c in term.args]
         if window is None:
-            to = {i: (self._row(i, sides),) for i in bits(self.family.mask & axes_mask(call.out_axes[0]))}
-            return self._called(term, call_with_indices(call, to), operands, t)
+            to = {i: (self._row(i, sides),) for axes in call.out_axes for i in bits(self.family.mask & axes_mask(axes))}
+            known = self.calls.setdefault((id(term.call), sides), call_with_indices(call, to))  # results of one operation stay that
+            return self.new.add(Block(term.dtype, known, tuple(operands), term.out), self.old.source.get(t))
         read, by = axes_of(term, window)
         row, needed = block_op(term.call.prim.name).windows, self._operand_sides(term, window, sides)
         assert row is not None, "an operation with windows"
@@ -362,7 +372,7 @@ class _Tiling:
         period = self._per_tile(read[0]) * inner * window.gap
         if period != self._per_tile(by[0]) * self.old.extent(mask_of(by[1:])) * window.step:
             raise _UnfitError
-        operands = [self._operand(c, (0, 0)) for c in term.args]
+        operands = [self._operand(c, own if row.aligned else (0, 0)) for c in term.args]
         fill = operands[1] if row.monoid is None else self._number(MONOIDS[row.monoid].identity(self._dtype(operands[0])), operands[0])
         operands[0] = self._filled(self._operand(term.args[0], needed), read[0], needed, fill)
         if by[0] in bits(self.old.free[term.args[-1]]) and window.other[0] == "in":
@@ -380,7 +390,9 @@ class _Tiling:
         call = replace(call, params=row.padded(call.params, window.number, before, after, extent))
         side, k, a = window.other
         places = {("in", 0, window.operand): axis, (side, k, a): (self._row(by[0], own), *by[1:])}
-        return self._called(term, _with_axes(call, places), operands, t)
+        if row.aligned:
+            places["in", 1, a] = places[side, k, a]
+        return self.new.add(Block(term.dtype, _with_axes(call, places), tuple(operands), 0), self.old.source.get(t))
 
     def _in_group(self, call: Call, group: Group) -> Call:
         """A call on arrays of which one axis has the tiles, outermost."""
@@ -389,9 +401,6 @@ class _Tiling:
         tile, is_result = 1 << self.tile, any(side == "out" for side, _, _ in group)
         masks = {"pointwise": call.pointwise | tile} if is_result else {"folds": call.folds | tile}
         return replace(_with_axes(call, places), **masks)
-
-    def _called(self, term: Block, call: Call, operands: Sequence[int], t: int) -> int:
-        return self.new.add(Block(term.dtype, call, tuple(operands), 0), self.old.source.get(t))
 
     def _is_even(self, t: int) -> bool:
         """Whether tiles are all rows of a value and no more."""

@@ -39,7 +39,7 @@ class Family:
 def windows(program: Program, term: Block) -> Sequence[Window]:
     """The windows of the first operand that an operation's elements read; none if they may read more of it."""
     row = block_op(term.call.prim.name)
-    if row.windows is None or term.call.effects or len(term.call.out_axes) > 1:
+    if row.windows is None or term.call.effects:
         return ()
     return row.windows.along(*shapes(program, term), term.call.params)
 

@@ -95,11 +95,13 @@ class Windowed:
         padded: ``padded(params, number, low, high, extent)`` returns the parameters of the same call on ``extent`` elements of the operand
             along the spatial axis ``number`` with other padding.
         monoid: the monoid whose identity is the padding; the second operand is where it is None.
+        aligned: whether the second operand is read at the same places as the result has, which are those of whole groups of ``gap``.
     """
 
     along: Callable[[Shapes, Shapes, Params], list[Window]]
     padded: Callable[[Params, int, int, int, int], dict[str, Any]]
     monoid: str | None
+    aligned: bool = False
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,13 @@ def _reduction_windows(ins: Shapes, outs: Shapes, params: Params) -> list[Window
     ]
 
 
+def _selection_windows(ins: Shapes, outs: Shapes, params: Params) -> list[Window]:
+    """Return the windows of one source each, of the axes along which windows lie side by side: those of its elements are a group."""
+    rows = zip(params["window_dimensions"], params["window_strides"], params["padding"])
+    apart = [(a, size) for a, (size, stride, padding) in enumerate(rows) if size == stride > 1 and tuple(padding) == (0, 0)]
+    return [Window(a, a, ("out", 0, a), 1, size, size - 1, size) for a, size in apart]
+
+
 def _conv_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
     """Return source with dimension numbers as words.
 
@@ -200,6 +207,11 @@ ALGEBRA = [
         BlockOp(f"reduce_window_{name}", _window, windows=Windowed(_reduction_windows, _padded, monoid))
         for name, monoid in (("sum", "add"), ("max", "max"), ("min", "min"))
     ),
-    *(BlockOp(name, _window) for name in ("reduce_window", "select_and_gather_add", "select_and_scatter_add")),
+    *(BlockOp(name, _window) for name in ("reduce_window", "select_and_gather_add")),
+    BlockOp(
+        "select_and_scatter_add",
+        _window,
+        windows=Windowed(_selection_windows, lambda params, *padding: dict(params), "add", aligned=True),
+    ),
     BlockOp("reduce", _reduce, selection=_COMBINATION, shared=_reduced),
 ]  # fmt: skip
