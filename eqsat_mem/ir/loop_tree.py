@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 
@@ -21,6 +22,11 @@ class Seq:
     steps: tuple[int | Loop | Seq, ...]
     outs: frozenset[int]
     reads: frozenset[int]
+
+    @cached_property
+    def made(self) -> frozenset[int]:
+        """The terms that its steps compute (:func:`made`)."""
+        return frozenset().union(*([step] if isinstance(step, int) else made(step) for step in self.steps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,15 +89,15 @@ class Trees:
         return kept
 
 
-def made(step: Step) -> set[int]:
+def made(step: Step) -> frozenset[int]:
     """Return the terms that a step computes for the steps after it, before ``outs`` restricts them."""
     match step:
         case int():
-            return {step}
+            return frozenset((step,))
         case Loop():
-            return {*step.folds, *step.stacks}
+            return frozenset((*step.folds, *step.stacks))
         case Seq():
-            return set().union(*(made(s) for s in step.steps))
+            return step.made
 
 
 def walk_regions(seq: Seq, path: Path = ()) -> Iterator[tuple[Path, Seq]]:
@@ -143,7 +149,7 @@ def dissolved(seq: Seq, loop: Loop) -> Seq | None:
         inside = step.body if isinstance(step, Loop) else step
         if step is loop:
             inner = tuple(replace(s) if isinstance(s, Seq) else s for s in loop.body.steps)  # not the stretches of a loop any more
-            steps.append(replace(loop.body, steps=inner, outs=frozenset(made(loop))))
+            steps.append(replace(loop.body, steps=inner, outs=made(loop)))
         elif isinstance(inside, int):
             steps.append(inside)
         else:
@@ -176,7 +182,7 @@ def with_outs(steps: list[Step], whole: Seq) -> Seq:
     done: list[Step] = []
     for step in reversed(steps):
         if isinstance(step, Seq):
-            step = replace(step, outs=frozenset(made(step) & needed))
+            step = replace(step, outs=made(step) & needed)
             needed |= step.reads
         elif isinstance(step, Loop):
             needed |= step.body.reads

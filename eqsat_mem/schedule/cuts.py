@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import tee
+from typing import Generic, TypeVar
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import argument_bytes
@@ -16,6 +19,8 @@ from eqsat_mem.schedule.cost_model import again_s
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.sizes import Extents
 from eqsat_mem.schedule.split import Choices, Phases
+
+T = TypeVar("T")
 
 SHARES = 0.55, 0.85
 """The shares of the room beside arguments that slices may fill which loops keep for later ones; the rest is for what they work on."""
@@ -43,13 +48,13 @@ def kept_in_room(
     seconds = {t: again_s(ex, t, extents, backend) for t in phases.loops_of}
 
     def spent(keep: frozenset[int]) -> float:
-        loops_of = phases.loops_of if not keep else Phases(ex, seq, i, Choices(keep=keep, small=small)).loops_of
+        loops_of = phases.keeping(keep).loops_of if keep else phases.loops_of
         return sum(loops.bit_count() * seconds[t] for t, loops in loops_of.items())
 
     ordered = most_worth(dear, {t: memory.size(t, extents) for t in dear}, spent, int(SHARES[-1] * room))
     filled = [sum(memory.size(t, extents) for t in ordered[: k + 1]) for k in range(len(ordered))]
     for count in sorted({bisect(filled, share * room) for share in SHARES}):
-        kept = Phases(ex, seq, i, Choices(keep=frozenset(ordered[:count]), small=small)).split() if 0 < count < len(dear) else None
+        kept = phases.keeping(frozenset(ordered[:count])).split() if 0 < count < len(dear) else None
         if kept is not None:
             yield kept
 
@@ -79,11 +84,21 @@ def most_worth(able: Sequence[int], sizes: Mapping[int, int], spent: Callable[[f
 
 @dataclass(frozen=True)
 class Cuts:
-    """The ways to split a region along an index, and the slices that several loops compute and that are dear: to compute them again takes
-    longer than to store them."""
+    """The ways to split a region along an index, each made when it is asked for first, and the slices that several loops compute and that
+    are dear: to compute them again takes longer than to store them."""
 
-    ways: tuple[Seq, ...]
+    ways: Lazy[Seq]
     dear: tuple[int, ...]
+
+
+class Lazy(Generic[T]):
+    """The elements of an iterator, each made when it is asked for first, and once."""
+
+    def __init__(self, source: Iterator[T]) -> None:
+        (self._kept,) = tee(source, 1)
+
+    def __iter__(self) -> Iterator[T]:
+        return copy(self._kept)
 
 
 def cuts(ex: Extraction, memory: Memory, backend: Backend, large: bool, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Cuts:
@@ -97,7 +112,7 @@ def cuts(ex: Extraction, memory: Memory, backend: Backend, large: bool, seq: Seq
     phases = Phases(ex, seq, i, Choices(small=small))
     shared = phases.shared_slices()
     dear = tuple(t for t in shared if again_s(ex, t, extents, backend) > 3 * memory.size(t, extents) / slowest)
-    return Cuts(tuple(_ways(ex, large, phases, shared, dear, small)), dear)
+    return Cuts(Lazy(_ways(ex, large, phases, shared, dear, small)), dear)
 
 
 def _ways(ex: Extraction, large: bool, phases: Phases, shared: Sequence[int], dear: Sequence[int], small: frozenset[int]) -> Iterator[Seq]:
@@ -107,7 +122,7 @@ def _ways(ex: Extraction, large: bool, phases: Phases, shared: Sequence[int], de
     if changed is not None:
         yield changed
     for keep in (dear, shared) if changed is None else (dear,):
-        keeping = Phases(ex, seq, i, Choices(keep=frozenset(keep), small=small))
+        keeping = phases.keeping(frozenset(keep))
         if keeping.stacked != phases.stacked and (kept := keeping.split()) is not None:
             yield kept
             break

@@ -65,6 +65,8 @@ class Memory:
         contracted = {c for term in program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
         self._widths = [self.backend.width(self.ex, t, t in contracted) for t in range(len(program.terms))]
         self._columns = Columns(self.ex)
+        scans = ((t, term) for t, term in enumerate(program.terms) if isinstance(term, Block) and term.call.prim.name == "scan")
+        self._stacked_by_scans = frozenset(t for t, term in scans if term.out >= consts_and_carries(term.call.params)[1])
 
     def stored(self, t: int, extents: Extents) -> int:
         """Bytes of a value that loops stack, or that is returned: in its own dtype."""
@@ -234,8 +236,8 @@ class Memory:
         lives: list[tuple[int, int, int, float]] = []
         packs = self.backend.packs and seq in self._sliced_along and all(isinstance(step, int) for step in fused.kept)
         beside, joined = list[tuple[int, int]](), dict[int, int]()
-        begun = self._begun_ahead(seq, extents)
-        total, waiting = 0, sum(sum(states.values()) for states in begun)
+        begun = self._begun_ahead(seq, extents, seq in self._sliced_along)
+        total, waiting = 0, sum(sum(states.values()) for states in begun.values())
         for position, (step, written) in enumerate(zip(fused.kept, self.written_out(seq, extents), strict=True)):
             dying, sliced = self._flow(seq, position, every[position], live)
             scratch, own, new = written, 0, dict[int, int]()
@@ -254,7 +256,8 @@ class Memory:
             if not isinstance(step, int):
                 scratch += self._outputs_ahead(seq, live.keys() | made(step))
             taken_over = self._taken_over(step, new, dying, live, extents)
-            waiting -= sum(begun[position].values())
+            there = begun.get(position, {})
+            waiting -= sum(there.values())
             around.append(total + sum(new.values()) - taken_over + scratch + own + waiting)
             beside.append((scratch, own))
             if taken_over and isinstance(step, int):
@@ -265,7 +268,7 @@ class Memory:
             total += sum(new.values())
             for t, nbytes in new.items():
                 read = math.inf if t in seq.outs else fused.last_use.get(t, position)
-                lives.append((t, nbytes, 0 if t in begun[position] else position + isinstance(step, Seq), read))
+                lives.append((t, nbytes, 0 if t in there else position + isinstance(step, Seq), read))
             for t in (*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)):
                 total -= live.pop(t)
         if packs:  # inside of loops
@@ -274,21 +277,21 @@ class Memory:
             return Footprint.of_program(fused, around, lives, free_outputs(places_of(lives, joined), at_once(beside), len(around)))
         return Footprint(fused, tuple(around), tuple(lives))
 
-    def _begun_ahead(self, seq: Seq, extents: Extents) -> list[dict[int, int]]:
-        """The results of each kernel that are there from the beginning of a region: constants that loops and scans begin to write into."""
-        ahead = self.as_run and self.backend.begins_loops_ahead
-        return [self._begun(step, seq, extents, seq in self._sliced_along) if ahead else {} for step in self.fused(seq).kept]
+    def _begun_ahead(self, seq: Seq, extents: Extents, is_inside: bool) -> dict[int, dict[int, int]]:
+        """The results that are there from the beginning of a region, ``is_inside`` a loop or not, by the positions of their kernels:
+        constants that loops and scans begin to write into."""
+        if not (self.as_run and self.backend.begins_loops_ahead):
+            return {}
+        fused, scans = self.fused(seq), self._stacked_by_scans
+        begun = {p: self._begun(step, seq, extents, is_inside) for p, step in fused.nested}
+        stacked = ((p, t) for p, t in enumerate(fused.kept) if isinstance(t, int) and t in scans)
+        return begun | {p: {t: self.result(t, seq, extents)[0]} for p, t in stacked}
 
-    def _begun(self, step: Step, seq: Seq, extents: Extents, is_inside: bool) -> dict[int, int]:
-        if isinstance(step, Loop):
-            waits = None if is_inside else self.waiting(step, seq)
-            return {t: nbytes for t, nbytes in self.state(step, extents).items() if waits is None or t not in waits[1]}
+    def _begun(self, step: Loop | Seq, seq: Seq, extents: Extents, is_inside: bool) -> dict[int, int]:
         if isinstance(step, Seq):
-            states = (self._begun(inner, step, extents, is_inside) for inner in self.fused(step).kept)
-            return dict(itertools.chain.from_iterable(state.items() for state in states))
-        term = self.ex.program.terms[step]
-        stacked = isinstance(term, Block) and term.call.prim.name == "scan" and term.out >= consts_and_carries(term.call.params)[1]
-        return {step: self.result(step, seq, extents)[0]} if stacked else {}
+            return dict(itertools.chain.from_iterable(there.items() for there in self._begun_ahead(step, extents, is_inside).values()))
+        waits = None if is_inside else self.waiting(step, seq)
+        return {t: nbytes for t, nbytes in self.state(step, extents).items() if waits is None or t not in waits[1]}
 
     def waiting(self, loop: Loop, seq: Seq) -> tuple[int, frozenset[int]] | None:
         """The value that a loop of a region, inside of no loop, waits for, and the results whose memory does; None if it does not wait."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from typing import Any
 
 from eqsat_mem.deadline import NEVER, Deadline
@@ -313,10 +313,10 @@ class Search:
         for path, seq, extents in self.hot_spots(s) if only != () else ():
             small = self.small(seq, extents)
             for i in self.candidates(seq, extents):
-                if only is None or any(i == index for index, _ in only):
-                    for way, changed in enumerate(self.ways(seq, extents, i, small)):
-                        if all(self.steps([loop]) for loop in loops(changed)) and (only is None or (i, way) in only):
-                            yield self.start(with_region(s.seq, path, changed), s, (*s.splits, (i, way)))
+                last = None if only is None else max((way for index, way in only if index == i), default=-1)
+                for way, changed in enumerate(islice(self.ways(seq, extents, i, small), last if last is None else last + 1)):
+                    if all(self.steps([loop]) for loop in loops(changed)) and (only is None or (i, way) in only):
+                        yield self.start(with_region(s.seq, path, changed), s, (*s.splits, (i, way)))
 
     def small(self, seq: Seq, extents: Extents) -> frozenset[int]:
         """Values, leaves included, that hardly count: a share of what may be held beside the arguments, and of the cache."""
@@ -378,14 +378,15 @@ class Search:
         ablest = sorted(large, key=lambda i: (-able[i], -extents[i], i))[:CANDIDATES]
         return sorted(ablest, key=lambda i: (-extents[i], i))
 
-    def ways(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> tuple[Seq, ...]:
+    def ways(self, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Iterator[Seq]:
         """A region split along ``i`` in every way; see :mod:`eqsat_mem.schedule.cuts`."""
         key = seq, extents, i, small
         if key not in self.known.cuts:
             self.known.cuts[key] = cuts(self.ex, self.memory, self.backend, self.is_large, *key)
         found = self.known.cuts[key]
+        yield from found.ways
+        yield from sunk(self.memory, self.limit, *key)
         if (self.limit, *key) not in self.known.kept:
             keeping = kept_in_room(self.ex, self.memory, self.backend, self.limit, found.dear, *key)
             self.known.kept[self.limit, *key] = tuple(keeping)
-        sinking = sunk(self.memory, self.limit, *key)
-        return (*found.ways, *sinking, *self.known.kept[self.limit, *key])
+        yield from self.known.kept[self.limit, *key]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -136,19 +137,27 @@ class Phases:
         assert len(self.terms) == len(seq.steps), "only straight regions are split"
         self.kind: dict[int, Kind] = {}
         self.phase: dict[int, int] = {}
-        self.stacked: set[int] = set()
+        self.stacked: frozenset[int] = frozenset()
         self.levels: dict[int, frozenset[int]] = {}
         self.together: dict[int, set[int]] = {}
         self._classify(seq.outs)
         self.together = self._compared_together()
-        self.stacked |= self._compared_later()
-        needed = frozenset(self.stacked)
-        self.stacked |= {t for t in choices.keep if self.kind.get(t) is Kind.SLICE}
+        self.needed = frozenset(self.stacked | self._compared_later())
+        self._keep(choices.keep)
+
+    def keeping(self, keep: frozenset[int]) -> Phases:
+        """Return the same of which the loops keep other slices."""
+        other = copy(self)
+        other._keep(keep)
+        return other
+
+    def _keep(self, keep: frozenset[int]) -> None:
+        self.stacked = self.needed | {t for t in keep if self.kind.get(t) is Kind.SLICE}
         self.roots = self._roots()
         self.loops_of = self._loops_of()
-        if self.stacked != needed:
+        if self.stacked != self.needed:
             last = self._last_loops()
-            self.stacked = {t for t in self.stacked if t in needed or last.get(t, -1) > self.phase[t]}
+            self.stacked = frozenset(t for t in self.stacked if t in self.needed or last.get(t, -1) > self.phase[t])
             self.roots = self._roots()
             self.loops_of = self._loops_of()
 
@@ -171,7 +180,7 @@ class Phases:
         return sum(loops.bit_count() for loops in self.loops_of.values())
 
     def _classify(self, outs: frozenset[int]) -> None:
-        terms, effects_phase = self.ex.program.terms, 0
+        terms, effects_phase, stacked = self.ex.program.terms, 0, set[int]()
         for t in self.terms:
             kind, phase = Kind.WHOLE if self._stays_whole(t) else kind_of(self.ex, t, self.index), 0
             self.kind[t] = kind
@@ -183,14 +192,14 @@ class Phases:
                     continue
                 whole = self._gathered(t, view)
                 if whole:
-                    self.stacked.add(c)
+                    stacked.add(c)
                 phase = max(phase, self.phase[c] + (whole or self.kind[c] is Kind.FOLD))
             if has_effects(terms[t]):
                 effects_phase = phase = max(phase, effects_phase)
             self.phase[t] = phase
             if kind is Kind.FOLD and t in self.ex.rescales:
                 self._rescale(t, self.ex.rescales[t])
-        self.stacked |= {t for t in outs if self.kind.get(t) is Kind.SLICE}
+        self.stacked = frozenset(stacked.union(t for t in outs if self.kind.get(t) is Kind.SLICE))
 
     def _compared_together(self) -> dict[int, set[int]]:
         """Return, by term, the operands that a loop rematerialises together with it even if they are stacked.
@@ -256,12 +265,14 @@ class Phases:
 
     def _stays_whole(self, t: int) -> bool:
         """Whether ``t`` is small and its operands are whole; a fold over the index also needs small operands."""
+        if t not in self.small:
+            return False
         program = self.ex.program
         read = program.operands(t)
         sliced = [c for c in read if self.kind.get(c, Kind.WHOLE) is not Kind.WHOLE]
         if sliced and not (self.heavy.intersection(read) and all(self.kind[c] is Kind.SLICE and c in self.small for c in sliced)):
             return False
-        return t in self.small and (not folded(program.terms[t]) >> self.index & 1 or all(c in self.small for c in read))
+        return not folded(program.terms[t]) >> self.index & 1 or all(c in self.small for c in read)
 
     def _roots(self) -> dict[int, list[int]]:
         """Return the results of the loop of each phase."""

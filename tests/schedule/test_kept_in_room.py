@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import eqsat_mem
-from eqsat_mem.schedule.cuts import most_worth
+from eqsat_mem.schedule.cuts import Lazy, most_worth
 
 ROWS, WIDTH = 2048, 32
 
@@ -50,6 +50,14 @@ def test_nothing_is_kept_that_spares_nothing_or_has_no_room():
     asked = []
     assert most_worth([1, 2, 3], {1: 1, 2: 1, 3: 1}, lambda keep: asked.append(keep) or 10.0 - sum(keep), 2) == [3, 2]
     assert len(asked) <= 6  # and not each again after each
+
+
+def test_ways_to_split_are_made_when_they_are_asked_for_and_once():
+    made = []
+    ways = Lazy(made.append(k) or k for k in range(3))
+    assert next(iter(ways)) == 0
+    assert made == [0]
+    assert [*ways] == [*ways] == made == [0, 1, 2]
 
 
 def normalised(ws, x, y):

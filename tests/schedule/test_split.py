@@ -19,7 +19,7 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Program, bits
 from eqsat_mem.ir.loop_tree import Loop, Seq, Trees, at, enclosing, loops, made, walk_regions, with_region
 from eqsat_mem.schedule.schedules import Schedule
-from eqsat_mem.schedule.split import Choices, Kind, kind_of, region, shared_slices, split
+from eqsat_mem.schedule.split import Choices, Kind, Phases, kind_of, region, shared_slices, split
 from tests.oracles.execution import execute
 from tests.oracles.targets import CPU
 
@@ -93,6 +93,17 @@ def test_slices_of_an_earlier_phase_are_recomputed_unless_they_are_kept():
     assert [exp in loop.body.steps for loop in again] == [True, True]
     assert [exp in loop.body.steps for loop in kept] == [True, False]
     assert exp in kept[0].stacks
+
+
+def test_other_slices_are_kept_by_a_split_as_if_it_had_been_made_so():
+    ex = traced(softmax, (6, 4), (10, 4), (10, 3))
+    seq, i = region(ex), index_of(ex.program, 10)
+    phases = Phases(ex, seq, i)
+    every = phases.shared_slices()
+    assert every
+    for keep in (frozenset(every), frozenset(every[:1]), frozenset[int]()):
+        kept, alone = phases.keeping(frozenset(every)).keeping(keep), Phases(ex, seq, i, Choices(keep=keep))
+        assert (kept.stacked, kept.roots, kept.loops_of) == (alone.stacked, alone.roots, alone.loops_of)
 
 
 def test_kept_slices_that_no_later_loop_reads_are_not_stacked():
