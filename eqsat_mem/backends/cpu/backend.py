@@ -124,6 +124,7 @@ class CpuBackend(Backend):
         keeps_heavy: whether emitted source keeps the operands of folds that take many operations out of the kernel library.
         keeps_bits: whether source may only be written so that every bit stays.
         repeats_apart: whether emitted source makes what several kernels repeat along other axes anew for each.
+        has_planes: whether emitted source has convolutions along three axes plane by plane.
     """
 
     device: CpuDevice
@@ -131,6 +132,7 @@ class CpuBackend(Backend):
     keeps_heavy: bool = True
     keeps_bits: bool = False
     repeats_apart: bool = True
+    has_planes: bool = True
 
     platform: ClassVar[str] = "cpu"
     tie: ClassVar[Tie] = BitTie()
@@ -153,7 +155,7 @@ class CpuBackend(Backend):
 
     @property
     def weights(self) -> Weights:  # type: ignore[override]  # depends on the device
-        return weights.table(self.device.function_factor)
+        return weights.table(self.device.function_factor, self.has_planes)
 
     @property
     def preferences(self) -> Preferences:
@@ -164,7 +166,7 @@ class CpuBackend(Backend):
         return _BITWISE if self.keeps_bits else _USUAL if self.keeps_heavy else _PLAIN
 
     def keeping_bits(self) -> Self:
-        return replace(self, keeps_bits=True, keeps_heavy=False)
+        return replace(self, keeps_bits=True, keeps_heavy=False, has_planes=False)
 
     def variants(self, ex: Extraction) -> tuple[Self, ...]:
         """Also with operands of folds in the library's fusion: those that are kept out need memory, and where there is little of it chunks
@@ -175,7 +177,7 @@ class CpuBackend(Backend):
         return (self, replace(self, keeps_heavy=False)) if may_help else (self,)
 
     def plain(self) -> Self:
-        return replace(self, keeps_heavy=False, repeats_apart=False)
+        return replace(self, keeps_heavy=False, repeats_apart=False, has_planes=False)
 
     def as_emitted(self, ex: Extraction) -> Extraction:
         """Less the folds written out whose elements readers repeat: XLA computes what is elementwise and cheap again for each of these."""

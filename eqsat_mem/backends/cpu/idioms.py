@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from eqsat_mem.backends.cpu.fusion import ends, held_once, lone_operands, repeated_apart
+from eqsat_mem.backends.cpu.planes import convolved_by_planes, is_by_planes
 from eqsat_mem.backends.cpu.top_k import block_length, in_order, top_k_by_blocks
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Fold, Program
@@ -25,8 +26,8 @@ class CpuIdioms(Idioms):
 
     Attributes:
         keeps_apart: whether the kept operands of folds stay out of the kernel library's fusion.
-        keeps_bits: whether contractions keep the order of their operands, and triangular solves their side, because libraries may add
-            products in another order otherwise.
+        keeps_bits: whether contractions keep the order of their operands, triangular solves their side, and convolutions their axes,
+            because libraries may add products in another order otherwise.
     """
 
     keeps_apart: bool = True
@@ -71,7 +72,7 @@ class CpuIdioms(Idioms):
         return not self.keeps_bits and not contracted_last and columns < rows and columns <= depth
 
     def block(self, name: str) -> BlockSource:
-        return BlockSource() if self.keeps_bits and name in _REORDERED else _BLOCKS.get(name, BlockSource())
+        return (_KEEPING_BITS if self.keeps_bits else _BLOCKS).get(name, BlockSource())
 
 
 def _identity(dtype: Any, text: str) -> str:
@@ -114,15 +115,24 @@ def _convolution(params: Params, args: Sequence[str], ins: Shapes) -> str | None
     return None if text is None else _transposed(text, [order.index(axis) for axis in range(rank)])
 
 
+def _by_planes(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
+    """Return source of a convolution along three axes plane by plane, and of others as a whole."""
+    text = _convolution(params, args, ins)
+    if text is None or not is_by_planes(ins, params):
+        return text
+    return text.replace("lax.conv_general_dilated(", "convolved_by_planes(", 1)
+
+
 def _transposed(text: str, axes: Sequence[int]) -> str:
     return text if list(axes) == sorted(axes) else f"jnp.transpose({text}, {tuple(map(int, axes))})"
 
 
-_BLOCKS = {
+_KEEPING_BITS = {
     "conv_general_dilated": BlockSource(_convolution),
-    "triangular_solve": BlockSource(in_order=_solve_in_order),
     "top_k": BlockSource(_top_k, helpers=(block_length, in_order, top_k_by_blocks)),
 }
-
-_REORDERED = frozenset({"triangular_solve"})
-"""The operations whose replacement computes in another order, so that bits may change."""
+_BLOCKS = {
+    **_KEEPING_BITS,
+    "conv_general_dilated": BlockSource(_by_planes, helpers=(convolved_by_planes,)),
+    "triangular_solve": BlockSource(in_order=_solve_in_order),
+}

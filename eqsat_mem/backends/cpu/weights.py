@@ -11,6 +11,7 @@ from functools import cache
 
 from eqsat_mem.backends.cpu.convolutions import copied_elements, is_librarys
 from eqsat_mem.backends.cpu.lapack import workspace
+from eqsat_mem.backends.cpu.planes import held_elements, is_by_planes, one_plane
 from eqsat_mem.backends.cpu.top_k import block_length
 from eqsat_mem.ir import Map, Term
 from eqsat_mem.ir.ops import Shapes
@@ -93,20 +94,35 @@ dimensions, 1 to 64 features in and 1 to 256 out, windows as large as images inc
 PLACED, BEGUN = 2500.0, 140.0
 """The cost in additions of a place of the window, and of each of its positions, for Eigen, besides that of elements. The features of the
 gradient of a kernel are examples: one at a time, all cost is that of positions. Measured: benchmarks/calibration/convolution.py."""
-IN_SPACE = 16.0
-"""The factor by which positions of windows along three axes cost more: benchmarks/calibration/convolution.py."""
+IN_SPACE, APART_IN_SPACE = 6.0, 500.0
+"""The factor by which positions of windows along three axes cost more, and the cost in additions of an element of a patch along three axes
+whose elements lie apart: benchmarks/calibration/convolution.py."""
+PLANE, SIDE_BY_SIDE = 5e5, 4.0
+"""The cost in additions of the convolution of one plane of a result along three axes, besides that of its elements, and of an element that
+is copied for it: benchmarks/calibration/convolution.py."""
 
 
 def _convolution(ins: Shapes, outs: Shapes, params: Params) -> float:
     data, kernel, result = params["dimension_numbers"]
     groups = params["feature_group_count"] * params["batch_group_count"]
     features, results, window = ins[0][data[1]] // groups, outs[0][result[1]], [ins[1][a] for a in kernel[2:]]
-    places, taps = groups * math.prod(outs[0]) / max(results, 1), math.prod(window)
-    products = math.prod(outs[0]) * math.prod(n for a, n in enumerate(ins[1]) if a != kernel[0])
+    in_space, apart = len(window) > 2, math.prod(params["lhs_dilation"])
+    met = 1 if in_space else apart
+    places, taps = groups * math.prod(outs[0]) / max(results, 1), math.prod(window) / met
+    products = math.prod(outs[0]) * math.prod(n for a, n in enumerate(ins[1]) if a != kernel[0]) / met
     if groups == 1 and is_librarys(len(window), features, results):
         return MULTIPLIED * products + places * taps * features * (LAID_OUT if features >= TOGETHER else SCATTERED)
-    apart = IN_SPACE if len(window) > 2 and taps > 1 else 1.0
-    return MULTIPLIED * products + places * (PLACED + apart * taps * (BEGUN + LAID_OUT * features))
+    begun, laid_out = (IN_SPACE * BEGUN, IN_SPACE * LAID_OUT) if in_space and taps > 1 else (BEGUN, LAID_OUT)
+    laid_out = APART_IN_SPACE if in_space and apart > 1 else laid_out
+    return MULTIPLIED * products + places * (PLACED + taps * (begun + laid_out * features))
+
+
+def _emitted_convolution(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """A convolution of emitted source: along three axes plane by plane."""
+    if not is_by_planes(ins, params):
+        return _convolution(ins, outs, params)
+    flat, planes = one_plane(ins, outs, params), outs[0][params["dimension_numbers"][2][2]]
+    return planes * (PLANE + SIDE_BY_SIDE * math.prod(flat[0][0]) + _convolution(*flat))
 
 
 STEP, COMBINED = 20.0, 4.0
@@ -207,11 +223,12 @@ def is_slow(term: Term) -> bool:
 
 
 @cache
-def table(function_factor: float = 1.0) -> Weights:
+def table(function_factor: float = 1.0, emitted: bool = True) -> Weights:
     """Return the weights of XLA:CPU.
 
     Args:
         function_factor: a factor on the weights in :data:`MEASURED` that are at least :data:`FUNCTION`.
+        emitted: whether convolutions along three axes run as emitted source has them, not as XLA does.
     """
     measured = {op: weight * (function_factor if weight >= FUNCTION else 1.0) for op, weight in MEASURED.items()}
     return Weights(
@@ -220,7 +237,7 @@ def table(function_factor: float = 1.0) -> Weights:
             **BLOCKS,
             **{name: _factorisation(name) for name in FACTORISED},
             "triangular_solve": _triangular_solve,
-            "conv_general_dilated": _convolution,
+            "conv_general_dilated": _emitted_convolution if emitted else _convolution,
             "reduce": reduction(STEP, COMBINED),
             "gather": _gather,
             **dict.fromkeys(SCATTERS, _scatter),
@@ -239,7 +256,7 @@ def table(function_factor: float = 1.0) -> Weights:
             "eigh": _lapack("syevd"),
             "eig": _lapack("geev", "compute_left_eigenvectors", "compute_right_eigenvectors"),
             "svd": _lapack("gesdd", "compute_uv"),
-            "conv_general_dilated": copied_elements,
+            "conv_general_dilated": held_elements if emitted else copied_elements,
         },
         STEP,
         COMBINED,
