@@ -88,3 +88,27 @@ def test_layers_are_kept_as_far_as_there_is_room(monkeypatch):
     want = gradient(*args)
     for mine, theirs in zip(jax.tree.leaves(planned(*args)), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+
+
+def evolved(w, x, key):
+    """A step of evolution: perturbations are drawn for a population, and summed by how well each did among all."""
+    drawn = jax.random.normal(key, (256, WIDTH, WIDTH))
+    fitness = jax.vmap(lambda e: jnp.mean(jnp.tanh(x @ (w + 0.1 * e)) ** 2))(drawn)
+    return w + jnp.tensordot(fitness - fitness.mean(), drawn, 1)
+
+
+def test_numbers_made_of_random_bits_are_kept_and_not_the_bits():
+    """The bits are two words for each number: there is no room for these."""
+    rng = np.random.default_rng(8)
+    args = (
+        rng.standard_normal((WIDTH, WIDTH), np.float32),
+        rng.standard_normal((128, WIDTH), np.float32),
+        jax.random.key_data(jax.random.key(1)),
+    )
+    drawn = 256 * WIDTH * WIDTH * 4
+    outside = 2 * args[0].nbytes + args[1].nbytes
+    fast = eqsat_mem.optimize(evolved, memory_limit=outside + int(1.7 * drawn))
+    made = fast.plan(*args)
+    assert [text for loop in made.loops for text in loop.stacks if f"256,{WIDTH},{WIDTH}" in text and "f32" in text]
+    assert not [text for loop in made.loops for text in loop.stacks if "u32" in text]
+    np.testing.assert_allclose(fast(*args), jax.jit(evolved)(*args), rtol=1e-4, atol=1e-5)
