@@ -308,5 +308,5 @@ def call_with_indices(call: Call, to: Mapping[int, Axis]) -> Call:
     def arrays(before: tuple[Axes, ...]) -> tuple[Axes, ...]:
         return tuple(tuple(map(axis, axes)) for axes in before)
 
-    masks = {name: mask_of(axis(bits(getattr(call, name)))) for name in ("pointwise", "folds")}
-    return replace(call, in_axes=arrays(call.in_axes), out_axes=arrays(call.out_axes), **masks)
+    pointwise, folds = (mask_of(axis(bits(mask))) for mask in (call.pointwise, call.folds))
+    return replace(call, in_axes=arrays(call.in_axes), out_axes=arrays(call.out_axes), pointwise=pointwise, folds=folds)

@@ -1,12 +1,13 @@
 """Images in tiles that overlap: a network of convolutions runs strip by strip, each with as much beside it as its windows reach.
 
 A convolution binds the axes that its windows lie in, so that one of several needs all of what it reads. Where nothing fits otherwise, the
-rows of an image are cut into tiles, which are a batch from then on: its values have an index of tiles, which loops may run in chunks of, and
-one of the rows of a tile. How many rows a value needs on either side of a tile follows from its readers, back from results: those of a
-windowed operation's operand are more by the reach of the windows. Rows that lie outside of the image are the padding of what reads
-windows. Sums over rows, as the gradients of kernels are, are sums over tiles; what is read otherwise is put together first.
+rows of an image are cut into tiles, which are a batch from then on: its values have an index of tiles, of which loops may run in chunks,
+and one of the rows of a tile. How many rows a value needs on either side of a tile follows from its readers, back from results
+(:mod:`eqsat_mem.transforms.tile_needs`): windows reach further than what reads them. Rows that lie outside of the image are the padding of
+what reads windows. Sums over rows, as the gradients of kernels are, are sums over tiles; what is read otherwise is put together first.
 
 Small values (those of low resolution) are put together, too, and what reads them begins anew, so that what lies beside a tile stays little.
+Source of the name: J. Ragan-Kelley et al., Halide, 2013.
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ from eqsat_mem.ir import (
     Axis,
     Block,
     Call,
-    Const,
     Dot,
     Fold,
-    Input,
     Iota,
     Literal,
     Map,
+    Output,
     Program,
     Rename,
     Take,
@@ -41,94 +41,84 @@ from eqsat_mem.ir import (
     mask_of,
     with_children,
 )
-from eqsat_mem.ir.ops import MONOIDS, Group, Window, block_op
+from eqsat_mem.ir.ops import MONOIDS, Group, block_op
 from eqsat_mem.ir.terms import call_with_indices, with_indices
 from eqsat_mem.passes import EVERY, TILES, Pass
-from eqsat_mem.transforms.tile_families import Family, axes_of, families, shapes, windows
+from eqsat_mem.transforms.tile_families import axes_of, families
+from eqsat_mem.transforms.tile_needs import NONE, Needs, Sides, UnfitError
 
 PLACES, TRUTH = np.dtype(np.int32), np.dtype(bool)
-SMALL = 1 / 8
-"""The share of the largest value that has an index which is cut, below which values are put together."""
 OVERLAPS = (2.0, 0.5)
-"""The rows of a tile for each that lies beside it, in the forms of a program: the fewer the less it holds, and the more is computed again."""
-
-Sides = tuple[int, int]
-"""How many elements a value has of a tile before its own, and after them."""
+"""The rows of a tile for each that lies beside it, in the forms of a program: with fewer it holds less, and computes more again."""
+LARGEST = 2 / 3
+"""The share of all rows that a tile has at most, with those beside it."""
 
 
 def with_tiles(program: Program, passes: Collection[Pass] = EVERY) -> Iterator[Program]:
-    """Yield the program in tiles that overlap, larger ones first, then in such tiles along two axes; none where no value has windows."""
+    """Yield the program in tiles that overlap, larger ones first; none where no value has windows, or all reach too far."""
     if TILES not in passes:
         return
-    for overlap in OVERLAPS:
-        if (found := _tiled(program, overlap)) is not None:
-            yield found[0]
-    for overlap in OVERLAPS:
-        if (found := _tiled(program, overlap)) is not None and (both := _tiled(*found[:1], overlap, found[1])) is not None:
-            yield both[0]
-
-
-def _tiled(program: Program, overlap: float, made: int = 0) -> tuple[Program, int] | None:
-    """The program in tiles along the first family of indices that has none of those ``made`` before, and the indices that are made here;
-    None where it cannot be cut, or tiles would not be much smaller than the whole."""
     for family in families(program):
-        if family.mask & made:
-            continue
         try:
-            found = _Tiling(program, family).run(overlap)
-        except _UnfitError:
+            needs = Needs(program, family)
+            found = [_Tiling(needs, length).run() for length in _lengths(needs)]
+        except UnfitError:
             continue
-        if found is not None:
-            return found
-    return None
+        if found:
+            yield from found
+            return
 
 
-class _UnfitError(Exception):
-    """A program that cannot be cut into tiles along a family."""
+def _lengths(needs: Needs) -> list[int]:
+    """The rows of a tile: more and fewer for each that lies beside it, such that tiles are the whole where they can be."""
+    family = needs.family
+    rows, unit = needs.program.indices[family.base].extent, family.unit
+    beside = max((math.ceil(sum(sides) / family.rates[needs.index(t)]) for t, sides in needs.sides.items()), default=0)
+    found = []
+    for overlap in OVERLAPS:
+        wanted = max(int(overlap * beside), 1)
+        even = [n for n in range(unit, rows, unit) if rows % n == 0 and wanted / 2 <= n <= 2 * wanted]
+        length = min(even, key=lambda n: abs(n - wanted), default=-(-wanted // unit) * unit)
+        if beside and length + beside <= LARGEST * rows and length not in found:
+            found.append(length)
+    return found
 
 
 @dataclass
 class _Tiling:
-    """One rewriting: the old program's values by what becomes of them, and the tiles of those that are in tiles."""
+    """One rewriting into tiles of ``length`` elements of the family's base.
 
-    old: Program
-    family: Family
+    ``ids`` are the numbers of whole values, ``tiles`` those of what is made in tiles; ``rows`` are the indices of rows of a tile, and
+    ``order`` tells where new indices come among all.
+    """
+
+    needs: Needs
+    length: int
     new: Program = field(init=False)
-    sides: dict[int, Sides] = field(default_factory=dict)
-    together: set[int] = field(default_factory=set)
+    tile: int = field(init=False)
     ids: dict[int, int] = field(default_factory=dict)
     tiles: dict[int, int] = field(default_factory=dict)
     rows: dict[tuple[int, Sides], int] = field(default_factory=dict)
     calls: dict[tuple[int, Sides], Call] = field(default_factory=dict)
     order: dict[int, tuple[int, int]] = field(default_factory=dict)
-    length: int = 0
-    tile: int = 0
 
-    def run(self, overlap: float) -> tuple[Program, int] | None:
-        old, base = self.old, self.old.indices[self.family.base].extent
-        self._classify()
-        self._reach()
-        beside = max((math.ceil(sum(sides) / self.family.rates[self._index(t)]) for t, sides in self.sides.items()), default=0)
-        self.length = self._chosen(max(int(overlap * beside), 1), base)
-        count = -(-base // self.length)
-        if count < 2 or (self.length + beside) * 1.5 > base:
-            return None
-        self.new = old.empty_like()
-        self.tile = self._made("t", count, (-1, 0))
-        for t in old.reachable():
+    def __post_init__(self) -> None:
+        self.old, self.family = self.needs.program, self.needs.family
+        self.new = self.old.empty_like()
+        self.tile = self._made("tile", -(-self.old.indices[self.family.base].extent // self.length), (-1, 0))
+
+    def run(self) -> Program:
+        """The program in tiles.
+
+        Raises:
+            UnfitError: where an operation has windows of other positions than the family says.
+        """
+        for t in self.old.reachable():
             self._emit(t)
-        self.new.outputs = [replace(o, term=self._result(o.term), axes=self._result_axes(o.term, o.axes)) for o in old.outputs]
-        self.new.effects = [self.ids[t] for t in old.effects]
+        self.new.outputs = [self._result(output) for output in self.old.outputs]
+        self.new.effects = [self.ids[t] for t in self.old.effects]
         self.new.passes |= {TILES.name}
-        order = sorted(range(len(self.new.indices)), key=self._place)
-        to = {i: k for k, i in enumerate(order)}
-        return _in_order(self.new, order), mask_of(to[i] for i in self.order)
-
-    def _chosen(self, wanted: int, base: int) -> int:
-        """The rows of a tile: about as many as wanted, such that tiles are the whole where they can be."""
-        unit = self.family.unit
-        even = [n * unit for n in range(1, base // unit + 1) if base % (n * unit) == 0 and wanted / 2 <= n * unit <= 2 * wanted]
-        return min(even, key=lambda n: abs(n - wanted), default=-(-wanted // unit) * unit)
+        return _in_order(self.new, sorted(range(len(self.new.indices)), key=self._place))
 
     def _place(self, i: int) -> tuple[int, int]:
         """Where an index of the new program comes in the end."""
@@ -139,284 +129,184 @@ class _Tiling:
         self.order[made] = place
         return made
 
-    # what becomes of each value
-
-    def _index(self, t: int) -> int:
-        """The index of a value that is cut."""
-        (found,) = bits(self.old.free[t] & self.family.mask)
-        return found
-
-    def _classify(self) -> None:
-        """Find the values that are made in tiles, of which ``together`` are put together, too."""
-        old, mask = self.old, self.family.mask
-        small = SMALL * max(old.nbytes(t) for t in old.reachable() if old.free[t] & mask)
-        for t in old.reachable():
-            term, cut = old.terms[t], old.free[t] & mask
-            if cut.bit_count() > 1:
-                raise _UnfitError
-            is_read = any(self._is_tiled(c) for c in children(term))
-            if not cut or not (is_read or (isinstance(term, Block) and old.nbytes(t) > small)):
-                continue
-            if isinstance(term, Block) and self._way(term) is None:
-                continue
-            if isinstance(term, Take) and term.index in self.family.rates:
-                continue
-            self.sides[t] = (0, 0)
-            if old.nbytes(t) <= small and not isinstance(term, Map | Rename):
-                self.together.add(t)
-
-    def _is_tiled(self, t: int) -> bool:
-        """Whether readers read the tiles of a value."""
-        return t in self.sides and t not in self.together
-
-    def _way(self, term: Block) -> tuple[Window | None, Group] | None:
-        """How an operation acts on tiles: along its windows, or row by row where it has none along an index that is cut; with the group of
-        axes that the tiles are a part of. None where it needs what it reads together."""
-        call, mask = term.call, self.family.mask
-        if call.effects or call.inside is not None or call.bodies:
-            return None
-        ways = [w for w in windows(self.old, term) if all(axis and mask >> axis[0] & 1 for axis in axes_of(term, w))]
-        cut = mask_of(i for axes in call.out_axes for i in bits(axes_mask(axes) & mask))
-        if len(ways) > 1 or not (ways or (cut and not cut & ~call.pointwise)):
-            return None
-        window = ways[0] if ways else None
-        has = {("in", k) for k, a in enumerate(term.args) if self.old.free[a] & mask}
-        if window is not None and ("in", 1) in has and window.other[0] == "out" and not self._is_aligned(term):
-            return None
-        group = self._group(term, has | {("out", k) for k, axes in enumerate(call.out_axes) if axes_mask(axes) & mask})
-        return None if group is None else (window, group)
-
-    def _is_aligned(self, term: Block) -> bool:
-        """Whether an operation reads its second operand at the places that its result has."""
-        row = block_op(term.call.prim.name).windows
-        return row is not None and row.aligned
-
-    def _group(self, term: Block, has: Collection[tuple[str, int]]) -> Group | None:
-        """The axes of all arrays that have tiles which these may be a part of: axes of one element, else of a batch."""
-        row, call, mask = block_op(term.call.prim.name), term.call, self.family.mask
-        ins, outs = shapes(self.old, term)
-        arrays = {"in": call.in_axes, "out": call.out_axes}
-        fitting = []
-        for group in (*row.pointwise(ins, outs, call.params), *row.shared(ins, outs, call.params)):
-            axes = {arrays[side][k][a] for side, k, a in group}
-            if has <= {(side, k) for side, k, _ in group} and len(axes) == 1 and not axes_mask(tuple(axes)) & mask:
-                fitting.append((len(next(iter(axes))), group))
-        return min(fitting, key=lambda found: found[0])[1] if fitting else None
-
-    def _reach(self) -> None:
-        """Find how many rows each value needs on either side of a tile, from its readers."""
-        for t in reversed(self.old.reachable()):
-            term = self.old.terms[t]
-            own = self.sides.get(t, (0, 0))
-            way = self._way(term) if isinstance(term, Block) and self._reads_tiles(t, term) else None
-            if way is not None and way[0] is not None and self._is_aligned(term):
-                low, high = self._operand_sides(term, way[0], own)
-                own = self.sides[t] = low * way[0].gap, high * way[0].gap
-            for k, c in enumerate(children(term)):
-                if not self._is_tiled(c):
-                    continue
-                needed = own if not folded(term) & self.family.mask else (0, 0)
-                if way is not None and way[0] is not None:
-                    reached = self._operand_sides(term, way[0], own)
-                    needed = reached if k == 0 else own if self._is_aligned(term) else (0, 0)
-                elif isinstance(term, Block) and way is None:
-                    needed = (0, 0)
-                self.sides[c] = max(self.sides[c][0], needed[0]), max(self.sides[c][1], needed[1])
-
-    def _reads_tiles(self, t: int, term: Block) -> bool:
-        return t in self.sides or (not self.old.free[t] & self.family.mask and any(self._is_tiled(c) for c in term.args))
-
-    def _operand_sides(self, term: Term, window: Window, own: Sides) -> Sides:
-        """The rows that windows reach on either side of a tile."""
-        assert isinstance(term, Block)
-        read, by = axes_of(term, window)
-        low, high = window.reach(*(n * self.old.extent(mask_of(by[1:])) for n in (own if window.other[0] == "out" else (0, 0))))
-        inner = self.old.extent(mask_of(read[1:]))
-        first, last = low // window.gap, (high - 1) // window.gap + 1
-        return max(-(-first // inner), 0), max(-(-last // inner), 0)
-
-    # the new program
-
     def _emit(self, t: int) -> None:
-        """Add a term of the old program to the new one: in tiles, or as it is on operands that are put together."""
-        old, term = self.old, self.old.terms[t]
-        if t in self.sides:
-            self.tiles[t] = self._in_tiles(t, term, self.sides[t])
-            if t in self.together:
-                self.ids[t] = self._put_together(t)
-        elif not any(self._is_tiled(c) for c in children(term)):
-            self.ids[t] = self.new.add(with_children(term, tuple(self.ids[c] for c in children(term))), old.source.get(t))
-        elif self._is_summed(term):
-            self.ids[t] = self._in_tiles(t, term, (0, 0))
+        """Add a term of the old program to the new one: in tiles, as a sum over tiles, or as it is on operands that are put together."""
+        term = self.old.terms[t]
+        if t in self.needs.sides:
+            self.tiles[t] = self._in_tiles(t, term)
+            if t in self.needs.together:
+                self.ids[t] = self._put_together(t, self.tiles[t])
+        elif self.needs.reads_tiles(t) and not self.needs.cut(t) and (isinstance(term, Fold | Dot) or self.needs.way(t) is not None):
+            self.ids[t] = self._in_tiles(t, term)
         else:
-            operands = tuple(self._put_together(c) if self._is_tiled(c) else self.ids[c] for c in children(term))
-            self.ids[t] = self.new.add(with_children(term, operands), old.source.get(t))
+            operands = tuple(self._whole(c) for c in children(term))
+            self.ids[t] = self.new.add(with_children(term, operands), self.old.source.get(t))
 
-    def _is_summed(self, term: Term) -> bool:
-        """Whether an operation without an index that is cut sums over all tiles."""
-        return isinstance(term, Fold | Dot) or (isinstance(term, Block) and self._way(term) is not None)
-
-    def _in_tiles(self, t: int, term: Term, sides: Sides) -> int:
+    def _in_tiles(self, t: int, term: Term) -> int:
         if isinstance(term, Block):
-            return self._block(t, term, sides)
+            return self._along_windows(t, term) if self.needs.way(t) is not None and self._has_window(t) else self._row_by_row(t, term)
         over = folded(term) & self.family.mask
-        needed = (0, 0) if over else sides
-        operands = [self._operand(c, needed) for c in children(term)]
-        if over:
-            monoid = MONOIDS[term.monoid if isinstance(term, Fold) else "add"]
-            k = next(k for k, c in enumerate(children(term)) if self.old.free[c] & over)
-            fill = self._number(monoid.identity(self._dtype(operands[k])), operands[k])
-            operands[k] = self._filled(operands[k], *bits(over), needed, fill)
-        to = {i: (self.tile, self._row(i, (0, 0))) for i in bits(over)}
+        operands = [self._operand(c, self.needs.of_operand(t, k)) for k, c in enumerate(children(term))]
+        to: dict[int, Axis] = {i: (self.tile, self._row(i, NONE)) for i in bits(over)}
+        for i in bits(over):
+            k = next(k for k, c in enumerate(children(term)) if self.old.free[c] >> i & 1)
+            operands[k] = self._filled(operands[k], i, NONE, self._identity(term.monoid if isinstance(term, Fold) else "add", operands[k]))
         if isinstance(term, Rename):
-            to = {i: (self._row(i, sides),) for pair in term.pairs for i in pair if i in self.family.rates}
+            to = {i: (self._row(i, self.needs.sides[t]),) for pair in term.pairs for i in pair if i in self.family.rates}
         return self.new.add(with_indices(with_children(term, tuple(operands)), to), self.old.source.get(t))
 
+    def _has_window(self, t: int) -> bool:
+        way = self.needs.way(t)
+        return way is not None and way.window is not None
+
     def _operand(self, c: int, sides: Sides) -> int:
-        return self._read(c, sides) if self.old.free[c] & self.family.mask else self.ids[c]
+        return self._read(c, sides) if self.needs.cut(c) else self.ids[c]
 
-    def _dtype(self, t: int) -> np.dtype:
-        return self.new.terms[t].dtype
+    def _identity(self, monoid: str, like: int) -> int:
+        """The identity of a monoid in the dtype of a value."""
+        dtype = self.new.terms[like].dtype
+        return self.new.add(Literal.of(MONOIDS[monoid].identity(dtype), dtype))
 
-    def _number(self, value: object, like: int) -> int:
-        return self.new.add(Literal.of(value, self._dtype(like)))
+    # rows of a tile
 
     def _per_tile(self, i: int) -> int:
         """The elements of an index in a tile."""
-        found = self.length * self.family.rates[i]
-        assert found.denominator == 1, "tiles of whole rows"
-        if int(found) * self.new.indices[self.tile].extent < self.old.indices[i].extent:
-            raise _UnfitError
-        return int(found)
+        found = int(self.length * self.family.rates[i])
+        if found * self._count < self.old.indices[i].extent:
+            raise UnfitError
+        return found
+
+    @property
+    def _count(self) -> int:
+        return self.new.indices[self.tile].extent
 
     def _row(self, i: int, sides: Sides) -> int:
         """The index of the rows of a tile that an index has become, with those beside it."""
         if (i, sides) not in self.rows:
-            extent = self._per_tile(i) + sum(sides)
-            self.rows[i, sides] = self._made(self.old.indices[i].name, extent, (i, len(self.rows) + 1))
+            self.rows[i, sides] = self._made(self.old.indices[i].name, self._per_tile(i) + sum(sides), (i, len(self.order)))
         return self.rows[i, sides]
+
+    def _number(self, n: int) -> int:
+        return self.new.add(Literal.of(n, PLACES))
 
     def _positions(self, i: int, sides: Sides) -> int:
         """The position along an index of each row of a tile."""
         add = self.new.add
-        start = add(Map(PLACES, "mul", (add(Iota(PLACES, self.tile)), add(Literal.of(self._per_tile(i), PLACES)))))
+        start = add(Map(PLACES, "mul", (add(Iota(PLACES, self.tile)), self._number(self._per_tile(i)))))
         row = add(Iota(PLACES, self._row(i, sides)))
-        row = add(Map(PLACES, "sub", (row, add(Literal.of(sides[0], PLACES))))) if sides[0] else row
+        row = add(Map(PLACES, "sub", (row, self._number(sides[0])))) if sides[0] else row
         return add(Map(PLACES, "add", (start, row)))
 
     def _read(self, c: int, sides: Sides) -> int:
         """A value in tiles with so many rows beside them, which may be anything where they lie outside."""
-        i, term = self._index(c), self.old.terms[c]
+        i, term, add = self.needs.index(c), self.old.terms[c], self.new.add
         if isinstance(term, Iota):
-            place = self._positions(i, sides)
-            return self.new.add(Map(term.dtype, "convert_element_type", (place,), (("new_dtype", np.dtype(term.dtype)),)))
-        if not self._is_tiled(c):
-            return self.new.add(Take(term.dtype, i, self._positions(i, sides), self.ids[c]))
-        have = self.sides[c]
+            return add(Map(term.dtype, "convert_element_type", (self._positions(i, sides),), (("new_dtype", np.dtype(term.dtype)),)))
+        if not self.needs.is_tiled(c):
+            return add(Take(term.dtype, i, self._positions(i, sides), self.ids[c]))
+        have = self.needs.sides[c]
         if have == sides:
             return self.tiles[c]
-        row, low = self.new.add(Iota(PLACES, self._row(i, sides))), have[0] - sides[0]
-        place = self.new.add(Map(PLACES, "add", (row, self.new.add(Literal.of(low, PLACES))))) if low else row
-        return self.new.add(Take(term.dtype, self._row(i, have), place, self.tiles[c]))
-
-    def _sliced(self, t: int, before: Axis, after: Axis, start: int, stop: int) -> int:
-        """Elements of a value along an axis, which is called otherwise."""
-        rest = [j for j in bits(self.new.free[t]) if j not in before]
-        outer, inner = ([j for j in rest if (self._place(j) < self._place(before[0])) is is_outer] for is_outer in (True, False))
-        starts = tuple(start if j in before else 0 for j in (*outer, before[0], *inner))
-        stops = tuple(stop if j in before else self.new.indices[j].extent for j in (*outer, before[0], *inner))
-        params = {"start_indices": starts, "limit_indices": stops, "strides": None}
-        dtype = self._dtype(t)
-
-        def laid(axis: Axis) -> Axes:
-            return (*((j,) for j in outer), axis, *((j,) for j in inner))
-
-        call = Call(primitives.slice_p, params, (laid(before),), (laid(after),), (dtype,), mask_of(rest))
-        return self.new.add(Block(dtype, call, (t,), 0))
+        row, first = add(Iota(PLACES, self._row(i, sides))), have[0] - sides[0]
+        place = add(Map(PLACES, "add", (row, self._number(first)))) if first else row
+        return add(Take(term.dtype, self._row(i, have), place, self.tiles[c]))
 
     def _filled(self, t: int, i: int, sides: Sides, fill: int) -> int:
         """A value whose rows outside of the whole are ``fill``."""
         add, extent = self.new.add, self.old.indices[i].extent
-        ends = [("ge", 0)] if sides[0] > 0 else []
-        if sides[1] > 0 or self._per_tile(i) * self.new.indices[self.tile].extent > extent:
+        ends = [("ge", 0)] if sides[0] else []
+        if sides[1] or self._per_tile(i) * self._count > extent:
             ends.append(("lt", extent))
         if not ends:
             return t
-        place = self._positions(i, sides)
-        inside = [add(Map(TRUTH, name, (place, add(Literal.of(n, PLACES))))) for name, n in ends]
+        inside = [add(Map(TRUTH, name, (self._positions(i, sides), self._number(n)))) for name, n in ends]
         both = inside[0] if len(inside) == 1 else add(Map(TRUTH, "and", tuple(inside)))
-        return add(Map(self._dtype(t), "select_n", (both, fill, t)))
+        return add(Map(self.new.terms[t].dtype, "select_n", (both, fill, t)))
 
-    def _put_together(self, c: int) -> int:
-        """A value that is made in tiles as one array of all rows."""
+    # what is put together
+
+    def _whole(self, c: int) -> int:
+        """A value as one array of all rows."""
         if c not in self.ids:
-            i, tiles = self._index(c), self._read(c, (0, 0)) if c not in self.together else self.tiles[c]
-            axis = (self.tile, self._row(i, (0, 0)))
-            self.ids[c] = self._sliced(tiles, axis, (i,), 0, self.old.indices[i].extent)
+            self.ids[c] = self._put_together(c, self._read(c, NONE))
         return self.ids[c]
 
-    def _block(self, t: int, term: Block, sides: Sides) -> int:
-        """An operation on tiles: the tiles are a batch, or what is summed; rows are padded by what lies beside them."""
-        found = self._way(term)
-        assert found is not None, "an operation on tiles"
-        window, group = found
-        call, operands = self._in_group(term.call, group), [self._operand(c, sides) if window is None else -1 for c in term.args]
-        if window is None:
-            to = {i: (self._row(i, sides),) for axes in call.out_axes for i in bits(self.family.mask & axes_mask(axes))}
-            known = self.calls.setdefault((id(term.call), sides), call_with_indices(call, to))  # results of one operation stay that
-            return self.new.add(Block(term.dtype, known, tuple(operands), term.out), self.old.source.get(t))
-        read, by = axes_of(term, window)
-        row, needed = block_op(term.call.prim.name).windows, self._operand_sides(term, window, sides)
+    def _put_together(self, c: int, tiles: int) -> int:
+        i = self.needs.index(c)
+        return self._sliced(tiles, (self.tile, self._row(i, NONE)), (i,), 0, self.old.indices[i].extent)
+
+    def _sliced(self, t: int, before: Axis, after: Axis, start: int, stop: int) -> int:
+        """Elements of a value along an axis, which is called otherwise."""
+        rest = sorted((j for j in bits(self.new.free[t]) if j not in before), key=self._place)
+        outer = sum(self._place(j) < self._place(before[-1]) for j in rest)
+        axes: list[Axes] = [(*((j,) for j in rest[:outer]), axis, *((j,) for j in rest[outer:])) for axis in (before, after)]
+        starts = tuple(start if axis == before else 0 for axis in axes[0])
+        stops = tuple(stop if axis == before else self.new.extent(mask_of(axis)) for axis in axes[0])
+        params = {"start_indices": starts, "limit_indices": stops, "strides": None}
+        dtype = self.new.terms[t].dtype
+        return self.new.add(Block(dtype, Call(primitives.slice_p, params, (axes[0],), (axes[1],), (dtype,), mask_of(rest)), (t,), 0))
+
+    def _result(self, output: Output) -> Output:
+        """A result: of tiles that are all rows and no more the rows of all tiles."""
+        t = output.term
+        if not self.needs.is_tiled(t):
+            return replace(output, term=self.ids[t])
+        i = self.needs.index(t)
+        if self._per_tile(i) * self._count != self.old.indices[i].extent:
+            return replace(output, term=self._whole(t))
+        rows: Axis = (self.tile, self._row(i, NONE))
+        axes = tuple(tuple(k for j in axis for k in (rows if j == i else (j,))) for axis in output.axes)
+        return replace(output, term=self._read(t, NONE), axes=axes)
+
+    # operations that bind axes
+
+    def _row_by_row(self, t: int, term: Block) -> int:
+        """An operation that has no windows along rows on tiles."""
+        way, sides = self.needs.way(t), self.needs.sides[t]
+        assert way is not None, "an operation on tiles"
+        to: dict[int, Axis] = {i: (self._row(i, sides),) for axes in term.call.out_axes for i in bits(self.family.mask & axes_mask(axes))}
+        call = self.calls.setdefault((id(term.call), sides), call_with_indices(self._in_group(term.call, way.group), to))
+        return self.new.add(Block(term.dtype, call, tuple(self._operand(c, sides) for c in term.args), term.out), self.old.source.get(t))
+
+    def _along_windows(self, t: int, term: Block) -> int:
+        """An operation that has windows along rows on tiles: they are a batch, or what is summed, and their padding is what is beside."""
+        way, window, row = self.needs.way(t), self.needs.window(t), block_op(term.call.prim.name).windows
+        assert way is not None, "an operation on tiles"
         assert row is not None, "an operation with windows"
-        inner, own = self.old.extent(mask_of(read[1:])), sides if window.other[0] == "out" else (0, 0)
+        (read, by), (side, k, a) = axes_of(term, window), window.other
+        inner = self.old.extent(mask_of(read[1:]))
         period = self._per_tile(read[0]) * inner * window.gap
         if period != self._per_tile(by[0]) * self.old.extent(mask_of(by[1:])) * window.step:
-            raise _UnfitError
-        operands = [self._operand(c, own if row.aligned else (0, 0)) for c in term.args]
-        fill = operands[1] if row.monoid is None else self._number(MONOIDS[row.monoid].identity(self._dtype(operands[0])), operands[0])
-        operands[0] = self._filled(self._operand(term.args[0], needed), read[0], needed, fill)
-        if by[0] in bits(self.old.free[term.args[-1]]) and window.other[0] == "in":
-            operands[1] = self._filled(operands[1], by[0], (0, 0), fill)
-        low, high = window.reach(*(n * self.old.extent(mask_of(by[1:])) for n in own))
-        before = low - needed[0] * inner * window.gap
-        extent = (self._per_tile(read[0]) + sum(needed)) * inner
+            raise UnfitError
+        (low, high), reach = self.needs.dilated(t), self.needs.reach(t)
+        own = self.needs.sides.get(t, NONE)
+        operands = [self._operand(c, self.needs.of_operand(t, n)) for n, c in enumerate(term.args)]
+        fill = operands[1] if row.monoid is None else self._identity(row.monoid, operands[0])
+        operands[0] = self._filled(operands[0], read[0], reach, fill)
+        if side == "in":
+            operands[1] = self._filled(operands[1], by[0], NONE, fill)
+        extent = (self._per_tile(read[0]) + sum(reach)) * inner
+        before = low - reach[0] * inner * window.gap
         after = low + period + high - before - ((extent - 1) * window.gap + 1)
-        axis: Axis = (self._row(read[0], needed), *read[1:])
-        cut = tuple(max(-(-(-n) // window.gap), 0) for n in (before, after))
-        if any(cut) and row.padded is not block_op("slice").windows.padded:
+        axis: Axis = (self._row(read[0], reach), *read[1:])
+        if not row.cuts and min(before, after) < 0:
+            cut = [max(-(n // window.gap), 0) for n in (before, after)]
             shorter = self._made(self.old.indices[read[0]].name, extent - sum(cut), (read[0], len(self.order)))
             operands[0] = self._sliced(operands[0], axis, (shorter,), cut[0], extent - cut[1])
             axis, before, after, extent = (shorter,), before + cut[0] * window.gap, after + cut[1] * window.gap, extent - sum(cut)
-        call = replace(call, params=row.padded(call.params, window.number, before, after, extent))
-        side, k, a = window.other
-        places = {("in", 0, window.operand): axis, (side, k, a): (self._row(by[0], own), *by[1:])}
-        if row.aligned:
-            places["in", 1, a] = places[side, k, a]
-        return self.new.add(Block(term.dtype, _with_axes(call, places), tuple(operands), 0), self.old.source.get(t))
+        rows: Axis = (self._row(by[0], own), *by[1:])
+        places = {("in", 0, window.operand): axis, (side, k, a): rows} | ({("in", 1, a): rows} if row.aligned else {})
+        params = row.padded(term.call.params, window.number, before, after, extent)
+        call = replace(_with_axes(self._in_group(term.call, way.group), places), params=params)
+        return self.new.add(Block(term.dtype, call, tuple(operands), 0), self.old.source.get(t))
 
     def _in_group(self, call: Call, group: Group) -> Call:
         """A call on arrays of which one axis has the tiles, outermost."""
         arrays = {"in": call.in_axes, "out": call.out_axes}
-        places = {(side, k, a): (self.tile, *arrays[side][k][a]) for side, k, a in group}
-        tile, is_result = 1 << self.tile, any(side == "out" for side, _, _ in group)
-        masks = {"pointwise": call.pointwise | tile} if is_result else {"folds": call.folds | tile}
-        return replace(_with_axes(call, places), **masks)
-
-    def _is_even(self, t: int) -> bool:
-        """Whether tiles are all rows of a value and no more."""
-        i = self._index(t)
-        return self._per_tile(i) * self.new.indices[self.tile].extent == self.old.indices[i].extent
-
-    def _result(self, t: int) -> int:
-        if not self._is_tiled(t):
-            return self.ids[t]
-        return self._read(t, (0, 0)) if self._is_even(t) else self._put_together(t)
-
-    def _result_axes(self, t: int, axes: Axes) -> Axes:
-        if not self._is_tiled(t) or not self._is_even(t):
-            return axes
-        i = self._index(t)
-        return tuple(tuple(k for j in axis for k in ((self.tile, self._row(i, (0, 0))) if j == i else (j,))) for axis in axes)
+        call = _with_axes(call, {(side, k, a): (self.tile, *arrays[side][k][a]) for side, k, a in group})
+        if any(side == "out" for side, _, _ in group):
+            return replace(call, pointwise=call.pointwise | 1 << self.tile)
+        return replace(call, folds=call.folds | 1 << self.tile)
 
 
 def _with_axes(call: Call, places: Mapping[tuple[str, int, int], Axis]) -> Call:
@@ -430,7 +320,7 @@ def _with_axes(call: Call, places: Mapping[tuple[str, int, int], Axis]) -> Call:
 
 def _in_order(program: Program, order: Sequence[int]) -> Program:
     """The same program with its indices in another order."""
-    to = {i: (k,) for k, i in enumerate(order)}
+    to: dict[int, Axis] = {i: (k,) for k, i in enumerate(order)}
     into, calls = program.empty_like(), dict[int, Call]()
     into.indices = [program.indices[i] for i in order]
 

@@ -74,7 +74,7 @@ def families(program: Program) -> list[Family]:
 
 
 def _links(program: Program) -> Iterator[tuple[int, int, Fraction, bool]]:
-    """Yield pairs of indices of which one is read in windows of the other, with its elements for one of that; and whether these are wide."""
+    """Yield pairs of indices, the second with windows of the first and so many elements for one of it; and whether windows are wide."""
     for t in program.reachable():
         term = program.terms[t]
         if isinstance(term, Rename):

@@ -31,9 +31,9 @@ from eqsat_mem.ir.ops.source_text import is_key, param_text, primitive_text
 
 __all__ = [
     "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",
-    "Operation", "Place", "Selection", "Shapes", "Text", "Window", "accumulator", "bind_call", "block_op", "block_text", "call_groups", "call_on",
-    "call_params", "foldable", "held_inside", "is_elementwise", "is_first_operand", "is_key", "joins", "longer", "map_of", "map_params",
-    "map_row", "map_text", "named_axes", "of_one_rank", "operation_of", "param_text", "parts_of", "picks", "primitive_text",
+    "Operation", "Place", "Selection", "Shapes", "Text", "Window", "accumulator", "bind_call", "block_op", "block_text", "call_groups",
+    "call_on", "call_params", "foldable", "held_inside", "is_elementwise", "is_first_operand", "is_key", "joins", "longer", "map_of",
+    "map_params", "map_row", "map_text", "named_axes", "of_one_rank", "operation_of", "param_text", "parts_of", "picks", "primitive_text",
     "result_axes", "scatters_at", "searched", "shift_to_p", "slice_at_p", "value_text", "with_sums_p",
 ]  # fmt: skip
 

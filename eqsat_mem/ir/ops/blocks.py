@@ -96,12 +96,14 @@ class Windowed:
             along the spatial axis ``number`` with other padding.
         monoid: the monoid whose identity is the padding; the second operand is where it is None.
         aligned: whether the second operand is read at the same places as the result has, which are those of whole groups of ``gap``.
+        cuts: whether padding may be negative, so that it cuts elements away.
     """
 
     along: Callable[[Shapes, Shapes, Params], list[Window]]
     padded: Callable[[Params, int, int, int, int], dict[str, Any]]
     monoid: str | None
     aligned: bool = False
+    cuts: bool = False
 
 
 @dataclass(frozen=True)

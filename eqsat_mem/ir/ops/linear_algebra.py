@@ -101,14 +101,13 @@ def _padded(params: Params, number: int, low: int, high: int, extent: int) -> di
 
 def _reduction_windows(ins: Shapes, outs: Shapes, params: Params) -> list[Window]:
     """Return the windows of each axis along which they are no single elements."""
-    rank = len(params["window_dimensions"])
-    bound = [a for a in range(rank) if a not in _untouched(params["window_dimensions"], params)]
-    steps = zip(params["window_dimensions"], params["window_strides"], params["window_dilation"], params["base_dilation"], params["padding"])
-    rows = list(steps)
+    names = ("window_dimensions", "window_strides", "window_dilation", "base_dilation", "padding")
+    axes = enumerate(zip(*(params[name] for name in names)))
+    alone = _untouched(params["window_dimensions"], params)
     return [
         Window(a, a, ("out", 0, a), stride, gap, low, (size - 1) * dilation + 1)
-        for a in bound
-        for size, stride, dilation, gap, (low, _) in [rows[a]]
+        for a, (size, stride, dilation, gap, (low, _)) in axes
+        if a not in alone
     ]
 
 
@@ -211,7 +210,7 @@ ALGEBRA = [
     BlockOp(
         "select_and_scatter_add",
         _window,
-        windows=Windowed(_selection_windows, lambda params, *padding: dict(params), "add", aligned=True),
+        windows=Windowed(_selection_windows, lambda params, *padding: dict(params), "add", aligned=True, cuts=True),
     ),
     BlockOp("reduce", _reduce, selection=_COMBINATION, shared=_reduced),
 ]  # fmt: skip

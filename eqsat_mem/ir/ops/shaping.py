@@ -143,11 +143,11 @@ SHAPING = [
         _slice_text,
         moves=True,
         linear=slice(None),
-        windows=Windowed(_slice_windows, _slice_anew, "add"),
+        windows=Windowed(_slice_windows, _slice_anew, "add", cuts=True),
     ),
     BlockOp("dynamic_slice", _dynamic_slice, _resize_dynamic_slice, _dynamic_slice_text, moves=True, linear=slice(1)),
     BlockOp("dynamic_update_slice", _dynamic_update_slice, text=_dynamic_update_slice_text, linear=slice(2)),
-    BlockOp("pad", _pad, text=_pad_text, moves=True, linear=slice(None), windows=Windowed(_pad_windows, _pad_anew, None)),
+    BlockOp("pad", _pad, text=_pad_text, moves=True, linear=slice(None), windows=Windowed(_pad_windows, _pad_anew, None, cuts=True)),
     BlockOp(
         "concatenate",
         _concatenate,
