@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jax.extend.core import primitives
 
+from eqsat_mem.frontend.axis_unification import index_order
 from eqsat_mem.ir import (
     Axes,
     Axis,
@@ -26,6 +27,7 @@ from eqsat_mem.ir import (
     Call,
     Dot,
     Fold,
+    Input,
     Iota,
     Literal,
     Map,
@@ -118,7 +120,16 @@ class _Tiling:
         self.new.outputs = [self._result(output) for output in self.old.outputs]
         self.new.effects = [self.ids[t] for t in self.old.effects]
         self.new.passes |= {TILES.name}
-        return _in_order(self.new, sorted(range(len(self.new.indices)), key=self._place))
+        return _in_order(self.new, self._order())
+
+    def _order(self) -> list[int]:
+        """The indices of the new program in order: results and arguments, which are whole, are as they lie in memory; then as it was."""
+        given: list[tuple[int, list[int]]] = [(self.new.nbytes(o.term), [i for axis in o.axes for i in axis]) for o in self.new.outputs]
+        for t, term in enumerate(self.new.terms):
+            if isinstance(term, Input):
+                given.append((self.new.nbytes(t), [i for axis in term.axes for i in axis]))
+        known = sorted(range(len(self.new.indices)), key=self._place)
+        return index_order(known, given, [(1, known)])
 
     def _place(self, i: int) -> tuple[int, int]:
         """Where an index of the new program comes in the end."""
