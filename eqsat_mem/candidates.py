@@ -23,7 +23,7 @@ from eqsat_mem.ir import Call, Program
 from eqsat_mem.ir.jaxprs import share_bytes
 from eqsat_mem.ir.mesh import Placement
 from eqsat_mem.options import Options
-from eqsat_mem.passes import ROLLS, SCANS
+from eqsat_mem.passes import ROLLS, SCANS, TILES
 from eqsat_mem.ranking import order
 from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
@@ -194,7 +194,7 @@ class Forms:
             is_eager = self.further.is_eager(form)
             if is_settled and not is_eager:
                 break
-            if not is_eager and SCANS.name not in form.passes and any(f.best.fits(near) for f in found.values()):
+            if not is_eager and form.passes.isdisjoint([SCANS.name, TILES.name]) and any(f.best.fits(near) for f in found.values()):
                 continue
             result, smallest = self._attempt(k, form, backend, limit, scheduler, near)
             if smallest and (other := instead(smallest)) is not None:
@@ -202,7 +202,7 @@ class Forms:
             if result is None:
                 hopeless.append((k, max(self._floor_bytes(form), smallest), form))
                 continue
-            found[k], fits, slow = result, not smallest, slow_in_chunks(result.best, result.before)
+            found[k], fits, slow = result, not smallest, slow_in_chunks(result.best, result.before, self.further.is_before_tiles(form))
             if fits and is_eager:
                 slow = result.best.seconds * GAIN > (found[0].before if 0 in found else self.written(backend, limit)).seconds
             is_settled = is_settled or (fits and not slow and not self.further.is_in_segments(form))

@@ -119,6 +119,11 @@ def one_by_one(queries, keys, rows):
     return lax.map(lambda query: jax.nn.softmax(keys @ query) @ rows, queries)
 
 
+def filtered(image, first, second):
+    same = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))  # noqa: E731
+    return same(jnp.tanh(same(image[None, :, :, None], first)), second)[0, :, :, 0]
+
+
 PROGRAMS = {
     "search-by-folds": (nearest, [f32(900, 8), f32(800, 8)], 120 * KIB),
     "draws-by-position": (dropped, [jax.random.key(0)], 100 * KIB),
@@ -128,6 +133,7 @@ PROGRAMS = {
     "elements-apart": (overlaps, [f32(500, 4)], 100 * KIB),
     "equal-blocks-as-loops": (deep, [f32(14, 32, 32), f32(500, 32)], 3 * 2**20),
     "sums-of-parts": (tangents, [f32(100, 30), f32(30, 40), f32(40)], 300 * KIB),
+    "overlapping-tiles": (filtered, [f32(400, 100), f32(3, 3, 1, 8), f32(3, 3, 8, 1)], 900 * KIB),
     "shifts-by-position": (variation, [f32(400, 300)], 700 * KIB),
     "scatters-by-position": (counts, [np.arange(900, dtype=np.int32) * k % n for k, n in ((7, 300), (11, 400))] + [f32(400, 3)], 200 * KIB),
     "ranks-by-counting": (middle, [f32(300, 3)], 150 * KIB),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SLOW = 0.7
 """Times as written from which scans in chunks of a batch are compared with scans whose steps run again: a product of few rows reads all
 parameters in each step of each chunk."""
+SLOW_BY_WINDOW = 1.5
+"""Times as written from which operations with windows are compared with tiles that overlap, of which a third is computed again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +104,10 @@ def in_chunks(program: Program, seq: Seq) -> set[Call]:
     return found
 
 
-def slow_in_chunks(s: Schedule, written: Schedule) -> bool:
-    """Whether a schedule runs loops of the user's chunk by chunk and takes long."""
-    return s.seconds > SLOW * written.seconds and bool(in_chunks(s.ex.program, s.seq))
+def slow_in_chunks(s: Schedule, written: Schedule, by_window: bool = False) -> bool:
+    """Whether a schedule takes long that runs loops of the user's chunk by chunk, or operations with windows, if any are ``by_window``."""
+    in_loops = s.seconds > SLOW * written.seconds and bool(in_chunks(s.ex.program, s.seq))
+    return in_loops or (by_window and s.seconds > SLOW_BY_WINDOW * written.seconds)
 
 
 def settled(s: Schedule) -> Schedule:

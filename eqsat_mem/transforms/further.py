@@ -13,7 +13,7 @@ from eqsat_mem.frontend.scatters import with_scatters
 from eqsat_mem.frontend.shifts import with_shifts
 from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Program
-from eqsat_mem.passes import SCANS, SUMS
+from eqsat_mem.passes import SCANS, SUMS, TILES
 from eqsat_mem.transforms.counted_steps import with_counted_steps
 from eqsat_mem.transforms.overlapping_tiles import with_tiles
 from eqsat_mem.transforms.ranks import with_ranks
@@ -82,6 +82,15 @@ class Further:
             return not is_last or self.summed is not None
         return SUMS.name in form.passes and not fits
 
+    @cached_property
+    def in_tiles(self) -> list[Program]:
+        """The program in tiles that overlap."""
+        return [] if self.on_mesh else list(with_tiles(self.loaded, self.rules.passes))
+
+    def is_before_tiles(self, form: Program) -> bool:
+        """Whether forms in tiles come after one: they may be faster where that takes long."""
+        return TILES.name not in form.passes and bool(self.in_tiles)
+
     def is_in_segments(self, form: Program) -> bool:
         """Whether a form is one in segments that comes before the same without: the one or the other is faster."""
         return any(form is other for other in self._in_segments)
@@ -114,8 +123,8 @@ class Further:
                 yield form
             if program is self.loaded and self.at_once is not None:
                 yield from forms(self._original(self.at_once), self.rules, [stage for stage in Stage if stage >= Stage.BLOCKS])
-            if not self.on_mesh:
-                yield from with_tiles(program, self.rules.passes)
+            if program is self.loaded:
+                yield from self.in_tiles
             taken = with_takes(program) if self.rules.names("Take") else None
             shifted = None if self.on_mesh else with_shifts(program, self.rules.passes)
             for reading in filter(None, (taken, shifted)):

@@ -12,6 +12,7 @@ Source of the name: J. Ragan-Kelley et al., Halide, 2013.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,8 +51,9 @@ from eqsat_mem.transforms.tile_families import axes_of, families
 from eqsat_mem.transforms.tile_needs import NONE, Needs, Sides, UnfitError
 
 PLACES, TRUTH = np.dtype(np.int32), np.dtype(bool)
-OVERLAPS = (2.0, 0.5)
-"""The rows of a tile for each that lies beside it, in the forms of a program: with fewer it holds less, and computes more again."""
+OVERLAPS, SHARES = (2.0, 0.5), (1 / 16, 1 / 64)
+"""The rows of a tile for each that lies beside it, in the forms of a program, and the share of all that they are at least: with fewer it
+holds less, and computes more again."""
 LARGEST = 2 / 3
 """The share of all rows that a tile has at most, with those beside it."""
 
@@ -77,11 +79,11 @@ def _lengths(needs: Needs) -> list[int]:
     rows, unit = needs.program.indices[family.base].extent, family.unit
     beside = max((math.ceil(sum(sides) / family.rates[needs.index(t)]) for t, sides in needs.sides.items()), default=0)
     found = []
-    for overlap in OVERLAPS:
-        wanted = max(int(overlap * beside), 1)
+    for overlap, share in zip(OVERLAPS, SHARES):
+        wanted = max(int(overlap * beside), int(share * rows), 1)
         even = [n for n in range(unit, rows, unit) if rows % n == 0 and wanted / 2 <= n <= 2 * wanted]
         length = min(even, key=lambda n: abs(n - wanted), default=-(-wanted // unit) * unit)
-        if beside and length + beside <= LARGEST * rows and length not in found:
+        if length + beside <= LARGEST * rows and length not in found:
             found.append(length)
     return found
 
@@ -107,7 +109,8 @@ class _Tiling:
     def __post_init__(self) -> None:
         self.old, self.family = self.needs.program, self.needs.family
         self.new = self.old.empty_like()
-        self.tile = self._made("tile", -(-self.old.indices[self.family.base].extent // self.length), (-1, 0))
+        count = max(math.ceil(self.old.indices[i].extent / (self.length * rate)) for i, rate in self.family.rates.items())
+        self.tile = self._made("tile", count, (-1, 0))
 
     def run(self) -> Program:
         """The program in tiles.
@@ -132,7 +135,7 @@ class _Tiling:
         return index_order(known, given, [(1, known)])
 
     def _place(self, i: int) -> tuple[int, int]:
-        """Where an index of the new program comes in the end."""
+        """The place of an index of the new program in the end."""
         return self.order.get(i, (i, 0))
 
     def _made(self, name: str, extent: int, place: tuple[int, int]) -> int:
@@ -159,9 +162,9 @@ class _Tiling:
         over = folded(term) & self.family.mask
         operands = [self._operand(c, self.needs.of_operand(t, k)) for k, c in enumerate(children(term))]
         to: dict[int, Axis] = {i: (self.tile, self._row(i, NONE)) for i in bits(over)}
-        for i in bits(over):
-            k = next(k for k, c in enumerate(children(term)) if self.old.free[c] >> i & 1)
-            operands[k] = self._filled(operands[k], i, NONE, self._identity(term.monoid if isinstance(term, Fold) else "add", operands[k]))
+        for i, (k, c) in itertools.product(bits(over), enumerate(children(term))):
+            if self.old.free[c] >> i & 1:  # of both factors: what lies outside may be no number
+                operands[k] = self._filled(operands[k], i, NONE, self._identity(_monoid(term), operands[k]))
         if isinstance(term, Rename):
             to = {i: (self._row(i, self.needs.sides[t]),) for pair in term.pairs for i in pair if i in self.family.rates}
         return self.new.add(with_indices(with_children(term, tuple(operands)), to), self.old.source.get(t))
@@ -182,10 +185,7 @@ class _Tiling:
 
     def _per_tile(self, i: int) -> int:
         """The elements of an index in a tile."""
-        found = int(self.length * self.family.rates[i])
-        if found * self._count < self.old.indices[i].extent:
-            raise UnfitError
-        return found
+        return int(self.length * self.family.rates[i])
 
     @property
     def _count(self) -> int:
@@ -305,8 +305,10 @@ class _Tiling:
             shorter = self._made(self.old.indices[read[0]].name, extent - sum(cut), (read[0], len(self.order)))
             operands[0] = self._sliced(operands[0], axis, (shorter,), cut[0], extent - cut[1])
             axis, before, after, extent = (shorter,), before + cut[0] * window.gap, after + cut[1] * window.gap, extent - sum(cut)
-        rows: Axis = (self._row(by[0], own), *by[1:])
-        places = {("in", 0, window.operand): axis, (side, k, a): rows} | ({("in", 1, a): rows} if row.aligned else {})
+        places = {("in", 0, window.operand): axis, (side, k, a): (self._row(by[0], own), *by[1:])}
+        if way.aligned:
+            second = term.call.in_axes[1][a]
+            places["in", 1, a] = (self._row(second[0], own), *second[1:])
         params = row.padded(term.call.params, window.number, before, after, extent)
         call = replace(_with_axes(self._in_group(term.call, way.group), places), params=params)
         return self.new.add(Block(term.dtype, call, tuple(operands), 0), self.old.source.get(t))
@@ -318,6 +320,11 @@ class _Tiling:
         if any(side == "out" for side, _, _ in group):
             return replace(call, pointwise=call.pointwise | 1 << self.tile)
         return replace(call, folds=call.folds | 1 << self.tile)
+
+
+def _monoid(term: Term) -> str:
+    """The monoid by which a sum over rows folds."""
+    return term.monoid if isinstance(term, Fold) else "add"
 
 
 def _with_axes(call: Call, places: Mapping[tuple[str, int, int], Axis]) -> Call:

@@ -44,6 +44,12 @@ def windows(program: Program, term: Block) -> Sequence[Window]:
     return row.windows.along(*shapes(program, term), term.call.params)
 
 
+def is_aligned(term: Block) -> bool:
+    """Whether an operation with windows reads its second operand at the places that its result has."""
+    row = block_op(term.call.prim.name)
+    return row.windows is not None and row.windows.aligned
+
+
 def shapes(program: Program, term: Block) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """The shapes of an operation's operands and results."""
     return [program.shape(axes) for axes in term.call.in_axes], [program.shape(axes) for axes in term.call.out_axes]
@@ -83,9 +89,12 @@ def _links(program: Program) -> Iterator[tuple[int, int, Fraction, bool]]:
             continue
         for window in windows(program, term):
             read, by = axes_of(term, window)
-            if read and by:
-                inside = program.extent(mask_of(read[1:])) * window.gap, program.extent(mask_of(by[1:])) * window.step
-                yield read[0], by[0], Fraction(*inside), window.span > 1
+            if not read or not by:
+                continue
+            inner = [program.extent(mask_of(axis[1:])) for axis in (read, by)]
+            yield read[0], by[0], Fraction(inner[0] * window.gap, inner[1] * window.step), window.span > 1
+            if is_aligned(term) and (other := term.call.in_axes[1][window.operand]):
+                yield other[0], by[0], Fraction(program.extent(mask_of(other[1:])), inner[1]), False
 
 
 def _reached(links: Mapping[int, Mapping[int, Fraction]], start: int) -> dict[int, Fraction]:

@@ -1,4 +1,4 @@
-"""What becomes of each value where an image is cut into tiles: which are made in tiles, and how many rows they need beside these."""
+"""The values of an image that are made in tiles, with the rows that they need beside these."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cached_property
 
 from eqsat_mem.ir import Block, Map, Program, Rename, Take, axes_mask, bits, children, folded, mask_of
 from eqsat_mem.ir.ops import Group, Window, block_op
-from eqsat_mem.transforms.tile_families import Family, axes_of, shapes, windows
+from eqsat_mem.transforms.tile_families import Family, axes_of, is_aligned, shapes, windows
 
 SMALL = 1 / 8
 """The share of the largest value that has an index which is cut, up to which values are put together: those of low resolution."""
@@ -23,7 +23,10 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True)
 class Way:
-    """How an operation acts on tiles: along its window, row by row where that is None; ``group`` are the axes that tiles are a part of."""
+    """The way in which an operation acts on tiles: along its window, or row by row where that is None.
+
+    Tiles are a part of the axes of ``group``.
+    """
 
     window: Window | None
     group: Group
@@ -85,21 +88,21 @@ class Needs:
         return self.way(t) is not None if isinstance(term, Block) else not (isinstance(term, Take) and term.index in self.family.rates)
 
     def way(self, t: int) -> Way | None:
-        """How an operation that binds axes acts on tiles; None where it needs what it reads together."""
+        """The way in which an operation that binds axes acts on tiles; None where it needs what it reads together."""
         if t not in self._ways:
             term = self.program.terms[t]
             self._ways[t] = self._way(term) if isinstance(term, Block) else None
         return self._ways[t]
 
     def _way(self, term: Block) -> Way | None:
-        call, mask, row = term.call, self.family.mask, block_op(term.call.prim.name)
+        call, mask = term.call, self.family.mask
         if call.effects or call.inside is not None or call.bodies:
             return None
         ways = [w for w in windows(self.program, term) if all(axis and mask >> axis[0] & 1 for axis in axes_of(term, w))]
         cut = mask_of(i for axes in call.out_axes for i in bits(axes_mask(axes) & mask))
         if len(ways) > 1 or not (ways or (cut and not cut & ~call.pointwise)):
             return None
-        window, aligned = ways[0] if ways else None, row.windows is not None and row.windows.aligned
+        window, aligned = ways[0] if ways else None, is_aligned(term)
         has = {("in", k) for k, a in enumerate(term.args) if self.cut(a)}
         if window is not None and ("in", 1) in has and window.other[0] == "out" and not aligned:
             return None

@@ -58,7 +58,7 @@ def _pad_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
 
 def _pad_windows(ins: Shapes, outs: Shapes, params: Params) -> list[Window]:
     """Return the windows of the axes that are padded, of one element each."""
-    configs = enumerate(params["padding_config"])
+    configs = enumerate(tuple(map(int, config)) for config in params["padding_config"])
     return [Window(a, a, ("out", 0, a), 1, gap + 1, low, 1) for a, (low, high, gap) in configs if (low, high, gap) != (0, 0, 0)]
 
 
