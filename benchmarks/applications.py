@@ -1,8 +1,8 @@
 """Real programs with their gradients, held to a quarter of their temporaries: ``python -m benchmarks.applications [--only NAME]``
 
 Training steps of networks (:mod:`benchmarks.networks`) and programs of the sciences (:mod:`benchmarks.sciences`), each as written, with
-``jax.checkpoint`` around its layers or rows, cut by a person (gradients summed over parts of the batch, or rows in chunks, computed
-again), and planned. Every program runs in a process of its own.
+``jax.checkpoint`` around its layers or rows, cut by a person (gradients summed over parts of the batch or strips of a
+picture, or rows in chunks, computed again), and planned. Every program runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -73,8 +73,15 @@ def training(loss: Callable[..., Any], parts: int = 1) -> Callable[..., Any]:
     return step
 
 
-def trained(name: str, loss: Callable[..., Any], make: Callable[..., Any], tiny: tuple[int, ...], small: tuple[int, ...]) -> Application:
-    """An application of a loss of a batch; ``tiny`` and ``small`` are sizes."""
+def trained(
+    name: str,
+    loss: Callable[..., Any],
+    make: Callable[..., Any],
+    tiny: tuple[int, ...],
+    small: tuple[int, ...],
+    in_parts: Callable[..., Any] | None = None,
+) -> Application:
+    """An application of a loss of a batch, or of one that is written ``in_parts`` by a person; ``tiny`` and ``small`` are sizes."""
 
     def arguments(*sizes: int) -> tuple[Any, ...]:
         w, *batch = make(*sizes)
@@ -82,7 +89,8 @@ def trained(name: str, loss: Callable[..., Any], make: Callable[..., Any], tiny:
 
     layered = "block_of" in loss.__code__.co_varnames
     kept = training(partial(loss, block_of=jax.checkpoint) if layered else jax.checkpoint(loss))
-    return _at_scales(name, training(loss), arguments, tiny, small, {"checkpoint": kept, "by hand": training(loss, PARTS)})
+    by_hand = training(loss, PARTS) if in_parts is None else training(in_parts)
+    return _at_scales(name, training(loss), arguments, tiny, small, {"checkpoint": kept, "by hand": by_hand})
 
 
 # --- rows ----------------------------------------------------------------------------------------------
@@ -124,6 +132,14 @@ APPLICATIONS = {
         trained("transformer", networks.language_loss, networks.language_arguments, (8, 8, 8, 2, 20), (8, 256)),
         trained("vision transformer", networks.vision_loss, networks.vision_arguments, (8, 16, 12, 1), (32, 64)),
         trained("U-Net", networks.unet_loss, networks.unet_arguments, (8, 8, 2), (16, 64)),
+        trained(
+            "picture restoration",
+            networks.restoration_loss,
+            networks.restoration_arguments,
+            (16, 8, 1, 2),
+            (768, 384),
+            networks.restoration_loss_in_strips,
+        ),
         trained("mixture of experts", networks.experts_loss, networks.experts_arguments, (16, 8, 4), (4_096,)),
         trained("state-space layer", networks.state_space_loss, networks.state_space_arguments, (8, 8, 4, 2), (8, 1_024)),
         trained("normalising flow", networks.flow_loss, networks.flow_arguments, (16, 4, 2), (8_192,)),

@@ -125,6 +125,51 @@ def unet_loss(w: Weights, images: jax.Array, noise: jax.Array, block_of: Any = l
     return jnp.mean((convolve(out, w["i"]) - noise) ** 2)
 
 
+STRIP = 64
+"""The rows of a picture that a person computes at once, besides those that the windows of all layers reach."""
+
+
+def restoration_arguments(rows: int, columns: int, layers: int = 6, c: int = 16) -> tuple[Any, ...]:
+    shapes = {"first": (3, 3, 3, c), **{f"layer{k}": (3, 3, c, c) for k in range(layers)}, "last": (3, 3, c, 3)}
+    kernels = jax.tree.map(lambda w: w / 3, weights(0, **shapes))
+    return kernels, normal(1, rows, columns, 3), normal(1, rows, columns, 3, seed=3)
+
+
+def restored(w: Weights, picture: jax.Array, inside: jax.Array | float, block_of: Any) -> jax.Array:
+    """One picture less its noise, told by convolutions that add to what they read; rows that are not ``inside`` are padding."""
+
+    def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(x * inside, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def block(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return x + convolve(jax.nn.silu(x), kernel)
+
+    x = convolve(picture, w["first"])
+    for k in range(len(w) - 2):
+        x = block_of(block)(x, w[f"layer{k}"])
+    return picture - convolve(x, w["last"])
+
+
+def restoration_loss(w: Weights, picture: jax.Array, clean: jax.Array, block_of: Any = lambda block: block) -> jax.Array:
+    return jnp.mean((restored(w, picture, 1.0, block_of) - clean) ** 2)
+
+
+def restoration_loss_in_strips(w: Weights, picture: jax.Array, clean: jax.Array) -> jax.Array:
+    """The same, of one strip after the other, each with the rows beside it that the windows of all layers reach."""
+    (_, rows, *_), beside = picture.shape, len(w)
+    strip = min(STRIP, rows)
+    padded = jnp.pad(picture, ((0, 0), (beside, beside), (0, 0), (0, 0)))
+
+    @jax.checkpoint
+    def squares(start: jax.Array) -> jax.Array:
+        place = start - beside + jnp.arange(strip + 2 * beside)
+        inside = ((place >= 0) & (place < rows)).astype(picture.dtype)[:, None, None]
+        found = restored(w, lax.dynamic_slice_in_dim(padded, start, strip + 2 * beside, 1), inside, lambda block: block)
+        return jnp.sum((found[:, beside:-beside] - lax.dynamic_slice_in_dim(clean, start, strip, 1)) ** 2)
+
+    return jnp.sum(lax.map(squares, jnp.arange(0, rows, strip))) / picture.size
+
+
 # --- layers of other kinds -----------------------------------------------------------------------------
 
 
