@@ -11,7 +11,7 @@ which only the slices are read that stand for the parts, as gradients of concate
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from jax.extend.core import primitives
@@ -31,6 +31,7 @@ from eqsat_mem.ir import (
     Take,
     Term,
     bits,
+    call_with_indices,
     children,
     folded,
     mask_of,
@@ -195,7 +196,7 @@ class _Parting:
                 return new.add(Dot(term.dtype, over, operands[0], operands[1], term.precision))
             return new.add(Map(term.dtype, "mul", tuple(operands)))
         if isinstance(term, Block):
-            return new.add(Block(term.dtype, _on_part(term.call, index, self.axes[index][k]), tuple(operands), 0))
+            return new.add(Block(term.dtype, call_with_indices(term.call, {index: self.axes[index][k]}), tuple(operands), 0))
         return new.add(with_children(term, tuple(operands)))
 
     def _parts_of(self, new: Program, t: int, index: int, ids: Mapping[int, int]) -> Sequence[int]:
@@ -264,19 +265,6 @@ def _monoid(term: Term) -> str:
             return block_op(term.call.prim.name).monoid or "add"
         case _:
             return "add"
-
-
-def _on_part(call: Call, index: int, axis: Axis) -> Call:
-    """A call on operands that have the axis of a part in place of an index."""
-
-    def named(arrays: tuple[Axes, ...]) -> tuple[Axes, ...]:
-        return tuple(tuple(axis if a == (index,) else a for a in axes) for axes in arrays)
-
-    def moved(mask: int) -> int:
-        return mask & ~(1 << index) | mask_of(axis) if mask >> index & 1 else mask
-
-    ins, outs = named(call.in_axes), named(call.out_axes)
-    return replace(call, in_axes=ins, out_axes=outs, pointwise=moved(call.pointwise), folds=moved(call.folds))
 
 
 def _positions(new: Program, start: int, axis: Axis) -> int:

@@ -22,12 +22,14 @@ from eqsat_mem.ir.terms import (
     Term,
     axes_mask,
     bits,
+    call_with_indices,
     children,
     folded,
     is_leaf,
     mask_of,
     shortest,
     with_children,
+    with_indices,
 )
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "axes_mask",
     "axes_text",
     "bits",
+    "call_with_indices",
     "check",
     "children",
     "describe",
@@ -67,4 +70,5 @@ __all__ = [
     "output_sizes",
     "shortest",
     "with_children",
+    "with_indices",
 ]

@@ -39,13 +39,14 @@ from eqsat_mem.ir import (
     Term,
     axes_mask,
     bits,
+    call_with_indices,
     children,
     folded,
     mask_of,
     with_children,
+    with_indices,
 )
 from eqsat_mem.ir.ops import MONOIDS, Group, block_op
-from eqsat_mem.ir.terms import call_with_indices, with_indices
 from eqsat_mem.passes import EVERY, TILES, Pass
 from eqsat_mem.transforms.tile_families import axes_of, families
 from eqsat_mem.transforms.tile_needs import NONE, Needs, Sides, UnfitError
