@@ -60,7 +60,7 @@ LARGEST = 2 / 3
 
 
 def with_tiles(program: Program, passes: Collection[Pass] = EVERY) -> Iterator[Program]:
-    """Yield the program in tiles that overlap, larger ones first; none where no value has windows, or all reach too far."""
+    """Yield the program in tiles that overlap, larger ones first; none where no value is made in tiles, or all reach too far."""
     if TILES not in passes:
         return
     for family in families(program):
@@ -75,10 +75,12 @@ def with_tiles(program: Program, passes: Collection[Pass] = EVERY) -> Iterator[P
 
 
 def _lengths(needs: Needs) -> list[int]:
-    """The rows of a tile: more and fewer for each that lies beside it, such that tiles are the whole where they can be."""
+    """The rows of a tile: more and fewer for each that lies beside it, such that tiles are the whole where they can be; none for no value."""
+    if not needs.sides:
+        return []
     family = needs.family
     rows, unit = needs.program.indices[family.base].extent, family.unit
-    beside = max((math.ceil(sum(sides) / family.rates[needs.index(t)]) for t, sides in needs.sides.items()), default=0)
+    beside = max((math.ceil(sum(sides) / family.rates[needs.index(t)]) for t, sides in needs.sides.items()))
     found = []
     for overlap, share in zip(OVERLAPS, SHARES):
         wanted = max(int(overlap * beside), int(share * rows), 1)

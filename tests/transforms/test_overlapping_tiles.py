@@ -263,6 +263,28 @@ def test_windows_that_reach_all_rows_stay():
     assert list(with_tiles(program)) == []
 
 
+def test_another_image_is_in_tiles_where_the_largest_cannot_be():
+    """A convolution with groups of the batch has no batch that tiles could be a part of."""
+    rng = np.random.default_rng(7)
+    args = whole(rng, 2, 96, 8, 4), whole(rng, 3, 3, 4, 4), whole(rng, 1, 96, 4, 2), whole(rng, 3, 3, 2, 2)
+
+    def first(x, w):
+        return conv(x, w, batch_group_count=2)
+
+    def both(x, w, y, v):
+        return first(x, w), conv(jax.nn.relu(conv(y, v)), v)
+
+    alone, _ = loaded(first, args[:2])
+    assert families(alone)
+    assert list(with_tiles(alone)) == []
+    forms = are_the_same(both, args)
+    assert forms
+    for form in forms:
+        (tile,) = (i for i, index in enumerate(form.indices) if index.name.startswith("tile"))
+        calls = [form.terms[t].call for t in form.reachable() if isinstance(form.terms[t], Block)]
+        assert sum(call.prim.name == "conv_general_dilated" and call.pointwise >> tile & 1 for call in calls) == 2
+
+
 def test_without_the_pass_there_are_none():
     program, _ = loaded(unet, (filters(), image(128)))
     assert len(list(with_tiles(program))) == len(OVERLAPS)
