@@ -25,7 +25,7 @@ class UnfitError(Exception):
 class Way:
     """The way in which an operation acts on tiles: along its window, or row by row where that is None.
 
-    Tiles are a part of the axes of ``group``.
+    Tiles are a part of the axes of ``group``; along windows, the second operand may be read at the places of the result (``aligned``).
     """
 
     window: Window | None
@@ -102,7 +102,8 @@ class Needs:
         cut = mask_of(i for axes in call.out_axes for i in bits(axes_mask(axes) & mask))
         if len(ways) > 1 or not (ways or (cut and not cut & ~call.pointwise)):
             return None
-        window, aligned = ways[0] if ways else None, is_aligned(term)
+        window = ways[0] if ways else None
+        aligned = window is not None and is_aligned(term)
         has = {("in", k) for k, a in enumerate(term.args) if self.cut(a)}
         if window is not None and ("in", 1) in has and window.other[0] == "out" and not aligned:
             return None

@@ -263,6 +263,16 @@ def test_windows_that_reach_all_rows_stay():
     assert list(with_tiles(program)) == []
 
 
+def test_tiles_across_the_windows_of_a_gradient_of_maxima():
+    """Rows are too few, and columns are cut, of which windows of rows know nothing."""
+    rng = np.random.default_rng(8)
+
+    def loss(w, x):
+        return jnp.sum(lax.reduce_window(conv(x, w), -np.inf, lax.max, (1, 3, 1, 1), (1, 3, 1, 1), "VALID") ** 2)
+
+    assert are_the_same(jax.grad(loss), (whole(rng, 3, 3, 2, 2), whole(rng, 1, 6, 96, 2)))
+
+
 def test_another_image_is_in_tiles_where_the_largest_cannot_be():
     """A convolution with groups of the batch has no batch that tiles could be a part of."""
     rng = np.random.default_rng(7)
