@@ -99,7 +99,7 @@ class Needs:
         if call.effects or call.inside is not None or call.bodies:
             return None
         ways = [w for w in windows(self.program, term) if all(axis and mask >> axis[0] & 1 for axis in axes_of(term, w))]
-        cut = mask_of(i for axes in call.out_axes for i in bits(axes_mask(axes) & mask))
+        cut = mask_of(i for axes in (*call.in_axes, *call.out_axes) for i in bits(axes_mask(axes) & mask))
         if len(ways) > 1 or not (ways or (cut and not cut & ~call.pointwise)):
             return None
         window = ways[0] if ways else None

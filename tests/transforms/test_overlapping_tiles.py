@@ -273,6 +273,17 @@ def test_tiles_across_the_windows_of_a_gradient_of_maxima():
     assert are_the_same(jax.grad(loss), (whole(rng, 3, 3, 2, 2), whole(rng, 1, 3, 96, 2)))
 
 
+def test_rows_at_places_of_the_same_rows_are_read_of_the_whole():
+    """The result has rows, and so have the places, and each may read any row."""
+    rng = np.random.default_rng(9)
+
+    def permuted(x, w):
+        y = conv(x, w)
+        return conv(jnp.take_along_axis(y, jnp.abs(y).astype(int) % y.shape[1], 1), w)
+
+    assert are_the_same(permuted, (whole(rng, 1, 96, 4, 2), whole(rng, 3, 3, 2, 2)))
+
+
 def test_another_image_is_in_tiles_where_the_largest_cannot_be():
     """A convolution with groups of the batch has no batch that tiles could be a part of."""
     rng = np.random.default_rng(7)
