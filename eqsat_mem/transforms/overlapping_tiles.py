@@ -75,7 +75,7 @@ def with_tiles(program: Program, passes: Collection[Pass] = EVERY) -> Iterator[P
 
 
 def _lengths(needs: Needs) -> list[int]:
-    """The rows of a tile: more and fewer for each that lies beside it, such that tiles are the whole where they can be; none for no value."""
+    """The rows of a tile: more and fewer for each that lies beside it, such that tiles are the whole where they can be."""
     if not needs.sides:
         return []
     family = needs.family
