@@ -46,7 +46,7 @@ from eqsat_mem.ir import (
     with_children,
     with_indices,
 )
-from eqsat_mem.ir.ops import MONOIDS, Group, block_op
+from eqsat_mem.ir.ops import MONOIDS, Group, Window, block_op
 from eqsat_mem.passes import EVERY, TILES, Pass
 from eqsat_mem.transforms.tile_families import axes_of, families
 from eqsat_mem.transforms.tile_needs import NONE, Needs, Sides, UnfitError
@@ -225,9 +225,9 @@ class _Tiling:
         place = add(Map(PLACES, "add", (row, self._number(first)))) if first else row
         return add(Take(term.dtype, self._row(i, have), place, self.tiles[c]))
 
-    def _filled(self, t: int, i: int, sides: Sides, fill: int) -> int:
-        """A value whose rows outside of the whole are ``fill``."""
-        add, extent = self.new.add, self.old.indices[i].extent
+    def _filled(self, t: int, i: int, sides: Sides, fill: int, rows: int | None = None) -> int:
+        """A value whose rows outside of the whole, or after so many ``rows``, are ``fill``."""
+        add, extent = self.new.add, self.old.indices[i].extent if rows is None else rows
         ends = [("ge", 0)] if sides[0] else []
         if sides[1] or self._per_tile(i) * self._count > extent:
             ends.append(("lt", extent))
@@ -296,7 +296,7 @@ class _Tiling:
         own = self.needs.sides.get(t, NONE)
         operands = [self._operand(c, self.needs.of_operand(t, n)) for n, c in enumerate(term.args)]
         fill = operands[1] if row.monoid is None else self._identity(row.monoid, operands[0])
-        operands[0] = self._filled(operands[0], read[0], reach, fill)
+        operands[0] = self._filled(operands[0], read[0], reach, fill, self._read_rows(read, by, window) if side == "in" else None)
         if side == "in":
             operands[1] = self._filled(operands[1], by[0], NONE, fill)
         extent = (self._per_tile(read[0]) + sum(reach)) * inner
@@ -315,6 +315,19 @@ class _Tiling:
         params = row.padded(term.call.params, window.number, before, after, extent)
         call = replace(_with_axes(self._in_group(term.call, way.group), places), params=params)
         return self.new.add(Block(term.dtype, call, tuple(operands), 0), self.old.source.get(t))
+
+    def _read_rows(self, read: Axis, by: Axis, window: Window) -> int:
+        """The rows that all windows together read: others may be no numbers, which times nothing are none either.
+
+        Raises:
+            UnfitError: where the last of these rows is read in part.
+        """
+        extent, inner = self.old.indices[read[0]].extent, self.old.extent(mask_of(read[1:]))
+        last = (self.old.extent(mask_of(by)) - 1) * window.step - window.before + window.span - 1
+        places = last // window.gap + 1
+        if places < extent * inner and places % inner:
+            raise UnfitError
+        return min(extent, places // inner)
 
     def _in_group(self, call: Call, group: Group) -> Call:
         """A call on arrays of which one axis has the tiles, outermost."""

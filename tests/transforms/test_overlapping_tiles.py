@@ -227,6 +227,19 @@ def test_one_image_fits_where_nothing_else_does(fun):
         eqsat_mem.optimize(fun, memory_limit=limit, without_rules=[TILES.name]).plan(*args)
 
 
+@pytest.mark.parametrize("rows", [200, 199, 193])
+def test_rows_that_no_window_reads_may_be_no_numbers(rows):
+    """Negative padding cuts them away: the gradient of the kernel has nothing of them, and nothing times what is no number is none."""
+
+    def loss(w, x):
+        return jnp.sum(conv(jax.nn.relu(conv(x, w, (1, 1), ((1, -40), (0, 0)))), w))
+
+    rng = np.random.default_rng(0)
+    x = whole(rng, 1, rows, 4, 2)
+    x[:, -35:] = np.inf
+    assert are_the_same(jax.grad(loss), (whole(rng, 3, 1, 2, 2), x))
+
+
 def test_tiles_are_batches_of_convolutions():
     program, _ = loaded(unet, (filters(), image(256)))
     for form in with_tiles(program):
