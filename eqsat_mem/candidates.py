@@ -202,7 +202,7 @@ class Forms:
             if result is None:
                 hopeless.append((k, max(self._floor_bytes(form), smallest), form))
                 continue
-            found[k], fits, slow = result, not smallest, slow_in_chunks(result.best, result.before, self.further.is_before_tiles(form))
+            found[k], fits, slow = result, not smallest, slow_in_chunks(result.best, result.before, partial(self.further.is_untiled, form))
             if fits and is_eager:
                 slow = result.best.seconds * GAIN > (found[0].before if 0 in found else self.written(backend, limit)).seconds
             is_settled = is_settled or (fits and not slow and not self.further.is_in_segments(form))

@@ -264,17 +264,19 @@ def with_children(term: Term, new: tuple[int, ...]) -> Term:
             return term
 
 
+def axes_with_indices(axes: Axes, to: Mapping[int, Axis]) -> Axes:
+    """Axes with other indices: in place of each those that stand for it, outermost first."""
+    return tuple(tuple(j for i in axis for j in to.get(i, (i,))) for axis in axes)
+
+
 def with_indices(term: Term, to: Mapping[int, Axis]) -> Term:
-    """The same operation with other indices: an axis of one has those that stand for it instead, outermost first.
+    """The same operation with other indices (:func:`axes_with_indices`).
 
     Where an operation has an index by itself, along which it counts, reads at positions or is called otherwise, one index stands for it.
     """
 
-    def axis(before: Axis) -> Axis:
-        return tuple(j for i in before for j in to.get(i, (i,)))
-
     def mask(before: int) -> int:
-        return mask_of(axis(bits(before)))
+        return axes_mask(axes_with_indices((bits(before),), to))
 
     def one(before: int) -> int:
         (after,) = to.get(before, (before,))
@@ -282,7 +284,7 @@ def with_indices(term: Term, to: Mapping[int, Axis]) -> Term:
 
     match term:
         case Input() | Const():
-            return type(term)(term.dtype, term.slot, tuple(map(axis, term.axes)))
+            return type(term)(term.dtype, term.slot, axes_with_indices(term.axes, to))
         case Iota():
             return Iota(term.dtype, one(term.index))
         case Fold():
@@ -300,13 +302,7 @@ def with_indices(term: Term, to: Mapping[int, Axis]) -> Term:
 
 
 def call_with_indices(call: Call, to: Mapping[int, Axis]) -> Call:
-    """The same operation on arrays whose axes have other indices: in place of each those that stand for it, outermost first."""
-
-    def axis(before: Axis) -> Axis:
-        return tuple(j for i in before for j in to.get(i, (i,)))
-
-    def arrays(before: tuple[Axes, ...]) -> tuple[Axes, ...]:
-        return tuple(tuple(map(axis, axes)) for axes in before)
-
-    pointwise, folds = (mask_of(axis(bits(mask))) for mask in (call.pointwise, call.folds))
-    return replace(call, in_axes=arrays(call.in_axes), out_axes=arrays(call.out_axes), pointwise=pointwise, folds=folds)
+    """The same operation on arrays whose axes have other indices (:func:`axes_with_indices`)."""
+    ins, outs = (tuple(axes_with_indices(axes, to) for axes in arrays) for arrays in (call.in_axes, call.out_axes))
+    pointwise, folds = (axes_mask(axes_with_indices((bits(mask),), to)) for mask in (call.pointwise, call.folds))
+    return replace(call, in_axes=ins, out_axes=outs, pointwise=pointwise, folds=folds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -104,10 +104,10 @@ def in_chunks(program: Program, seq: Seq) -> set[Call]:
     return found
 
 
-def slow_in_chunks(s: Schedule, written: Schedule, by_window: bool = False) -> bool:
+def slow_in_chunks(s: Schedule, written: Schedule, by_window: Callable[[], bool] = lambda: False) -> bool:
     """Whether a schedule takes long that runs loops of the user's chunk by chunk, or operations with windows, if any are ``by_window``."""
     in_loops = s.seconds > SLOW * written.seconds and bool(in_chunks(s.ex.program, s.seq))
-    return in_loops or (by_window and s.seconds > SLOW_BY_WINDOW * written.seconds)
+    return in_loops or (s.seconds > SLOW_BY_WINDOW * written.seconds and by_window())
 
 
 def settled(s: Schedule) -> Schedule:

@@ -87,8 +87,8 @@ class Further:
         """The program in tiles that overlap."""
         return [] if self.on_mesh else list(with_tiles(self.loaded, self.rules.passes))
 
-    def is_before_tiles(self, form: Program) -> bool:
-        """Whether forms in tiles come after one: they may be faster where that takes long."""
+    def is_untiled(self, form: Program) -> bool:
+        """Whether forms in tiles come after one, which may be faster where that takes long."""
         return TILES.name not in form.passes and bool(self.in_tiles)
 
     def is_in_segments(self, form: Program) -> bool:

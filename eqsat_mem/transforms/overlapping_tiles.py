@@ -38,6 +38,7 @@ from eqsat_mem.ir import (
     Take,
     Term,
     axes_mask,
+    axes_with_indices,
     bits,
     call_with_indices,
     children,
@@ -49,7 +50,7 @@ from eqsat_mem.ir import (
 from eqsat_mem.ir.ops import MONOIDS, Group, Window, block_op
 from eqsat_mem.passes import EVERY, TILES, Pass
 from eqsat_mem.transforms.tile_families import axes_of, families
-from eqsat_mem.transforms.tile_needs import NONE, Needs, Sides, UnfitError
+from eqsat_mem.transforms.tile_needs import NONE, Needs, Sides, UnfitError, Way
 
 PLACES, TRUTH = np.dtype(np.int32), np.dtype(bool)
 OVERLAPS, SHARES = (2.0, 0.5), (1 / 16, 1 / 64)
@@ -161,7 +162,9 @@ class _Tiling:
 
     def _in_tiles(self, t: int, term: Term) -> int:
         if isinstance(term, Block):
-            return self._along_windows(t, term) if self.needs.way(t) is not None and self._has_window(t) else self._row_by_row(t, term)
+            way = self.needs.way(t)
+            assert way is not None, "an operation on tiles"
+            return self._row_by_row(t, term, way) if way.window is None else self._along_windows(t, term, way, way.window)
         over = folded(term) & self.family.mask
         operands = [self._operand(c, self.needs.of_operand(t, k)) for k, c in enumerate(children(term))]
         to: dict[int, Axis] = {i: (self.tile, self._row(i, NONE)) for i in bits(over)}
@@ -171,10 +174,6 @@ class _Tiling:
         if isinstance(term, Rename):
             to = {i: (self._row(i, self.needs.sides[t]),) for pair in term.pairs for i in pair if i in self.family.rates}
         return self.new.add(with_indices(with_children(term, tuple(operands)), to), self.old.source.get(t))
-
-    def _has_window(self, t: int) -> bool:
-        way = self.needs.way(t)
-        return way is not None and way.window is not None
 
     def _operand(self, c: int, sides: Sides) -> int:
         return self._read(c, sides) if self.needs.cut(c) else self.ids[c]
@@ -268,24 +267,21 @@ class _Tiling:
         i = self.needs.index(t)
         if self._per_tile(i) * self._count != self.old.indices[i].extent:
             return replace(output, term=self._whole(t))
-        rows: Axis = (self.tile, self._row(i, NONE))
-        axes = tuple(tuple(k for j in axis for k in (rows if j == i else (j,))) for axis in output.axes)
+        axes = axes_with_indices(output.axes, {i: (self.tile, self._row(i, NONE))})
         return replace(output, term=self._read(t, NONE), axes=axes)
 
     # operations that bind axes
 
-    def _row_by_row(self, t: int, term: Block) -> int:
+    def _row_by_row(self, t: int, term: Block, way: Way) -> int:
         """An operation that has no windows along rows on tiles."""
-        way, sides = self.needs.way(t), self.needs.sides[t]
-        assert way is not None, "an operation on tiles"
+        sides = self.needs.sides[t]
         to: dict[int, Axis] = {i: (self._row(i, sides),) for axes in term.call.out_axes for i in bits(self.family.mask & axes_mask(axes))}
         call = self.calls.setdefault((id(term.call), sides), call_with_indices(self._in_group(term.call, way.group), to))
         return self.new.add(Block(term.dtype, call, tuple(self._operand(c, sides) for c in term.args), term.out), self.old.source.get(t))
 
-    def _along_windows(self, t: int, term: Block) -> int:
+    def _along_windows(self, t: int, term: Block, way: Way, window: Window) -> int:
         """An operation that has windows along rows on tiles: they are a batch, or what is summed, and their padding is what is beside."""
-        way, window, row = self.needs.way(t), self.needs.window(t), block_op(term.call.prim.name).windows
-        assert way is not None, "an operation on tiles"
+        row = block_op(term.call.prim.name).windows
         assert row is not None, "an operation with windows"
         (read, by), (side, k, a) = axes_of(term, window), window.other
         inner = self.old.extent(mask_of(read[1:]))
@@ -366,5 +362,5 @@ def _in_order(program: Program, order: Sequence[int]) -> Program:
         return term
 
     new, _ = program.rewritten(renumbered, into=into)
-    new.outputs = [replace(o, axes=tuple(tuple(to[i][0] for i in axis) for axis in o.axes)) for o in new.outputs]
+    new.outputs = [replace(o, axes=axes_with_indices(o.axes, to)) for o in new.outputs]
     return new

@@ -65,7 +65,8 @@ def families(program: Program) -> list[Family]:
     """The families of indices with windows of several elements, those of the most bytes first, then those of outer axes."""
     links: defaultdict[int, dict[int, Fraction]] = defaultdict(dict)
     wide: set[int] = set()
-    for i, j, rate, is_wide in _links(program):
+    every = list(_links(program))
+    for i, j, rate, is_wide in every:
         links[i][j], links[j][i] = rate, 1 / rate
         wide |= {i, j} if is_wide else set()
     found, seen = [], 0
@@ -74,7 +75,7 @@ def families(program: Program) -> list[Family]:
             continue
         rates = _reached(links, i)
         seen |= mask_of(rates)
-        if wide & rates.keys() and all(rates[k] == rates[j] * rate for j in rates for k, rate in links[j].items()):
+        if wide & rates.keys() and all(rates[k] == rates[j] * rate for j, k, rate, _ in every if j in rates):
             found.append(_family(program, rates))
     return sorted(found, key=lambda family: (-family.nbytes, family.base))
 
