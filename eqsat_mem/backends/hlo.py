@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -94,11 +94,16 @@ def itemsize(hlo_type: str) -> int:
     return max(int(width[1]) // 8, 1) if width else 1
 
 
-def read(compiled: Any) -> Module:
+def _never(instruction: Instruction) -> bool:
+    return False
+
+
+def read(compiled: Any, closed: Callable[[Instruction], bool] = _never) -> Module:
     """Read a compiled program.
 
     Args:
         compiled: the value of ``jax.jit(...).lower(...).compile()``.
+        closed: says of an instruction that nobody asks what is in the computations that it calls: they may be left out.
 
     Returns:
         The program from its message, or from its text if fewer instructions remain unread that way; a module whose only entry is an
@@ -107,7 +112,7 @@ def read(compiled: Any) -> Module:
     found = []
     message = message_of(compiled)
     if message is not None:
-        found.append(from_message(message))
+        found.append(from_message(message, closed))
     if not found or found[0].unread:
         text = compiled.as_text() if hasattr(compiled, "as_text") else None
         found.append(from_text(text) if text else Module((), ("the program as a whole",)))
@@ -162,32 +167,43 @@ the results in the kernel, and the spatial axes of the operand."""
 Fields = Mapping[int, Sequence[int | bytes]]
 
 
-def from_message(data: bytes) -> Module:
-    """Read a program from a serialised ``HloModuleProto``; any other data gives a module that is unread as a whole."""
+def from_message(data: bytes, closed: Callable[[Instruction], bool] = _never) -> Module:
+    """Read a program from a serialised ``HloModuleProto``; any other data gives a module that is unread as a whole.
+
+    Computations that only ``closed`` instructions call are left out: in long programs most instructions are in fusions.
+    """
     try:
-        computations = [_fields(c) for c in _submessages(_fields(data), 3)]
-        called = {_number(c, 5): _text(c, 1) for c in computations}
-        instructions: list[Instruction] = []
-        unread: list[str] = []
-        for c in computations:
-            own = [_fields(i) for i in _submessages(c, 2)]
-            names = {_number(i, 35): _text(i, 1) for i in own}
-            for i in own:
-                made = _from_fields(i, names, called, _text(c, 1), _number(i, 35) == _number(c, 6))
-                instructions.append(made)
-                if made.op == UNREAD:
-                    unread.append(made.name)
+        module = _fields(data)
+        computations = {_text(c, 1): c for c in map(_fields, _submessages(module, 3))}
+        called = {_number(c, 5): name for name, c in computations.items()}
+        blocks: dict[str, list[Instruction]] = {}
+        waiting = [_text(module, 2)]
+        while waiting:
+            name = waiting.pop()
+            if name not in blocks:
+                blocks[name] = _block(name, computations[name], called)
+                waiting += [further for i in blocks[name] if not closed(i) for further in i.called]
+        instructions = [i for name in computations for i in blocks.get(name, ())]
+        unread = [i.name for i in instructions if i.op == UNREAD]
     except (IndexError, KeyError, ValueError) as error:
         return Module((), (f"a message of {len(data)} bytes ({type(error).__name__})",))
     return _closed(instructions, unread) if instructions else Module((), (f"a message of {len(data)} bytes",))
+
+
+def _block(name: str, computation: Fields, called: Mapping[int, str]) -> list[Instruction]:
+    """Return the instructions of a computation; ``called`` has the names of all computations."""
+    own = [_fields(i) for i in _submessages(computation, 2)]
+    names = {_number(i, 35): _text(i, 1) for i in own}
+    return [_from_fields(i, names, called, name, _number(i, 35) == _number(computation, 6)) for i in own]
 
 
 def _from_fields(fields: Fields, names: Mapping[int, str], called: Mapping[int, str], computation: str, is_root: bool) -> Instruction:
     (data,) = _submessages(fields, 3)
     number, shape = _typed(data)
     hlo_type = TYPES.get(number)
+    further = tuple(called[n] for n in _numbers(fields, 38))
     if hlo_type is None:
-        return _unread(_text(fields, 1), computation)
+        return replace(_unread(_text(fields, 1), computation), called=further)
     attributes: dict[str, Attribute] = {name: _text(fields, number) for number, name in TEXTS.items()}
     attributes["dimensions"] = _numbers(fields, 14)
     for dot in map(_fields, _submessages(fields, DOT)):
@@ -205,7 +221,7 @@ def _from_fields(fields: Fields, names: Mapping[int, str], called: Mapping[int, 
         hlo_type,
         shape,
         tuple(names[n] for n in _numbers(fields, 36)),
-        tuple(called[n] for n in _numbers(fields, 38)),
+        further,
         {name: value for name, value in attributes.items() if value},
         computation,
         is_root,

@@ -79,6 +79,30 @@ def test_operands_and_computations_can_be_followed(compiled):
         assert all(name in module.computations for i in body.values() for name in i.called)
 
 
+def test_what_only_closed_instructions_call_is_left_out(compiled):
+    whole, asked = read(compiled), []
+
+    def is_closed(instruction):
+        asked.append(instruction.name)
+        return instruction.op == "fusion"
+
+    module = read(compiled, is_closed)
+    called = {name: {i.op for i in whole.instructions if name in i.called} for name in whole.computations}
+    inside = {name for name, ops in called.items() if ops == {"fusion"}}
+    assert inside
+    while further := {name for name in whole.computations if _is_called_within(whole, name, inside)} - inside:
+        inside |= further
+    assert set(module.computations) == set(whole.computations) - inside
+    assert module.instructions == tuple(i for i in whole.instructions if i.computation not in inside)
+    assert module.unread == ()
+    assert set(asked) == {i.name for i in module.instructions}
+
+
+def _is_called_within(module, name, computations):
+    callers = {i.computation for i in module.instructions if name in i.called}
+    return bool(callers) and callers <= computations
+
+
 def test_a_square_of_a_matrix():
     compiled = jax.jit(lambda x: lax.dot(x, x)).lower(jax.ShapeDtypeStruct((4, 4), jnp.float32)).compile()
     (dot,) = (i for i in read(compiled).instructions if i.op == "dot")

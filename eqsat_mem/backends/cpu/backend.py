@@ -16,6 +16,7 @@ from eqsat_mem.backends.cpu.hidden_scratch import (
     held_for_parts,
     held_for_weights,
     hidden_scratch_bytes,
+    is_compiled,
     is_seen,
     partial_bytes,
     workspace_bytes,
@@ -363,7 +364,7 @@ class CpuBackend(Backend):
 
     def hidden(self, compiled: Any) -> Hidden:
         """The scratch of kernel libraries, and LAPACK's."""
-        module = hlo.read(compiled)
+        module = hlo.read(compiled, is_compiled)
         unseen = () if is_seen() else (BLIND,)
         unread = (UNREAD.format(len(module.unread), module.unread[0]),) if module.unread else ()
         found = DOUBT * hidden_scratch_bytes(module), workspace_bytes(module), convolution_bytes(module), partial_bytes(module)
