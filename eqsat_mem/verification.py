@@ -84,7 +84,8 @@ def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
     try:
         planned = _emit_within(request, forms, found, before.seconds)
     except MemoryLimitError as error:  # as predicted, something would have fitted
-        kept = keep(request, forms.loaded, before) if request.verifies and not may_stay else None
+        asks = request.verifies and not may_stay and (fits_nearly or not request.deadline.passed())
+        kept = keep(request, forms.loaded, before) if asks else None
         if kept is not None:
             return kept
         if closest is None or closest.compiled_bytes is None or request.held(closest.compiled_bytes) >= error.smallest_bytes:

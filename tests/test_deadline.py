@@ -133,11 +133,12 @@ def test_bodies_are_planned_until_the_deadline_of_the_program_around_them():
 def test_the_compiled_program_is_not_searched_anew_when_time_is_up():
     function, args, limit = PROGRAMS["kernel_vector"]
     jaxpr = jax.make_jaxpr(function)(*args)
-    clock = [0.0]
+    clock, checks = [0.0], count()
 
     class Backend(type(CPU)):
         def check(self, *args, **kwargs):
             clock[0] = 100.0  # which compiling has taken
+            next(checks)
             return replace(super().check(*args, **kwargs), held_bytes=10 * limit)
 
     searches = []
@@ -149,6 +150,7 @@ def test_the_compiled_program_is_not_searched_anew_when_time_is_up():
         pipeline.plan(jaxpr, Options(memory_limit=limit), ["x", "y", "v"], "f", Backend(CPU.device), deadline=deadline)
     assert searches
     assert set(searches) == {0.0}
+    assert next(checks) == 1  # nor is the program as written compiled, which is predicted to hold far more
 
 
 def test_saturation_stops_and_still_says_where_loops_may_be():

@@ -16,6 +16,7 @@ import numpy as np
 
 from eqsat_mem import ir
 from eqsat_mem.egraph import language
+from eqsat_mem.egraph.names import copied, passed_down
 from eqsat_mem.errors import RuleError
 from eqsat_mem.ir import Program, bits, mask_of
 from eqsat_mem.ir.ops import Operation, call_on, named_axes, operation_of, picks, searched
@@ -70,22 +71,47 @@ class Encoder:
         self._spares: list[ir.Index] = []
         self._sets: dict[int, int] = {}
         self._encoded: dict[int, Encoded] = {}
+        self._same: list[tuple[int, Node]] = []
 
     def encode(self) -> dict[int, Encoded]:
         """Every reachable term by its id, operands first. A rename of several names at once takes further, negative, keys."""
-        for t in self.program.reachable():
+        written = self.program.reachable()
+        for t in written:
+            self._encode(t)
+        for t in written:
             term = self.program.terms[t]
-            known = all(i in self._bit for i in bits(_mentions(self.program, t)))
-            node = (self._transparent(t, term) if known else None) or self._opaque(term)
-            free, opaque = self.bits_of(self.program.free[t]), node.constructor in ("Leaf", "Block")
-            contracts = contracting(term)
-            slices = self.bits_of(pointwise(self.program, t)) if opaque and not contracts else 0  # else rules tell
-            summed = self.bits_of(ir.folded(term)) if contracts and opaque else None
-            folds = self.bits_of(ir.folded(term)) if isinstance(term, ir.Block) and not contracts else 0
-            selected, combined = (folds, 0) if isinstance(term, ir.Block) and picks(term.call) else (0, folds)
-            search = self.bits_of(searched(term.call)) if isinstance(term, ir.Block) else 0
-            self._encoded[t] = Encoded(node, free, str(term.dtype), slices, summed, selected, combined, search)
+            if isinstance(term, ir.Rename) and self._encoded[t].node.constructor == "Block":
+                self._pass_down(t, term)
         return self._encoded
+
+    def _encode(self, t: int) -> None:
+        term = self.program.terms[t]
+        known = all(i in self._bit for i in bits(_mentions(self.program, t)))
+        node = (self._transparent(t, term) if known else None) or self._opaque(term)
+        free, opaque = self.bits_of(self.program.free[t]), node.constructor in ("Leaf", "Block")
+        contracts = contracting(term)
+        slices = self.bits_of(pointwise(self.program, t)) if opaque and not contracts else 0  # else rules tell
+        summed = self.bits_of(ir.folded(term)) if contracts and opaque else None
+        folds = self.bits_of(ir.folded(term)) if isinstance(term, ir.Block) and not contracts else 0
+        selected, combined = (folds, 0) if isinstance(term, ir.Block) and picks(term.call) else (0, folds)
+        search = self.bits_of(searched(term.call)) if isinstance(term, ir.Block) else 0
+        self._encoded[t] = Encoded(node, free, str(term.dtype), slices, summed, selected, combined, search)
+
+    def _pass_down(self, t: int, term: ir.Rename) -> None:
+        """Another form of a change of names that would copy too much below: values that depend on fewer indices are renamed as they are."""
+        indices = self.program.free[t].bit_count()
+        if copied(self.program, term, self._opens, RENAMED_TERMS, indices) > RENAMED_TERMS:
+            return
+        made = passed_down(self.program, term, self._opens, indices)
+        for new in made:
+            if new not in self._encoded:
+                self._encode(new)
+        if made[-1] != t:
+            self._same.append((t, self._encoded[made[-1]].node))
+
+    def _opens(self, t: int) -> bool:
+        """Whether rules change names below a term."""
+        return self._encoded[t].node.constructor not in ("Leaf", "Block", "Take")
 
     def bits_of(self, mask: int) -> int:
         """An index set of the program as bits of the e-graph, less what has no bit."""
@@ -111,8 +137,9 @@ class Encoder:
         indices = self.indices()
         return ((1 << b, indices[i].extent) for i, b in self._bit.items())
 
-    def other_reads(self) -> Iterator[tuple[int, Node]]:
-        """Reads of arrays under one other name, as the renamed reads that they are."""
+    def others(self) -> Iterator[tuple[int, Node]]:
+        """Other nodes of terms: reads of arrays under one other name are renamed reads, and of changes of names some pass further down."""
+        yield from self._same
         reads: dict[tuple[type, int], list[tuple[int, ir.Input | ir.Const]]] = {}
         for t in [t for t in self._encoded if t >= 0]:
             if isinstance(term := self.program.terms[t], ir.Input | ir.Const):
@@ -139,7 +166,7 @@ class Encoder:
                 return Node("Fold", (term.monoid, self.bits_of(term.over)), (term.arg,))
             case ir.Dot() if self._is_ordinary(term):
                 return Node("Dot", (self.bits_of(term.over),), (term.lhs, term.rhs))
-            case ir.Rename() if self._copies(term) <= RENAMED_TERMS:
+            case ir.Rename() if copied(self.program, term, self._opens, RENAMED_TERMS) <= RENAMED_TERMS:
                 return self._rename(term)
             case ir.Take():
                 return Node("Take", (1 << self._bit[term.index],), (term.positions, term.arg))
@@ -198,24 +225,6 @@ class Encoder:
             arg = -1 - len(self._encoded)
             self._encoded[arg] = Encoded(node, self.bits_of(free), str(term.dtype))
         return None
-
-    def _copies(self, term: ir.Rename) -> int:
-        """The number of terms that a change of names would copy on its way to terms that rules do not look into; beyond the bound, just
-        that."""
-        program = self.program
-        seen: set[tuple[int, int]] = set()
-        stack = [(term.arg, mask_of(s for s, _ in term.pairs))]
-        while stack and len(seen) <= RENAMED_TERMS:
-            t, changed = stack.pop()
-            changed &= program.free[t]
-            if changed and (t, changed) not in seen:
-                seen.add((t, changed))
-                inner = program.terms[t]
-                if isinstance(inner, ir.Rename):
-                    changed |= mask_of(s for s, d in inner.pairs if changed >> d & 1)
-                if self._encoded[t].node.constructor not in ("Leaf", "Block", "Take"):
-                    stack.extend((c, changed) for c in ir.children(inner))
-        return len(seen)
 
     def _steps(self, term: ir.Rename) -> list[tuple[int, int]] | None:
         free, pending, steps = self.program.free[term.arg], dict(term.pairs), []

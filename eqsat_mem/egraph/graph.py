@@ -270,7 +270,7 @@ class EGraph:
                 tables[language.table_of(fact)] = rows
         commands += [("set", "extent", (bit,), float(extent)) for bit, extent in self._encoder.extents()]
         commands += [("set", "threshold", (), float(large_elements)), ("set", "unrollable", (), float(unrolled_elements))]
-        commands += [("union", ("Node", (t,)), _expression(node)) for t, node in self._encoder.other_reads()]
+        commands += [("union", ("Node", (t,)), _expression(node)) for t, node in self._encoder.others()]
         self._session.load(tables, commands)
 
 

@@ -44,7 +44,7 @@ ALONE, TOGETHER = 16, 1 / 4
 TRIED = 6
 """Moves that are tried before the next one is given up, and that are made while the schedule holds more than it did, as it is run."""
 ENOUGH = 16
-"""Moves after which those that are left are expected to save as much as the later half of those before did."""
+"""Moves after which what those that are left save is expected to follow from what those before did."""
 LEAST = 1e-4
 """The share of what a schedule holds at its peak that a move has to save: more than :data:`MOST_MOVES` of less would change little."""
 LONGEST = 24
@@ -98,12 +98,22 @@ class Moved:
         return s
 
     def _expected(self, k: int) -> float:
-        """The bytes that a schedule is expected to hold after all moves, from the first ``k`` steps."""
-        now, half = self.made[k], self.made[k // 2]
+        """The bytes that a schedule is expected to hold after all moves, from the first ``k`` steps: each time that there are twice as many,
+        they save more than before by the same factor, at most two."""
+        now = self.made[k]
         if now.moves < ENOUGH:
             return 0.0
+        half, quarter = self._after(now.moves // 2), self._after(now.moves // 4)
+        late, early = half.in_order - now.in_order, quarter.in_order - half.in_order
+        longer = (now.moves - half.moves) / max(half.moves - quarter.moves, 1)
+        factor = min(late / (early * longer), 1.0) * 2 if early > 0 else 2.0
         left = min(MOST_MOVES - now.moves, (_most_steps(self.start) - k) * _at_once(now.moves))
-        return now.in_order - (half.in_order - now.in_order) / (now.moves - half.moves) * left
+        doublings = math.log2(1 + left / now.moves)
+        return now.in_order - late * sum(factor**n * min(doublings - n + 1, 1.0) for n in range(1, math.ceil(doublings) + 1))
+
+    def _after(self, moves: int) -> AfterMoves:
+        """The last of those that were made with so many moves or fewer."""
+        return max((step for step in self.made if step.moves <= moves), key=lambda step: step.moves)
 
     def _each(self) -> Iterator[AfterMoves]:
         """Each schedule, those made before first."""

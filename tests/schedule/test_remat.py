@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -156,6 +158,28 @@ def test_moves_that_cannot_help_are_not_tried(monkeypatch):
         pipeline.plan(jaxpr, Options(memory_limit=1000, verify=False), [f"x{k}" for k in range(len(jaxpr.in_avals))])
     assert all(list(loops(s.seq)) for s in tried)
     assert error.value.smallest_bytes == min(s.peak_bytes for s in tried)
+
+
+@pytest.mark.parametrize(
+    ("held", "fits", "most"),
+    [
+        (lambda moves: 1000 - 2 * moves, True, 401),
+        (lambda moves: 500 + 500 * 0.7**moves, False, remat.ENOUGH + 1),
+        (lambda moves: 1000 / (1 + moves) ** 0.5, True, 401),
+    ],
+    ids=["each saves as much", "each saves less and less", "each saves a share"],
+)
+def test_moves_end_where_those_that_are_left_are_not_expected_to_do(held, fits, most):
+    def after(moves):
+        peak = int(held(moves))
+        return SimpleNamespace(peak_bytes=peak, seconds=1.0, fits=lambda limit: peak <= limit, ex=of_few_terms)
+
+    of_few_terms = SimpleNamespace(program=SimpleNamespace(terms=[None] * 100))
+    moved = remat.Moved(after(0))
+    moved.further = (remat.AfterMoves(after(n), frozenset(), int(held(n)), n) for n in range(401))
+    limit = int(held(200)) if fits else 300
+    assert moved.fitting(limit, slowest=2.0).fits(limit) == fits
+    assert len(moved.made) <= most
 
 
 def test_effects_happen_once():
