@@ -165,7 +165,7 @@ class CallWriter:
 
         parameters = (("carry", carry), ("x", len(xs)))
         pieces = self.pieces(call, scope)
-        inside = call.inside.program if pieces else None
+        inside = call.inside.functions["jaxpr"] if pieces else None
         body = Body("scan_body", p["jaxpr"], _schedule(call, 0), args[:consts], parameters, halves, inside, pieces)
         name = self.functions.local(body, scope)
         options = "" if xs else f", length={p['length']}"
@@ -191,8 +191,12 @@ class CallWriter:
         first, second = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
         init = args[second:]
         parameters = (("carry", len(init)),)
-        condition = Body("while_condition", p["cond_jaxpr"], _schedule(call, 0), args[:first], parameters, lambda texts: texts[0])
-        body = Body("while_body", p["body_jaxpr"], _schedule(call, 1), args[first:second], parameters, tuple_text)
+        pieces = self.pieces(call, scope)
+        inside = call.inside.functions if pieces else {}
+        whether = inside.get("cond_jaxpr"), pieces
+        then = inside.get("body_jaxpr"), pieces
+        condition = Body("while_condition", p["cond_jaxpr"], _schedule(call, 0), args[:first], parameters, lambda texts: texts[0], *whether)
+        body = Body("while_body", p["body_jaxpr"], _schedule(call, 1), args[first:second], parameters, tuple_text, *then)
         names = [self.functions.local(condition, scope), self.functions.local(body, scope)]
         return f"lax.while_loop({', '.join(names)}, {tuple_text(init)})", _unpacked
 

@@ -217,13 +217,14 @@ class Inference:
         return Translation("block", reads, groups=groups, summed=summed, inside=loop.inside)
 
     def loop(self, eqn: Equation) -> LoopAxes | None:
-        """The axes along which a scan may be split."""
-        if eqn.prim.name != "scan" or eqn.effects:
+        """The axes along which a scan or a ``while`` loop may be split."""
+        if eqn.prim.name not in ("scan", "while") or eqn.effects:
             return None
         leaves = [[self.table.leaves(axis) for axis in self.of(v)] for v in eqn.ins]
         names = [[own[0] if len(own) == 1 else None for own in axes] for axes in leaves]
         zeros = [k for k, v in enumerate(eqn.ins) if v in self.zeros]
-        return loop_axes(eqn.params, names, zeros, [k for k, v in enumerate(eqn.outs) if v in self.used], self.load_body)
+        same = [eqn.ins.index(v) for v in eqn.ins]
+        return loop_axes(eqn.params, names, zeros, same, [k for k, v in enumerate(eqn.outs) if v in self.used], self.load_body)
 
     # views
 

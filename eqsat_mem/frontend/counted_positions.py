@@ -1,13 +1,13 @@
-"""Positions that count 0, 1, 2, ..., which every step of a scan reads, counted in its body.
+"""Positions that count 0, 1, 2, ..., which every step of a loop reads, counted in its body.
 
-What does not change from step to step is computed before a scan: the ``arange(n)`` of ``x[arange(n)[:, None], p]`` too, or the positions of
+What does not change from step to step is computed before a loop: the ``arange(n)`` of ``x[arange(n)[:, None], p]`` too, or the positions of
 both axes side by side. Within the body nothing then says that each row is read at its own place. Counted there it does, so that rows are
-read and written as a batch, and the scan may be run in chunks of them.
+read and written as a batch, and the loop may be run in chunks of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,28 +39,48 @@ _Columns = Sequence[_Counted | int]
 """What an operand consists of along its last axis: what counts, and other values by their number."""
 
 
-def plain_form(flat: Flat, producer: Mapping[int, Equation], params: dict[str, Any], ins: Sequence[int]) -> Plain | None:
-    """A scan that counts positions in its body; ``None`` if it reads none from outside."""
-    (consts, carries), body = consts_and_carries(params), params["jaxpr"]
+def plain_form(flat: Flat, producer: Mapping[int, Equation], name: str, params: dict[str, Any], ins: Sequence[int]) -> Plain | None:
+    """A scan or a ``while`` loop that counts positions in its body; ``None`` if it reads none from outside."""
+    if name not in ("scan", "while"):
+        return None
+    consts = consts_and_carries(params)[0] if name == "scan" else params["cond_nconsts"] + params["body_nconsts"]
+    functions = [params["jaxpr"]] if name == "scan" else [params["cond_jaxpr"], params["body_jaxpr"]]
     constants = Constants(flat, producer)
     columns = [_columns(flat, producer, constants, v) for v in ins[:consts]]
-    if body.effects or not any(isinstance(column, _Counted) for own in columns for column in own):
+    counted = any(isinstance(column, _Counted) for own in columns for column in own)
+    if not counted or any(function.effects for function in functions):
         return None
     left = [column for own in columns for column in own if not isinstance(column, _Counted)]
 
     def form(*values: Array) -> list[Array]:
-        kept, init, xs = values[: len(left)], values[len(left) :][:carries], values[len(left) + carries :]
+        def read() -> list[Array]:
+            given = iter(values)
+            return [_joined(own, given) for own in columns]
 
-        def step(carry: Sequence[Array], x: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-            given = iter(kept)
-            made = jaxpr_as_fun(body)(*(_joined(own, given) for own in columns), *carry, *x)
-            return list(made[:carries]), list(made[carries:])
-
-        last, stacked = lax.scan(step, list(init), list(xs), params["length"], params["reverse"], params["unroll"])
-        return [*last, *stacked]
+        run = _scanned if name == "scan" else _repeated
+        return run(params, read, values[len(left) :])
 
     operands = [*left, *ins[consts:]]
     return Plain(jax.make_jaxpr(form)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in operands)), operands)
+
+
+def _scanned(params: dict[str, Any], read: Callable[[], list[Array]], others: Sequence[Array]) -> list[Array]:
+    """A scan, each step of which reads its constants anew."""
+    carries, body = consts_and_carries(params)[1], jaxpr_as_fun(params["jaxpr"])
+
+    def step(carry: Sequence[Array], x: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+        made = body(*read(), *carry, *x)
+        return list(made[:carries]), list(made[carries:])
+
+    init, xs = list(others[:carries]), list(others[carries:])
+    last, stacked = lax.scan(step, init, xs, params["length"], params["reverse"], params["unroll"])
+    return [*last, *stacked]
+
+
+def _repeated(params: dict[str, Any], read: Callable[[], list[Array]], init: Sequence[Array]) -> list[Array]:
+    """A ``while`` loop, each step of which reads its constants anew."""
+    first, condition, body = params["cond_nconsts"], jaxpr_as_fun(params["cond_jaxpr"]), jaxpr_as_fun(params["body_jaxpr"])
+    return list(lax.while_loop(lambda c: condition(*read()[:first], *c)[0], lambda c: list(body(*read()[first:], *c)), list(init)))
 
 
 def _columns(flat: Flat, producer: Mapping[int, Equation], constants: Constants, value: int) -> _Columns:

@@ -32,7 +32,7 @@ def plain_form(
     by_definition = _definition(flat, name, params, ins)
     if by_definition is not None:
         return Plain(by_definition, ins)
-    if name == "scan" and (counting := counted_positions.plain_form(flat, producer, params, ins)) is not None:
+    if (counting := counted_positions.plain_form(flat, producer, name, params, ins)) is not None:
         return counting
     if name in _SEARCHES and SEARCHES in passes:
         search = (_search_pairs if preferences.pairs else _search)(flat, name, params, ins[0], preferences.short_search)

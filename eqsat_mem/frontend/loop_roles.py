@@ -1,4 +1,4 @@
-"""The axes of operands and results of a scan along which it is the same scan of each chunk: found in its body."""
+"""The axes of operands and results of a loop along which it is the same loop of each chunk: found in its body."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr
+import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.ir import Program, itemsize
 from eqsat_mem.ir.axis_roles import Role, carried_roles, place_of
-from eqsat_mem.ir.inside import Inside
+from eqsat_mem.ir.inside import Inside, Part
 from eqsat_mem.ir.jaxprs import consts_and_carries, largest_value
 from eqsat_mem.ir.ops import Group, Place
 
 SMALL_BYTES = 2**16
-"""A scan of whose operands, results and inner values all have fewer bytes stays one operation."""
+"""A loop of whose operands, results and inner values all have fewer bytes stays one operation."""
 InputAxis = tuple[int, int]
 Alike = Sequence[tuple[InputAxis, InputAxis]]
 """Pairs of axes of a body's arguments that are one index around it; those of its results stand in the list of what is carried."""
@@ -26,7 +27,7 @@ LoadBody = Callable[[ClosedJaxpr, Alike, int, int], Program]
 
 @dataclass(frozen=True)
 class LoopAxes:
-    """The axes along which a scan may be split.
+    """The axes along which a loop may be split.
 
     Attributes:
         inside: its body.
@@ -43,29 +44,31 @@ def loop_axes(
     params: dict[str, Any],
     variables: Sequence[Sequence[Any]],
     zeros: Collection[int],
+    same: Sequence[int],
     used: Collection[int],
     load: LoadBody,
 ) -> LoopAxes | None:
-    """The axes along which a scan may be split; None if there are none.
+    """The axes along which a scan or a ``while`` loop may be split; None if there are none.
 
     Args:
-        params: the parameters of the scan.
-        variables: what names each axis of each operand around the scan; axes with equal names are one index there.
+        params: the parameters of the loop.
+        variables: what names each axis of each operand around the loop; axes with equal names are one index there.
         zeros: the operands that are zero.
+        same: for each operand, the first that is the same value.
         used: the results that are used.
         load: loads the body.
     """
-    body: ClosedJaxpr = params["jaxpr"]
-    consts, carries = consts_and_carries(params)
-    if body.effects or params["length"] < 1 or _largest(body, params["length"], consts + carries, carries) < SMALL_BYTES:
+    loop = _of_while(params, same) if "cond_jaxpr" in params else _of_scan(params)
+    if loop.has_effects or loop.length < 1 or loop.largest() < SMALL_BYTES:
         return None
     first: dict[Any, InputAxis] = {}
     alike: list[tuple[InputAxis, InputAxis]] = []
+    consts, carries = loop.consts, loop.carries
     for slot, names in enumerate(variables):
         for a, name in enumerate(names[1:] if slot >= consts + carries else names):
             if name is not None and first.setdefault(name, (slot, a)) != (slot, a):
                 alike.append((first[name], (slot, a)))
-    inside = Inside(load(body, alike, consts, carries), consts, carries)
+    inside = Inside(load(loop.body(), alike, consts, carries), consts, carries, loop.parts, loop.same)
     axes = list(inside.body_axes())
     indices = dict.fromkeys(axis[0] for own in axes for axis in own if len(axis) == 1)
     found = {i: group for i in indices if (group := _group(inside, i, zeros, used)) is not None}
@@ -75,8 +78,68 @@ def loop_axes(
     return LoopAxes(replace(inside, places=places), [group for group, _ in found.values()], [summed for _, summed in found.values()])
 
 
+@dataclass(frozen=True)
+class _Loop:
+    """A loop: its functions, and what is the same of all kinds."""
+
+    functions: Sequence[ClosedJaxpr]
+    parts: Sequence[Part]
+    consts: int
+    carries: int
+    length: int
+    same: Sequence[int]
+    body: Callable[[], ClosedJaxpr]
+
+    @property
+    def has_effects(self) -> bool:
+        return any(function.effects for function in self.functions)
+
+    def largest(self) -> int:
+        """Bytes of the largest operand, result or inner value."""
+        *_, last = self.functions
+        stepped = self.consts + self.carries
+
+        def size(aval: Any, steps: int) -> int:
+            return steps * math.prod(aval.shape) * itemsize(aval.dtype)
+
+        ins = (size(aval, self.length if k >= stepped else 1) for k, aval in enumerate(last.in_avals))
+        outs = (size(aval, self.length if k >= self.carries else 1) for k, aval in enumerate(last.out_avals))
+        return max([*ins, *outs, *map(largest_value, self.functions)])
+
+
+def _of_scan(params: dict[str, Any]) -> _Loop:
+    body: ClosedJaxpr = params["jaxpr"]
+    every = range(len(body.in_avals))
+    parts = [Part("jaxpr", every, range(len(body.out_avals)))]
+    return _Loop([body], parts, *consts_and_carries(params), params["length"], every, lambda: body)
+
+
+def _of_while(params: dict[str, Any], same: Sequence[int]) -> _Loop:
+    """A ``while`` loop as one whose body returns, after the carries, whether there is another step after the one before it."""
+    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+    first, consts = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    carries = len(body.out_avals)
+    carried = range(consts, consts + carries)
+    parts = [
+        Part("cond_jaxpr", [*range(first), *carried], [carries]),
+        Part("body_jaxpr", [*range(first, consts), *carried], range(carries)),
+    ]
+    avals = [*condition.in_avals[:first], *body.in_avals]
+
+    def step(*given: Any) -> list[Any]:
+        operands = [given[k] for k in same]
+        carry = operands[consts:]
+        return [*jaxpr_as_fun(body)(*operands[first:consts], *carry), *jaxpr_as_fun(condition)(*operands[:first], *carry)]
+
+    def both() -> ClosedJaxpr:
+        return jax.make_jaxpr(step)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+
+    own = [k if k >= consts else same[k] for k in range(len(avals))]
+    return _Loop([condition, body], parts, consts, carries, 1, own, both)
+
+
 def _group(inside: Inside, index: int, zeros: Collection[int], used: Collection[int]) -> tuple[Group, bool] | None:
-    """The places of an index of the body around a scan, and whether some result that is used is a sum over it."""
+    """The places of an index of the body around a loop, and whether some result that is used is a sum over it."""
     given, places = [], list[Place]()
     for slot, axes in enumerate(inside.body_axes()):
         place = place_of(axes, index)
@@ -86,22 +149,13 @@ def _group(inside: Inside, index: int, zeros: Collection[int], used: Collection[
             places.append(("in", slot, place + inside.is_stepped(slot)))
         given.append(Role.ROWS if place is not None else Role.ZERO if slot in zeros else Role.SAME)
     roles = carried_roles(inside, index, given)
-    if Role.OTHER in roles or not all(roles[k] in (Role.ROWS, Role.SUM) for k in used):
+    outputs = list(zip(roles, inside.program.outputs))
+    has_others = any(role is Role.OTHER and any(index in axis for axis in o.axes) for role, o in outputs)
+    if has_others or not all(roles[k] in (Role.ROWS, Role.SUM) for k in used):
         return None
-    for k, (role, o) in enumerate(zip(roles, inside.program.outputs)):
+    for k, (role, o) in enumerate(outputs):
         if role is Role.ROWS:
             place = place_of(o.axes, index)
             assert place is not None
             places.append(("out", k, place + (k >= inside.carries)))
     return tuple(places), any(roles[k] is Role.SUM for k in used)
-
-
-def _largest(body: ClosedJaxpr, length: int, stepped: int, carries: int) -> int:
-    """Bytes of the largest operand, result or inner value."""
-
-    def size(aval: Any, steps: int) -> int:
-        return steps * math.prod(aval.shape) * itemsize(aval.dtype)
-
-    ins = (size(aval, length if k >= stepped else 1) for k, aval in enumerate(body.in_avals))
-    outs = (size(aval, length if k >= carries else 1) for k, aval in enumerate(body.out_avals))
-    return max([*ins, *outs, largest_value(body)])

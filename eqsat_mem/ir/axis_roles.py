@@ -15,6 +15,7 @@ from jax.dtypes import issubdtype
 from eqsat_mem.ir.inside import Inside
 from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.program import Program
+from eqsat_mem.ir.row_ends import ends_row_by_row, unchanged
 from eqsat_mem.ir.terms import Axes, Block, Const, Dot, Fold, Input, Iota, Literal, Map, Rename, Term, axes_mask, children, folded
 
 
@@ -41,9 +42,7 @@ def joined(one: Role, other: Role) -> Role:
 
 def result_roles(program: Program, index: int, given: Sequence[Role]) -> list[Role]:
     """The roles of a program's results for the axis ``index`` (-1: none of its own), with ``given`` those of its arguments."""
-    found: dict[int, Role] = {}
-    for t in program.reachable():
-        found[t] = _role(program, t, index, found, given)
+    found = term_roles(program, index, given)
     roles = []
     for o in program.outputs:
         role, has = found[o.term], any(index in axis for axis in o.axes)
@@ -52,6 +51,14 @@ def result_roles(program: Program, index: int, given: Sequence[Role]) -> list[Ro
             role = Role.ROWS if whole_axis and role in (Role.ROWS, Role.SAME, Role.ZERO) else Role.OTHER
         roles.append(Role.OTHER if role is Role.ROWS and not has else role)
     return roles
+
+
+def term_roles(program: Program, index: int, given: Sequence[Role]) -> dict[int, Role]:
+    """The roles of all terms that the results need."""
+    found: dict[int, Role] = {}
+    for t in program.reachable():
+        found[t] = _role(program, t, index, found, given)
+    return found
 
 
 def carried_roles(inside: Inside, index: int, given: Sequence[Role]) -> list[Role]:
@@ -66,8 +73,22 @@ def carried_roles(inside: Inside, index: int, given: Sequence[Role]) -> list[Rol
         entering = roles[first : first + carries]
         left = [joined(before, after) for before, after in zip(entering, made)]
         if left == entering:
-            return [*left, *made[carries:]]
+            return [*left, *made[carries:]] if inside.goes_on is None else _as_steps_end(inside, index, roles, left, made[inside.goes_on])
         roles[first : first + carries] = left
+
+
+def _as_steps_end(inside: Inside, index: int, given: Sequence[Role], left: Sequence[Role], goes_on: Role) -> list[Role]:
+    """The roles of the results of a ``while`` loop, of whose body they would be these in any number of steps."""
+    if goes_on in (Role.SAME, Role.ZERO):
+        return list(left)  # chunks take as many steps as the whole
+    program, found = inside.program, term_roles(inside.program, index, given)
+    alike = {t for t, role in found.items() if role in (Role.SAME, Role.ZERO)}
+    by_row = {t for t, role in found.items() if role is Role.ROWS}
+    rows = [k for k, role in enumerate(left) if role is Role.ROWS]
+    if not ends_row_by_row(inside, index, alike, by_row, rows):
+        return [Role.OTHER] * len(left)
+    alone = [o.term == t for o, t in zip(program.outputs, unchanged(inside))]
+    return [role if role is Role.ROWS or same else Role.OTHER for role, same in zip(left, alone, strict=True)]
 
 
 def _role(program: Program, t: int, index: int, found: Mapping[int, Role], given: Sequence[Role]) -> Role:

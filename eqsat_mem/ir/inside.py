@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,15 +17,27 @@ from eqsat_mem.ir.program import Program
 from eqsat_mem.ir.terms import Axes, Block, Dot, Input
 
 
+class Part(NamedTuple):
+    """One of the functions of a loop: its name among the loop's parameters, the operands that it takes, and the results of the body that
+    it returns."""
+
+    name: str
+    operands: Sequence[int]
+    results: Sequence[int]
+
+
 @dataclass(frozen=True, eq=False)
 class Inside:
-    """The body of a scan.
+    """The body of a loop.
 
     Attributes:
-        program: the body, at the extents of the whole scan; its arguments are the operands of the scan less the axis of the steps.
+        program: the body, at the extents of the whole loop; its arguments are the operands of the loop, those that are read step by step
+            less the axis of the steps. A ``while`` loop has one more result: whether there is another step.
         consts: the number of operands that every step reads whole.
         carries: the number of operands after them that are carried.
-        places: for each index of the body that may be split, an axis of an operand of the scan that is this index.
+        parts: the functions of the loop.
+        same: for each operand, the first that is the same value; the body reads no other.
+        places: for each index of the body that may be split, an axis of an operand of the loop that is this index.
         known: roles that have been found of its results, by the index and the roles of its operands.
         figures: what schedules have found of it, by what it is of.
     """
@@ -33,6 +45,8 @@ class Inside:
     program: Program
     consts: int
     carries: int
+    parts: Sequence[Part]
+    same: Sequence[int]
     places: Mapping[int, Place] = field(default_factory=dict)
     known: dict[Any, Any] = field(default_factory=dict)
     figures: dict[Any, Any] = field(default_factory=dict)
@@ -64,18 +78,48 @@ class Inside:
         now = {i: in_shapes[k][a] for i, (_, k, a) in self.places.items()}
         return {i: n for i, n in now.items() if n != self.program.indices[i].extent}
 
-    def at(self, extents: Mapping[int, int]) -> Program:
-        """The body with other extents of some indices."""
-        indices = [replace(index, extent=extents.get(i, index.extent)) for i, index in enumerate(self.program.indices)]
-        program = replace(self.program, indices=indices, _ids={}, _operands={}, _readers=[], _made_of=[])
-        shapes = {t.slot: program.shape(t.axes) for t in program.terms if isinstance(t, Input)}
-        program.inputs = [replace(b, shape=shapes.get(slot, b.shape)) for slot, b in enumerate(program.inputs)]
-        return program
+    @property
+    def goes_on(self) -> int | None:
+        """The result that says whether there is another step; None where their number is known."""
+        return self.carries if len(self.parts) > 1 else None
 
-    def traced(self, extents: Mapping[int, int]) -> ClosedJaxpr:
-        """The body as a jaxpr, with other extents of some indices."""
-        from eqsat_mem.ir.interpreter import evaluate
+    @cached_property
+    def functions(self) -> Mapping[str, Program]:
+        """The functions of the loop as programs, by their names among its parameters."""
+        if len(self.parts) == 1:
+            return {self.parts[0].name: self.program}
+        return {part.name: self._function(part) for part in self.parts}
 
-        program = self.at(extents)
-        avals = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in program.inputs]
-        return jax.make_jaxpr(lambda *args: evaluate(program, args))(*avals)
+    def _function(self, part: Part) -> Program:
+        axes, whole = list(self.body_axes()), self.program
+        inputs = [whole.inputs[k] for k in part.operands]
+        given = {self.same[k]: place for place, k in reversed([*enumerate(part.operands)])}
+        new = replace(whole.empty_like(), inputs=inputs)
+        for place, k in enumerate(part.operands):
+            new.add(Input(inputs[place].dtype, place, axes[k]))
+
+        def own(_: Program, t: int, __: Mapping[int, int]) -> Input | None:
+            term = whole.terms[t]
+            return replace(term, slot=given[term.slot]) if isinstance(term, Input) else None
+
+        return replace(whole, outputs=[whole.outputs[k] for k in part.results]).rewritten(own, into=new)[0]
+
+    def traced(self, extents: Mapping[int, int]) -> dict[str, ClosedJaxpr]:
+        """The functions of the loop as jaxprs, with other extents of some indices."""
+        return {name: _traced(_at(program, extents)) for name, program in self.functions.items()}
+
+
+def _at(program: Program, extents: Mapping[int, int]) -> Program:
+    """A program with other extents of some indices."""
+    indices = [replace(index, extent=extents.get(i, index.extent)) for i, index in enumerate(program.indices)]
+    program = replace(program, indices=indices, _ids={}, _operands={}, _readers=[], _made_of=[])
+    shapes = {t.slot: program.shape(t.axes) for t in program.terms if isinstance(t, Input)}
+    program.inputs = [replace(b, shape=shapes.get(slot, b.shape)) for slot, b in enumerate(program.inputs)]
+    return program
+
+
+def _traced(program: Program) -> ClosedJaxpr:
+    from eqsat_mem.ir.interpreter import evaluate
+
+    avals = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in program.inputs]
+    return jax.make_jaxpr(lambda *args: evaluate(program, args))(*avals)

@@ -98,8 +98,8 @@ class Moved:
         return s
 
     def _expected(self, k: int) -> float:
-        """The bytes that a schedule is expected to hold after all moves, from the first ``k`` steps: each time that there are twice as many,
-        they save more than before by the same factor, at most two."""
+        """The bytes that a schedule is expected to hold after all moves, from the first ``k`` steps: each time that there are twice as
+        many, they save more than before by the same factor, at most two."""
         now = self.made[k]
         if now.moves < ENOUGH:
             return 0.0

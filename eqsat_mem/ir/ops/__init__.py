@@ -108,7 +108,7 @@ def call_params(call: Call, in_shapes: Shapes) -> dict[str, Any]:
     """The parameters of ``call`` for operands of these shapes."""
     if call.inside is not None:
         extents = call.inside.extents(in_shapes)
-        return {**call.params, "jaxpr": call.inside.traced(extents)} if extents else dict(call.params)
+        return {**call.params, **call.inside.traced(extents)} if extents else dict(call.params)
     return block_op(call.prim.name).resize(call.params, in_shapes, call_groups(call))
 
 
