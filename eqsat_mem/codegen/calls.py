@@ -165,7 +165,7 @@ class CallWriter:
 
         parameters = (("carry", carry), ("x", len(xs)))
         pieces = self.pieces(call, scope)
-        inside = call.inside.functions["jaxpr"] if pieces else None
+        inside = call.inside.program if pieces else None
         body = Body("scan_body", p["jaxpr"], _schedule(call, 0), args[:consts], parameters, halves, inside, pieces)
         name = self.functions.local(body, scope)
         options = "" if xs else f", length={p['length']}"
@@ -192,9 +192,7 @@ class CallWriter:
         init = args[second:]
         parameters = (("carry", len(init)),)
         pieces = self.pieces(call, scope)
-        inside = call.inside.functions if pieces else {}
-        whether = inside.get("cond_jaxpr"), pieces
-        then = inside.get("body_jaxpr"), pieces
+        whether, then = ((inside, pieces) for inside in (call.inside.functions if pieces else (None, None)))
         condition = Body("while_condition", p["cond_jaxpr"], _schedule(call, 0), args[:first], parameters, lambda texts: texts[0], *whether)
         body = Body("while_body", p["body_jaxpr"], _schedule(call, 1), args[first:second], parameters, tuple_text, *then)
         names = [self.functions.local(condition, scope), self.functions.local(body, scope)]
@@ -204,7 +202,10 @@ class CallWriter:
         jaxprs = call.params["branches"]
         words = ["when_false", "when_true"] if len(jaxprs) == 2 else [f"branch_{k}" for k in range(len(jaxprs))]
         operands = [self.reads.named(a, scope) for a in args[1:]]
-        bodies = [Body(word, jaxpr, _schedule(call, k), operands, (), tuple_text) for k, (word, jaxpr) in enumerate(zip(words, jaxprs))]
+        pieces = self.pieces(call, scope)
+        inside = call.inside.functions if pieces else [None] * len(jaxprs)
+        every = enumerate(zip(words, jaxprs, inside, strict=True))
+        bodies = [Body(word, jaxpr, _schedule(call, k), operands, (), tuple_text, own, pieces) for k, (word, jaxpr, own) in every]
         names = [self.functions.local(body, scope) for body in bodies]
         if len(names) == 2:
             return f"lax.cond({args[0]}, {names[1]}, {names[0]})", _unpacked

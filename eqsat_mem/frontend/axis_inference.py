@@ -17,6 +17,7 @@ from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.frontend.loop_roles import LoadBody, LoopAxes, loop_axes
 from eqsat_mem.ir import ops
 from eqsat_mem.ir.inside import Inside
+from eqsat_mem.ir.ops.control import LOOPS
 
 
 @dataclass
@@ -217,8 +218,8 @@ class Inference:
         return Translation("block", reads, groups=groups, summed=summed, inside=loop.inside)
 
     def loop(self, eqn: Equation) -> LoopAxes | None:
-        """The axes along which a scan or a ``while`` loop may be split."""
-        if eqn.prim.name not in ("scan", "while") or eqn.effects:
+        """The axes along which a scan, a ``while`` loop or a choice may be split."""
+        if eqn.prim.name not in LOOPS or eqn.effects:
             return None
         leaves = [[self.table.leaves(axis) for axis in self.of(v)] for v in eqn.ins]
         names = [[own[0] if len(own) == 1 else None for own in axes] for axes in leaves]

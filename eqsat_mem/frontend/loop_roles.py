@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
+from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.ir import Program, itemsize
 from eqsat_mem.ir.axis_roles import Role, carried_roles, place_of
-from eqsat_mem.ir.inside import Inside, Part
+from eqsat_mem.ir.inside import BRANCHES, Inside, Part
 from eqsat_mem.ir.jaxprs import consts_and_carries, largest_value
 from eqsat_mem.ir.ops import Group, Place
 
@@ -48,7 +51,7 @@ def loop_axes(
     used: Collection[int],
     load: LoadBody,
 ) -> LoopAxes | None:
-    """The axes along which a scan or a ``while`` loop may be split; None if there are none.
+    """The axes along which a scan, a ``while`` loop or a choice may be split; None if there are none.
 
     Args:
         params: the parameters of the loop.
@@ -58,7 +61,7 @@ def loop_axes(
         used: the results that are used.
         load: loads the body.
     """
-    loop = _of_while(params, same) if "cond_jaxpr" in params else _of_scan(params)
+    loop = _of_while(params, same) if "cond_jaxpr" in params else _of_choice(params) if BRANCHES in params else _of_scan(params)
     if loop.has_effects or loop.length < 1 or loop.largest() < SMALL_BYTES:
         return None
     first: dict[Any, InputAxis] = {}
@@ -68,7 +71,8 @@ def loop_axes(
         for a, name in enumerate(names[1:] if slot >= consts + carries else names):
             if name is not None and first.setdefault(name, (slot, a)) != (slot, a):
                 alike.append((first[name], (slot, a)))
-    inside = Inside(load(loop.body(), alike, consts, carries), consts, carries, loop.parts, loop.same)
+    program = load(loop.body(), alike, consts, carries)
+    inside = Inside(program, consts, carries, loop.results, loop.parts, loop.same, carries if "cond_jaxpr" in params else None)
     axes = list(inside.body_axes())
     indices = dict.fromkeys(axis[0] for own in axes for axis in own if len(axis) == 1)
     found = {i: group for i in indices if (group := _group(inside, i, zeros, used)) is not None}
@@ -80,7 +84,7 @@ def loop_axes(
 
 @dataclass(frozen=True)
 class _Loop:
-    """A loop: its functions, and what is the same of all kinds."""
+    """A loop or choice: its functions, and what is the same of all kinds."""
 
     functions: Sequence[ClosedJaxpr]
     parts: Sequence[Part]
@@ -91,12 +95,16 @@ class _Loop:
     body: Callable[[], ClosedJaxpr]
 
     @property
+    def results(self) -> int:
+        return len(self.functions[-1].out_avals)
+
+    @property
     def has_effects(self) -> bool:
         return any(function.effects for function in self.functions)
 
     def largest(self) -> int:
         """Bytes of the largest operand, result or inner value."""
-        *_, last = self.functions
+        *_, last = self.functions  # the body of a loop, or one of the branches
         stepped = self.consts + self.carries
 
         def size(aval: Any, steps: int) -> int:
@@ -138,6 +146,24 @@ def _of_while(params: dict[str, Any], same: Sequence[int]) -> _Loop:
     return _Loop([condition, body], parts, consts, carries, 1, own, both)
 
 
+def _of_choice(params: dict[str, Any]) -> _Loop:
+    """A choice as all its branches, between whose results it selects."""
+    branches: Sequence[ClosedJaxpr] = params[BRANCHES]
+    avals, results = branches[0].in_avals, len(branches[0].out_avals)
+    operands = range(1, 1 + len(avals))
+    parts = [Part(BRANCHES, operands, range(results * (1 + k), results * (2 + k))) for k in range(len(branches))]
+
+    def every(which: Any, *given: Any) -> list[Any]:
+        made = [jaxpr_as_fun(branch)(*given) for branch in branches]
+        return [*(lax.select_n(which, *results) for results in zip(*made)), *itertools.chain.from_iterable(made)]
+
+    def body() -> ClosedJaxpr:
+        which = jax.ShapeDtypeStruct((), bool if len(branches) == 2 else np.int32)
+        return jax.make_jaxpr(every)(which, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+
+    return _Loop(branches, parts, 1 + len(avals), 0, 1, range(1 + len(avals)), body)
+
+
 def _group(inside: Inside, index: int, zeros: Collection[int], used: Collection[int]) -> tuple[Group, bool] | None:
     """The places of an index of the body around a loop, and whether some result that is used is a sum over it."""
     given, places = [], list[Place]()
@@ -157,5 +183,5 @@ def _group(inside: Inside, index: int, zeros: Collection[int], used: Collection[
         if role is Role.ROWS:
             place = place_of(o.axes, index)
             assert place is not None
-            places.append(("out", k, place + (k >= inside.carries)))
+            places.append(("out", k, place + inside.is_stacked(k)))
     return tuple(places), any(roles[k] is Role.SUM for k in used)

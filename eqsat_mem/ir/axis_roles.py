@@ -73,7 +73,9 @@ def carried_roles(inside: Inside, index: int, given: Sequence[Role]) -> list[Rol
         entering = roles[first : first + carries]
         left = [joined(before, after) for before, after in zip(entering, made)]
         if left == entering:
-            return [*left, *made[carries:]] if inside.goes_on is None else _as_steps_end(inside, index, roles, left, made[inside.goes_on])
+            if inside.goes_on is not None:
+                return _as_steps_end(inside, index, roles, left, made[inside.goes_on])
+            return [*left, *made[carries : inside.results]]
         roles[first : first + carries] = left
 
 

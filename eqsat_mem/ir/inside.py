@@ -1,4 +1,5 @@
-"""The body of a loop as a program over named indices, so that the loop can run on chunks of an axis that its body acts on row by row."""
+"""The body of a loop, or the branches of a choice, as a program over named indices, so that it can run on chunks of an axis whose rows it
+acts on one by one."""
 
 from __future__ import annotations
 
@@ -16,10 +17,13 @@ from eqsat_mem.ir.ops.blocks import Place, Shapes
 from eqsat_mem.ir.program import Program
 from eqsat_mem.ir.terms import Axes, Block, Dot, Input
 
+BRANCHES = "branches"
+"""The name of the functions of a choice among its parameters, of which they are one tuple."""
+
 
 class Part(NamedTuple):
-    """One of the functions of a loop: its name among the loop's parameters, the operands that it takes, and the results of the body that
-    it returns."""
+    """One of the functions of a loop or choice: its name among the parameters, the operands that it takes, and the results of the body
+    that it returns."""
 
     name: str
     operands: Sequence[int]
@@ -28,15 +32,18 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Inside:
-    """The body of a loop.
+    """The body of a loop, or all branches of a choice.
 
     Attributes:
         program: the body, at the extents of the whole loop; its arguments are the operands of the loop, those that are read step by step
-            less the axis of the steps. A ``while`` loop has one more result: whether there is another step.
+            less the axis of the steps. After its results, a ``while`` loop has that which says whether there is another step, and a choice
+            those of each branch.
         consts: the number of operands that every step reads whole.
         carries: the number of operands after them that are carried.
+        results: the number of results of the loop.
         parts: the functions of the loop.
         same: for each operand, the first that is the same value; the body reads no other.
+        goes_on: the result that says whether there is another step; None where that is known.
         places: for each index of the body that may be split, an axis of an operand of the loop that is this index.
         known: roles that have been found of its results, by the index and the roles of its operands.
         figures: what schedules have found of it, by what it is of.
@@ -45,8 +52,10 @@ class Inside:
     program: Program
     consts: int
     carries: int
+    results: int
     parts: Sequence[Part]
     same: Sequence[int]
+    goes_on: int | None = None
     places: Mapping[int, Place] = field(default_factory=dict)
     known: dict[Any, Any] = field(default_factory=dict)
     figures: dict[Any, Any] = field(default_factory=dict)
@@ -78,17 +87,19 @@ class Inside:
         now = {i: in_shapes[k][a] for i, (_, k, a) in self.places.items()}
         return {i: n for i, n in now.items() if n != self.program.indices[i].extent}
 
-    @property
-    def goes_on(self) -> int | None:
-        """The result that says whether there is another step; None where their number is known."""
-        return self.carries if len(self.parts) > 1 else None
+    def is_stacked(self, result: int) -> bool:
+        """Whether a result has one slice for each step."""
+        return self.parts[0].name != BRANCHES and result >= self.carries
 
     @cached_property
-    def functions(self) -> Mapping[str, Program]:
-        """The functions of the loop as programs, by their names among its parameters."""
-        if len(self.parts) == 1:
-            return {self.parts[0].name: self.program}
-        return {part.name: self._function(part) for part in self.parts}
+    def functions(self) -> Sequence[Program]:
+        """The functions of the loop as programs."""
+        return [self.program] if len(self.parts) == 1 else list(map(self._function, self.parts))
+
+    @property
+    def alternatives(self) -> Sequence[Program]:
+        """What one step computes: one branch of a choice."""
+        return self.functions if self.parts[0].name == BRANCHES else [self.program]
 
     def _function(self, part: Part) -> Program:
         axes, whole = list(self.body_axes()), self.program
@@ -104,9 +115,12 @@ class Inside:
 
         return replace(whole, outputs=[whole.outputs[k] for k in part.results]).rewritten(own, into=new)[0]
 
-    def traced(self, extents: Mapping[int, int]) -> dict[str, ClosedJaxpr]:
-        """The functions of the loop as jaxprs, with other extents of some indices."""
-        return {name: _traced(_at(program, extents)) for name, program in self.functions.items()}
+    def traced(self, extents: Mapping[int, int]) -> dict[str, Any]:
+        """The functions of the loop as its parameters, with other extents of some indices."""
+        jaxprs = [_traced(_at(program, extents)) for program in self.functions]
+        if self.parts[0].name == BRANCHES:
+            return {BRANCHES: tuple(jaxprs)}
+        return {part.name: jaxpr for part, jaxpr in zip(self.parts, jaxprs, strict=True)}
 
 
 def _at(program: Program, extents: Mapping[int, int]) -> Program:

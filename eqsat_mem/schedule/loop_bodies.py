@@ -27,10 +27,9 @@ SLOW_BY_WINDOW = 1.5
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The body of a loop, without loops of ours, on a backend."""
+    """The body of a loop, or the branches of a choice, without loops of ours, on a backend."""
 
-    seq: Seq
-    timing: Any
+    bodies: Sequence[tuple[Seq, Any]]
 
     @classmethod
     def of(cls, call: Call, backend: Backend) -> Step:
@@ -41,20 +40,20 @@ class Step:
             from eqsat_mem.schedule.split import region
             from eqsat_mem.schedule.timing import Timing
 
-            ex = Extraction(call.inside.program)
-            known = call.inside.figures[backend] = cls(region(ex), Timing(Memory(ex, backend.inside())))
+            every = map(Extraction, call.inside.alternatives)
+            known = call.inside.figures[backend] = cls([(region(ex), Timing(Memory(ex, backend.inside()))) for ex in every])
         return known
 
     def held(self, extents: Mapping[int, int]) -> int:
         """Bytes that it holds besides its arguments."""
-        return int(self.timing.memory.peak(self.seq, self._extents(extents), {}).nbytes)
+        return max(int(timing.memory.peak(seq, self._extents(timing, extents), {}).nbytes) for seq, timing in self.bodies)
 
     def seconds(self, extents: Mapping[int, int]) -> float:
         """Seconds that it takes, with what a turn of a loop takes besides its kernels."""
-        return float(self.timing.seconds(self.seq, self._extents(extents), {}) + self.timing.backend.step_s)
+        return max(float(timing.seconds(seq, self._extents(timing, extents), {}) + timing.backend.step_s) for seq, timing in self.bodies)
 
-    def _extents(self, extents: Mapping[int, int]) -> Any:
-        out = self.timing.memory.full_extents()
+    def _extents(self, timing: Any, extents: Mapping[int, int]) -> Any:
+        out = timing.memory.full_extents()
         for i, n in extents.items():
             out = out.with_extent(i, n)
         return out

@@ -23,19 +23,19 @@ def small_too(monkeypatch):
     monkeypatch.setattr(loop_roles, "SMALL_BYTES", 0)
 
 
-def loops(program):
+def calls(program, name):
     found = {}
     for t in program.reachable():
         term = program.terms[t]
-        if isinstance(term, Block) and term.call.prim.name == "while":
+        if isinstance(term, Block) and term.call.prim.name == name:
             found.setdefault(term.call, {})[term.out] = t
     return found
 
 
-def split_along(function, args):
+def split_along(function, args, name="while"):
     """The extents of the axes along which the only loop of a function is pointwise, or sums; chunks of its operands are run beside it."""
     program = program_of(function, args)
-    ((call, results),) = loops(program).items()
+    ((call, results),) = calls(program, name).items()
     operands = operands_of(program, call, results, args)
     before = [np.asarray(x) for x in bind_call(call, operands)]
     for i in bits(call.pointwise):
