@@ -18,8 +18,9 @@ from enum import Enum, IntEnum
 from functools import cached_property
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Fold, Iota, Map, Program, Rename, bits, children, mask_of
-from eqsat_mem.ir.jaxprs import aval_bytes
+from eqsat_mem.ir import Block, Dot, Fold, Iota, Map, Program, Rename, Term, bits, children, mask_of
+from eqsat_mem.ir.jaxprs import IMPURE, aval_bytes
+from eqsat_mem.ir.ops.control import LOOPS
 from eqsat_mem.transforms.control_flow import Scan, repeats
 
 FEW_STEPS = 8
@@ -82,6 +83,14 @@ class Slices:
     def of(self, *kinds: How) -> list[int]:
         """Return the terms whose slices are obtained in one of these ways."""
         return [t for t, how in self.how.items() if how in kinds]
+
+
+def _is_made_in_parts(term: Term) -> bool:
+    """Whether loops may make a value in chunks of its rows, or of what it folds, and runs of it give the same."""
+    if isinstance(term, Block):
+        call = term.call
+        return bool(call.pointwise | call.folds) and call.inside is None and not call.effects and call.prim.name not in LOOPS | IMPURE
+    return isinstance(term, Map | Fold | Dot | Rename)
 
 
 @dataclass(eq=False)
@@ -266,8 +275,7 @@ class Stages:
         stack = [t]
         while stack:
             u = stack.pop()
-            simple = isinstance(program.terms[u], Map | Fold | Dot | Rename) and u not in self.absorbed
-            if simple and SUNK_SHARE * program.nbytes(u) > program.nbytes(t):
+            if u not in self.absorbed and _is_made_in_parts(program.terms[u]) and SUNK_SHARE * program.nbytes(u) > program.nbytes(t):
                 stack.extend(c for c in children(program.terms[u]) if c not in inside)
                 inside.add(u)
             else:

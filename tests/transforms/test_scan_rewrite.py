@@ -350,6 +350,47 @@ def test_large_values_that_no_turn_changes_are_computed_in_every_turn():
         np.testing.assert_allclose(a, b, rtol=1e-3)
 
 
+def ranks_of_pages(a, b, n=400):
+    """The matrix of a graph, scattered from its edges before the loop."""
+    matrix = jnp.zeros((n, n)).at[b, a].add(1.0)
+    step = matrix / jnp.maximum(matrix.sum(0), 1.0)
+    return lax.scan(lambda r, _: (0.85 * (step @ r) + 0.15 / n, None), jnp.full(n, 1 / n), None, length=6)[0]
+
+
+def sorted_neighbours(x, v):
+    """Rows of distances, sorted before a loop that weighs them until it has come to rest."""
+    near = jnp.sort(jnp.sum((x[:, None] - x[None]) ** 2, -1), 1)
+    return lax.while_loop(lambda s: s[1] < 3, lambda s: (jnp.tanh(near @ s[0]), s[1] + 1), (v, 0))[0]
+
+
+INVARIANT = {
+    "scattered": lambda: (ranks_of_pages, [np.random.RandomState(k).randint(0, 400, 3000).astype(np.int32) for k in range(2)]),
+    "sorted": lambda: (sorted_neighbours, [f32(400, 3), f32(400, seed=1)]),
+}
+
+
+@pytest.mark.parametrize("name", INVARIANT)
+def test_what_blocks_make_and_no_step_changes_is_made_in_every_step(name):
+    function, args = INVARIANT[name]()
+    limit = 400 * 400 * 4 // 2
+    optimized = eqsat_mem.optimize(function, memory_limit=limit)
+    assert optimized.plan(*args).compiled_peak_bytes <= limit < compiled_peak(function, args, optimise=False)[0] / 2
+    np.testing.assert_allclose(optimized(*args), function(*args), rtol=1e-4, atol=1e-6)
+
+
+def test_factors_of_a_matrix_are_not_made_in_every_step():
+    def solved(x, v):
+        low = jnp.linalg.cholesky(jnp.exp(-jnp.sum((x[:, None] - x[None]) ** 2, -1)) + jnp.eye(len(x)))
+        return lax.scan(lambda v, _: (jnp.tanh(low @ v), None), v, None, length=4)[0]
+
+    program = load(jax.make_jaxpr(solved)(f32(300, 3), f32(300, seed=1)), ["x", "v"])
+    stages = Stages(original(program), Stage.RECOMPUTE)
+    (scan,) = stages.scans
+    assert [stages.sunk(t) for t in scan.consts if program.nbytes(t) == 300 * 300 * 4] == [
+        ([], [t]) for t in scan.consts if program.free[t]
+    ]
+
+
 def test_a_loop_without_large_values_that_no_turn_changes_runs_as_it_is():
     def newton(x):
         return lax.while_loop(lambda s: s[1] < 3, lambda s: (0.5 * (s[0] + x / s[0]), s[1] + 1), (x, 0))[0]
