@@ -133,16 +133,16 @@ def _of_while(params: dict[str, Any], same: Sequence[int]) -> _Loop:
         Part("body_jaxpr", [*range(first, consts), *carried], range(carries)),
     ]
     avals = [*condition.in_avals[:first], *body.in_avals]
+    own = [k if k >= consts else same[k] for k in range(len(avals))]  # what begins as the same value does not stay it
 
     def step(*given: Any) -> list[Any]:
-        operands = [given[k] for k in same]
+        operands = [given[k] for k in own]
         carry = operands[consts:]
         return [*jaxpr_as_fun(body)(*operands[first:consts], *carry), *jaxpr_as_fun(condition)(*operands[:first], *carry)]
 
     def both() -> ClosedJaxpr:
         return jax.make_jaxpr(step)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
 
-    own = [k if k >= consts else same[k] for k in range(len(avals))]
     return _Loop([condition, body], parts, consts, carries, 1, own, both)
 
 

@@ -120,7 +120,15 @@ def by_counted_rows(x, w, n):
     return lax.while_loop(lambda s: jnp.any(s[0] < n), step, (0, jnp.zeros(x.shape[0], jnp.int32), x))[1:]
 
 
-APART = [by_vmap, by_vmap_until_small, by_counter, by_flags, by_done, by_done_at_most, by_number, by_counted_rows]
+def by_two_that_begin_alike(x, w, n):
+    def step(s):
+        live = (s[0] < n)[:, None]
+        return s[0] + 1, jnp.where(live, moved(s[1], w), s[1]), jnp.where(live, s[2] - s[1] + x, s[2])
+
+    return lax.while_loop(lambda s: jnp.any(s[0] < n), step, (0, x, x))[1:]
+
+
+APART = [by_two_that_begin_alike, by_vmap, by_vmap_until_small, by_counter, by_flags, by_done, by_done_at_most, by_number, by_counted_rows]
 
 
 @pytest.mark.parametrize("function", APART)
