@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, children
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, bits, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, Step
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.kernel import moves
@@ -184,6 +184,12 @@ def taken_apart(ex: Extraction, kernels: Fused, outs: Collection[int]) -> frozen
     return frozenset(found)
 
 
+def reads_others(program: Program, step: int, members: Iterable[int], t: int, extents: Sequence[int]) -> bool:
+    """Whether a kernel of these members, for one element of its result, reads several elements of the array of ``t``: folds are inside."""
+    read = (c for member in members for c in children(program.terms[member]) if program.source_of(c) == t)
+    return any(extents[i] > 1 for c in read for i in bits(program.free[c] & ~program.free[step]))
+
+
 def _reads(step: Loop | Seq) -> frozenset[int]:
     return step.body.reads if isinstance(step, Loop) else step.reads
 
@@ -195,10 +201,12 @@ def _virtual(
 
     An elementwise value with several users is computed in each of them if it is cheap, unless one of them ends in a fold and the
     backend keeps operands of folds. Where kernels compute such a kept value again, they need what it is made of, as its own kernel does.
-    One that is read element by element only is none of the operands of folds.
+    One that is read element by element only is none of the operands of folds. A fold that is written out inside others is computed inside
+    them while all are as few terms as one may have: each of these folds multiplies what is written, and done, for an element of the result.
     """
     virtual: set[int] = set()
     elements: dict[int, int] = {}
+    apart_along: dict[int, int] = {}
     ends: dict[int, frozenset[int]] = {}
     folded: dict[int, frozenset[int]] = {}
     again = {t for t in terms if any(_rereads(ex.program.terms[u], backend) for u in users[t])}
@@ -211,8 +219,10 @@ def _virtual(
         if rounds and backend.compares_inside:
             rounds = not virtual.issuperset(ex.selected_by_element.get(t, (t,)))
         elements[t] = _read_by_element(ex, t, users[t], virtual, elements) if ex.unrolls else 0
+        apart_along[t] = _written_apart_along(ex, t, users[t], virtual, apart_along) if ex.unrolls else 0
         apart = elements[t] and isinstance(ex.program.terms[t], Map) and backend.recomputes(ex.program, (t,))
-        if t in escapes or rounds or not (apart or _is_virtual(ex, t, read_by, into, first, again, backend, is_whole)):
+        is_kept = t in escapes or rounds or _is_too_long(ex, t, apart_along[t], backend)
+        if is_kept or not (apart or _is_virtual(ex, t, read_by, into, first, again, backend, is_whole)):
             computed_in = [step for step in into if isinstance(ex.program.terms[step], Map)]
             if computed_in and backend.recomputes(ex.program, (t,)):
                 ends[t] = frozenset((t, *computed_in))
@@ -231,6 +241,20 @@ def _read_by_element(ex: Extraction, t: int, users: Iterable[int], virtual: Coll
         inside = ex.unrolls.get(u, 0) | (elements[u] if u in virtual else 0)
         found &= inside if t in children(ex.program.terms[u]) else 0
     return found if users else 0
+
+
+def _written_apart_along(ex: Extraction, t: int, users: Iterable[int], virtual: Collection[int], known: Mapping[int, int]) -> int:
+    """The indices for each of whose elements a value is written by itself if its users compute it, where folds are written out."""
+    along = 0
+    for u in users:
+        along |= ex.unrolls.get(u, 0) | (known[u] if u in virtual else 0)
+    return along & ex.program.free[t]
+
+
+def _is_too_long(ex: Extraction, t: int, along: int, backend: Backend) -> bool:
+    """Whether a fold that is written out has more terms in all than folds may have, being written for each element ``along`` indices."""
+    own = ex.unrolls.get(t, 0)
+    return bool(own and along) and ex.program.extent(own | along) > backend.unrolled_elements
 
 
 def _kernels(program: Program, terms: Iterable[int]) -> dict[int, int]:

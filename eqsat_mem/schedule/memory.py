@@ -21,7 +21,7 @@ from eqsat_mem.ir.jaxprs import consts_and_carries
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Step, loops, made
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.footprint import Footprint, Live, Passing, Peak
-from eqsat_mem.schedule.fusion import Copy, Fused, Inside, fuse
+from eqsat_mem.schedule.fusion import Copy, Fused, Inside, fuse, reads_others
 from eqsat_mem.schedule.late_states import LEAST_BYTES, waiting
 from eqsat_mem.schedule.loop_bodies import block_scratch
 from eqsat_mem.schedule.packing import at_once, bytes_of, bytes_within, free_outputs, places_of, with_gaps
@@ -255,13 +255,12 @@ class Memory:
                 self._enter(step, seq)
             if not isinstance(step, int):
                 scratch += self._outputs_ahead(seq, live.keys() | made(step))
-            taken_over = self._taken_over(step, new, dying, live, extents)
+            over = self._taken_over(step, every[position], new, dying, live, extents)
+            joined |= over
             there = begun.get(position, {})
             waiting -= sum(there.values())
-            around.append(total + sum(new.values()) - taken_over + scratch + own + waiting)
+            around.append(total + sum(new.values()) - sum(live[t] for t in over.values()) + scratch + own + waiting)
             beside.append((scratch, own))
-            if taken_over and isinstance(step, int):
-                joined[step] = next(t for t in dying if live[t] == taken_over)
             if isinstance(step, Seq):
                 new = {t: nbytes for t, nbytes, _, _ in self.footprint(step, extents).lives if t in step.outs}
             live |= new
@@ -362,11 +361,14 @@ class Memory:
     def _copy_bytes(self, s: Copy, extents: Extents) -> int:
         return max(self._widths[s.term], 4) * math.prod(extents[i] for i in bits(s.over))
 
-    def _taken_over(self, step: Step, new: dict[int, int], dying: Sequence[int], live: dict[int, int], extents: Extents) -> int:
-        """Bytes that an elementwise result does not need because an operand of its size dies here."""
+    def _taken_over(
+        self, step: Step, members: Collection[int], new: dict[int, int], dying: Sequence[int], live: dict[int, int], extents: Extents
+    ) -> dict[int, int]:
+        """An elementwise result, with the operand of its size that dies here over which it is written; nothing where there is none."""
         if not isinstance(step, int) or not isinstance(self.ex.program.terms[step], Map):
-            return 0
-        return new[step] if any(live[t] == new[step] and self.backend.can_take_over(self.ex, t, step, extents) for t in dying) else 0
+            return {}
+        alike = (t for t in dying if live[t] == new[step] and not reads_others(self.ex.program, step, members, t, extents))
+        return next(({step: t} for t in alike if self.backend.can_take_over(self.ex, t, step, extents)), {})
 
     def _flow(self, seq: Seq, position: int, members: tuple[int, ...], live: Collection[int]) -> Passing:
         """The flow of the values that are ``live`` as a kernel of some members runs, whatever their sizes."""

@@ -223,12 +223,18 @@ class _Run:
             beside += size * self.rows_of_results(step, extents)
         if isinstance(term, Map):
             can = self.schedule.backend.can_take_over
-            taken = next((t for t in dying if alive[t] == size and can(self.ex, t, step, extents)), None)
+            alike = (t for t in dying if alive[t] == size and can(self.ex, t, step, extents))
+            taken = next((t for t in alike if not self.folds_inside(step, members, t, extents)), None)
             if taken is not None:
                 self.heap.release(alive.pop(taken))
         with self.heap.holding(beside):
             self.heap.allocate(0 if step in begun else size)
         alive[step] = size
+
+    def folds_inside(self, step: int, members: tuple[int, ...], t: int, extents: Extents) -> bool:
+        """Whether a kernel combines elements of an array to one of its result, which cannot be written over the array then."""
+        reads = {c for member in members for c in children(self.program.terms[member]) if self.program.source_of(c) == t}
+        return any(self.elements(self.program.free[c] & ~self.program.free[step], extents) > 1 for c in reads)
 
     def rows_of_results(self, step: int, extents: Extents) -> int:
         """The number of rows of results that a fold of leading axes leaves; none where it adds up its result at once."""
