@@ -94,11 +94,7 @@ def itemsize(hlo_type: str) -> int:
     return max(int(width[1]) // 8, 1) if width else 1
 
 
-def _never(instruction: Instruction) -> bool:
-    return False
-
-
-def read(compiled: Any, closed: Callable[[Instruction], bool] = _never) -> Module:
+def read(compiled: Any, closed: Callable[[Instruction], bool] = lambda _: False) -> Module:
     """Read a compiled program.
 
     Args:
@@ -167,7 +163,7 @@ the results in the kernel, and the spatial axes of the operand."""
 Fields = Mapping[int, Sequence[int | bytes]]
 
 
-def from_message(data: bytes, closed: Callable[[Instruction], bool] = _never) -> Module:
+def from_message(data: bytes, closed: Callable[[Instruction], bool] = lambda _: False) -> Module:
     """Read a program from a serialised ``HloModuleProto``; any other data gives a module that is unread as a whole.
 
     Computations that only ``closed`` instructions call are left out: in long programs most instructions are in fusions.
