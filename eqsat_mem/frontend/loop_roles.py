@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from eqsat_mem.ir import Program, itemsize
 from eqsat_mem.ir.axis_roles import Role, carried_roles, place_of
-from eqsat_mem.ir.inside import BRANCHES, Inside, Part
+from eqsat_mem.ir.inside import BRANCHES, Inside, Subfunction
 from eqsat_mem.ir.jaxprs import consts_and_carries, largest_value
 from eqsat_mem.ir.ops import Group, Place
 
@@ -83,11 +83,11 @@ def loop_axes(
 
 
 @dataclass(frozen=True)
-class _Loop:
-    """A loop or choice: its functions, and what is the same of all kinds."""
+class _Controlled:
+    """A loop or choice, as what there is of every kind of them."""
 
     functions: Sequence[ClosedJaxpr]
-    parts: Sequence[Part]
+    parts: Sequence[Subfunction]
     consts: int
     carries: int
     length: int
@@ -115,22 +115,22 @@ class _Loop:
         return max([*ins, *outs, *map(largest_value, self.functions)])
 
 
-def _of_scan(params: dict[str, Any]) -> _Loop:
+def _of_scan(params: dict[str, Any]) -> _Controlled:
     body: ClosedJaxpr = params["jaxpr"]
     every = range(len(body.in_avals))
-    parts = [Part("jaxpr", every, range(len(body.out_avals)))]
-    return _Loop([body], parts, *consts_and_carries(params), params["length"], every, lambda: body)
+    parts = [Subfunction("jaxpr", every, range(len(body.out_avals)))]
+    return _Controlled([body], parts, *consts_and_carries(params), params["length"], every, lambda: body)
 
 
-def _of_while(params: dict[str, Any], same: Sequence[int]) -> _Loop:
+def _of_while(params: dict[str, Any], same: Sequence[int]) -> _Controlled:
     """A ``while`` loop as one whose body returns, after the carries, whether there is another step after the one before it."""
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     first, consts = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     carries = len(body.out_avals)
     carried = range(consts, consts + carries)
     parts = [
-        Part("cond_jaxpr", [*range(first), *carried], [carries]),
-        Part("body_jaxpr", [*range(first, consts), *carried], range(carries)),
+        Subfunction("cond_jaxpr", [*range(first), *carried], [carries]),
+        Subfunction("body_jaxpr", [*range(first, consts), *carried], range(carries)),
     ]
     avals = [*condition.in_avals[:first], *body.in_avals]
     own = [k if k >= consts else same[k] for k in range(len(avals))]  # what begins as the same value does not stay it
@@ -143,15 +143,15 @@ def _of_while(params: dict[str, Any], same: Sequence[int]) -> _Loop:
     def both() -> ClosedJaxpr:
         return jax.make_jaxpr(step)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
 
-    return _Loop([condition, body], parts, consts, carries, 1, own, both)
+    return _Controlled([condition, body], parts, consts, carries, 1, own, both)
 
 
-def _of_choice(params: dict[str, Any]) -> _Loop:
+def _of_choice(params: dict[str, Any]) -> _Controlled:
     """A choice as all its branches, between whose results it selects."""
     branches: Sequence[ClosedJaxpr] = params[BRANCHES]
     avals, results = branches[0].in_avals, len(branches[0].out_avals)
     operands = range(1, 1 + len(avals))
-    parts = [Part(BRANCHES, operands, range(results * (1 + k), results * (2 + k))) for k in range(len(branches))]
+    parts = [Subfunction(BRANCHES, operands, range(results * (1 + k), results * (2 + k))) for k in range(len(branches))]
 
     def every(which: Any, *given: Any) -> list[Any]:
         made = [jaxpr_as_fun(branch)(*given) for branch in branches]
@@ -161,7 +161,7 @@ def _of_choice(params: dict[str, Any]) -> _Loop:
         which = jax.ShapeDtypeStruct((), bool if len(branches) == 2 else np.int32)
         return jax.make_jaxpr(every)(which, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
 
-    return _Loop(branches, parts, 1 + len(avals), 0, 1, range(1 + len(avals)), body)
+    return _Controlled(branches, parts, 1 + len(avals), 0, 1, range(1 + len(avals)), body)
 
 
 def _group(inside: Inside, index: int, zeros: Collection[int], used: Collection[int]) -> tuple[Group, bool] | None:

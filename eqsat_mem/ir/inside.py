@@ -21,7 +21,7 @@ BRANCHES = "branches"
 """The name of the functions of a choice among its parameters, of which they are one tuple."""
 
 
-class Part(NamedTuple):
+class Subfunction(NamedTuple):
     """One of the functions of a loop or choice: its name among the parameters, the operands that it takes, and the results of the body
     that it returns."""
 
@@ -53,7 +53,7 @@ class Inside:
     consts: int
     carries: int
     results: int
-    parts: Sequence[Part]
+    parts: Sequence[Subfunction]
     same: Sequence[int]
     goes_on: int | None = None
     places: Mapping[int, Place] = field(default_factory=dict)
@@ -98,10 +98,10 @@ class Inside:
 
     @property
     def alternatives(self) -> Sequence[Program]:
-        """What one step computes: one branch of a choice."""
+        """The programs of which each step computes one: the branches of a choice, or the body."""
         return self.functions if self.parts[0].name == BRANCHES else [self.program]
 
-    def _function(self, part: Part) -> Program:
+    def _function(self, part: Subfunction) -> Program:
         axes, whole = list(self.body_axes()), self.program
         inputs = [whole.inputs[k] for k in part.operands]
         given = {self.same[k]: place for place, k in reversed([*enumerate(part.operands)])}

@@ -41,7 +41,7 @@ def ends_row_by_row(inside: Inside, index: int, alike: Collection[int], by_row: 
     assert inside.goes_on is not None, "a loop whose number of steps is not known"
     conditions = [t for t in _joined(program, "and", program.outputs[inside.goes_on].term) if t not in alike]
     flag = _of_any(program, index, conditions[0]) if len(conditions) == 1 else None
-    return flag is not None and flag[0] in by_row and _Rows(inside, *flag, frozenset(rows)).end_for_good()
+    return flag is not None and flag[0] in by_row and _RowEnds(inside, *flag, frozenset(rows)).end_for_good()
 
 
 def _joined(program: Program, op: str, t: int) -> Iterator[int]:
@@ -55,7 +55,7 @@ def _joined(program: Program, op: str, t: int) -> Iterator[int]:
 
 
 def _of_any(program: Program, index: int, t: int) -> tuple[int, bool] | None:
-    """What is asked of each row, and its value for rows that go on, where a term asks whether any row does."""
+    """The condition on each row, and its value for rows that go on, where a term asks whether any row does."""
     term, goes_on = program.terms[t], True
     if isinstance(term, Map) and term.op == "not":
         term, goes_on = program.terms[term.args[0]], False
@@ -67,7 +67,7 @@ def _of_any(program: Program, index: int, t: int) -> tuple[int, bool] | None:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _RowEnds:
     """The rows of a loop: those go on whose ``flag`` is ``goes_on``."""
 
     inside: Inside
