@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -13,13 +12,14 @@ from itertools import tee
 from typing import Generic, TypeVar
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Map, argument_bytes
+from eqsat_mem.ir import argument_bytes
 from eqsat_mem.ir.loop_tree import Seq
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import again_s
+from eqsat_mem.schedule.kept_slices import worth_keeping
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.sizes import Extents
-from eqsat_mem.schedule.split import Choices, Kind, Phases
+from eqsat_mem.schedule.split import Choices, Phases
 
 T = TypeVar("T")
 
@@ -109,30 +109,9 @@ def cuts(ex: Extraction, memory: Memory, backend: Backend, large: bool, seq: Seq
     elementwise values as late as they may, where that makes a difference: of a large program one tree is kept, which then is the wrong one
     too often. Values that are ``small`` may be computed whole.
     """
-    slowest = backend.device.levels[-1][1]
     phases = Phases(ex, seq, i, Choices(small=small))
-    shared = phases.shared_slices()
-    dear = tuple(t for t in shared if again_s(ex, t, extents, backend) > 3 * memory.size(t, extents) / slowest)
-    dear = tuple(_as_small_as_read(ex, memory, extents, phases, dear))
-    return Cuts(Lazy(_ways(ex, large, phases, shared, dear, small)), dear)
-
-
-def _as_small_as_read(ex: Extraction, memory: Memory, extents: Extents, phases: Phases, dear: Sequence[int]) -> list[int]:
-    """Slices, with an elementwise value in place of those that are read for it alone and have more bytes together: the numbers or the mask
-    made of random bits, which are two words each."""
-    program, readers = ex.program, defaultdict[int, list[int]](list)
-    for t in phases.terms:
-        for c in {*program.operands(t)}:
-            readers[c].append(t)
-    instead: dict[int, list[int]] = {}
-    for t in dear:
-        chain = [t]
-        while chain[-1] not in phases.seq.outs and len(found := readers[chain[-1]]) == 1 and isinstance(program.terms[found[0]], Map):
-            chain += found
-        able = [v for v in chain if phases.kind[v] is Kind.SLICE]
-        instead.setdefault(min(reversed(able), key=lambda v: memory.size(v, extents)), []).append(t)
-    sizes = {t: memory.size(t, extents) for t in (*dear, *instead)}
-    return [v for small, of in instead.items() for v in ([small] if sizes[small] < sum(sizes[t] for t in of) else of)]
+    dear = worth_keeping(ex, memory, backend, phases, extents)
+    return Cuts(Lazy(_ways(ex, large, phases, phases.shared_slices(), dear, small)), dear)
 
 
 def _ways(ex: Extraction, large: bool, phases: Phases, shared: Sequence[int], dear: Sequence[int], small: frozenset[int]) -> Iterator[Seq]:
