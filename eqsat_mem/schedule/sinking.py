@@ -1,4 +1,4 @@
-"""Splits of a region whose loops compute large elementwise values again, along an index of these."""
+"""Splits of a region whose loops compute large values again that kernels make element by element, along an index of these."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ LARGE = 8
 
 
 def sunk(memory: Memory, limit: int, seq: Seq, extents: Extents, i: int, small: frozenset[int]) -> Iterator[Seq]:
-    """``seq`` split along ``i``, large elementwise values that do not depend on it computed again inside, along an index of theirs."""
+    """``seq`` split along ``i``, large values that do not depend on it computed again inside, along an index of theirs.
+
+    They are elementwise or folds that are written out: distances are elementwise values of a fold over few coordinates.
+    """
     ex, program, full = memory.ex, memory.ex.program, memory.full_extents()
     sizes = memory.sizes(extents)
     inside = frozenset(t for t in seq.steps if isinstance(t, int))
-    simple = {t for t in inside if isinstance(program.terms[t], Map) and not program.free[t] >> i & 1 and t not in small}
+    by_element = {t for t in inside if isinstance(program.terms[t], Map) or ex.unrolls.get(t)}
+    simple = {t for t in by_element if not program.free[t] >> i & 1 and t not in small}
     large = [t for t in simple if sizes[t] * LARGE > limit]
     if not large:
         return

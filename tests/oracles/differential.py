@@ -109,10 +109,11 @@ def random_tree(ex: Extraction, rng: random.Random, most: int = 3) -> tuple[Seq,
 
 
 def _random_choices(ex: Extraction, seq: Seq, i: int, rng: random.Random) -> Choices:
-    """Some slices kept, some values taken for small, some elementwise values that do not depend on ``i`` computed in every turn."""
+    """Some slices kept, some values taken for small, some values made element by element and without ``i`` in every turn."""
     share = rng.choice([0.0, 0.0, 0.5])
     values = sorted({v for t in seq.steps if isinstance(t, int) for v in (t, *ex.program.operands(t))})
-    simple = [t for t in seq.steps if isinstance(t, int) and isinstance(ex.program.terms[t], Map) and not ex.program.free[t] >> i & 1]
+    by_element = [t for t in seq.steps if isinstance(t, int) and (isinstance(ex.program.terms[t], Map) or ex.unrolls.get(t))]
+    simple = [t for t in by_element if not ex.program.free[t] >> i & 1]
     choices = Choices(small=_some(values, share, rng), sink=_some(simple, rng.choice([0.0, 0.0, 0.5]), rng))
     return replace(choices, keep=_some(shared_slices(ex, seq, i, choices), rng.choice([0.0, 0.5]), rng))
 
