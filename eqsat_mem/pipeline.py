@@ -18,6 +18,7 @@ from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Ended, Loaded, listening, tell
 from eqsat_mem.frontend.equal_blocks import EqualBlocks
 from eqsat_mem.frontend.load import load
+from eqsat_mem.frontend.whole_maps import whole_map
 from eqsat_mem.garbage import without_collections
 from eqsat_mem.ir import argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
@@ -109,7 +110,7 @@ def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None, tuner
     with clock("schedule"), listening(*filter(None, [tuner])):
         found = forms.fastest(request.backend, request.limit, near=near(request, forms))
         with clock("emit and verify"):
-            chosen = choose(request, forms, found)
+            chosen = choose(request, forms, found, "" if request.placement is None else whole_map(request.jaxpr))
     if tuner is not None:
         with clock("tune"):
             chosen, tuning = tuner.choose(request, found, chosen, loaded)

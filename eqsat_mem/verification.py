@@ -63,9 +63,14 @@ class Chosen:
         return None if self.check is None else self.check.held_bytes
 
 
-def choose(request: Request, forms: Forms, found: SearchResult) -> Chosen:
-    """The program as it was where it fits and a plan gains too little; else the plan that fits."""
+def choose(request: Request, forms: Forms, found: SearchResult, only_written: str = "") -> Chosen:
+    """The program as it was where it fits and a plan gains too little; else the plan that fits.
+
+    With a sentence about why the program can run ``only_written``, it is as it was, or too large.
+    """
     limit, best, before = request.limit, found.best, found.before
+    if only_written:
+        return _only_written(request, forms, before, only_written)
     asked_for_loops = bool(best.chunks) and request.asks_for_loops
     fits_nearly = before.fits(asked_up_to(request, forms.loaded))
     gain = GAIN_AT_ONCE if request.is_body and AT_ONCE.name in best.ex.program.passes else GAIN
@@ -124,6 +129,19 @@ def keep(request: Request, loaded: Program, before: Schedule) -> Chosen | None:
     run = function if placement is None or placement.around else placed
     emitted = Emitted(source, lambda *args: tuple(run(*args)), code.namespace, code.names)
     return Chosen(before, emitted, check, request.backend, limit, unchanged=True)
+
+
+def _only_written(request: Request, forms: Forms, before: Schedule, reason: str) -> Chosen:
+    """The program as it was, of which a sentence says why there is no other."""
+    kept = keep(request, forms.loaded, before)
+    if kept is not None:
+        return kept
+    devices = 1 if request.placement is None else request.placement.devices.total
+    smallest = request.compared[-1][1] if request.compared else before.peak_bytes
+    limit, smallest = map(request.held, (request.limit, smallest))
+    raise MemoryLimitError(
+        limit, smallest, function=request.name, restrictions=[reason], shared_bytes=request.shared_bytes, devices=devices
+    )
 
 
 def _as_held(chosen: Chosen) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, reduce
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import jaxpr_as_fun, primitives
 
-from eqsat_mem.frontend import counted_positions, diagonal_gathers, row_gathers
+from eqsat_mem.frontend import counted_positions, diagonal_gathers, row_gathers, shard_maps
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.passes import DIAGONALS, DRAWS, ROWS, SEARCHES, Pass
@@ -60,8 +61,13 @@ def _definition(flat: Flat, name: str, params: dict[str, Any], ins: Sequence[int
         return _traced(flat, _chosen, ins)
     if name == "custom_linear_solve":
         return _traced(flat, partial(_solve, params), ins)
+    if name == "shard_map":
+        with suppress(NotImplementedError):
+            return shard_maps.of_all_shares(params, _types(flat, ins))
     if name.startswith(_SPARSE) and (function := _of_sparse_arrays(name)) is not None:
         return _traced(flat, partial(function, **params), ins)
+    if name in _OVER_DEVICES and all(isinstance(axis, int) for axis in params["axes"]):
+        return _traced(flat, partial(_OVER_DEVICES[name], axes=params["axes"]), ins)
     if name in _COMPOUND and params.get("accuracy") is None:
         return _traced(flat, partial(_COMPOUND[name], params), ins)
     return None
@@ -77,7 +83,11 @@ def _of_sparse_arrays(name: str) -> Callable[..., Any] | None:
 
 
 def _traced(flat: Flat, function: Callable[..., Any], ins: Sequence[int]) -> Any:
-    return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in ins))
+    return jax.make_jaxpr(function)(*_types(flat, ins))
+
+
+def _types(flat: Flat, ins: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(flat.shapes[v], flat.dtypes[v]) for v in ins]
 
 
 def _drops_imaginary_part(before: Any, after: Any) -> bool:
@@ -143,6 +153,9 @@ def _polynomial(params: dict[str, Any], x: Any, *coefficients: Any) -> Any:
 
 _COMPOUND: dict[str, Callable[..., Any]] = {"one_minus_square": _one_minus_square, "log2": _log2, "polynomial": _polynomial}
 """Elementwise primitives since JAX 0.11 or 0.12 that are lowered to several operations, which earlier versions trace."""
+
+_OVER_DEVICES: dict[str, Callable[..., Any]] = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_min}
+"""Folds over devices, which are over axes of an array where ``vmap`` gave the devices' axis its name."""
 
 LARGE_DRAW = 1 << 14
 """Random numbers of at least so many elements are those of their positions; smaller ones are drawn whole."""

@@ -11,7 +11,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from eqsat_mem.frontend.inline import CALLED, source_of
+from eqsat_mem.frontend.inline import source_of
+from eqsat_mem.ir.jaxprs import CALLED
 
 SMALL_BYTES = 4096
 """Arrays of at most so many bytes are compared by their values, larger ones by identity."""

@@ -24,24 +24,9 @@ from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.frontend.known_numbers import known_number
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.ir import Source
-from eqsat_mem.ir.jaxprs import IMPURE
+from eqsat_mem.ir.jaxprs import CALLED, IMPURE
 from eqsat_mem.ir.ops import IDENTITIES, is_first_operand
 from eqsat_mem.passes import ELEMENTS, EVERY, UPDATES, Pass
-
-CALLED = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vmap_call": "call",
-    "composite": "jaxpr",
-}
-"""Primitives that are calls, and the parameter that holds their body."""
 
 
 def flatten(closed: ClosedJaxpr, preferences: Preferences = PLAIN, passes: Collection[Pass] = EVERY) -> Flat:

@@ -15,6 +15,20 @@ from eqsat_mem.ir.program import itemsize
 
 IMPURE = frozenset({"rng_uniform", "empty", "create_token"})
 """Primitives that may return something else each time, though they declare no effect."""
+CALLED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "composite": "jaxpr",
+}
+"""Primitives that are calls, and the parameter that holds their body."""
 
 
 def is_jaxpr(value: Any) -> bool:

@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from eqsat_mem.frontend.flat_jaxpr import Equation
-from eqsat_mem.frontend.inline import CALLED
 from eqsat_mem.ir import Program, itemsize, ops
-from eqsat_mem.ir.jaxprs import inner_jaxprs
+from eqsat_mem.ir.jaxprs import CALLED, inner_jaxprs
 from eqsat_mem.passes import Pass
 from eqsat_mem.transforms.control_flow import Scan, repeats
 from eqsat_mem.transforms.scan_analysis import near_divisor
