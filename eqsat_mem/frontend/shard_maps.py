@@ -46,7 +46,8 @@ def _maps(params: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _mapped(params: Mapping[str, Any], *arrays: Any) -> list[Any]:
     """The results of a map over devices: its body on a batch along each mesh axis, of arguments in shares along the axes in their specs."""
-    sizes = {name: int(n) for name, n in params["mesh"].shape.items() if name in params["newly_manual_axes"]}
+    mapped = params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"]  # the latter in JAX 0.10.0
+    sizes = {name: int(n) for name, n in params["mesh"].shape.items() if name in mapped}
     operands = [_in_shares(x, spec, sizes) for x, spec in zip(arrays, params["in_specs"], strict=True)]
     lying = [_named(spec) for spec in params["out_specs"]]
 
