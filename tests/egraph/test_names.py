@@ -87,7 +87,7 @@ def test_values_whose_names_pass_down_are_the_same(seed):
         program.outputs = [Output(term, axes[t]) for t in changes for term in (t, made[t])]
         found = values(list(args), program)[0]
         for before, after in zip(found[::2], found[1::2], strict=True):
-            np.testing.assert_array_equal(after, before)
+            np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)  # sums in another layout
 
 
 @pytest.mark.parametrize("seed", range(8))
