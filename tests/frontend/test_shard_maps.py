@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from eqsat_mem.frontend.load import load
@@ -13,7 +13,7 @@ from eqsat_mem.frontend.whole_maps import whole_map
 from tests.oracles.evaluation import values
 
 S = P("x")
-MESH = AbstractMesh((4,), ("x",))
+MESH = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
 X = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
 SHARES = X.reshape(4, 2, 4)
 
