@@ -103,9 +103,11 @@ class Encoder:
         if copied(self.program, term, self._opens, RENAMED_TERMS, indices) > RENAMED_TERMS:
             return
         made = passed_down(self.program, term, self._opens, indices)
-        for new in made:
-            if new not in self._encoded:
-                self._encode(new)
+        new = [u for u in made if u not in self._encoded]
+        if len(new) > RENAMED_TERMS:  # with those of changes of names on the way
+            return
+        for u in new:
+            self._encode(u)
         if made[-1] != t:
             self._same.append((t, self._encoded[made[-1]].node))
 

@@ -72,7 +72,7 @@ def loop_axes(
             if name is not None and first.setdefault(name, (slot, a)) != (slot, a):
                 alike.append((first[name], (slot, a)))
     program = load(loop.body(), alike, consts, carries)
-    inside = Inside(program, consts, carries, loop.results, loop.parts, loop.same, carries if "cond_jaxpr" in params else None)
+    inside = Inside(program, consts, carries, loop.results, loop.parts, loop.same, loop.goes_on)
     axes = list(inside.body_axes())
     indices = dict.fromkeys(axis[0] for own in axes for axis in own if len(axis) == 1)
     found = {i: group for i in indices if (group := _group(inside, i, zeros, used)) is not None}
@@ -93,6 +93,7 @@ class _Controlled:
     length: int
     same: Sequence[int]
     body: Callable[[], ClosedJaxpr]
+    goes_on: int | None = None
 
     @property
     def results(self) -> int:
@@ -143,7 +144,7 @@ def _of_while(params: dict[str, Any], same: Sequence[int]) -> _Controlled:
     def both() -> ClosedJaxpr:
         return jax.make_jaxpr(step)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
 
-    return _Controlled([condition, body], parts, consts, carries, 1, own, both)
+    return _Controlled([condition, body], parts, consts, carries, 1, own, both, goes_on=carries)
 
 
 def _of_choice(params: dict[str, Any]) -> _Controlled:
@@ -155,7 +156,7 @@ def _of_choice(params: dict[str, Any]) -> _Controlled:
 
     def every(which: Any, *given: Any) -> list[Any]:
         made = [jaxpr_as_fun(branch)(*given) for branch in branches]
-        return [*(lax.select_n(which, *results) for results in zip(*made)), *itertools.chain.from_iterable(made)]
+        return [*(lax.select_n(which, *cases) for cases in zip(*made)), *itertools.chain.from_iterable(made)]
 
     def body() -> ClosedJaxpr:
         which = jax.ShapeDtypeStruct((), bool if len(branches) == 2 else np.int32)

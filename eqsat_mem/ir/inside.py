@@ -87,9 +87,14 @@ class Inside:
         now = {i: in_shapes[k][a] for i, (_, k, a) in self.places.items()}
         return {i: n for i, n in now.items() if n != self.program.indices[i].extent}
 
+    @property
+    def chooses(self) -> bool:
+        """Whether it is a choice between its functions."""
+        return self.parts[0].name == BRANCHES
+
     def is_stacked(self, result: int) -> bool:
         """Whether a result has one slice for each step."""
-        return self.parts[0].name != BRANCHES and result >= self.carries
+        return result >= self.carries and not self.chooses
 
     @cached_property
     def functions(self) -> Sequence[Program]:
@@ -99,7 +104,7 @@ class Inside:
     @property
     def alternatives(self) -> Sequence[Program]:
         """The programs of which each step computes one: the branches of a choice, or the body."""
-        return self.functions if self.parts[0].name == BRANCHES else [self.program]
+        return self.functions if self.chooses else [self.program]
 
     def _function(self, part: Subfunction) -> Program:
         axes, whole = list(self.body_axes()), self.program
@@ -118,7 +123,7 @@ class Inside:
     def traced(self, extents: Mapping[int, int]) -> dict[str, Any]:
         """The functions of the loop as its parameters, with other extents of some indices."""
         jaxprs = [_traced(_at(program, extents)) for program in self.functions]
-        if self.parts[0].name == BRANCHES:
+        if self.chooses:
             return {BRANCHES: tuple(jaxprs)}
         return {part.name: jaxpr for part, jaxpr in zip(self.parts, jaxprs, strict=True)}
 

@@ -79,6 +79,11 @@ class _RowEnds:
     def program(self) -> Program:
         return self.inside.program
 
+    @property
+    def joint(self) -> str:
+        """The operation by whose operands, any of them, a row ends."""
+        return "and" if self.goes_on else "or"
+
     @cached_property
     def entering(self) -> list[int]:
         return unchanged(self.inside)
@@ -86,14 +91,14 @@ class _RowEnds:
     def end_for_good(self) -> bool:
         """Whether rows that have ended keep what is carried, and do not go on again."""
         kept = all(self._keeps(self.program.outputs[k].term, self.entering[k]) for k in self.rows)
-        return kept and all(map(self._stays, _joined(self.program, "and" if self.goes_on else "or", self.flag)))
+        return kept and all(map(self._stays, _joined(self.program, self.joint, self.flag)))
 
     def _keeps(self, t: int, old: int) -> bool:
         """Whether a term is the old value for rows that have ended."""
         if t == old:
             return True
         if old == self.flag:
-            return old in _joined(self.program, "and" if self.goes_on else "or", t)
+            return old in _joined(self.program, self.joint, t)
         term = self.program.terms[t]
         if not isinstance(term, Map) or term.op != "select_n" or len(term.args) != 3:
             return False

@@ -1,6 +1,7 @@
 """The cheapest arcs of a network without which no way leads from its source to its sink.
 
-Source of the algorithm: E. A. Dinic, Algorithm for solution of a problem of maximum flow in networks with power estimation, 1970.
+Source of the algorithm: E. A. Dinic, Algorithm for solution of a problem of maximum flow in networks with power estimation, 1970. That of
+SciPy counts in 32 bits, in which parts of a byte do not fit (1.17 returns a flow of 0 for capacities of 2^40), and takes 0.3 s to import.
 """
 
 from __future__ import annotations
