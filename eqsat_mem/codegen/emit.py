@@ -134,8 +134,9 @@ class _Functions:
             writer = _FunctionWriter(self._unplanned(jaxpr, arguments), module, arguments)
             inner = Scope()
             self.reads.line(inner, f"return {writer.statements(inner)[0]}")
-            module.small += [f"def {name}({', '.join(arguments)}):", *inner.lines]
             direct = any(shapes) or own.dimensions or _is_elementwise(writer.reads.program)
+            traced_once = ["@jax.jit"] if direct and own.elementwise else []
+            module.small += [*traced_once, f"def {name}({', '.join(arguments)}):", *inner.lines]
             module.functions[key] = name if direct else f"jnp.vectorize({name})"
         return module.functions[key]
 

@@ -79,6 +79,7 @@ def test_updates_of_stacked_gradients_are_few_kernels(layers, clipped):
     assert plan.compiled_peak_bytes <= limit
     assert "= unknown(" in plan.source
     assert "lax.scan(" in plan.source
+    assert plan.source.count("@jax.jit\n    def update") == plan.source.count("def update")  # traced once for arrays of a shape
     differing, found = kernels(own.lower(*args).compile())
     assert found >= 2 * layers
     assert differing <= 6
