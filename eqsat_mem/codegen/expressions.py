@@ -277,6 +277,7 @@ class ExpressionWriter:
         if known is None:
             values = [self.value(a, scope, region, fixed) for a in term.args]
             args = [self.reads.in_axes(value, axes, at).text for value, axes in zip(values, call.in_axes)]
+            args[:1] = [region.sums[t]] if t in region.sums else args[:1]
             self.reads.where(t, scope)
             own = operation_of(call.params)
             single = len(call.out_axes) == 1 and not call.prim.multiple_results

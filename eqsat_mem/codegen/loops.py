@@ -16,7 +16,7 @@ from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import MONOIDS, MonoidOp, accumulator, block_op, picks
 from eqsat_mem.ir.ops.elementwise import atom
-from eqsat_mem.schedule.fusion import taken_apart
+from eqsat_mem.schedule.fusion import adds_to_sum, taken_apart
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.split import least_chunk, selection_of
@@ -61,6 +61,7 @@ class RegionWriter:
             self.reads.idioms.fences(self.reads.ex, seq, fused, rescaled, self.schedule.backend.is_cheap),
             taken_apart(self.reads.ex, fused, seq.outs),
             self.reads.idioms.repeated_apart(self.reads.ex, fused),
+            {t: name for t, name in scope.sums.items() if self.adds_to_sum(t, seq, scope)},
         )
         place = {step: k for k, step in enumerate(seq.steps)}
         every = fused.members_at(self.reads.ex, self.reads.extents(scope), self.schedule.backend)
@@ -98,14 +99,15 @@ class RegionWriter:
         ind = scope.indent
         known = [self.reads.ex.rescales[t] for t in loop.rescaled]
         shifts, means = {r.shift: r.level for r in known if r.exponential}, {r.level: r.mean_over for r in known if r.mean_over}
-        inner = Scope(scope, loop.index, ind + "    ", shifts=shifts, means=means, chunk=chunk)
+        sums = dict(zip(loop.folds, names))
+        inner = Scope(scope, loop.index, ind + "    ", shifts=shifts, means=means, chunk=chunk, sums=sums)
         self.reads.line(inner, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {carry}")
         self.sequence(loop.body, inner, loop.rescaled)
         self.note_names(inner)
         self.holds |= {name: t for name, t in zip(names, results) if name not in self.holds}
         carried = dict(zip(results, names))
         returned = self.rescaled(carried, loop, inner) if loop.rescaled else self.updated(carried, loop, inner)
-        self.selections(carried, loop, inner)
+        returned |= self.selections(carried, loop, inner)
         self.reads.line(inner, f"return {tuple_text([returned.get(t, name) for t, name in carried.items()])}")
         self.reads.comment(scope, f"loop over {index}: {extent} in chunks of {chunk}")
         self.reads.line(scope, f"def {body}(start_{index}, {carry}, size_{index}):")
@@ -230,8 +232,19 @@ class RegionWriter:
         term = self.reads.program.terms[t]
         return term if t in loop.folds and isinstance(term, Block) else None
 
-    def selections(self, names: Mapping[int, str], loop: Loop, inner: Scope) -> None:
-        """Write the lines that combine the elements selected or written so far with those of a chunk, all results of a call at once."""
+    def adds_to_sum(self, t: int, seq: Seq, scope: Scope) -> bool:
+        """Whether a region, or a stretch of it, writes a chunk of a fold into what its loop has folded so far."""
+        assert scope.index is not None, "only loops have sums"
+        inside = (seq, *(step for step in seq.steps if isinstance(step, Seq)))
+        return any(adds_to_sum(self.reads.program, t, scope.index, region, self.memory.fused(region)) for region in inside)
+
+    def selections(self, names: Mapping[int, str], loop: Loop, inner: Scope) -> dict[int, str]:
+        """Write the lines that combine the elements selected or written so far with those of a chunk, all results of a call at once.
+
+        Returns:
+            The source of each result that blocks have written into.
+        """
+        written: dict[int, str] = {}
         calls: dict[Any, list[tuple[int, str, Block]]] = {}
         for t in loop.folds:
             if (block := self.selection(t, loop)) is not None:
@@ -243,9 +256,13 @@ class RegionWriter:
             picked = [name for _, name, _ in group]
             if (monoid := self.combines(call)) is not None:
                 for (t, name, _), part in zip(group, more):
+                    if self.adds_to_sum(t, loop.body, inner):
+                        written[t] = part
+                        continue
                     self.reads.line(inner, f"{name} = {monoid.combine_text.format(name, self.widened(part, t))}")
                 continue
             self.reads.line(inner, f"{', '.join(picked)}{',' if len(picked) == 1 else ''} = {self.merged(call, picked, more, loop, inner)}")
+        return written
 
     @staticmethod
     def combines(call: Call) -> MonoidOp | None:

@@ -45,7 +45,7 @@ class Scope:
     ``shifts`` are the terms that subtract a level, which stands for a chunk only, and that level; ``means`` those that are the mean of a
     chunk here, and the indices that they are means over. ``reads`` are the names of what is read here, by how it is read. ``chunk``
     is how many positions of the index one turn computes, one that is left over aside. Of indices ``at`` one position, axes here have
-    one element.
+    one element. ``sums`` are the names of what the loop has folded so far.
     """
 
     parent: Scope | None = None
@@ -59,6 +59,7 @@ class Scope:
     means: dict[int, int] = field(default_factory=dict)
     chunk: int = 0
     at: frozenset[int] = frozenset()
+    sums: Mapping[int, str] = field(default_factory=dict)
 
     def around(self) -> Iterator[Scope]:
         """This scope and those around it, innermost first."""
@@ -95,7 +96,8 @@ class SourceModule:
 class Region:
     """The terms that a sequence computes, how often each is used in it, which of them leave it or are kept, source around those where
     fusions end, and which are taken ``apart``: made for one element of an unrolled fold at a time. ``hidden`` are reads (the term, its
-    operand) of values that the compiler must not know for what another kernel reads, by the kernel that reads."""
+    operand) of values that the compiler must not know for what another kernel reads, by the kernel that reads. ``sums`` are the names of
+    those that blocks write into."""
 
     terms: frozenset[int]
     users: Counter[int]
@@ -104,6 +106,7 @@ class Region:
     ends: Mapping[int, str]
     apart: frozenset[int] = frozenset()
     hidden: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    sums: Mapping[int, str] = field(default_factory=dict)
 
 
 def identifier(text: str, taken: dict[str, int]) -> str:

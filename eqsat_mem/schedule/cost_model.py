@@ -25,10 +25,13 @@ def spread_weight(program: Program, members: Iterable[int], backend: Backend) ->
     return backend.crowded_weight if crowded else backend.unrolled_weight
 
 
-def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Backend, spread: float | None = None) -> float:
+def arithmetic_s(
+    program: Program, t: int, extents: Sequence[int], backend: Backend, spread: float | None = None, added: bool = False
+) -> float:
     """Seconds of arithmetic of one term at the given extents of its indices, its operands ready.
 
-    ``spread`` is the cost of an addition, where the term is a fold that is unrolled, or is itself repeated for each element of one.
+    ``spread`` is the cost of an addition, where the term is a fold that is unrolled, or is itself repeated for each element of one. What
+    is ``added`` to the sum of a loop as it is computed makes no array.
     """
     term, device = program.terms[t], backend.device
     out = extent_of(extents, program.free[t])
@@ -48,7 +51,7 @@ def arithmetic_s(program: Program, t: int, extents: Sequence[int], backend: Back
         case Block() | Take():
             call = term.call if isinstance(term, Block) else as_block(program, term).call
             ins = [_shape(extents, axes) for axes in call.in_axes]
-            outs = [_shape(extents, axes) for axes in call.out_axes]
+            outs = [(0,) if added else _shape(extents, axes) for axes in call.out_axes]
             if isinstance(term, Block) and call.prim.name in EXCHANGES:
                 return exchange_s(program, t, extents, backend)
             known = loop_s(call, ins, outs, backend)

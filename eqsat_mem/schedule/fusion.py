@@ -15,6 +15,7 @@ from functools import cached_property
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, bits, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, Step
+from eqsat_mem.ir.ops import accumulator, block_op
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.kernel import moves
 from eqsat_mem.schedule.whole_terms import has_effects
@@ -241,6 +242,15 @@ def _read_by_element(ex: Extraction, t: int, users: Iterable[int], virtual: Coll
         inside = ex.unrolls.get(u, 0) | (elements[u] if u in virtual else 0)
         found &= inside if t in children(ex.program.terms[u]) else 0
     return found if users else 0
+
+
+def adds_to_sum(program: Program, t: int, along: int, seq: Seq, fused: Fused) -> bool:
+    """Whether a chunk of what a loop along an index sums is never there: a scatter that nothing else reads writes into the sum so far."""
+    term = program.terms[t]
+    if not isinstance(term, Block) or not term.call.folds >> along & 1 or t not in seq.outs or t in fused.last_use:
+        return False
+    row = block_op(term.call.prim.name)
+    return row.writes_into and row.monoid is not None and accumulator(row.monoid, term.dtype) == term.dtype
 
 
 def _written_apart_along(ex: Extraction, t: int, users: Iterable[int], virtual: Collection[int], known: Mapping[int, int]) -> int:

@@ -21,7 +21,7 @@ from eqsat_mem.ir.jaxprs import consts_and_carries
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Step, loops, made
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.footprint import Footprint, Live, Passing, Peak
-from eqsat_mem.schedule.fusion import Copy, Fused, Inside, fuse, reads_others
+from eqsat_mem.schedule.fusion import Copy, Fused, Inside, adds_to_sum, fuse, reads_others
 from eqsat_mem.schedule.late_states import LEAST_BYTES, waiting
 from eqsat_mem.schedule.loop_bodies import block_scratch
 from eqsat_mem.schedule.packing import at_once, bytes_of, bytes_within, free_outputs, places_of, with_gaps
@@ -86,11 +86,11 @@ class Memory:
         return stored, size if isinstance(term, Dot) and stored < size else 0
 
     def _is_added(self, step: int, seq: Seq) -> bool:
-        """Whether a contraction adds to the sum of a loop as it is computed."""
-        term, along = self.ex.program.terms[step], self._sliced_along.get(seq)
-        if not self.backend.adds_in_place or along is None or not isinstance(term, Dot):
-            return False
-        return step in seq.outs and step not in self.fused(seq).last_use and bool(term.over >> along & 1)
+        """Whether a contraction, or a scatter, adds to the sum of a loop as it is computed."""
+        term, along, fused = self.ex.program.terms[step], self._sliced_along.get(seq), self.fused(seq)
+        if along is None or not isinstance(term, Dot):
+            return along is not None and adds_to_sum(self.ex.program, step, along, seq, fused)
+        return self.backend.adds_in_place and step in seq.outs and step not in fused.last_use and bool(term.over >> along & 1)
 
     def size(self, t: int, extents: Extents) -> int:
         """Bytes of a value at the given extents of its indices."""

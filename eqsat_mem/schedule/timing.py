@@ -14,7 +14,7 @@ from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Trees, made
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import arithmetic_s, exchange_s, spread_weight
 from eqsat_mem.schedule.device import Device
-from eqsat_mem.schedule.fusion import Fused
+from eqsat_mem.schedule.fusion import Fused, adds_to_sum
 from eqsat_mem.schedule.kernel import Kernel, moves
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.sizes import Extents, extents_inside
@@ -47,6 +47,7 @@ class Timing:
     _traffic: dict[Seq, _Traffic] = field(default_factory=dict)
     _levels: dict[int, int] = field(default_factory=dict)
     _stacked: dict[Seq, tuple[int, ...]] = field(default_factory=dict)
+    _added: dict[Seq, frozenset[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.backend: Backend = self.memory.backend
@@ -134,7 +135,7 @@ class Timing:
         program, fused, sizes = self.memory.ex.program, self.memory.fused(seq), self.memory.sizes(extents)
         outside, bandwidth = extents == self.memory.full_extents(), self.device.levels[level][1]
         calls, traffic = set[tuple[int, tuple[int, ...]]](), self._traffic_of(seq)
-        stacked, written_out = self._stacked.get(seq, ()), self._written_out(fused, extents)
+        stacked, added, written_out = self._stacked.get(seq, ()), self._added.get(seq, frozenset()), self._written_out(fused, extents)
         every = fused.members_at(self.memory.ex, extents, self.backend)
         for step, operands, read, members in zip(fused.kept, fused.operands, traffic.read, every):
             if not isinstance(step, int):
@@ -146,7 +147,7 @@ class Timing:
                 if call in calls:
                     continue
                 calls.add(call)
-            nbytes = sizes[step]
+            nbytes = 0 if step in added else sizes[step]
             most = nbytes if moves(term) else math.inf
             taken = [(t, min(sizes[t], most)) for t in read]
             moved = int(nbytes + sum(size for _, size in taken))
@@ -155,7 +156,7 @@ class Timing:
                 self.memory.ex, step, members, operands, extents, nbytes, moved, outside, self.emitted, unrolled, step in stacked
             )
             work = self.backend.arithmetic_s(
-                kernel, self._work(members, written_out, extents), lambda t: self._arithmetic(t, extents, None)
+                kernel, self._work(members, written_out, extents, added), lambda t: self._arithmetic(t, extents, None)
             )
             traffic_s = 0.0 if step in traffic.passed else nbytes / bandwidth
             for t, size in taken:  # a slice of something outside comes from where the whole of it fits
@@ -180,18 +181,18 @@ class Timing:
         cut = [t for t in fused.unrolled if any(extents[i] < full[i] for i in bits(unrolls[t]))]
         return fused.folding(self.memory.ex, cut) if cut else fused
 
-    def _work(self, members: Sequence[int], fused: Fused, extents: Extents) -> float:
-        """Seconds of arithmetic of one kernel."""
+    def _work(self, members: Sequence[int], fused: Fused, extents: Extents, added: Collection[int] = ()) -> float:
+        """Seconds of arithmetic of one kernel, of which some terms are ``added`` to the sums of a loop."""
         if fused.spread.isdisjoint(members):
-            return sum(self._arithmetic(t, extents, None) for t in members)
+            return sum(self._arithmetic(t, extents, None, t in added) for t in members)
         weight = spread_weight(self.memory.ex.program, members, self.backend)
         return sum(self._arithmetic(t, extents, weight if t in fused.spread else None) for t in members)
 
-    def _arithmetic(self, t: int, extents: Extents, spread: float | None) -> float:
-        key = t, extents, spread
+    def _arithmetic(self, t: int, extents: Extents, spread: float | None, added: bool = False) -> float:
+        key = t, extents, spread, added
         known = self._terms.get(key)
         if known is None:
-            known = self._terms[key] = arithmetic_s(self.memory.ex.program, t, extents, self.backend, spread)
+            known = self._terms[key] = arithmetic_s(self.memory.ex.program, t, extents, self.backend, spread, added)
         return known
 
     def _loop(self, loop: Loop, extents: Extents, chunks: Chunks) -> float:
@@ -205,6 +206,7 @@ class Timing:
         count, rest = divmod(extents[loop.index], min(chunks[loop], extents[loop.index]))
         inside = extents_inside(extents, loop, chunks)
         self._stacked[loop.body] = loop.stacks
+        self._added[loop.body] = self._added_in(loop)
         turn_s = self.backend.turn_s(self.memory.ex, loop)
         seconds = count * (self.seconds(loop.body, inside, chunks) + turn_s + self._results(loop, inside, extents))
         if rest:
@@ -212,9 +214,14 @@ class Timing:
             seconds += self.seconds(loop.body, last, chunks) + self._results(loop, last, extents)
         return seconds
 
+    def _added_in(self, loop: Loop) -> frozenset[int]:
+        """The sums of a loop into which its body writes."""
+        program, fused = self.memory.ex.program, self.memory.fused(loop.body)
+        return frozenset(t for t in loop.folds if adds_to_sum(program, t, loop.index, loop.body, fused))
+
     def _results(self, loop: Loop, inside: Extents, outside: Extents) -> float:
-        """Writing a chunk's results: accumulators are read and written whole, stacked slices are copied once."""
-        folds = sum(3 * self.memory.size(t, inside) for t in loop.folds)
+        """Writing a chunk's results: accumulators that it does not write into are read and written whole, stacked slices copied once."""
+        folds = sum(3 * self.memory.size(t, inside) for t in loop.folds if t not in self._added[loop.body])
         stacks = sum(2 * self.memory.size(t, inside) for t in loop.stacks)
         held = sum(self.memory.size(t, outside) for t in made(loop))
         return (folds + stacks) / self.device.bandwidth(held) if folds or stacks else 0.0
