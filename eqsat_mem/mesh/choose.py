@@ -48,17 +48,13 @@ def spread(
     """
     specs = (*placement.arguments, *placement.results)
     given = None not in specs and any(names for spec in specs for names in spec or ())
-    seen: set[str] = set()
+    seen: dict[str, float] = {}
+    alike: set[Spreading] = set()
     written = every[0].program
     may_be_chunked = loops is not None and any(call.pointwise and loops.are_large(call, written) for call in calls(written))
     chunked = [replace(loops, in_chunks=True)] if loops is not None and may_be_chunked else []
     for idle, bodies in product((False, True) if given else (True,), (loops, *chunked)):
-        found = []
-        for s in _ways(every, placement, backend, bodies, idle, deadline):
-            text = str(s.local.program)
-            if text not in seen:
-                seen.add(text)
-                found.append(s)
+        found = list(_ways(every, placement, backend, bodies, idle, deadline, seen, alike))
         found.sort(key=lambda s: s.seconds)
         groups = [found[k : k + SEARCHED] for k in range(0, len(found), SEARCHED)]
         if groups and not any(s.of is every[0] for s in groups[0]) and len(seen) == len(found):
@@ -70,22 +66,39 @@ def spread(
 
 
 def _ways(
-    every: Sequence[Extraction], placement: Placement, backend: Backend, loops: Bodies | None, idle: bool, deadline: Deadline
+    every: Sequence[Extraction],
+    placement: Placement,
+    backend: Backend,
+    loops: Bodies | None,
+    idle: bool,
+    deadline: Deadline,
+    seen: dict[str, float],
+    alike: set[Spreading],
 ) -> Iterator[Spread]:
+    """Programs of one device that are not among those ``seen``, which have their seconds without loops; ways that spread the program as
+    written ``alike`` spread the others alike, and only the first is tried for these."""
     large = len(every[0].program.terms) > LARGE
     kept: list[Spreading] = []
     for ex in every:
-        tried: list[Spread] = []
+        tried: dict[str, Spread] = {}
         for way, divided in spreadings(ex, placement, idle, loops):
-            if large and kept and way not in kept:
+            if way in alike or (large and kept and way not in kept):
                 continue
             if (tried or kept) and deadline.passed():
                 break
             local = _local(ex, placement, divided, way, backend, loops)
-            tried.append(Spread(local, ex, way, straight(local, backend).seconds))
+            text = str(local.program)
+            if text in tried:
+                alike.update([way] if ex is every[0] else [])
+                continue
+            is_new = text not in seen
+            if is_new:
+                seen[text] = straight(local, backend).seconds
+            tried[text] = Spread(local, ex, way, seen[text])
+            if is_new:
+                yield tried[text]
         if not kept:
-            kept = [s.spreading for s in sorted(tried, key=lambda s: s.seconds)[:2]]
-        yield from tried
+            kept = [s.spreading for s in sorted(tried.values(), key=lambda s: s.seconds)[:2]]
 
 
 def as_it_lies(ex: Extraction, placement: Placement, backend: Backend, loops: Bodies | None = None) -> Extraction:
