@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from eqsat_mem.codegen.calls import CallWriter
 from eqsat_mem.codegen.expressions import ExpressionWriter
 from eqsat_mem.codegen.reads import Reader
-from eqsat_mem.codegen.source import Region, Scope, Value, identifier, number, tuple_text
+from eqsat_mem.codegen.source import Layout, Region, Scope, Value, identifier, number, tuple_text
 from eqsat_mem.codegen.tiles import TileWriter
 from eqsat_mem.codegen.unknown import zero_after
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, children
@@ -138,7 +139,19 @@ class RegionWriter:
             name = self.reads.assign(
                 self.expressions.with_helpers(f"without_elements({name}, {level})"), self.reads.layout(t), scope, self.reads.word(t)
             ).text
-        return Value(name, self.reads.layout(t)) if t in loop.stacks else self.folded(t, name)
+        return Value(name, self.stacked(t)) if t in loop.stacks else self.folded(t, name)
+
+    def stacked(self, t: int) -> Layout:
+        """Return the layout in which loops stack a result: that in which the program returns it, which XLA would copy it into."""
+        return self.returned.get(t) or self.reads.layout(t)
+
+    @cached_property
+    def returned(self) -> dict[int, Layout]:
+        """The layout in which the program returns a value, where it does so once; without those of other indices than the value has."""
+        program = self.reads.program
+        times = Counter(o.term for o in program.outputs)
+        layouts = ((o.term, sum(o.axes, ())) for o in program.outputs if times[o.term] == 1)
+        return {t: layout for t, layout in layouts if sorted(layout) == [*self.reads.layout(t)]}
 
     def folded(self, t: int, name: str) -> Value:
         """Return an accumulator as a value of the term's dtype."""
@@ -307,7 +320,7 @@ class RegionWriter:
                 return f"{name} + {self.part(t, inner)}"
             assert isinstance(term, Fold)
             return MONOIDS[term.monoid].combine_text.format(name, self.part(t, inner))
-        axis, part = self.reads.layout(t).index(loop.index), self.reads.aligned(self.reads.read(t, inner), self.reads.layout(t))
+        axis, part = self.stacked(t).index(loop.index), self.reads.aligned(self.reads.read(t, inner), self.stacked(t))
         return f"lax.dynamic_update_slice_in_dim({name}, {part.text}, start_{self.reads.indices[loop.index]}, {axis})"
 
     def late(self, loop: Loop, seq: Seq, scope: Scope) -> tuple[str, Collection[int]]:
@@ -326,7 +339,8 @@ class RegionWriter:
         """Return source of the initial carry of a loop's result, with a ``zero`` from :meth:`late` added if there is one."""
         if (block := self.selection(t, loop)) is not None:
             return self.nothing_picked(block, scope)
-        term, shape = self.reads.program.terms[t], self.reads.shape(self.reads.layout(t), scope)
+        term, layout = self.reads.program.terms[t], self.stacked(t) if t in loop.stacks else self.reads.layout(t)
+        shape = self.reads.shape(layout, scope)
         dtype = self.reads.dtype(self.accumulator(t) if t in loop.folds else term.dtype)
         if t in loop.stacks or isinstance(term, Dot):
             return f"jnp.full({shape}, {zero}, {dtype})" if zero else f"jnp.zeros({shape}, {dtype})"

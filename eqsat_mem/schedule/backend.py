@@ -82,6 +82,8 @@ class Backend:
     """Whether sums may be made in shares between machines, rather than whole on every device."""
     room_toll: ClassVar[float] = 0.02
     """The share of its time that filling the limit must save: plans that are predicted to be as fast in less leave room."""
+    turns_computed: ClassVar[bool] = False
+    """Whether scans step along a copy of what is computed, too, where it has another order of axes."""
     adds_in_place: ClassVar[bool] = False
     """Whether a contraction over chunks adds to the sum of those before as it is computed: then it has no result of its own."""
     needless_rules: ClassVar[tuple[str, ...]] = ("augmented",)
@@ -240,10 +242,8 @@ class Backend:
         return False
 
     def scratch_bytes(self, ex: Extraction, t: int, members: Sequence[int], extents: Sequence[int], size: Callable[[int], int]) -> int:
-        """Bytes that the kernel of ``t``, which computes ``members``, takes besides operands and result; ``size`` tells those of a value.
-
-        Workspaces of block operations are counted by :attr:`weights`.
-        """
+        """Bytes that the kernel of ``t``, which computes ``members``, takes besides operands, result and workspaces of block operations
+        (:attr:`weights`); ``size`` tells those of a value."""
         return 0
 
     def can_take_over(self, ex: Extraction, t: int, step: int, extents: Sequence[int]) -> bool:

@@ -13,6 +13,7 @@ from eqsat_mem.ir.jaxprs import consts_and_carries
 from eqsat_mem.ir.loop_tree import Seq, loops, walk_regions
 from eqsat_mem.ir.ops import Shapes
 from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.copies import turned_operands
 from eqsat_mem.schedule.weights import trips
 
 if TYPE_CHECKING:
@@ -87,10 +88,11 @@ def _copied_bytes(call: Call, ins: Shapes, outs: Shapes) -> int:
 def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: Sequence[int], backend: Backend) -> int:
     """Bytes that a block operation holds beside its operands and results."""
     ins, outs = ([tuple(math.prod(extents[i] for i in axis) for axis in axes) for axes in side] for side in (call.in_axes, call.out_axes))
+    turned = sum(math.prod(ins[k]) * itemsize(program.terms[args[k]].dtype) for k in turned_operands(call, args, program, backend))
     if call.inside is not None and (chunk := call.inside.extents(ins)):
-        return Step.of(call, backend).held(chunk)
+        return turned + Step.of(call, backend).held(chunk)
     elements = backend.weights.workspace(call, ins, outs)
-    return call.scratch_bytes + (int(elements) * itemsize(program.terms[args[0]].dtype) if args else 0)
+    return turned + call.scratch_bytes + (int(elements) * itemsize(program.terms[args[0]].dtype) if args else 0)
 
 
 def in_chunks(program: Program, seq: Seq) -> set[Call]:

@@ -16,10 +16,11 @@ from functools import cached_property
 from operator import itemgetter
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Const, Dot, Input, Map, argument_bytes, bits, children, is_leaf, itemsize, output_sizes
+from eqsat_mem.ir import Block, Const, Dot, Input, Map, argument_bytes, bits, children, is_leaf, itemsize
 from eqsat_mem.ir.jaxprs import consts_and_carries
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Step, loops, made
 from eqsat_mem.schedule.backend import Backend
+from eqsat_mem.schedule.copies import output_copies, turned_results
 from eqsat_mem.schedule.footprint import Footprint, Live, Passing, Peak
 from eqsat_mem.schedule.fusion import Copy, Fused, Inside, adds_to_sum, fuse, reads_others
 from eqsat_mem.schedule.late_states import LEAST_BYTES, waiting
@@ -132,27 +133,26 @@ class Memory:
 
     def total(self, seq: Seq, chunks: Chunks) -> int:
         """Arguments, outputs and temporaries of the whole program."""
-        return self._fixed + self.peak(seq, self.full_extents(), chunks).nbytes + self._taken_apart(seq)
+        return self._fixed + max(self.peak(seq, self.full_extents(), chunks).nbytes, self._at_the_end(seq)) + self._taken_apart(seq)
 
     @cached_property
     def _fixed(self) -> int:
         """Bytes that no plan changes, besides outputs that are computed."""
-        return argument_bytes(self.ex.program) + self._output_copies()
+        return argument_bytes(self.ex.program) + output_copies(self.ex.program)
 
     def _taken_apart(self, seq: Seq) -> int:
         """Arguments that loops read position by position are copied position by position, once, before all loops."""
         program, read = self.ex.program, self._columns.read_by_loops(seq, self.fused)
         return sum(program.nbytes(t) for t in read.apart if isinstance(program.terms[t], Input | Const))
 
-    def _output_copies(self) -> int:
-        """Outputs that are plain reads, or that are returned twice, are copies of their own."""
-        program, extra = self.ex.program, 0
-        seen: set[int] = set()
-        for o, size in zip(program.outputs, output_sizes(program), strict=True):
-            if is_leaf(program.terms[o.term]) or o.term in seen or size != program.nbytes(o.term):
-                extra += size
-            seen.add(o.term)
-        return extra
+    @cached_property
+    def _turned_results(self) -> Mapping[int, int]:
+        return turned_results(self.ex.program)
+
+    def _at_the_end(self, seq: Seq) -> int:
+        """Bytes of the outputs that a program makes and of the stacks of its scans that it returns in another order, if there are any."""
+        turned = sum(nbytes for t, nbytes in self._turned_results.items() if t in seq.steps)
+        return turned + sum(self.stored(t, self.full_extents()) for t in seq.outs if turned)
 
     def peak(self, seq: Seq, extents: Extents, chunks: Chunks) -> Peak:
         """The largest live set inside ``seq`` of values that it makes."""

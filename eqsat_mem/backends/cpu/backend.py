@@ -139,6 +139,7 @@ class CpuBackend(Backend):
     tie: ClassVar[Tie] = BitTie()
     runs_remainder_beside: ClassVar[bool] = True
     begins_loops_ahead: ClassVar[bool] = True
+    turns_computed: ClassVar[bool] = True
     scatters_far: ClassVar[bool] = False  # gloo's reduce-scatter gives up after 30 s, where others wait for a late process
     room_toll: ClassVar[float] = 0.1  # libraries take memory that is not predicted
     needless_rules: ClassVar[tuple[str, ...]] = ("dot-with-vector", "dot-of-few-results")  # the library contracts faster than it folds
