@@ -185,6 +185,16 @@ ELEMENTS = Pass(
     "coordinates that pairs have are no arrays of all coordinates, which XLA writes to memory where several slices read them",
     "frontend/elements.py",
 )
+
+COMPONENTS = Pass(
+    "components-apart",
+    "sum_k pad(a)[..., k] b[..., k] = a b[..., 0] + ..., and so for all that is computed of few components",
+    "reassociate",
+    "each component is computed by the same operations from the same numbers, and folds over components in their order",
+    "cotangents of single components, and of products over components, are never padded to all components",
+    "frontend/components.py",
+)
+
 SCATTERS = Pass(
     "scatters-by-position",
     "x.at[p, q].add(u)[i] = x[i].at[p - i, q].add(u), where what is written outside of row i is dropped",
@@ -195,7 +205,25 @@ SCATTERS = Pass(
     told="what is scattered is made in chunks of rows, each of which goes through all updates",
 )
 
-EVERY = (SEARCHES, DRAWS, DIAGONALS, ROWS, UPDATES, ELEMENTS, ROLLS, PARTS, TILES, SHIFTS, SCATTERS, RANKS, ORDER, AT_ONCE, SCANS, SUMS)
+EVERY = (
+    SEARCHES,
+    DRAWS,
+    DIAGONALS,
+    ROWS,
+    UPDATES,
+    ELEMENTS,
+    COMPONENTS,
+    ROLLS,
+    PARTS,
+    TILES,
+    SHIFTS,
+    SCATTERS,
+    RANKS,
+    ORDER,
+    AT_ONCE,
+    SCANS,
+    SUMS,
+)
 """All passes, in the order in which a program meets them."""
 
 

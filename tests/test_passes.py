@@ -115,6 +115,14 @@ def overlaps(boxes):
     return lax.top_k(both / (areas[:, None] + areas - both), 3)[0]
 
 
+def swirling(x, q):
+    def energy(x):
+        d = x[:, None] - x
+        return q @ (jnp.exp(-(d[..., 0] ** 2)) * jnp.cos(d[..., 1]) @ q)
+
+    return jax.grad(energy)(x)
+
+
 def one_by_one(queries, keys, rows):
     return lax.map(lambda query: jax.nn.softmax(keys @ query) @ rows, queries)
 
@@ -131,6 +139,7 @@ PROGRAMS = {
     "rows-by-mask": (labels, [f32(600, 4), f32(500, 4), np.arange(600, dtype=np.int32) % 500], 400 * KIB),
     "equal-updates": (descent, [f32(8, 150, 20), f32(150, 20)], 300 * KIB),
     "elements-apart": (overlaps, [f32(500, 4)], 100 * KIB),
+    "components-apart": (swirling, [f32(500, 2), f32(500)], 200 * KIB),
     "equal-blocks-as-loops": (deep, [f32(14, 32, 32), f32(500, 32)], 3 * 2**20),
     "sums-of-parts": (tangents, [f32(100, 30), f32(30, 40), f32(40)], 300 * KIB),
     "overlapping-tiles": (filtered, [f32(400, 100), f32(3, 3, 1, 8), f32(3, 3, 8, 1)], 900 * KIB),

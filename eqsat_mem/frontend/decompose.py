@@ -55,8 +55,8 @@ def _definition(flat: Flat, name: str, params: dict[str, Any], ins: Sequence[int
         return _traced(flat, partial(_while_any, params), ins)
     if name == "reshape" and params["dimensions"] is not None:
         return _traced(flat, lambda x: lax.reshape(lax.transpose(x, params["dimensions"]), params["new_sizes"]), ins)
-    if name == "dynamic_slice" and len(ins) == 1 + len(flat.shapes[ins[0]]) and all(v in flat.literals for v in ins[1:]):
-        return _traced(flat, partial(_slice_at, params["slice_sizes"], [int(flat.literals[v]) for v in ins[1:]]), ins)
+    if name in ("dynamic_slice", "pad", "slice") and (cut := _cut(flat, name, params, ins)) is not None:
+        return _traced(flat, cut, ins)
     if name == "select_n" and len(ins) != 3:
         return _traced(flat, _chosen, ins)
     if name == "custom_linear_solve":
@@ -116,10 +116,31 @@ def _chosen(which: Any, first: Any, *others: Any) -> Any:
     return reduce(lambda chosen, case: lax.select(lax.lt(which, np.int32(case[0])), chosen, case[1]), enumerate(others, 1), first)
 
 
+def _cut(flat: Flat, name: str, params: dict[str, Any], ins: Sequence[int]) -> Callable[..., Any] | None:
+    """A slice at numbers that are known, a padding that only takes away, and a slice that is all of its operand, as slices or nothing."""
+    shape = flat.shapes[ins[0]]
+    if name == "dynamic_slice" and len(ins) == 1 + len(shape) and all(v in flat.literals for v in ins[1:]):
+        return partial(_slice_at, params["slice_sizes"], [int(flat.literals[v]) for v in ins[1:]])
+    if name == "pad" and all(low <= 0 and high <= 0 and between == 0 for low, high, between in params["padding_config"]):
+        return partial(_cropped, params["padding_config"])
+    if name == "slice" and tuple(params["limit_indices"]) == shape and not any(params["start_indices"]):
+        return _same if all(step == 1 for step in params["strides"] or ()) else None
+    return None
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
 def _slice_at(sizes: Sequence[int], starts: Sequence[int], x: Any, *given: Any) -> Any:
     """A slice from known places, as near to these as it lies inside."""
     inside = [min(max(start, 0), extent - size) for start, size, extent in zip(starts, sizes, x.shape, strict=True)]
     return lax.slice(x, inside, [start + size for start, size in zip(inside, sizes, strict=True)])
+
+
+def _cropped(config: Sequence[tuple[int, int, int]], x: Any, filling: Any) -> Any:
+    """A padding that takes away and adds nothing."""
+    return lax.slice(x, [-low for low, _, _ in config], [extent + high for (_, high, _), extent in zip(config, x.shape, strict=True)])
 
 
 def _solve(params: dict[str, Any], *args: Any) -> Any:

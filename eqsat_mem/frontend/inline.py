@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from eqsat_mem.frontend.components import with_components
 from eqsat_mem.frontend.decompose import plain_form
 from eqsat_mem.frontend.elements import with_elements
 from eqsat_mem.frontend.equal_updates import with_equal_updates
@@ -26,7 +27,7 @@ from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.ir import Source
 from eqsat_mem.ir.jaxprs import CALLED, IMPURE
 from eqsat_mem.ir.ops import IDENTITIES, is_first_operand
-from eqsat_mem.passes import ELEMENTS, EVERY, UPDATES, Pass
+from eqsat_mem.passes import COMPONENTS, ELEMENTS, EVERY, UPDATES, Pass
 
 
 def flatten(closed: ClosedJaxpr, preferences: Preferences = PLAIN, passes: Collection[Pass] = EVERY) -> Flat:
@@ -40,6 +41,8 @@ def flatten(closed: ClosedJaxpr, preferences: Preferences = PLAIN, passes: Colle
     if UPDATES in passes and (called := with_equal_updates(work.flat)) is not None:
         work.flat.equations = _live(called, work.flat.outputs)
     if ELEMENTS in passes and (apart := with_elements(work.flat)) is not None:
+        work.flat.equations = _live(apart, work.flat.outputs)
+    if COMPONENTS in passes and (apart := with_components(work.flat)) is not None:
         work.flat.equations = _live(apart, work.flat.outputs)
     used = {v for eqn in work.flat.equations for v in eqn.ins}.union(work.flat.outputs)
     work.flat.literals = {v: value for v, value in work.flat.literals.items() if v in used}

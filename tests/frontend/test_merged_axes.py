@@ -57,7 +57,7 @@ def moved(x, y, w):
 @pytest.mark.parametrize("fun", [sorted_rows, picked, running, stacked, looked_up, transforms, moved], ids=lambda fun: fun.__name__)
 def test_a_merged_axis_is_taken_apart_again(fun):
     rows = 4 * B * T * K
-    fast = eqsat_mem.optimize(fun, memory_limit=rows // 2)
+    fast = eqsat_mem.optimize(fun, memory_limit=rows // 2, without_rules="components-apart")  # no loop is needed for `stacked` with it
     plan = fast.plan(X, Y, W)
     assert plan.loops
     jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4), fast(X, Y, W), fun(X, Y, W))
