@@ -195,6 +195,9 @@ COMPONENTS = Pass(
     "frontend/components.py",
 )
 
+OF_ELEMENTS = (ELEMENTS, COMPONENTS)
+"""The passes that compute single elements of values which the program as written makes whole."""
+
 SCATTERS = Pass(
     "scatters-by-position",
     "x.at[p, q].add(u)[i] = x[i].at[p - i, q].add(u), where what is written outside of row i is dropped",

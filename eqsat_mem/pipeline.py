@@ -24,7 +24,7 @@ from eqsat_mem.ir import argument_bytes
 from eqsat_mem.ir.jaxprs import aval_bytes
 from eqsat_mem.ir.mesh import Placement, Spec
 from eqsat_mem.options import Options, resolve_device
-from eqsat_mem.passes import Pass
+from eqsat_mem.passes import OF_ELEMENTS, Pass
 from eqsat_mem.reports.measured import Tuning
 from eqsat_mem.reports.outline import (
     body_loops,
@@ -109,8 +109,9 @@ def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None, tuner
     tuning = None
     with clock("schedule"), listening(*filter(None, [tuner])):
         found = forms.fastest(request.backend, request.limit, near=near(request, forms))
+        written_s = _written_s(request, forms, found.before)
         with clock("emit and verify"):
-            chosen = choose(request, forms, found, "" if request.placement is None else whole_map(request.jaxpr))
+            chosen = choose(request, forms, found, written_s, "" if request.placement is None else whole_map(request.jaxpr))
     if tuner is not None:
         with clock("tune"):
             chosen, tuning = tuner.choose(request, found, chosen, loaded)
@@ -120,7 +121,17 @@ def _plan(request: Request, bodies: BodyPlans, known: Forms | None = None, tuner
     again = partial(_again, request, programs, *searched_for)
     traced, names, donated = request.jaxpr, request.arg_names, request.taken
     record = Record(found.before, *searched_for, again, request.options, traced, names, donated, loaded, chosen.code.names)
-    return _report(request, found, chosen, clock, record, tuning)
+    return _report(request, found, written_s, chosen, clock, record, tuning)
+
+
+def _written_s(request: Request, forms: Forms, before: Schedule) -> float:
+    """The predicted time of the program as written: with whole values, where passes compute elements of them before the search."""
+    if forms.loaded.passes.isdisjoint(known.name for known in OF_ELEMENTS) or request.placement is not None:
+        return before.seconds
+    others = [known for known in forms.rules.passes if known not in OF_ELEMENTS]
+    loaded = load(request.jaxpr, request.arg_names, request.backend.preferences, others)
+    whole = Forms(loaded, forms.rules, request.options, request.backend, forms.planner, forms.clock, deadline=request.deadline)
+    return whole.written(request.backend, request.limit).seconds
 
 
 def _forms(request: Request, bodies: BodyPlans, clock: Clock) -> Forms:
@@ -223,7 +234,9 @@ def _again(
 # --- the report ----------------------------------------------------------------------------------------
 
 
-def _report(request: Request, found: SearchResult, chosen: Chosen, clock: Clock, record: Record, tuning: Tuning | None) -> Plan:
+def _report(
+    request: Request, found: SearchResult, written_s: float, chosen: Chosen, clock: Clock, record: Record, tuning: Tuning | None
+) -> Plan:
     s, program, placement = chosen.schedule, chosen.schedule.ex.program, request.placement
     tensors = peak_tensors(s)
     lying: tuple[Sequence[Spec | None], Sequence[Spec | None]] = ((), ()) if placement is None else (placement.arguments, placement.results)
@@ -241,8 +254,8 @@ def _report(request: Request, found: SearchResult, chosen: Chosen, clock: Clock,
         argument_bytes=argument_bytes(program),
         output_bytes=output_bytes(program),
         unchanged=chosen.unchanged,
-        predicted_s=s.seconds,
-        original_predicted_s=found.before.seconds,
+        predicted_s=written_s if chosen.unchanged else s.seconds,
+        original_predicted_s=written_s,
         seconds=clock.seconds,
         loops=[*loop_summaries(s), *body_loops(s)],
         computed_again=computed_again(s),

@@ -63,8 +63,8 @@ class Chosen:
         return None if self.check is None else self.check.held_bytes
 
 
-def choose(request: Request, forms: Forms, found: SearchResult, only_written: str = "") -> Chosen:
-    """The program as it was where it fits and a plan gains too little; else the plan that fits.
+def choose(request: Request, forms: Forms, found: SearchResult, written_s: float, only_written: str = "") -> Chosen:
+    """The program as it was, which is predicted to take ``written_s``, where it fits and a plan gains too little; else the plan that fits.
 
     With a sentence about why the program can run ``only_written``, it is as it was, or too large.
     """
@@ -75,7 +75,7 @@ def choose(request: Request, forms: Forms, found: SearchResult, only_written: st
     fits_nearly = before.fits(asked_up_to(request, forms.loaded))
     gain = GAIN_AT_ONCE if request.is_body and AT_ONCE.name in best.ex.program.passes else GAIN
     if best.fits(limit):
-        may_stay = fits_nearly and best.seconds > gain * before.seconds and not asked_for_loops
+        may_stay = fits_nearly and best.seconds > gain * written_s and not asked_for_loops
     else:  # whatever is predicted of the program as written: XLA is asked before there is an error
         may_stay = fits_nearly or (request.verifies and not best.fits(near(request, forms)))
     kept = keep(request, forms.loaded, before) if may_stay else None
@@ -84,10 +84,10 @@ def choose(request: Request, forms: Forms, found: SearchResult, only_written: st
     closest = compiled(request, request.backend, best, best.peak_bytes) if limit < best.peak_bytes <= near(request, forms) else None
     if closest is not None:
         if closest.compiled_bytes is not None and closest.compiled_bytes <= limit:
-            return _fastest_that_holds_less(request, forms, closest, before.seconds, 0)
+            return _fastest_that_holds_less(request, forms, closest, written_s, 0)
         found = found if request.deadline.passed() else forms.fastest(request.backend, limit)
     try:
-        planned = _emit_within(request, forms, found, before.seconds)
+        planned = _emit_within(request, forms, found, written_s)
     except MemoryLimitError as error:  # as predicted, something would have fitted
         asks = request.verifies and not may_stay and (fits_nearly or not request.deadline.passed())
         kept = keep(request, forms.loaded, before) if asks else None
@@ -96,7 +96,7 @@ def choose(request: Request, forms: Forms, found: SearchResult, only_written: st
         if closest is None or closest.compiled_bytes is None or request.held(closest.compiled_bytes) >= error.smallest_bytes:
             raise
         raise _too_large(request, forms, closest.schedule, closest.compiled_bytes) from None
-    if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(planned) > gain * before.seconds:
+    if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(planned) > gain * written_s:
         return keep(request, forms.loaded, before) or planned
     return planned
 

@@ -181,3 +181,20 @@ def test_plans_pad_no_cotangents():
 def test_sums_keep_their_order_where_that_is_asked():
     plan = eqsat_mem.optimize(slopes(forces), memory_limit="4MiB", accuracy="bitwise").plan(f32(500, 2), f32(500))
     assert COMPONENTS.name not in plan.rules_fired
+
+
+def box_distances(p, b):
+    d = jnp.concatenate([b[None, :, :2] - p[:, None], p[:, None] - b[None, :, 2:]], -1)
+    outside = jnp.maximum(jnp.maximum(d[..., :2], d[..., 2:]), 0)
+    return jnp.min(jnp.sqrt(jnp.sum(outside**2, -1)), 1)
+
+
+def test_a_program_that_fits_is_predicted_to_make_what_it_makes():
+    """It does not stay as written because its components would be fast enough."""
+    args = f32(900, 2), f32(800, 4)
+    limited = {"memory_limit": "1GiB", "verify": False}
+    apart = eqsat_mem.optimize(box_distances, **limited).plan(*args)
+    whole = eqsat_mem.optimize(box_distances, **limited, without_rules=[COMPONENTS.name]).plan(*args)
+    assert not apart.unchanged
+    assert apart.original_predicted_s == whole.original_predicted_s
+    assert apart.predicted_s < whole.predicted_s
