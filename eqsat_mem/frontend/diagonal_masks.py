@@ -29,7 +29,7 @@ MOST_COPIES = 8
 
 def with_own_masks(flat: Flat) -> None:
     """Give each operation a copy of its own of the mask of a diagonal, of a number in the shape of an array, of what is computed of those
-    and of numbers alone, and of a vector of positions."""
+    and of numbers alone, and of a vector of positions, also where that is repeated along other axes."""
     made: dict[int, Equation] = {}
     masks: set[int] = set()
     positions: set[int] = set()
@@ -42,7 +42,7 @@ def with_own_masks(flat: Flat) -> None:
             made.update(dict.fromkeys(eqn.outs, eqn))
             if one or _is_mask(flat, eqn) or not masks.isdisjoint(eqn.ins):
                 masks.update(eqn.outs)
-            elif _counts(flat, eqn):
+            elif _counts(flat, eqn) or (eqn.prim.name == "broadcast_in_dim" and not positions.isdisjoint(eqn.ins)):
                 positions.update(eqn.outs)
         else:
             needed = {v: _needed([v], made) for v in (masks | positions).intersection(eqn.ins)}

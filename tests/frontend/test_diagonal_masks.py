@@ -146,6 +146,17 @@ def test_both_sides_of_a_contrastive_loss_keep_their_names_in_its_gradient(seed)
     assert not any(isinstance(program.terms[t], Rename) for t in program.reachable())
 
 
+def test_rows_and_columns_that_are_cut_at_one_position_keep_names_of_their_own():
+    """A vector of truth values is one for rows of both, and repeated along the columns of each."""
+
+    def cut(x, y):
+        inside = (jnp.arange(N) < N - 2)[:, None]
+        return jnp.where(inside, x, 0.0) @ jnp.where(inside, y, 0.0).T
+
+    program = loaded(cut, [made(N, 3), made(N, 3, seed=1)])
+    assert not any(isinstance(term, Rename) for term in program.terms)
+
+
 def test_what_many_read_is_not_computed_for_each():
     """Sums over pairs of positions, functions of positions, and long chains of positions are one value for all their readers."""
 
