@@ -120,6 +120,16 @@ AT_ONCE = Pass(
     told="what steps compute apart from what they carry is computed for all of them at once",
 )
 
+PREFIXES = Pass(
+    "prefix-sums-by-blocks",
+    "sum_{s <= t} a[s] = sum_s [s <= t] a[s], over the block of t, + sum_s a[s], over the blocks before",
+    "guarded",
+    "sums are taken in another order; what is multiplied by zero, and a product that is moved before a sum, has to be finite",
+    "where a product is summed and its sums are contracted, neither is ever whole: a matrix for each block, and a sum for each",
+    "transforms/prefix_blocks.py",
+    told="prefix sums are contractions inside blocks of positions, and prefix sums over the blocks",
+)
+
 UPDATES = Pass(
     "equal-updates",
     "f(a1, b1), f(a2, b2), ... = calls of one operation f, for elementwise results on which nothing else depends",
@@ -209,23 +219,8 @@ SCATTERS = Pass(
 )
 
 EVERY = (
-    SEARCHES,
-    DRAWS,
-    DIAGONALS,
-    ROWS,
-    UPDATES,
-    ELEMENTS,
-    COMPONENTS,
-    ROLLS,
-    PARTS,
-    TILES,
-    SHIFTS,
-    SCATTERS,
-    RANKS,
-    ORDER,
-    AT_ONCE,
-    SCANS,
-    SUMS,
+    *(SEARCHES, DRAWS, DIAGONALS, ROWS, UPDATES, ELEMENTS, COMPONENTS, ROLLS, PARTS, TILES, SHIFTS, SCATTERS, RANKS, ORDER, PREFIXES),
+    *(AT_ONCE, SCANS, SUMS),
 )
 """All passes, in the order in which a program meets them."""
 

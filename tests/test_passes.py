@@ -127,6 +127,10 @@ def one_by_one(queries, keys, rows):
     return lax.map(lambda query: jax.nn.softmax(keys @ query) @ rows, queries)
 
 
+def linear_attention(queries, keys, rows):
+    return jnp.einsum("td,tde->te", queries, jnp.cumsum(keys[:, :, None] * rows[:, None], 0))
+
+
 def filtered(image, first, second):
     same = lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))  # noqa: E731
     return same(jnp.tanh(same(image[None, :, :, None], first)), second)[0, :, :, 0]
@@ -147,6 +151,7 @@ PROGRAMS = {
     "scatters-by-position": (counts, [np.arange(900, dtype=np.int32) * k % n for k, n in ((7, 300), (11, 400))] + [f32(400, 3)], 200 * KIB),
     "ranks-by-counting": (middle, [f32(300, 3)], 150 * KIB),
     "order-of-products": (chain, [f32(2, 300), *[f32(300, 301)[:, :300] for _ in range(11)], f32(300, 1)], 2**30),
+    "prefix-sums-by-blocks": (linear_attention, [f32(600, 24), f32(600, 24), f32(600, 16)], 600 * KIB),
     "steps-at-once": (one_by_one, [f32(600, 24), f32(500, 24), f32(500, 16)], 600 * KIB),
     "slices-in-scans": (steps, [f32(400, 300), f32(300)], 4 * 2**20),
     "sums-of-steps": (power, [f32(500, 3), f32(500)], 500 * KIB),

@@ -16,6 +16,7 @@ from eqsat_mem.ir import Program
 from eqsat_mem.passes import SCANS, SUMS, TILES
 from eqsat_mem.transforms.counted_steps import with_counted_steps
 from eqsat_mem.transforms.overlapping_tiles import with_tiles
+from eqsat_mem.transforms.prefix_blocks import with_prefix_blocks
 from eqsat_mem.transforms.ranks import with_ranks
 from eqsat_mem.transforms.scan_analysis import Stage
 from eqsat_mem.transforms.step_sums import with_step_sums
@@ -36,6 +37,11 @@ class Further:
     rules: RuleSet
     on_mesh: bool
     _in_segments: list[Program] = field(default_factory=list, init=False)
+
+    @cached_property
+    def in_blocks(self) -> Program | None:
+        """The program with its prefix sums by blocks, if it has large ones."""
+        return with_prefix_blocks(self.loaded, self.rules.passes)
 
     @cached_property
     def counted(self) -> Program:
@@ -71,11 +77,13 @@ class Further:
 
     def is_eager(self, form: Program) -> bool:
         """Whether a form is searched also where the program as written fits: it may be faster."""
-        return self.is_at_once(form) or SUMS.name in form.passes
+        return form is self.in_blocks or self.is_at_once(form) or SUMS.name in form.passes
 
     def has_eager_after(self, form: Program, fits: bool) -> bool:
         """Whether such a form comes after one that fits or does not; of those with sums of steps one that fits is enough."""
         if form is self.loaded:
+            return self.in_blocks is not None or bool(self._at_once) or self.summed is not None
+        if form is self.in_blocks:
             return bool(self._at_once) or self.summed is not None
         if self.is_at_once(form):
             is_last = form is self._at_once[-1] or (fits and SCANS.name in form.passes)
@@ -103,6 +111,7 @@ class Further:
         """
         from eqsat_mem.transforms.scan_rewrite import forms
 
+        yield from filter(None, [self.in_blocks])
         yield from self._at_once
         made = () if self.on_mesh else (with_ranks, with_scatters)
         for program in filter(None, [self.loaded, *(make(self.loaded, self.rules.passes) for make in made)]):

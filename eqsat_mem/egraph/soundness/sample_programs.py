@@ -316,6 +316,14 @@ def rows_of_computed(x: Array, y: Array) -> Any:
     return jnp.where(below, sq(x, y), 0.0)[places], (x @ y.T)[1:], jnp.max(x[:, None] - y, -1)[0], sq(x, y)[1:, :2][:3]
 
 
+def prefix_sums(q: Array, k: Array, v: Array) -> Any:
+    place, products = jnp.arange(len(k)), k[:, :, None] * v[:, None]
+    to, before = ((compare(place[:, None], place)).astype(k.dtype) for compare in (jnp.less_equal, jnp.less))
+    both = [jnp.einsum("sde,st->tde", products, triangle) for triangle in (to, before)]
+    sums = [own + jnp.sum(products, 0) for own in both]
+    return tuple(jnp.einsum("td,tde->te", q, s) for s in (*sums, both[0] - products, jnp.sum(products, 0) + both[1]))
+
+
 TOTAL = Monoid("total", 0, lambda a, b: a + b)
 XY = [(5, 3), (4, 3)]
 BOUND = [(6, 2), (6, 1), (3, 2)]
@@ -339,6 +347,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (masked_sums, [(3, 4), (4, 2)]), (wider_sums, [(3, 4), (4, 2)]), (by_log_partition, [(3, 4), (4, 2)]), (own_fold, [(3, 4)]),
     (moments, [(3, 4)]), (symmetrised, [(4, 3)]), (rows_of_computed, XY),
     (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),
+    (prefix_sums, [(5, 3), (5, 3), (5, 2)]),
 ]  # fmt: skip
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {fun.__name__: (fun, normal(*shapes)) for fun, shapes in SHAPES}
 """By name: a function and its arguments."""
