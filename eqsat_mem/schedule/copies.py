@@ -20,7 +20,7 @@ def turned_operands(call: Call, args: tuple[int, ...], program: Program, backend
 
 
 def turned_results(program: Program) -> dict[int, int]:
-    """What scans stack and the program returns in another order: the bytes of the copy, by term."""
+    """The bytes of a copy of each stack of a scan that the program returns in another order, by term."""
     found: dict[int, int] = {}
     for o, size in zip(program.outputs, output_sizes(program), strict=True):
         term = program.terms[o.term]
