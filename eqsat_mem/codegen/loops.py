@@ -248,8 +248,8 @@ class RegionWriter:
     def adds_to_sum(self, t: int, seq: Seq, scope: Scope) -> bool:
         """Whether a region, or a stretch of it, writes a chunk of a fold into what its loop has folded so far."""
         assert scope.index is not None, "only loops have sums"
-        inside = (seq, *(step for step in seq.steps if isinstance(step, Seq)))
-        return any(adds_to_sum(self.reads.program, t, scope.index, region, self.memory.fused(region)) for region in inside)
+        own = adds_to_sum(self.reads.program, t, scope.index, seq, self.memory.fused(seq))
+        return own or any(self.adds_to_sum(t, step, scope) for step in seq.steps if isinstance(step, Seq))
 
     def selections(self, names: Mapping[int, str], loop: Loop, inner: Scope) -> dict[int, str]:
         """Write the lines that combine the elements selected or written so far with those of a chunk, all results of a call at once.

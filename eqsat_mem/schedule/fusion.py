@@ -250,7 +250,8 @@ def adds_to_sum(program: Program, t: int, along: int, seq: Seq, fused: Fused) ->
     if not isinstance(term, Block) or not term.call.folds >> along & 1 or t not in seq.outs or t in fused.last_use:
         return False
     row = block_op(term.call.prim.name)
-    return row.writes_into and row.monoid is not None and accumulator(row.monoid, term.dtype) == term.dtype
+    same = row.writes_into and row.monoid is not None and accumulator(row.monoid, term.dtype) == term.dtype
+    return same and t in seq.steps  # rather than in a loop inside, whose sum is added to that of the one around
 
 
 def _written_apart_along(ex: Extraction, t: int, users: Iterable[int], virtual: Collection[int], known: Mapping[int, int]) -> int:
