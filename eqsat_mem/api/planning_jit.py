@@ -23,6 +23,7 @@ from eqsat_mem.api.planning import ScriptRun
 from eqsat_mem.api.run_report import Entry, Ledger
 from eqsat_mem.api.subjects import identity
 from eqsat_mem.errors import OptionError
+from eqsat_mem.ir.source import is_emitted
 
 
 def install(ledger: Ledger, strict: bool) -> None:
@@ -39,6 +40,8 @@ def planning_jit(run: ScriptRun) -> Callable[..., Any]:
         if not fun:
             return functools.partial(jit, **options)
         original = real_jit(*fun, **options)  # JAX checks the arguments
+        if is_emitted(fun[0]):
+            return original
         run.ledger.made()
         return Jitted(fun[0], original, options, run)
 

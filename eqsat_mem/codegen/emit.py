@@ -31,6 +31,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Input, Literal, Map, Program
 from eqsat_mem.ir.ops import Operation
+from eqsat_mem.ir.source import EMITTED
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.schedules import Schedule, unscheduled
 
@@ -65,7 +66,7 @@ def emit(schedule: Schedule, name: str = "program") -> Emitted:
     writer = _FunctionWriter(schedule, module)
     source = _text(name, writer, module)
     namespace = dict(module.namespace)
-    exec(compile(source, f"<eqsat_mem {name}>", "exec"), namespace)
+    exec(compile(source, EMITTED.format(name), "exec"), namespace)
     return Emitted(source, namespace[name], module.namespace, writer.regions.holds)
 
 

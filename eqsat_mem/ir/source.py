@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from typing import Any
+
+EMITTED = "<eqsat_mem {}>"
+"""The file that tracebacks name for the source of a plan, by the name of its function."""
+
+
+def is_emitted(function: Any) -> bool:
+    """Whether a function is one of the source of a plan."""
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    return file.startswith(EMITTED.partition("{")[0])
 
 
 @dataclass(frozen=True)

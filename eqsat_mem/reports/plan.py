@@ -12,6 +12,7 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from eqsat_mem.errors import Tensor
+from eqsat_mem.ir.source import EMITTED
 from eqsat_mem.reports.exchanges import Exchange, SpreadIndex
 from eqsat_mem.reports.measured import Tuning
 from eqsat_mem.reports.plan_text import headline, html_of, text_of
@@ -294,7 +295,7 @@ _NOT_PICKLED = ("function", "program", "schedule", "record")  # they hold traces
 
 def _from_source(kept: dict[str, Any]) -> Plan:
     namespace = dict(kept["namespace"])
-    exec(compile(kept["source"], f"<eqsat_mem {kept['name']}>", "exec"), namespace)
+    exec(compile(kept["source"], EMITTED.format(kept["name"]), "exec"), namespace)
     return Plan(function=namespace[kept["name"]], **kept)
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqsat_mem import MemoryLimitError, pipeline
+from eqsat_mem import MemoryLimitError, optimize, pipeline
 from eqsat_mem.api import planning_jit as planning
 from eqsat_mem.api.planning_jit import ScriptRun, planning_jit
 from eqsat_mem.api.run_report import Ledger
@@ -587,3 +587,25 @@ def test_the_place_of_a_function_is_short(monkeypatch, tmp_path, jit, ledger, x)
 
 def test_our_own_functions_use_the_real_jit():
     assert planning.real_jit is jax.jit
+
+
+def test_functions_of_a_plan_are_none_of_the_script(jit, ledger, monkeypatch):
+    """The source of a plan has ``jax.jit`` around updates of parameters."""
+    monkeypatch.setattr(jax, "jit", jit)
+
+    def step(ws, ms, x):
+        def loss(ws):
+            h = x
+            for w in ws:
+                h = h + jnp.tanh(jax.nn.softmax(h @ h.T) @ h @ w)
+            return jnp.mean(h**2)
+
+        g = jax.grad(loss)(ws)
+        ms = [0.9 * m + 0.1 * d * d for m, d in zip(ms, g)]
+        return [w - 1e-3 * d / (jnp.sqrt(m) + 1e-8) for w, m, d in zip(ws, ms, g)], ms
+
+    ws = [jnp.eye(8) / (k + 1) for k in range(8)]
+    args = ws, [w * w for w in ws], jnp.ones((300, 8))
+    jax.jit(step)(*args)
+    assert outcomes(ledger) == [("step", "planned")]
+    assert "@jax.jit\n    def update" in optimize(step, memory_limit=LIMIT).plan(*args).source
