@@ -15,7 +15,7 @@ def turned_operands(call: Call, args: tuple[int, ...], program: Program, backend
         return
     for k in range(sum(consts_and_carries(call.params)), len(args)):
         has_order = backend.turns_computed or isinstance(program.terms[program.source_of(args[k])], Input | Const)
-        if has_order and _order(program, args[k]) != _long(program, call.in_axes[k]):
+        if has_order and order(program, args[k]) != _long(program, call.in_axes[k]):
             yield k
 
 
@@ -24,7 +24,7 @@ def turned_results(program: Program) -> dict[int, int]:
     found: dict[int, int] = {}
     for o, size in zip(program.outputs, output_sizes(program), strict=True):
         term = program.terms[o.term]
-        if isinstance(term, Block) and term.call.prim.name == "scan" and _order(program, o.term) != _long(program, o.axes):
+        if isinstance(term, Block) and term.call.prim.name == "scan" and order(program, o.term) != _long(program, o.axes):
             found[o.term] = size
     return found
 
@@ -40,7 +40,7 @@ def output_copies(program: Program) -> int:
     return extra
 
 
-def _order(program: Program, t: int) -> tuple[int, ...]:
+def order(program: Program, t: int) -> tuple[int, ...]:
     """The indices of a value, of more than one position, in the order in which it has them."""
     term, read = program.terms[t], program.terms[program.source_of(t)]
     names = dict(term.pairs) if isinstance(term, Rename) else {}

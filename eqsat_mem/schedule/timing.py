@@ -206,7 +206,8 @@ class Timing:
         count, rest = divmod(extents[loop.index], min(chunks[loop], extents[loop.index]))
         inside = extents_inside(extents, loop, chunks)
         self._stacked[loop.body] = loop.stacks
-        self._added[loop.body] = self._added_in(loop)
+        if loop.body not in self._added:
+            self._added[loop.body] = self._added_in(loop)
         turn_s = self.backend.turn_s(self.memory.ex, loop)
         seconds = count * (self.seconds(loop.body, inside, chunks) + turn_s + self._results(loop, inside, extents))
         if rest:

@@ -20,13 +20,13 @@ from eqsat_mem.codegen.source import number
 from eqsat_mem.egraph.extract import Extraction, original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Index
-from eqsat_mem.ir.loop_tree import loops, with_region
+from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import straight
 from eqsat_mem.schedule.split import Choices, region, split
 from tests.oracles.targets import CPU
 from tests.schedule.test_search import kernel_vector
-from tests.schedule.test_split import index_of, softmax, traced
+from tests.schedule.test_split import index_of, nested, softmax, traced
 
 GOLDEN = Path(__file__).parent / "golden"
 RNG = np.random.default_rng(0)
@@ -305,12 +305,7 @@ def test_one_result_of_a_selection_in_nested_loops_needs_the_other(result):
     """Places decide among equal elements, and elements among places: chunks combine both, whichever is used."""
     rows = rows_with_ties(61)
     ex = original(load(jax.make_jaxpr(lambda x: lax.top_k(x + 0, 3)[result])(rows), ["x"]))
-    tree = split(ex, region(ex), index_of(ex.program, 5))
-    assert tree is not None
-    (outer,) = loops(tree)
-    inner = split(ex, outer.body, index_of(ex.program, 61))
-    assert inner is not None
-    tree = with_region(tree, (tree.steps.index(outer),), inner)
+    tree = nested(ex, 5, 61)
     code = emit(Schedule(ex, CPU, tree, {loop: 16 if loop.folds else 2 for loop in loops(tree)}, 0, 0.0))
     assert "merge_top_k" in code.source
     np.testing.assert_array_equal(jax.jit(code.function)(rows)[0], lax.top_k(rows, 3)[result])

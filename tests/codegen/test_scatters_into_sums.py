@@ -15,12 +15,11 @@ import eqsat_mem
 from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.frontend.load import load
-from eqsat_mem.ir.loop_tree import loops, with_region
+from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import schedule
-from eqsat_mem.schedule.split import region, split
 from tests.oracles.targets import CPU
-from tests.schedule.test_split import index_of
+from tests.schedule.test_split import index_of, nested
 
 NODES, EDGES, FEATURES = 3_001, 60_000, 8
 SEGMENTS = {"sum": jax.ops.segment_sum, "max": jax.ops.segment_max, "min": jax.ops.segment_min, "prod": jax.ops.segment_prod}
@@ -121,14 +120,8 @@ def test_sums_of_loops_inside_are_added_to_those_around(fold):
     d = rng.integers(0, 60, (23, 200)).astype(np.int32)
     f = lambda h, d: getattr(jnp.zeros_like(h).at[d], fold)(jnp.tanh(h[d] * 2))  # noqa: E731
     ex = original(load(jax.make_jaxpr(f)(h, d), ["h", "d"]))
-    tree = split(ex, region(ex), index_of(ex.program, 23))
-    assert tree is not None
-    (outer,) = loops(tree)
-    inside = split(ex, outer.body, index_of(ex.program, 200))
-    assert inside is not None
-    tree = with_region(tree, (tree.steps.index(outer),), inside)
-    folding = [loop for loop in loops(tree) if loop.folds]
-    assert len(folding) == 2
-    code = emit(Schedule(ex, CPU, tree, {loop: 5 if loop.index == outer.index else 64 for loop in loops(tree)}, 0, 0.0))
+    tree, batch = nested(ex, 23, 200), index_of(ex.program, 23)
+    assert len([loop for loop in loops(tree) if loop.folds]) == 2
+    code = emit(Schedule(ex, CPU, tree, {loop: 5 if loop.index == batch else 64 for loop in loops(tree)}, 0, 0.0))
     assert len(re.findall(r"= lax\.scatter_\w+\(scatter_", code.source)) == 1
     np.testing.assert_allclose(jax.jit(code.function)(h, d)[0], jax.jit(f)(h, d), rtol=1e-4)

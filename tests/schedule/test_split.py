@@ -35,6 +35,16 @@ def index_of(program: Program, extent: int) -> int:
     return next(i for i, index in enumerate(program.indices) if index.extent == extent)
 
 
+def nested(ex: Extraction, outer: int, inner: int) -> Seq:
+    """A whole program in one loop along the index of an extent, with one along another inside of it."""
+    tree = split(ex, region(ex), index_of(ex.program, outer))
+    assert tree is not None
+    (around,) = loops(tree)
+    inside = split(ex, around.body, index_of(ex.program, inner))
+    assert inside is not None
+    return with_region(tree, (tree.steps.index(around),), inside)
+
+
 def along(fun: Callable[..., Any], extent: int, *shapes: tuple[int, ...]) -> tuple[Extraction, list[Loop]]:
     """The loops that splitting a whole program along the index of an extent gives."""
     ex = traced(fun, *shapes)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from eqsat_mem.ir import Const, Dot, Fold, Input, Map, Program, Rename, bits, children
+from eqsat_mem.ir import Const, Dot, Fold, Input, Map, Program, bits, children
+from eqsat_mem.schedule import copies
 
 Merged = frozenset[int]
 """The axes, of more than one element, that are merged into one: a set of them each."""
@@ -36,15 +37,14 @@ def is_written_into(program: Program, t: int, step: int, extents: Sequence[int])
 def is_turned(program: Program, dot: Dot, operand: int) -> bool:
     """Whether an operand of a contraction is an argument that XLA copies into another order: axes of both operands do not stand first, or
     among the others those that are contracted stand between those that are not."""
-    term, read = program.terms[operand], program.terms[program.source_of(operand)]
-    names = dict(term.pairs) if isinstance(term, Rename) else {}
+    read = program.terms[program.source_of(operand)]
     other = program.free[dot.rhs if operand == dot.lhs else dot.lhs]
     if not isinstance(read, Input | Const) or not ((program.free[operand] ^ other) & ~dot.over):  # not a product of matrices
         return False
-    axes = [1 << names.get(i, i) for axis in read.axes for i in axis if program.indices[i].extent > 1]
+    axes = [1 << i for i in copies.order(program, operand)]
     groups = [0 if axis & other & ~dot.over else 1 if axis & dot.over else 2 for axis in axes]
-    order = [group for group, _ in itertools.groupby(groups)]
-    return len(order) > len(set(order)) or 0 in order[1:]
+    runs = [group for group, _ in itertools.groupby(groups)]
+    return len(runs) > len(set(runs)) or 0 in runs[1:]
 
 
 def _of_result(program: Program, dot: Dot, extents: Sequence[int]) -> Merged:
