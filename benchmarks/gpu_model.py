@@ -177,7 +177,12 @@ PROGRAMS: dict[str, dict[str, Case]] = {
     },
     "selection": {
         f"top_k {k} of 1000 x {n}, {jnp.dtype(dtype).name}": (lambda x, k=k: lax.top_k(x, k), [of(dtype, 1000, n)])
-        for k, n, dtype in ((10, 10_000, F32), (16, 10_000, F32), (17, 10_000, F32), (10, 1000, F32), (10, 10_000, F64))
+        for k, n, dtype in (
+            *((10, 10_000, dtype) for dtype in (F32, F64, BF16, jnp.float16, I32)),
+            (16, 10_000, F32),
+            (17, 10_000, F32),
+            (10, 1000, F32),
+        )
     }
     | {
         "top_k 10 of distances": (lambda x, y: lax.top_k(-squares(x, y), 10), [f32(1000, 3), f32(10_000, 3)]),

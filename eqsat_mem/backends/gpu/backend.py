@@ -295,7 +295,7 @@ class GpuBackend(Backend):
             return sum(size(read.term) for read in tile.pairs.reads if read.copied) + sum(map(size, others))
         inner = self._held_inside(ex, t, members, size)
         if isinstance(term, Block):
-            return inner + scratch.copied_operand_bytes(program, term, self.weights, size)
+            return inner + scratch.copied_operand_bytes(program, t, self.weights, size)
         return inner + scratch.fold_bytes(program, t, members, extents, self.weights, size)
 
     # time

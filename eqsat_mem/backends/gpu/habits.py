@@ -32,8 +32,10 @@ SEARCHED_FOLD = 64
 what was seen of searches with many results; in one of 1000 x 1000, folds of 8 have a kernel of their own.
 Sweep: benchmarks/gpu_model.py --thresholds."""
 TOP_K, TOP_K_ROW = 16, 1024
-"""Up to so many of a row of at least so many numbers of 2 or 4 bytes are selected without scratch; else the row is
-sorted. Sweep: benchmarks/gpu_model.py --thresholds."""
+"""Up to so many of a row of at least so many numbers are selected without scratch; else the row is sorted.
+Sweep: benchmarks/gpu_model.py --thresholds."""
+SELECTED = frozenset({"float32", "bfloat16"})
+"""The dtypes of such rows; those of others are sorted. Sweep: benchmarks/gpu_model.py --only selection."""
 MERGED_BYTES = 2**26
 """Products of one matrix with several are one product if one of them takes no more bytes than this, with its other operand
 (JAX 0.11; with both of its operands in 0.10). Sweep: benchmarks/gpu_model.py --thresholds."""
@@ -193,3 +195,8 @@ def product_scratch(batch: int, m: int, n: int, k: int, itemsize: int, target: T
     padded = padded_contraction(k, parts, itemsize)
     operands = batch * padded * (m + n) * itemsize if padded != k else 0
     return operands + batch * parts * m * n * max(itemsize, 4)
+
+
+def is_selected(k: int, row: int, dtype: object) -> bool:
+    """Whether the largest ``k`` of rows of so many elements are selected by a kernel, and not found by sorting the rows."""
+    return k <= TOP_K and row >= TOP_K_ROW and str(dtype) in SELECTED

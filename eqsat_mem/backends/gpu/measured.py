@@ -74,15 +74,13 @@ def tile_blocks(elements: float) -> float:
 
 
 def top_k(target: Target) -> BlockWeight:
-    """Additions of a selection: by a kernel in which each thread of a row selects, if few are wanted of a long row, else by sorting.
+    """Additions of a selection by a kernel in which each thread of a row selects.
 
     Threads of a row are as many as XLA chooses (xla/stream_executor/cuda/topk_kernel).
     """
 
     def weight(ins: Shapes, outs: Shapes, params: Params) -> float:
         k, n, rows = max(int(params["k"]), 1), ins[0][-1], math.prod(ins[0][:-1])
-        if k > habits.TOP_K or n < habits.TOP_K_ROW:
-            return sorting(ins, outs, params)
         kept = 1 << (k - 1).bit_length()
         threads = min(512 * (16 // k), 1024, 1 << (n // kept).bit_length() - 1)
         merge, look, alone = SELECTED

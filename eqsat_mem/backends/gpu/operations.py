@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from eqsat_mem.backends.gpu import habits, measured, workspaces
+from eqsat_mem.backends.gpu import measured, workspaces
+from eqsat_mem.backends.gpu.call_scratch import is_sorted_for_top_k, operand_width, scratch_bytes
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.backends.gpu.weights import estimate, weight
-from eqsat_mem.ir import Map, itemsize
+from eqsat_mem.ir import Call, Map, itemsize
 from eqsat_mem.ir.ops import Shapes, operation_of
 from eqsat_mem.schedule.weights import BLOCKS, ELEMENTWISE, WORKSPACES, Params, Weights
 
@@ -33,27 +34,19 @@ class GpuWeights(Weights):
         own = operation_of(dict(term.params)) if term.params else None
         return estimate(term.op) if own is None else self.of_map(term)
 
+    def of_block(self, call: Call, ins: Shapes, outs: Shapes) -> float:
+        if call.prim.name == "top_k" and is_sorted_for_top_k(call, ins):
+            return measured.sorting(ins, outs, call.params)
+        return super().of_block(call, ins, outs)
+
+    def workspace(self, call: Call, ins: Shapes, outs: Shapes) -> float:
+        taken = scratch_bytes(call, ins, self._card)
+        return super().workspace(call, ins, outs) if taken is None else taken / operand_width(call)
+
     @property
     def _card(self) -> Target:
         assert self.target is not None, "weights of a GPU name their card"
         return self.target
-
-
-def _sort_workspace(ins: Shapes, outs: Shapes, params: Params) -> float:
-    """Positions beside the sorted array, and CUB's copies."""
-    return 4.1 * sum(map(math.prod, ins))
-
-
-def _top_k_workspace(target: Target) -> Callable[[Shapes, Shapes, Params], float]:
-    """Nothing for few of a long row; else positions, sorted along with the operand, and the copies of CUB where it sorts."""
-
-    def elements(ins: Shapes, outs: Shapes, params: Params) -> float:
-        if params["k"] <= habits.TOP_K and ins[0][-1] >= habits.TOP_K_ROW:
-            return 0.0
-        copies = 2 * workspaces.SCRATCH_SHARE if workspaces.is_sorted_by_cub(ins[0], target) else 0.0
-        return (1.0 + copies) * math.prod(ins[0])
-
-    return elements
 
 
 def _solver(routine: str, copies: float) -> Callable[[Shapes, Shapes, Params], float]:
@@ -66,6 +59,17 @@ def _solver(routine: str, copies: float) -> Callable[[Shapes, Shapes, Params], f
     return elements
 
 
+JACOBI = 1024
+"""Up to so many rows and columns cuSOLVER finds singular values by rotations, as JAX asks it to: read from compiled programs."""
+
+
+def _singular_values(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """The matrix in columns, the scratch of the routine, and the vectors where they are not wanted: it computes them all the same."""
+    k, n = sorted(ins[0][-2:])
+    routine = "gesvdj" if n <= JACOBI else "gesvd"
+    return _solver(routine, 1.0)(ins, outs, params) + (math.prod(ins[0]) + k**2 if len(outs) == 1 else 0.0)
+
+
 def _extremes(ins: Shapes, outs: Shapes, params: Params) -> float:
     """The extremes beside their positions."""
     return float(math.prod(outs[0]))
@@ -73,7 +77,6 @@ def _extremes(ins: Shapes, outs: Shapes, params: Params) -> float:
 
 _GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
     **WORKSPACES,
-    "sort": _sort_workspace,
     "reduce": lambda ins, outs, params: float(sum(map(math.prod, outs[1:]))),
     "argmax": _extremes,
     "argmin": _extremes,
@@ -81,7 +84,7 @@ _GPU_WORKSPACES: Mapping[str, Callable[[Shapes, Shapes, Params], float]] = {
     "lu": _solver("getrf", 0.0),
     "qr": _solver("geqrf", 1.0),
     "eigh": _solver("syevd", 1.0),
-    "svd": _solver("gesvd", 1.0),
+    "svd": _singular_values,
 }
 LIBRARY = 12
 """Kernels in a CUDA graph that take as long to launch as a routine of a library, which the host launches by itself: factorisations and
@@ -100,5 +103,4 @@ def weights_of(target: Target) -> GpuWeights:
         "top_k": measured.top_k(target),
         "conv_general_dilated": measured.convolution(target),
     }
-    taken = {**_GPU_WORKSPACES, "top_k": _top_k_workspace(target)}
-    return GpuWeights(ELEMENTWISE, blocks, taken, target=target)
+    return GpuWeights(ELEMENTWISE, blocks, _GPU_WORKSPACES, target=target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from eqsat_mem.backends.gpu import habits
+from eqsat_mem.backends.gpu.convolutions import CONVOLUTION, convolution_bytes
 from eqsat_mem.backends.gpu.operations import GpuWeights, weights_of
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Literal, Map, Program, Rename, bits, is_leaf, itemsize
@@ -27,6 +28,8 @@ INNER_COLUMNS = 12_587
 dimensions over 2,500 and 4,096 rows; 7,382 of two dimensions: read from compiled programs."""
 FACTORISATIONS = frozenset({"cholesky", "lu"})
 """Operations that libraries do in place, or on a copy of an operand not made for them: read from compiled programs."""
+OVERWRITING = frozenset({"eigh", "qr", "svd"})
+"""Operations that copy an operand that is not computed for them: read from compiled programs."""
 SIMPLE, FUNCTION = 2.0, 16.0
 """Weights up to which an operand counts as simple, or as one function, in that question: guessed, between what was compiled."""
 
@@ -74,19 +77,46 @@ def padding(program: Program, term: Dot, extents: Sequence[int], target: Target)
     return habits.padded_contraction(k, habits.product_parts(batch, m, n, k, width, target), width) / k
 
 
-def copied_operand_bytes(program: Program, term: Block, weights: Weights, size: Callable[[int], int]) -> int:
+def copied_operand_bytes(program: Program, t: int, weights: Weights, size: Callable[[int], int]) -> int:
     """Bytes of operands that an operation overwrites or wants in another layout, unless they are made for that; less than none where the
     result lies in the operand's place."""
+    term = program.terms[t]
+    assert isinstance(term, Block)
     name = term.call.prim.name
+    if name == CONVOLUTION:
+        return convolution_bytes(program, t, size)
     if name in FACTORISATIONS:
         return -size(term.args[0]) if _is_made_for(program, term.args[0]) else 0
     if name == "triangular_solve":
         matrix, right = term.args
         return (0 if _is_made_in_columns(program, matrix) else size(matrix)) + (0 if _is_made_for(program, right) else size(right))
+    if name == "sort":
+        return _sorted_along(program, term, size)
+    if name in OVERWRITING:
+        return -size(term.args[0]) if _is_made_for_call(program, term.args[0], term) else 0
     if name == "top_k" and weights.workspace(term.call, *_whole_shapes(program, term)):
-        operand = term.args[0]
-        return 0 if isinstance(program.terms[operand], Map) and _dies_with(program, operand) else size(operand)
+        return 0 if _is_made_for_call(program, term.args[0], term) else size(term.args[0])
     return 0
+
+
+def _sorted_along(program: Program, term: Block, size: Callable[[int], int]) -> int:
+    """Bytes of sorted operands that nothing reads; less than none for operands that are computed to become results."""
+    used = _results(program, term)
+    apart = sum(size(a) for k, a in enumerate(term.args) if k not in used and not _is_made_for_call(program, a, term))
+    return apart - sum(size(term.args[k]) for k in used if _is_made_for_call(program, term.args[k], term))
+
+
+def _results(program: Program, term: Block) -> set[int]:
+    """The results of a call that are used."""
+    returned = {o.term for o in program.outputs}
+    used = [r for r in program.readers(term.args[0]) if r in returned or program.readers(r)]
+    return {r.out for t in used if isinstance(r := program.terms[t], Block) and r.call is term.call}
+
+
+def _is_made_for_call(program: Program, t: int, reader: Block) -> bool:
+    """Whether a value is computed element by element for a call alone, whose results count as one reader."""
+    others = [r for r in program.readers(t) if getattr(program.terms[r], "call", None) is not reader.call]
+    return isinstance(program.terms[t], Map) and not others and all(o.term != t for o in program.outputs)
 
 
 def _is_made_for(program: Program, t: int) -> bool:

@@ -127,9 +127,13 @@ LARGEST_FACTOR = 127
 def _transforms(text: str) -> Iterator[Workspace]:
     for call in _FFT.finditer(text):
         complex_bytes = 16 if call["type"] in ("f64", "c128") else 8
-        lengths = _extents(call["length"])
-        times = 1 if all(_largest_factor(n) <= LARGEST_FACTOR for n in lengths) else 8
-        yield Workspace("cuFFT", times * complex_bytes * math.prod(_extents(call["shape"])), CUFFT)
+        yield Workspace("cuFFT", transform_bytes(complex_bytes, _extents(call["shape"]), _extents(call["length"])), CUFFT)
+
+
+def transform_bytes(complex_bytes: int, shape: Sequence[int], lengths: Sequence[int]) -> int:
+    """Return the scratch of cuFFT in bytes, for a result of a shape, transforms of such lengths, and complex numbers of so many bytes."""
+    times = 1 if all(_largest_factor(n) <= LARGEST_FACTOR for n in lengths) else 8
+    return times * complex_bytes * math.prod(shape)
 
 
 LARGE_SORT, LONG_ROW, MANY_ROWS = 2**14, 2**12, 26
