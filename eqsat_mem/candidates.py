@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.extract import Extraction, extract, original, run_as_is
-from eqsat_mem.egraph.rule_files import RuleSet, load_rules
+from eqsat_mem.egraph.rule_files import RuleSet
 from eqsat_mem.egraph.saturate import Limits, attributed, saturate
 from eqsat_mem.equal_programs import ROWS_PRICE, Candidates, extracted_of
 from eqsat_mem.events import Clock, Searched, tell
@@ -69,12 +69,6 @@ class Planner(Protocol):
         """The body as written, without a search."""
 
 
-def rules_of(options: Options, backend: Backend) -> RuleSet:
-    """The rules and passes that options allow and that help a backend."""
-    without = (*options.without_rules, *backend.needless_rules)
-    return load_rules(options.rules, options.accuracy, options.only_rules, without, options.operations)
-
-
 @dataclass(eq=False)
 class Forms:
     """A program, its forms with less and less stacked by scans, and both again with takes in place of gathers and slices.
@@ -105,6 +99,7 @@ class Forms:
         self.frontiers: defaultdict[Hashable, Frontier] = defaultdict(Frontier)
         self.planned: dict[Hashable, tuple[Program, dict[Call, Call]]] = {}
         self.unfit: dict[Hashable, tuple[int, int]] = {}
+        self.searched: dict[Backend, tuple[int, Schedule]] = {}
 
     def fastest(
         self, backend: Backend, limit: int, scheduler: Scheduler = fastest, near: int = 0, instead: Other = nothing
@@ -133,7 +128,10 @@ class Forms:
                     return quick
                 without = Once(lambda _: unrolled())
         for blocks in self._with_equal_blocks():
+            if found is not None and blocks._was_no_faster(backend, limit, found.best):
+                break
             of_blocks = blocks.fastest(backend, limit, scheduler, near, without)
+            blocks.searched[backend] = limit, of_blocks.best
             if of_blocks.best.ex.program.passes.isdisjoint([ROLLS.name]):
                 return of_blocks
             without = nothing
@@ -147,6 +145,11 @@ class Forms:
             return found
         own = self._fastest_form(backend, limit, scheduler, near, nothing)
         return own if found is None or order(own.best, limit) <= order(found.best, limit) else found.of(own.before)
+
+    def _was_no_faster(self, backend: Backend, limit: int, than: Schedule) -> bool:
+        """Whether nothing faster than a schedule that fits was found where there was as much room or more."""
+        room, best = self.searched.get(backend, (0, than))
+        return than.fits(limit) and limit <= room and (than.seconds <= best.seconds or not best.fits(room))
 
     def _is_shorter_in_loops(self) -> bool:
         """Whether loops over equal blocks make the program much shorter."""
@@ -259,14 +262,12 @@ class Forms:
         """A program as it is, with what rules allow for its terms; kept for the one that was loaded."""
         if program is not self.loaded:
             return original(program, self.rules)
-        if self.as_loaded is None:
-            self.as_loaded = original(program, self.rules)
+        self.as_loaded = self.as_loaded or original(program, self.rules)
         return self.as_loaded
 
     def _forms(self) -> Iterator[Program]:
         yield from self.made
-        if self.others is None:
-            self.others = self.further.programs(self._apart)
+        self.others = self.others or self.further.programs(self._apart)
         while True:
             with self.clock("trace"):
                 program = next(self.others, None)
@@ -362,9 +363,8 @@ class Forms:
 
         def planner(limit: int) -> BodyPlan:
             forms.placement, forms.deadline = placed, self.deadline.part(1 / 2)
-            hopeless = given + left > limit
             own = backend.inside()
-            best = forms.fastest(own, limit).best if search and not hopeless else forms.written(own, limit)
+            best = forms.fastest(own, limit).best if search and given + left <= limit else forms.written(own, limit)
             held = max(best.peak_bytes - given, 0)
             return BodyPlan(best, held, held, best.peak_bytes, best.seconds, best.fits(limit))
 

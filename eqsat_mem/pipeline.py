@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.backends.choose import backend_for
 from eqsat_mem.backends.xla import partition_specs, shown_mesh
-from eqsat_mem.candidates import Forms, rules_of
+from eqsat_mem.candidates import Forms
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Ended, Loaded, listening, tell
@@ -38,7 +38,7 @@ from eqsat_mem.reports.outline import (
 )
 from eqsat_mem.reports.plan import Plan
 from eqsat_mem.reports.record import Record, Scheduler
-from eqsat_mem.request import Request, request_of
+from eqsat_mem.request import Request, request_of, rules_of
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import fastest

@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr
 from eqsat_mem.backends.xla import devices_here, donations, named_shardings
 from eqsat_mem.codegen.emit import Emitted
 from eqsat_mem.deadline import NEVER, Deadline
+from eqsat_mem.egraph.rule_files import RuleSet, load_rules
 from eqsat_mem.errors import DeviceCompilerError, OptionError
 from eqsat_mem.events import Compiled, tell
 from eqsat_mem.ir.jaxprs import nested_jaxprs
@@ -30,6 +31,12 @@ LEAST_S = 60.0
 """The least bound on planning that is set by default, in seconds."""
 COMPILATIONS = 5
 """How many times as long as XLA is expected to compile a program its planning may take by default."""
+
+
+def rules_of(options: Options, backend: Backend) -> RuleSet:
+    """The rules and passes that options allow and that help a backend."""
+    without = (*options.without_rules, *backend.needless_rules)
+    return load_rules(options.rules, options.accuracy, options.only_rules, without, options.operations)
 
 
 def planning_seconds(jaxpr: ClosedJaxpr, backend: Backend) -> float:

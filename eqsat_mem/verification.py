@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from jax.extend.core import jaxpr_as_fun
@@ -157,38 +158,38 @@ def _emit_within(request: Request, forms: Forms, first: SearchResult, as_written
     of the program as written.
 
     Where no prediction is low enough, or where one that is leaves most of the room, XLA fuses less than the backend assumes: the search
-    begins again with its cautious variant. Then, also where what fits is slower than the program as written, with compiler options under
+    begins again with its cautious variants. Then, also where what fits is slower than the program as written, with compiler options under
     which programs hold less: first of all with these where they promise more speed. With those under which they hold least where it would
     take for ever.
     """
     errors: list[MemoryLimitError] = []
     found: Chosen | None = None
     best, results = first.best, {request.backend: first}
-    cautious = request.backend.cautious() if best.fits(request.limit) else None
+    cautious = [*_cautious(request.backend)] if best.fits(request.limit) else []
     narrowed = tuple(narrowing(request.backend)) if request.verifies else ()
-    order = [request.backend, cautious, *narrowed]
+    order = [request.backend, *cautious, *narrowed]
     if narrowed and best.fits(request.limit) and best.seconds > as_written_s and _is_narrow(request, best):
         results[narrowed[0]] = other = forms.fastest(narrowed[0], request.limit)
         if other.best.fits(request.limit) and other.best.seconds < best.seconds:
-            order = [narrowed[0], request.backend, cautious, *narrowed[1:]]
+            order = [narrowed[0], request.backend, *cautious, *narrowed[1:]]
 
     def is_tried_after(found: Chosen, backend: Backend) -> bool:
-        if backend is cautious:
-            return _leaves_room(found, request.limit)
+        if backend in cautious:
+            return backend == cautious[0] and _leaves_room(found, request.limit)
         if backend is request.backend:
             return best.seconds < found.schedule.seconds
         slowest = 1.0 if _is_narrow(request, best) and backend.narrowed() is not None else HOPELESS
         return found.schedule.seconds > slowest * as_written_s
 
     for backend in order:
-        if backend is None or ((errors or found) and request.deadline.passed()):
+        if (errors or found) and request.deadline.passed():
             continue
         if found is not None and not is_tried_after(found, backend):
             continue
         try:
             result = results.get(backend) or forms.fastest(backend, request.limit)
             s = result.best
-            is_known = backend is cautious and s.peak_bytes == best.peak_bytes  # XLA holds more of it, whatever is assumed
+            is_known = backend in cautious and s.peak_bytes == best.peak_bytes  # XLA holds more of it, whatever is assumed
             if found is None or (s.fits(request.limit) and s.seconds < found.schedule.seconds and not is_known):
                 new = _verified(request, forms, backend, result, as_written_s)
                 found = new if found is None or new.schedule.seconds < found.schedule.seconds else found
@@ -200,6 +201,13 @@ def _emit_within(request: Request, forms: Forms, first: SearchResult, as_written
         raise min(errors, key=lambda error: error.smallest_bytes) from None
     finally:
         errors.clear()  # its frames hold them, and they all that was planned, until cyclic garbage is looked for
+
+
+def _cautious(backend: Backend) -> Iterator[Backend]:
+    """The variants of a backend with fewer and fewer assumptions about fusion."""
+    while (variant := backend.cautious()) is not None:
+        yield variant
+        backend = variant
 
 
 def _is_narrow(request: Request, s: Schedule) -> bool:

@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -22,11 +23,13 @@ from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Clock
 from eqsat_mem.frontend import repeats
+from eqsat_mem.frontend.equal_blocks import EqualBlocks
 from eqsat_mem.frontend.inline import flatten
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.repeats import with_chains
 from eqsat_mem.ir.loop_tree import walk_regions
 from eqsat_mem.options import Options
+from eqsat_mem.passes import ROLLS
 from eqsat_mem.pipeline import BodyPlans, plan
 from eqsat_mem.schedule.chunk_sizes import FEW_LOOPS, tied
 from eqsat_mem.schedule.cost_model import term_seconds
@@ -110,6 +113,27 @@ def test_the_least_memory_is_looked_for_in_one_program_only():
     assert smallest.peak_bytes > 1
     assert limits.count(1) > 1
     assert limits.count(0) == 1
+
+
+@pytest.mark.parametrize(("unrolled_s", "searches"), [(1.0, 1), (3.0, 2)], ids=["slower", "faster"])
+def test_loops_that_were_no_faster_with_more_room_are_not_searched_again(unrolled_s, searches):
+    function, args = training_step(6)
+    jaxpr = jax.make_jaxpr(function)(*args)
+    program, rules = loaded((function, args)), load_rules()
+    equal = EqualBlocks(jaxpr, program, CPU.preferences, rules.passes)
+    forms = Forms(program, rules, Options(memory_limit=1), CPU, BodyPlans(), Clock(), equal=equal)
+    sought = []
+
+    def scheduler(search, rival=None):
+        rolls = ROLLS.name in search.ex.program.passes
+        sought.append((search.limit, rolls))
+        return replace(search.straight, peak_bytes=1, seconds=2.0 if rolls else unrolled_s)
+
+    limits = 2**30, 2**29
+    for limit in limits:
+        forms.fastest(CPU, limit, scheduler)
+    assert all((limit, False) in sought for limit in limits)
+    assert sum((limit, True) in sought for limit in limits) == searches
 
 
 def test_long_kernels_are_written_whatever_their_length():

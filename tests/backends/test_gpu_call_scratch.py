@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+import eqsat_mem
 from benchmarks import gpu_peaks
 from eqsat_mem.backends.gpu.backend import GpuBackend
 from eqsat_mem.backends.gpu.targets import named
@@ -164,3 +165,23 @@ def test_convolutions_of_what_is_computed_lie_as_they_are_wanted():
         return jax.nn.relu(lax.conv(jax.nn.relu(lax.conv(x * 2, w, (1, 1), "SAME")), w, (1, 1), "SAME")).sum()
 
     check(network, f32(32, 64, 64, 64), f32(64, 64, 3, 3))
+
+
+def lines(centres, strengths, frequencies):
+    """The gradient of a sum over pairs, folded by columns, which XLA:GPU writes out where it is of many operations."""
+
+    def passed(strengths, centres):
+        apart = (frequencies[:, None] - centres) ** 2 + strengths**2
+        return jnp.sum(jnp.exp(-jnp.sum(strengths / apart, 1)))
+
+    return jax.grad(passed, argnums=(0, 1))(strengths, centres)
+
+
+@compiler
+def test_what_xla_writes_out_though_it_is_folded_is_planned_in_chunks():
+    avals = f32(3000), f32(3000), f32(4000)
+    written = gpu_peaks.measure("lines", lines, avals, 2**34, H100.name).written
+    assert written.held > 40 * 2**20 > 40 * written.predicted, "that it is written out is not predicted"
+    plan = eqsat_mem.optimize(lines, memory_limit="16MiB", device="h100").plan(*avals)
+    assert plan.compiled_peak_bytes <= 16 * 2**20
+    assert not plan.schedule.backend.computes_columns

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from eqsat_mem import optimize
 from eqsat_mem.api.meshes import described
 from eqsat_mem.backends.cpu.backend import CpuBackend
-from eqsat_mem.candidates import Forms, rules_of
+from eqsat_mem.candidates import Forms
 from eqsat_mem.events import Clock, Searched, listening
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.mesh import Placement
@@ -19,6 +19,7 @@ from eqsat_mem.mesh.bodies import BodySpecs
 from eqsat_mem.mesh.choose import left_as
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import BodyPlans
+from eqsat_mem.request import rules_of
 from tests.transforms.test_step_sums import transport
 
 

@@ -58,6 +58,8 @@ class GpuBackend(Backend):
     """Folds as tile kernels; None where there are none."""
     recomputes_shared: bool = True
     """Whether several folds compute an elementwise value each. XLA decides that by estimates of its own."""
+    computes_columns: bool = True
+    """Whether folds by columns compute their operands. XLA decides that by estimates, too, which are known for short expressions."""
     gathers: bool = False
     """Whether loops gather the slices that they read: XLA may give arrays another order of axes, and so copy them, for slices."""
     products: Products = Products.TUNED
@@ -131,7 +133,7 @@ class GpuBackend(Backend):
 
     def variants(self, ex: Extraction) -> tuple[Self, ...]:
         may_help = self.tiles is not None and any(self.tiles.suits(ex.program, t) for t in range(len(ex.program.terms)))
-        return (self, self.without_tiles()) if may_help else (self.without_tiles(),)
+        return (*((self,) if may_help else ()), self.without_tiles())
 
     def plain(self) -> Self:
         return self.without_tiles()
@@ -160,8 +162,10 @@ class GpuBackend(Backend):
         return replace(ex, unrolls={}) if ex.unrolls else ex
 
     def cautious(self) -> Self | None:
-        """With elementwise values that several folds read in memory."""
-        return replace(self, recomputes_shared=False) if self.recomputes_shared else None
+        """With elementwise values that several folds read in memory; then also those that are folded by columns."""
+        if self.recomputes_shared:
+            return replace(self, recomputes_shared=False)
+        return replace(self, computes_columns=False) if self.computes_columns else None
 
     def gathering(self) -> Self | None:
         return None if self.gathers else replace(self, gathers=True)
@@ -208,7 +212,8 @@ class GpuBackend(Backend):
 
     def fuses_into_fold(self, ex: Extraction, t: int, fold: Fold, alone: bool) -> bool:
         """Folds compute elementwise operands of any depth."""
-        return alone or self.recomputes_shared or self.is_cheap(ex.program, t)
+        is_computed = self.computes_columns or not scratch.is_by_columns(ex.program, fold)
+        return is_computed and (alone or self.recomputes_shared or self.is_cheap(ex.program, t))
 
     def computes_again(self, ex: Extraction, t: int, kernels: Collection[int], only_folds: bool, is_whole: bool) -> bool:
         """Each does, and for each element of what it is broadcast to there, unless it takes so long that XLA rather writes it out. Kernels
@@ -217,11 +222,9 @@ class GpuBackend(Backend):
         if not only_folds:
             count = 1 if self.are_one(ex, (t, *kernels)) else siblings.separate(program, kernels)
         broadcast = max((program.extent(program.free[u] & ~program.free[t]) for u in program.readers(t)), default=1)
-        if count * broadcast <= 1:
-            return True
         work = scratch.work(program, t, weights_of(self.target))
         in_cache = not is_whole or program.nbytes(t) <= self.target.l2_bytes
-        return habits.is_computed_again(count, broadcast, work, itemsize(program.terms[t].dtype), in_cache)
+        return count * broadcast <= 1 or habits.is_computed_again(count, broadcast, work, itemsize(program.terms[t].dtype), in_cache)
 
     def compute_fold_again(self, ex: Extraction, t: int, kernels: Collection[int], is_whole: bool) -> bool:
         """Two do; more by XLA's estimate, but for folds of columns."""
