@@ -37,7 +37,7 @@ ALLOWED = {
     "equal_programs": "deadline egraph events ir mesh schedule transforms",
     "searches": "equal_programs ranking reports schedule",
     "candidates": "deadline egraph equal_programs events frontend ir mesh options passes ranking reports schedule searches transforms",
-    "request": "backends codegen deadline errors events ir options schedule",
+    "request": "backends codegen deadline egraph errors events ir options schedule",
     "verification": "backends candidates codegen egraph errors events ir passes reports request schedule searches transforms units",
     "tuning": "deadline events ir reports request schedule searches verification",
     "pipeline": "backends candidates deadline errors events frontend garbage ir options passes reports request schedule searches "

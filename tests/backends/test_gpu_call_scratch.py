@@ -167,21 +167,36 @@ def test_convolutions_of_what_is_computed_lie_as_they_are_wanted():
     check(network, f32(32, 64, 64, 64), f32(64, 64, 3, 3))
 
 
-def lines(centres, strengths, frequencies):
-    """The gradient of a sum over pairs, folded by columns, which XLA:GPU writes out where it is of many operations."""
+def longer(operations):
+    """The sum over rows of an expression of pairs with so many operations."""
 
-    def passed(strengths, centres):
-        apart = (frequencies[:, None] - centres) ** 2 + strengths**2
-        return jnp.sum(jnp.exp(-jnp.sum(strengths / apart, 1)))
+    def summed(x, y):
+        made = x[:, None] - y
+        for k in range(operations - 1):
+            made = made * (y if k % 2 else x[:, None]) if k % 3 else made + (1.5 * k + 1)
+        return made.sum(0)
 
-    return jax.grad(passed, argnums=(0, 1))(strengths, centres)
+    return summed
+
+
+@compiler
+@pytest.mark.parametrize("operations", [1, 2, 4, 8])
+@pytest.mark.parametrize(("rows", "columns"), [(1000, 1500), (1000, 3000), (4000, 1501), (4000, 3000), (600, 3000)])
+def test_operands_of_folds_by_columns(operations, rows, columns):
+    """XLA computes them inside where blocks enough are busy, which it estimates: see ``scratch.ALL_BLOCKS``."""
+    check(longer(operations), f32(rows), f32(columns))
+
+
+def exponentials(x, y):
+    """A sum over rows that XLA:GPU writes out, and that is expected to be computed inside."""
+    return (jnp.exp(x[:, None] - y) + jnp.exp(x[:, None] * y) + jnp.exp(x[:, None] + y)).sum(0)
 
 
 @compiler
 def test_what_xla_writes_out_though_it_is_folded_is_planned_in_chunks():
-    avals = f32(3000), f32(3000), f32(4000)
-    written = gpu_peaks.measure("lines", lines, avals, 2**34, H100.name).written
-    assert written.held > 40 * 2**20 > 40 * written.predicted, "that it is written out is not predicted"
-    plan = eqsat_mem.optimize(lines, memory_limit="16MiB", device="h100").plan(*avals)
+    avals = f32(4000), f32(5000)
+    written = gpu_peaks.measure("exponentials", exponentials, avals, 2**34, H100.name).written
+    assert written.held > 70 * 2**20 > 70 * written.predicted, "that it is written out is not predicted"
+    plan = eqsat_mem.optimize(exponentials, memory_limit="16MiB", device="h100").plan(*avals)
     assert plan.compiled_peak_bytes <= 16 * 2**20
     assert not plan.schedule.backend.computes_columns

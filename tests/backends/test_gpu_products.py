@@ -170,7 +170,15 @@ def test_a_cautious_backend_holds_what_several_folds_read():
 
     bold, cautious = (peak(backend, both, f32(5000), f32(5000)) for backend in (OWN, OWN.cautious()))
     assert bold < 4 * 5000**2 <= cautious
-    assert OWN.cautious().cautious() is None
+
+
+def test_the_last_cautious_backend_holds_what_folds_by_columns_read():
+    def columns(x, y):
+        return jnp.exp(x[:, None] * y[None]).sum(0)
+
+    first, last = (peak(backend, columns, f32(5000), f32(5000)) for backend in (OWN.cautious(), OWN.cautious().cautious()))
+    assert first < 4 * 5000**2 <= last
+    assert OWN.cautious().cautious().cautious() is None
 
 
 SHARED = [

@@ -19,10 +19,13 @@ from eqsat_mem.schedule.tiles import is_alike
 from eqsat_mem.schedule.weights import Weights
 
 COLUMNS_AT_ONCE = 64
-"""Columns that one block of a fold of columns computes: read from compiled programs."""
-SHORT_ROW, LONG_ROW = 2**9, 2**12
-"""Lengths of folds between which the number of results matters that a fold needs, for XLA to compute its operand inside it:
+"""Columns that one block of a fold of columns computes, of an odd number half as many: read from compiled programs."""
+LONG_ROW = 2**12
+"""The length of rows from which on XLA computes the operand of a fold inside it only if that has results enough:
 read from compiled programs."""
+ALL_BLOCKS, TRAFFIC, KERNEL = 1056, 41.0, 33e6
+"""Blocks with which an H100 is busy, as XLA estimates it; and the operations that take as long as writing and reading an element, and as
+beginning a kernel: fitted to the columns from which on programs of 1 to 24 operations compute them inside, read from compiled programs."""
 INNER_COLUMNS = 12_587
 """Columns below which a fold of columns has what it folds written out where that is a short fold itself, a distance: of four to eight
 dimensions over 2,500 and 4,096 rows; 7,382 of two dimensions: read from compiled programs."""
@@ -46,7 +49,7 @@ def fold_bytes(
     operand = 0
     if term.arg in members:
         computed = [weights.of_map(m) for c in members if isinstance(m := program.terms[c], Map) and program.free[c] & term.over]
-        is_written = _is_written_out(extent, last, results, max(computed, default=0.0))
+        is_written = _is_written_out(extent, last, results, computed)
         in_columns = not last and habits.fold_parts(extent, last) == 1 and 1 < results < INNER_COLUMNS
         folds = any(isinstance(program.terms[c], Fold) and program.free[c] & term.over for c in members if c != t)
         operand = size(term.arg) if is_written or (in_columns and folds) else 0
@@ -157,7 +160,7 @@ def _vector_bytes(program: Program, term: Dot, extents: Sequence[int]) -> int:
     extent = extent_of(extents, program.free[matrix] & term.over)
     results = extent_of(extents, program.free[matrix] & ~term.over)
     partial = _partial_bytes(extent, last, results * itemsize(term.dtype))
-    is_written = _is_written_out(extent, last, results, 1.0)
+    is_written = _is_written_out(extent, last, results, [1.0])
     return partial + (extent * results * itemsize(term.dtype) if is_written else 0)
 
 
@@ -189,21 +192,30 @@ def _partial_bytes(extent: int, last: bool, result: int) -> int:
     return parts * result if parts > 1 else 0
 
 
-def _is_written_out(extent: int, last: bool, results: int, heaviest: float) -> bool:
-    """Whether a fold has too few results for XLA to compute its operand inside; ``heaviest`` is the weight of the dearest operation
-    that makes the operand, zero where none does."""
-    if heaviest == 0:
+def _is_written_out(extent: int, last: bool, results: int, computed: Sequence[float]) -> bool:
+    """Whether a fold has too few results for XLA to compute its operand inside; ``computed`` are the weights of the operations that make
+    the operand, none where none does."""
+    if not computed:
         return False
+    heaviest = max(computed)
     if habits.fold_parts(extent, last) > 1:
-        least = 0 if last else COLUMNS_AT_ONCE + 1
+        least = 0.0 if last else COLUMNS_AT_ONCE + 1
     elif last:
-        least = 0 if heaviest <= SIMPLE or extent < LONG_ROW else 41 if heaviest <= FUNCTION else 128
-    elif extent <= SHORT_ROW:
-        least = 16
+        least = 0.0 if heaviest <= SIMPLE or extent < LONG_ROW else 41 if heaviest <= FUNCTION else 128
     else:
-        least = 1_345 if heaviest <= SIMPLE else 2_145 if heaviest <= FUNCTION else 4_161
-        least = least if extent > SHORT_ROW * 2 or heaviest > SIMPLE else 16
+        least = _least_columns(extent, results, 1.0 + len(computed) if heaviest <= SIMPLE else 3.2 if heaviest <= FUNCTION else 5.0)
     return 1 < results < least
+
+
+def _least_columns(extent: int, columns: int, work: float) -> float:
+    """The columns from which on XLA computes inside a fold of so many rows in one pass what takes so much work: with fewer blocks that
+    takes longer than to compute it everywhere, to write it and to read it, and to begin two kernels.
+
+    >>> [round(_least_columns(n, 64, 2.0)) for n in (400, 600, 1000, 2000, 4096)]
+    [1225, 1864, 2376, 2760, 2956]
+    """
+    width = COLUMNS_AT_ONCE // (1 + columns % 2)
+    return width * (ALL_BLOCKS * work - KERNEL / (width * extent)) / (TRAFFIC + work)
 
 
 def work(program: Program, t: int, weights: GpuWeights) -> float:
