@@ -40,13 +40,13 @@ def as_block(program: Program, term: Take) -> Block:
     """The slice or gather that computes a take, which stands in no program yet."""
     steps = _steps(program, term.positions)
     if steps is None:
-        return _gather(program, term)
+        return as_gather(program, term)
     if _inside(program, term, steps):
         return _slice(program, term, steps)
     consecutive = steps.along is not None and steps.stride == 1 and SHIFTS.name in program.passes
     innermost = _laid_out(program, term.arg)[-1] == term.index
     if not consecutive or not innermost:
-        return _gather(program, term)
+        return as_gather(program, term)
     after = steps.start + _count(program, steps) - program.indices[term.index].extent
     return _at_positions(program, term, shift_to_p, {"before": max(-steps.start, 0), "after": max(after, 0)})
 
@@ -134,7 +134,8 @@ def _at_positions(program: Program, term: Take, prim: object, params: dict[str, 
     return _block(term, prim, {"axis": before.index(term.index), **params}, axes, rows, (term.arg, term.positions))
 
 
-def _gather(program: Program, term: Take) -> Block:
+def as_gather(program: Program, term: Take) -> Block:
+    """The gather that computes a take, which stands in no program yet."""
     before, batch = _laid_out(program, term.arg), list(bits(program.free[term.positions]))
     rest = [i for i in before if i != term.index]
     axis, outer = before.index(term.index), len(batch)

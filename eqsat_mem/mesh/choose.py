@@ -16,6 +16,7 @@ from eqsat_mem.mesh.invariant import check
 from eqsat_mem.mesh.localise import localise, walked
 from eqsat_mem.mesh.padding import padded
 from eqsat_mem.mesh.parts import carried_sums
+from eqsat_mem.mesh.pieces import with_pieces
 from eqsat_mem.mesh.spreading import spreadings
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import exchange_s
@@ -110,7 +111,7 @@ def as_it_lies(ex: Extraction, placement: Placement, backend: Backend, loops: Bo
 def _local(
     ex: Extraction, placement: Placement, divided: Mapping[int, Names], way: Spreading, backend: Backend, loops: Bodies | None
 ) -> Extraction:
-    whole, dealt, order = padded(ex, divided, way, placement.devices)
+    whole, dealt, order = padded(with_pieces(ex, divided), divided, way, placement.devices)
     return localise(whole, placement, dealt, order, backend, loops)
 
 
@@ -126,7 +127,7 @@ def left_as(program: Program, placement: Placement, backend: Backend, carried: M
     accumulates = {t: folded(term) for t, term in enumerate(terms) if isinstance(term, Dot | Fold)}
     ex = Extraction(program, splits, accumulates)
     way, divided = next(spreadings(ex, placement, idle=False))
-    whole, dealt, order = padded(ex, divided, way, placement.devices)
+    whole, dealt, order = padded(with_pieces(ex, divided), divided, way, placement.devices)
     walk, found = walked(whole, placement, dealt, order, backend)
     local = found.program
     assert local.shares is not None

@@ -5,7 +5,7 @@ It is checked term by term, from what terms and collectives mean, whatever wrote
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from eqsat_mem.ir import (
     Axes,
@@ -47,14 +47,14 @@ def check(program: Program) -> None:
         assert len(set(names)) == len(names), f"two indices in shares along one mesh axis at {where}"
         if isinstance(term, Input):
             _check_lying(term.axes, shares.arguments[term.slot], shares, where)
-        elif isinstance(term, Iota) and shares.dealt_out(1 << term.index):
+        elif _counts_own_rows(program, shares, t, positions):
             positions.add(t)
         elif not _is_exchange(program, t):
             _check_operands(program, shares, t, where)
             assert all(_ends(program, shares, c, i) for c, i in _summed(program, shares, t)), (
                 f"positions beyond the last are summed at {where}"
             )
-            if positions.intersection(children(term)):
+            if positions.intersection(children(term)) and not _reads_own_rows(program, term):
                 assert any(_counts_devices(program, a) for a in children(term)), f"positions in a share without its beginning at {where}"
     for k, (o, spec) in enumerate(zip(program.outputs, shares.results, strict=True)):
         missing = parts[o.term] ^ frozenset(name for s in shares.sums if s.result == k for name in s.names)
@@ -67,6 +67,31 @@ def check(program: Program) -> None:
 def _is_exchange(program: Program, t: int) -> bool:
     term = program.terms[t]
     return isinstance(term, Block) and "devices" in term.call.params and "names" in term.call.params
+
+
+def _counts_own_rows(program: Program, shares: Shares, t: int, positions: Container[int]) -> bool:
+    """Whether a value is positions in a share, or counts on from such by as much on every device."""
+    term = program.terms[t]
+    if isinstance(term, Iota):
+        return bool(shares.dealt_out(1 << term.index))
+    counted = [a for a in children(term) if a in positions]
+    others = (program.terms[a] for a in children(term) if a not in positions)
+    return isinstance(term, Map) and len(counted) == 1 and all(isinstance(other, Literal) for other in others)
+
+
+def _reads_own_rows(program: Program, term: Term) -> bool:
+    """Whether rows are read at positions that count from where the share of a device begins, or from a row before it that it received."""
+    if not isinstance(term, Block) or term.call.prim.name != "slice_at":
+        return False
+    rows = program.terms[term.args[0]]
+    return bool(_shifted_rows(program, term)) or (isinstance(rows, Block) and rows.call.prim.name == "neighbouring_rows")
+
+
+def _shifted_rows(program: Program, term: Block) -> int:
+    """The rows of its own share that a device reads at positions in the share."""
+    if term.call.prim.name != "slice_at" or program.shares is None:
+        return 0
+    return program.shares.dealt_out(program.free[term.args[0]]) & axes_mask((term.call.in_axes[0][term.call.params["axis"]],))
 
 
 def _check_operands(program: Program, shares: Shares, t: int, where: str) -> None:
@@ -85,7 +110,7 @@ def _check_operands(program: Program, shares: Shares, t: int, where: str) -> Non
         assert not mixed, f"a share meets the whole at {where}"
     if isinstance(term, Block):
         bound = axes_mask(sum(term.call.in_axes, ())) & ~(
-            term.call.pointwise | term.call.folds | _own_rows(program, term) | _untouched(term)
+            term.call.pointwise | term.call.folds | _own_rows(program, term) | _untouched(term) | _shifted_rows(program, term)
         )
         assert not shares.dealt_out(axes_mask(sum(term.call.in_axes, ()))) & bound, f"an operation binds an index in shares at {where}"
 

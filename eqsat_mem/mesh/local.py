@@ -8,6 +8,7 @@ the index of devices, taking one's own share fixes it, and folds over the whole 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from eqsat_mem.ir import (
     mask_of,
 )
 from eqsat_mem.ir.mesh import Names, Placement, Shares, Spec, Sum, share_of, whole
-from eqsat_mem.ir.ops import searched
+from eqsat_mem.ir.ops import searched, slice_at_p
 from eqsat_mem.ir.ops.collectives import (
     REDUCTIONS,
     Collective,
@@ -45,6 +46,7 @@ from eqsat_mem.ir.ops.collectives import (
     exchange_p,
     gather_p,
     merging,
+    neighbours_p,
     number_p,
     own_p,
     scatter_p,
@@ -126,6 +128,12 @@ class Local:
             across = self.program.new_index(f"{'_'.join(names)}_{word}", count)
             self._pairs[key, names] = across, self.program.new_index(word, extent // count)
         return self._pairs[key, names]
+
+    def joined_index(self, i: int) -> int:
+        """One more index, of all positions of one that is dealt out."""
+        if ("joined", i) not in self._known:
+            self._known["joined", i] = self.program.new_index(f"all_{self.old.indices[i].name}", self.old.indices[i].extent)
+        return self._known["joined", i]
 
     def shares(self, results: Sequence[Spec], padded: Mapping[int, int], sums: tuple[Sum, ...]) -> Shares:
         """The shares that the finished program has of its mesh; ``padded`` has the positions of indices of the whole program that are."""
@@ -231,6 +239,50 @@ class Local:
         """A value in shares along one index, in shares along another instead: ``given`` counts devices of what is handed out."""
         kept = tuple((i,) for i in self.layout(t) if i != given)
         return self._exchange(exchange_p, (t,), (((given,), *kept),), ((taken,), *kept), names, source)
+
+    def with_neighbours(self, t: int, share: int, rows: tuple[int, int], names: Names, source: Source | None = None) -> tuple[int, int]:
+        """Rows from one up to another, counted from where the share of each device begins, and the index along them."""
+        (start, stop), layout = rows, self.layout(t)
+        if (known := ("rows", t, share, start, stop)) not in self._known:
+            self._known[known] = self.program.new_index(f"{self.program.indices[share].name}_beside", stop - start)
+        index = self._known[known]
+        axes, after = tuple((i,) for i in layout), tuple((index if i == share else i,) for i in layout)
+        params = {"start": start, "stop": stop, "share": self.program.indices[share].extent, "axis": layout.index(share)}
+        return self._exchange(neighbours_p, (t,), (axes,), after, names, source, **params), index
+
+    def sliced_at(self, t: int, index: int, places: int, along: int, step: int) -> int:
+        """A value at evenly stepped places along an index, which are those of another index."""
+        layout = self.layout(t)
+        axes, after = tuple((i,) for i in layout), tuple((along if i == index else i,) for i in layout)
+        call = Call(
+            slice_at_p, {"axis": layout.index(index), "stride": step}, (axes, ((along,),)), (after,), (self.program.terms[t].dtype,)
+        )
+        key = "slice_at", t, index, places, step
+        if key not in self._known:
+            kept = mask_of(i for i in layout if i != index) | 1 << along
+            self._known[key] = self._block(replace(call, pointwise=kept), (t, places), None)
+        return self._known[key]
+
+    def row_of(self, t: int, index: int, k: int) -> int:
+        """A single row of a value along an index."""
+        if self.program.indices[index].extent == 1:
+            return self.reshaped(t, tuple((i,) for i in self.layout(t)), tuple(() if i == index else (i,) for i in self.layout(t)))
+        if (key := ("row", t, index, k)) not in self._known:
+            layout = self.layout(t)
+            ends = [(k, k + 1) if i == index else (0, self.program.indices[i].extent) for i in layout]
+            params = {"start_indices": tuple(a for a, _ in ends), "limit_indices": tuple(b for _, b in ends), "strides": None}
+            axes, after = tuple((i,) for i in layout), tuple(() if i == index else (i,) for i in layout)
+            kept = mask_of(i for i in layout if i != index)
+            call = Call(primitives.slice_p, params, (axes,), (after,), (self.program.terms[t].dtype,), kept)
+            self._known[key] = self._block(call, (t,), None)
+        return self._known[key]
+
+    def taken(self, block: Block) -> int:
+        """The elements that a gather reads, once for each place."""
+        key = "taken", block.args, block.call.in_axes
+        if key not in self._known:
+            self._known[key] = self._block(block.call, block.args, None)
+        return self._known[key]
 
     def left(self, k: int, t: int, axes: Axes, a: int, names: Names) -> tuple[int, Axes]:
         """A result, one axis of which is dealt out otherwise than any index of the program is."""

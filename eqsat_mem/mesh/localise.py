@@ -36,6 +36,7 @@ from eqsat_mem.ir.ops import picks
 from eqsat_mem.mesh.again import is_made_again, once_more
 from eqsat_mem.mesh.bodies import Bodies, Flow, flow_of
 from eqsat_mem.mesh.local import PLACES, Local
+from eqsat_mem.mesh.neighbours import is_shared, put_together, with_neighbours
 from eqsat_mem.mesh.parts import Part, combined, folded_whole, met, own_part, part_of
 from eqsat_mem.mesh.rows import local_args, local_call, with_rows, written
 from eqsat_mem.mesh.sums import summed, unsummed
@@ -182,7 +183,7 @@ class Localiser:
                 if able >> i & 1 and not taken.intersection(names):
                     taken.update(names)
                     shares |= 1 << i
-            self._ops[key] = with_rows(self, t, shares)
+            self._ops[key] = with_neighbours(self, t, with_rows(self, t, shares))
         return self._ops[key]
 
     def able(self, t: int) -> int:
@@ -354,6 +355,8 @@ class Localiser:
     def built(self, t: int, computed: int, args: Sequence[int] | None = None) -> int:
         """A term on local operands (values in the shares that it is computed in, unless others are given), with facts about it."""
         local, term, free = self.local, self.old.terms[t], self.old.free
+        if is_shared(term, computed):
+            return put_together(self, t, computed)
         given = args is not None
         args = tuple(self.value(c, computed & free[c]) for c in children(term)) if args is None else tuple(args)
         made = self.local_term(term, computed, args)

@@ -38,6 +38,7 @@ from eqsat_mem.ir import (
 from eqsat_mem.ir.mesh import Devices, Names, Spreading
 from eqsat_mem.ir.ops import MONOIDS, block_op, picks
 from eqsat_mem.mesh.local import PLACES
+from eqsat_mem.mesh.pieces import axis_of, is_pieces, read_along
 
 
 def padded(
@@ -71,6 +72,14 @@ class _Padding:
         self.origin: dict[int, int] = {}
         self._values: dict[tuple[int, int], int] = {}
         self._calls: dict[tuple[int, int], Call] = {}
+        self.ends_count = any(self._counts_ends(t) for t in self.old.reachable())
+
+    def _counts_ends(self, t: int) -> bool:
+        """Whether a fold takes in what stands beyond the last position: an extreme, to which the last element again adds nothing."""
+        term = self.old.terms[t]
+        if isinstance(term, Fold | Dot):
+            return bool(term.over & self.uneven) and isinstance(term, Fold) and MONOIDS[term.monoid].idempotent
+        return bool(folded(term) & self.uneven)
 
     def run(self) -> Extraction:
         self.new.take_roots(self.old, lambda t: self.value(t, 0))
@@ -143,6 +152,8 @@ class _Padding:
     def built(self, t: int) -> int:
         """A term on operands that have the indices padded along which it is computed."""
         term, wide = self.old.terms[t], self.computed(t)
+        if isinstance(term, Block) and is_pieces(term):
+            return self.put_together(t, term, wide)
         args = [self.value(c, wide & self.old.free[c]) for c in children(term)]
         over = wide & folded(term)
         if over:
@@ -154,6 +165,35 @@ class _Padding:
         for (table, facts), able in zip(tables, can, strict=True):
             if mask := self.mask(facts.get(t, 0), wide) & able:
                 table[u] = mask
+        return u
+
+    def put_together(self, t: int, term: Block, wide: int) -> int:
+        """A value made of pieces: of values that are padded along the pieces as they are made, and ends with its last element again."""
+        call, j, a = term.call, axis_of(term), term.call.params["axis"]
+        own = []
+        for k, c in enumerate(term.args):
+            i = read_along(term, k)
+            along = 1 << i if i >= 0 else 0
+            own.append(wide & self.old.free[c] & ~(1 << j | along) | self.natural(c) & along)
+        pieces, beyond = call.params["pieces"], 0
+        if wide >> j & 1:
+            k, _, high, offset, step = pieces[-1]
+            pieces = (*pieces, (k, high, self.new.indices[self.wide[j]].extent, offset + step * (high - 1), 0))
+            beyond = 0 if self.ends_count else 1
+        key = id(call), wide
+        if key not in self._calls:
+            ins, rows = (
+                tuple(self.axes(axes, mine) for axes, mine in zip(call.in_axes, own, strict=True)),
+                self.axes(call.out_axes[0], wide),
+            )
+            pointwise = mask_of(axis[0] for d, axis in enumerate(rows) if d != a and len(axis) == 1)
+            self._calls[key] = replace(
+                call, params={"pieces": pieces, "axis": a, "beyond": beyond}, in_axes=ins, out_axes=(rows,), pointwise=pointwise
+            )
+        args = tuple(self.value(c, mine) for c, mine in zip(term.args, own, strict=True))
+        u = self.new.add(Block(term.dtype, self._calls[key], args, 0), self.old.source.get(t))
+        self.origin.setdefault(u, t)
+        self.splits[u] = self.mask(self.ex.splits.get(t, 0), wide) & self.new.free[u]
         return u
 
     def operation(self, term: Term, wide: int, args: tuple[int, ...]) -> Term:

@@ -10,6 +10,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Axes, Input, Program, Rename, bits, children, folded
 from eqsat_mem.ir.mesh import Names, Placement, Spec, Spreading
 from eqsat_mem.mesh.bodies import Bodies, Links
+from eqsat_mem.mesh.pieces import linked_by_pieces
 
 MOST_HEADS = 4
 """The number of indices at rest on a mesh axis that are tried as the one that terms prefer."""
@@ -31,7 +32,8 @@ def spreadings(
     planned does so after it.
     """
     program = ex.program
-    links = [] if loops is None else loops.links(program)
+    shifted = linked_by_pieces(ex)
+    links = shifted if loops is None else [*loops.links(program), *shifted]
     rest, able = linked(at_rest(program, placement), links), abilities(ex)
     choices: list[list[tuple[tuple[int, Names], ...]]] = []
     for names in _groups(placement, rest) if idle else dict.fromkeys(rest.values()):
@@ -42,11 +44,15 @@ def spreadings(
         most = max((able[i] for i in (*lying, *even)), default=0)
         uneven = [i for i in others if program.indices[i].extent % count and able[i] > most][:MOST_UNEVEN]
         heads: list[int | None] = [*lying[:MOST_HEADS], *even, *uneven, *([] if lying else [None])]
-        choices.append([tuple((i, names) for i in dict.fromkeys([*([] if h is None else [h]), *lying])) for h in heads])
+        ways = ([*([] if h is None else linked({h: names}, shifted)), *lying] for h in heads)
+        choices.append([tuple((i, names) for i in dict.fromkeys(way)) for way in ways])
     for way in islice(product(*choices), MOST_SPREADINGS):  # of no choices there is one way: nothing is spread
         order = tuple(pair for part in way for pair in part)
         if len({i for i, _ in order}) == len(order):
-            yield Spreading(order), divided(program, {**rest, **dict(order)}, links)
+            given = dict(order)
+            dealt = divided(program, {**rest, **given}, links)
+            even = {i: n for i, n in dealt.items() if i in given or program.indices[i].extent % placement.devices.count(n) == 0}
+            yield Spreading(order), even
 
 
 def _groups(placement: Placement, rest: Mapping[int, Names]) -> list[Names]:

@@ -28,6 +28,7 @@ KINDS = {
     "gather_shares": "all_gather",
     "sum_to_shares": "psum_scatter",
     "exchange_shares": "all_to_all",
+    "neighbouring_rows": "ppermute",
     "merge_top_k": "all_gather",
     "merge_top_k_in_rounds": "ppermute",
 }

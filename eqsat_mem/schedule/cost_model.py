@@ -72,6 +72,8 @@ def exchange_s(program: Program, t: int, extents: Sequence[int], backend: Backen
     made = sum(math.prod(_shape(extents, axes)) * itemsize(dtype) for axes, dtype in zip(call.out_axes, call.out_dtypes, strict=True))
     assert program.shares is not None, "a program of one device exchanges nothing"
     name, params, times = call.prim.name, call.params, rounds(call.prim.name, call.params)
+    if not times:
+        return 0.0
     received = received_bytes(name, params, read, made) / times
     return times * backend.exchange_s(SENT_BY.get(name, name), received, params["names"], program.shares.devices)
 

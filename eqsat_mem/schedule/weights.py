@@ -312,7 +312,7 @@ THREEFRY = 60.0
 """Additions per random number: Threefry-2x32 is twenty rounds of an addition, a rotation and an exclusive or."""
 SCATTERS = tuple(name for name, row in OPERATIONS.items() if row.writes_into)
 _SLICES = ("slice", "slice_at", "shift_to", "dynamic_slice", "dynamic_update_slice")
-_MOVES = (*_SLICES, "pad", "concatenate", "split", "stack", "unstack", "rev")
+_MOVES = (*_SLICES, "pad", "pieces", "concatenate", "split", "stack", "unstack", "rev")
 RANDOM_DRAWS = ("random_bits", "random_split", "random_fold_in", "threefry2x32")
 SLIDING = (
     "reduce_window",

@@ -232,6 +232,7 @@ def _dilated_conv(x: Any, w: Any) -> Any:
 
 
 WITH_BODIES = {"scan", "while", "cond", "reduce", "reduce_window", "operation"}
+PIECES = (0, 0, 2, 0, 0), (1, 2, 5, -1, 1), (1, 5, 6, 4, 0)
 INDICES = np.array([[0, 2], [3, 1], [2, 2]], np.int32)
 KEYS = jax.random.split(jax.random.key(0), 3)
 
@@ -253,6 +254,7 @@ BLOCK_CASES: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
     ("optimization_barrier", lambda x, y: lax.optimization_barrier((x, y)), (f32(3, 5), f32(4))),
     ("slice_at", partial(ops.slice_at_p.bind, axis=1, stride=2), (f32(3, 5), np.arange(3, dtype=np.int32))),
     ("shift_to", partial(ops.shift_to_p.bind, axis=1, before=1, after=1), (f32(3, 2), np.arange(3, dtype=np.int32))),
+    ("pieces", partial(ops.pieces_p.bind, pieces=PIECES, axis=0, beyond=1), (f32(1, 3), f32(5, 3))),
     ("with_sums", partial(ops.with_sums_p.bind, parts=1, first=True), (f32(3, 5), f32(3, 5))),
     ("with_sums", partial(ops.with_sums_p.bind, parts=2, first=False), (f32(4, 3, 20), f32(4, 3, 20))),
     ("gather", lambda x, i: x[i], (f32(5, 3), INDICES)),

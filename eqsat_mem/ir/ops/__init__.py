@@ -23,6 +23,7 @@ from eqsat_mem.ir.ops.linear_algebra import ALGEBRA
 from eqsat_mem.ir.ops.monoids import MONOIDS, REDUCTIONS, MonoidOp, accumulator, foldable
 from eqsat_mem.ir.ops.online_rescaling import RESCALING
 from eqsat_mem.ir.ops.ordering import ORDERING
+from eqsat_mem.ir.ops.pieces import PIECES, Piece, pieces_p
 from eqsat_mem.ir.ops.random import RANDOMS
 from eqsat_mem.ir.ops.scatter_at import SCATTERS_AT, scatters_at
 from eqsat_mem.ir.ops.shaping import SHAPING, is_first_operand
@@ -31,13 +32,13 @@ from eqsat_mem.ir.ops.source_text import is_key, param_text, primitive_text
 
 __all__ = [
     "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",
-    "Operation", "Place", "Selection", "Shapes", "Text", "Window", "accumulator", "bind_call", "block_op", "block_text", "call_groups",
-    "call_on", "call_params", "foldable", "held_inside", "is_elementwise", "is_first_operand", "is_key", "joins", "longer", "map_of",
-    "map_params", "map_row", "map_text", "named_axes", "of_one_rank", "operation_of", "param_text", "parts_of", "picks", "primitive_text",
-    "result_axes", "scatters_at", "searched", "shift_to_p", "slice_at_p", "value_text", "with_sums_p",
+    "Operation", "Piece", "Place", "Selection", "Shapes", "Text", "Window", "accumulator", "bind_call", "block_op", "block_text",
+    "call_groups", "call_on", "call_params", "foldable", "held_inside", "is_elementwise", "is_first_operand", "is_key", "joins", "longer",
+    "map_of", "map_params", "map_row", "map_text", "named_axes", "of_one_rank", "operation_of", "param_text", "parts_of", "picks",
+    "pieces_p", "primitive_text", "result_axes", "scatters_at", "searched", "shift_to_p", "slice_at_p", "value_text", "with_sums_p",
 ]  # fmt: skip
 
-_ROWS = [*SHAPING, *SLICES, *GATHERS, *SCATTERS_AT, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *SUMMING, *USER, *COLLECTIVES]
+_ROWS = [*SHAPING, *SLICES, PIECES, *GATHERS, *SCATTERS_AT, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *SUMMING, *USER, *COLLECTIVES]
 BLOCKS: dict[str, BlockOp] = {row.name: row for row in _ROWS}
 
 

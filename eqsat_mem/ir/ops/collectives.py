@@ -33,6 +33,18 @@ class Collective:
         return params
 
 
+def rows_around(x: Any, start: int, stop: int, names: Any, devices: int, axis: int) -> Any:
+    """Rows ``start`` up to ``stop`` along ``axis``, counted from where the share of a device begins, sent by those that have them.
+
+    Devices stand in a ring, in which the first comes after the last.
+    """
+    share, parts = x.shape[axis], []
+    for hop in range(start // share, -(-stop // share)):
+        rows = lax.slice_in_dim(x, max(start - hop * share, 0), min(stop - hop * share, share), 1, axis)
+        parts.append(rows if hop % devices == 0 else lax.ppermute(rows, names, [(k, (k - hop) % devices) for k in range(devices)]))
+    return lax.concatenate(parts, axis)
+
+
 REDUCTIONS = {"add": "psum", "max": "pmax", "min": "pmin"}
 """The function of ``jax.lax`` that combines values of all devices by a monoid; other monoids fold what is gathered."""
 
@@ -80,6 +92,10 @@ def _exchange(x: Any, *, names: Names, devices: int) -> Any:
     return lax.all_to_all(x, names, 0, 0)
 
 
+def _neighbours(x: Any, *, names: Names, devices: int, start: int, stop: int, share: int, axis: int) -> Any:
+    return rows_around(x, start, stop, names, devices, axis)
+
+
 def _own(x: Any, *, names: Names, devices: int, axis: int) -> Any:
     return lax.dynamic_index_in_dim(x, lax.axis_index(names), axis, keepdims=False)
 
@@ -100,6 +116,7 @@ all_reduce_p = Collective("all_reduce", _all_reduce)
 gather_p = Collective("gather_shares", _gather)
 scatter_p = Collective("sum_to_shares", _scatter)
 exchange_p = Collective("exchange_shares", _exchange)
+neighbours_p = Collective("neighbouring_rows", _neighbours)
 own_p = Collective("own_share", _own)
 number_p = Collective("device_number", _number)
 merge_p = Collective("merge_top_k", _merge, multiple_results=True)
@@ -132,6 +149,11 @@ COLLECTIVES = [
     BlockOp("gather_shares", text=_text("lax.all_gather({0}, {names})")),
     BlockOp("sum_to_shares", text=_text("lax.psum_scatter({0}, {names})")),
     BlockOp("exchange_shares", text=_text("lax.all_to_all({0}, {names}, 0, 0)")),
+    BlockOp(
+        "neighbouring_rows",
+        text=_text("rows_around({0}, {start}, {stop}, {names}, {devices}, {axis})"),
+        helpers=(rows_around,),
+    ),
     BlockOp("own_share", text=_text("lax.dynamic_index_in_dim({0}, lax.axis_index({names}), {axis}, keepdims=False)"), moves=True),
     BlockOp("device_number", text=_text("lax.axis_index({names})")),
     BlockOp("merge_top_k", text=_text("merge_top_k_shares({0}, {1}, {share}, {names}, {axis})"), helpers=(merge_top_k_shares,)),
@@ -142,15 +164,26 @@ COLLECTIVES = [
     ),
 ]
 
-EXCHANGES = frozenset({"all_reduce", "gather_shares", "sum_to_shares", "exchange_shares", "merge_top_k", "merge_top_k_in_rounds"})
+EXCHANGES = frozenset(
+    {"all_reduce", "gather_shares", "sum_to_shares", "exchange_shares", "neighbouring_rows", "merge_top_k", "merge_top_k_in_rounds"}
+)
 """The rows that send something from device to device."""
-SENT_BY = {"merge_top_k": "gather_shares", "merge_top_k_in_rounds": "exchange_shares"}
+SENT_BY = {"merge_top_k": "gather_shares", "merge_top_k_in_rounds": "exchange_shares", "neighbouring_rows": "exchange_shares"}
 """Those that send it by another row's collective, or at its price."""
 
 
 def rounds(name: str, params: Params) -> int:
     """The exchanges, one after the other, of which one consists."""
+    if name == "neighbouring_rows":
+        return len(_hops(params))
     return int(params["devices"]).bit_length() - 1 if name == "merge_top_k_in_rounds" else 1
+
+
+def _hops(params: Params) -> list[int]:
+    """The rows that a device receives from each other device of which it needs neighbouring rows."""
+    start, stop, share, devices = (params[name] for name in ("start", "stop", "share", "devices"))
+    hops = (hop for hop in range(start // share, -(-stop // share)) if hop % devices)
+    return [min(stop - hop * share, share) - max(start - hop * share, 0) for hop in hops]
 
 
 def received_bytes(name: str, params: Params, in_bytes: float, out_bytes: float) -> float:
@@ -166,6 +199,8 @@ def received_bytes(name: str, params: Params, in_bytes: float, out_bytes: float)
             return 2 * in_bytes * (devices - 1) / devices
         case "sum_to_shares" | "exchange_shares":
             return in_bytes * (devices - 1) / devices
+        case "neighbouring_rows":
+            return out_bytes * sum(_hops(params)) / (params["stop"] - params["start"])
         case "merge_top_k":
             return in_bytes * (devices - 1)
         case "merge_top_k_in_rounds":
