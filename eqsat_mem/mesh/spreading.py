@@ -51,8 +51,8 @@ def spreadings(
         if len({i for i, _ in order}) == len(order):
             given = dict(order)
             dealt = divided(program, {**rest, **given}, links)
-            even = {i: n for i, n in dealt.items() if i in given or program.indices[i].extent % placement.devices.count(n) == 0}
-            yield Spreading(order), even
+            divides = {i for i, names in dealt.items() if program.indices[i].extent % placement.devices.count(names) == 0}
+            yield Spreading(order), {i: names for i, names in dealt.items() if i in given or i in divides}
 
 
 def _groups(placement: Placement, rest: Mapping[int, Names]) -> list[Names]:
