@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from jax.extend.core import jaxpr_as_fun
 
+from eqsat_mem.backends.collectives import exchanged, exchanged_s
 from eqsat_mem.backends.xla import constrained
 from eqsat_mem.candidates import GAIN, GAIN_AT_ONCE, LONG, Forms
 from eqsat_mem.codegen.emit import Emitted, emit
@@ -15,8 +16,10 @@ from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Clock
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.mesh import Devices
+from eqsat_mem.ir.ops.collectives import REDUCTIONS, SENT_BY
 from eqsat_mem.passes import AT_ONCE
-from eqsat_mem.reports.outline import output_bytes, peak_tensors, restrictions
+from eqsat_mem.reports.outline import exchanges, output_bytes, peak_tensors, restrictions
+from eqsat_mem.reports.words import KINDS
 from eqsat_mem.request import Request, narrowing
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
@@ -44,6 +47,8 @@ SLOWER = 1.2
 """The same where one that fits leaves half of the room."""
 ROOM = 1.5
 """Such plans are predicted to hold up to so many times the limit."""
+MUCH = 0.25
+"""The part of a plan's time in exchanges from which on XLA is asked about the program as written on a mesh, whatever is predicted of it."""
 TRIED = 3
 """The number of searches for them."""
 
@@ -80,7 +85,7 @@ def choose(request: Request, forms: Forms, found: SearchResult, written_s: float
     else:  # whatever is predicted of the program as written: XLA is asked before there is an error
         may_stay = fits_nearly or (request.verifies and not best.fits(near(request, forms)))
     kept = keep(request, forms.loaded, before) if may_stay else None
-    if kept is not None:
+    if kept is not None and not (best.fits(limit) and best.seconds <= gain * _as_exchanged(request, kept, written_s)):
         return kept
     closest = compiled(request, request.backend, best, best.peak_bytes) if limit < best.peak_bytes <= near(request, forms) else None
     if closest is not None:
@@ -97,8 +102,11 @@ def choose(request: Request, forms: Forms, found: SearchResult, written_s: float
         if closest is None or closest.compiled_bytes is None or request.held(closest.compiled_bytes) >= error.smallest_bytes:
             raise
         raise _too_large(request, forms, closest.schedule, closest.compiled_bytes) from None
-    if not may_stay and before.fits(limit) and not asked_for_loops and _as_held(planned) > gain * written_s:
-        return keep(request, forms.loaded, before) or planned
+    stays = before.fits(limit) and _as_held(planned) > gain * written_s
+    if not may_stay and not asked_for_loops and (stays or _exchanges_much(planned)):
+        kept = keep(request, forms.loaded, before)
+        if kept is not None and _as_held(planned) > gain * _as_exchanged(request, kept, written_s):
+            return kept
     return planned
 
 
@@ -130,6 +138,30 @@ def keep(request: Request, loaded: Program, before: Schedule) -> Chosen | None:
     run = function if placement is None or placement.around else placed
     emitted = Emitted(source, lambda *args: tuple(run(*args)), code.namespace, code.names)
     return Chosen(before, emitted, check, request.backend, limit, unchanged=True)
+
+
+def _as_exchanged(request: Request, kept: Chosen, written_s: float) -> float:
+    """The seconds of the program as written, which were predicted for exchanges as a plan has them, with those that XLA's partitioner has
+    put into it."""
+    shares = kept.schedule.ex.program.shares
+    if shares is None or kept.check is None or kept.check.compiled is None:
+        return written_s
+    found = exchanged(kept.check.compiled.as_text(), shares.devices.total)
+    return written_s - _exchange_s(kept.schedule) + exchanged_s(found, kept.backend, shares.devices)
+
+
+def _exchange_s(s: Schedule) -> float:
+    """The predicted seconds in which devices exchange values in one call."""
+    shares = s.ex.program.shares
+    if shares is None:
+        return 0.0
+    priced = {**dict.fromkeys(REDUCTIONS.values(), "all_reduce"), **{called: SENT_BY.get(kind, kind) for kind, called in KINDS.items()}}
+    return sum(e.times * s.backend.exchange_s(priced[e.kind], e.received / max(e.times, 1), e.axes, shares.devices) for e in exchanges(s))
+
+
+def _exchanges_much(planned: Chosen) -> bool:
+    """Whether exchanges are much of what a plan does: XLA may know of others."""
+    return _exchange_s(planned.schedule) > MUCH * planned.schedule.seconds
 
 
 def _only_written(request: Request, forms: Forms, before: Schedule, reason: str) -> Chosen:
