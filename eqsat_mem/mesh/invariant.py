@@ -26,7 +26,7 @@ from eqsat_mem.ir import (
     mask_of,
 )
 from eqsat_mem.ir.mesh import Shares, Spec
-from eqsat_mem.ir.ops import MONOIDS
+from eqsat_mem.ir.ops import MONOIDS, block_op
 from eqsat_mem.mesh.rows import row_axis
 
 JOINING = frozenset({"all_reduce", "gather_shares", "sum_to_shares", "merge_top_k", "merge_top_k_in_rounds"})
@@ -88,10 +88,24 @@ def _reads_own_rows(program: Program, term: Term) -> bool:
 
 
 def _shifted_rows(program: Program, term: Block) -> int:
-    """The rows of its own share that a device reads at positions in the share."""
-    if term.call.prim.name != "slice_at" or program.shares is None:
+    """The rows of its own share that a device reads at positions in the share, or in windows that lie in it side by side."""
+    if program.shares is None:
         return 0
+    if term.call.prim.name != "slice_at":
+        return _side_by_side(program, program.shares, term)
     return program.shares.dealt_out(program.free[term.args[0]]) & axes_mask((term.call.in_axes[0][term.call.params["axis"]],))
+
+
+def _side_by_side(program: Program, shares: Shares, term: Block) -> int:
+    """The rows of its own share on which a device has whole windows side by side, as many as its share of them has."""
+    row = block_op(term.call.prim.name).windows
+    if row is None or row.cuts:
+        return 0
+    others = axes_mask((*term.call.out_axes[0], *sum(term.call.in_axes[1:], ())))
+    read = axes_mask(term.call.in_axes[0]) & ~term.call.pointwise
+    extents, spread = [index.extent for index in program.indices], shares.spread
+    pairs = ((i, o) for i in bits(shares.dealt_out(read)) for o in bits(shares.dealt_out(others)))
+    return mask_of(i for i, o in pairs if spread[i] == spread[o] and extents[i] % extents[o] == 0)
 
 
 def _check_operands(program: Program, shares: Shares, t: int, where: str) -> None:

@@ -36,9 +36,10 @@ from eqsat_mem.ir.ops import picks
 from eqsat_mem.mesh.again import is_made_again, once_more
 from eqsat_mem.mesh.bodies import Bodies, Flow, flow_of
 from eqsat_mem.mesh.local import PLACES, Local
-from eqsat_mem.mesh.neighbours import is_shared, put_together, with_neighbours
+from eqsat_mem.mesh.neighbours import with_neighbours
 from eqsat_mem.mesh.parts import Part, combined, folded_whole, met, own_part, part_of
 from eqsat_mem.mesh.rows import local_args, local_call, with_rows, written
+from eqsat_mem.mesh.sliding import from_neighbours, slid
 from eqsat_mem.mesh.sums import summed, unsummed
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.split import selection_of
@@ -193,7 +194,7 @@ class Localiser:
         able = (self.ex.splits.get(t, 0) & free[t]) | (self.ex.accumulates.get(t, 0) & folded(term) & read & ~free[t])
         if isinstance(term, Block):
             able &= mask_of(i for i in bits(able) if all((axes_mask(axes) | folded(term)) >> i & 1 for axes in term.call.out_axes))
-            able |= written(self, term)
+            able |= written(self, term) | slid(self, term)
             if picks(term.call):
                 least = selection_of(term.call).least(term.call.params)
                 able &= ~mask_of(i for i in bits(able & folded(term)) if self.local.share_extent(i) < least)
@@ -328,8 +329,7 @@ class Localiser:
 
     def part(self, t: int, computed: int) -> Part:
         """The part of a fold that a device computes."""
-        key = t, computed
-        if key not in self._parts:
+        if (key := (t, computed)) not in self._parts:
             self._parts[key] = part_of(self, t, computed)
         return self._parts[key]
 
@@ -355,8 +355,8 @@ class Localiser:
     def built(self, t: int, computed: int, args: Sequence[int] | None = None) -> int:
         """A term on local operands (values in the shares that it is computed in, unless others are given), with facts about it."""
         local, term, free = self.local, self.old.terms[t], self.old.free
-        if is_shared(term, computed):
-            return put_together(self, t, computed)
+        if (found := from_neighbours(self, t, computed)) is not None:
+            return found
         given = args is not None
         args = tuple(self.value(c, computed & free[c]) for c in children(term)) if args is None else tuple(args)
         made = self.local_term(term, computed, args)

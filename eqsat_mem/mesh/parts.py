@@ -21,6 +21,7 @@ from eqsat_mem.ir.ops import MONOIDS, block_op, picks
 from eqsat_mem.mesh.bodies import LINEAR, way_to_argument
 from eqsat_mem.mesh.local import PLACES, Local
 from eqsat_mem.mesh.rows import all_rows, own_rows, read
+from eqsat_mem.mesh.sliding import slid_over
 from eqsat_mem.mesh.sums import in_parts, unsummed
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def met(at: Localiser, t: int, computed: int) -> int:
     """The indices that a term folds in shares; of a sum of such folds that nobody else reads those that they fold: it is one exchange."""
     key, term = (t, computed), at.old.terms[t]
     if key not in at.met:
-        at.met[key] = computed & (folded(term) | read(term))
+        at.met[key] = computed & (folded(term) | read(term) | slid_over(at, term))
         if isinstance(term, Map) and term.op in LINEAR and t not in at.ex.exact:
             found = [waiting(at, c, computed) for c in term.args]
             if all(found) and len({at.local.dealing(own) for own in found}) == 1:

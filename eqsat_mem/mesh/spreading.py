@@ -11,6 +11,7 @@ from eqsat_mem.ir import Axes, Input, Program, Rename, bits, children, folded
 from eqsat_mem.ir.mesh import Names, Placement, Spec, Spreading
 from eqsat_mem.mesh.bodies import Bodies, Links
 from eqsat_mem.mesh.pieces import linked_by_pieces
+from eqsat_mem.mesh.sliding import linked_by_windows
 
 MOST_HEADS = 4
 """The number of indices at rest on a mesh axis that are tried as the one that terms prefer."""
@@ -32,7 +33,7 @@ def spreadings(
     planned does so after it.
     """
     program = ex.program
-    shifted = linked_by_pieces(ex)
+    shifted = [*linked_by_pieces(ex), *linked_by_windows(program)]
     links = shifted if loops is None else [*loops.links(program), *shifted]
     rest, able = linked(at_rest(program, placement), links), abilities(ex)
     choices: list[list[tuple[tuple[int, Names], ...]]] = []

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from eqsat_mem import optimize
 from tests.oracles.collectives import collectives
-from tests.oracles.stencils import failure
+from tests.oracles.stencils import failure, slid
 from tests.tiers import tiered
 
 ROWS, WIDTH = 4096, 32
@@ -140,3 +140,70 @@ def test_plans_of_random_stencils_compute_the_same(block):
     with jax.enable_x64(True):
         for seed in range(6 * block, 6 * (block + 1)):
             assert (found := failure(seed, devices=block % 2 == 0)) is None, found
+
+
+def test_what_fits_as_written_is_planned_where_the_partitioner_gathers(mesh):
+    u = jax.ShapeDtypeStruct((2**18,), jnp.float32)
+
+    def steps(u):
+        return lax.fori_loop(0, 10, lambda _, u: u.at[1:-1].add(0.1 * (u[2:] - 2 * u[1:-1] + u[:-2])), u)
+
+    plan = optimize(steps, memory_limit="64MiB", mesh=mesh, in_shardings=S, out_shardings=S).plan(u)
+    written = jax.jit(steps, in_shardings=NamedSharding(mesh, S), out_shardings=NamedSharding(mesh, S)).lower(u).compile()
+    assert sum(received for _, received in collectives(written.as_text(), 8).values()) > 2**20
+    assert not plan.unchanged
+    assert plan.received_bytes <= 10 * 3 * 4
+
+
+def test_what_fits_as_written_and_exchanges_less_stays(mesh):
+    """Of a convolution XLA's partitioner sends the rows at the edges of shares."""
+
+    def sharpened(x, w):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    x, w = jax.ShapeDtypeStruct((2, 256, 128, 16), jnp.float32), jax.ShapeDtypeStruct((3, 3, 16, 16), jnp.float32)
+    lying = P(None, "x")
+    plan = optimize(sharpened, memory_limit="8MiB", mesh=mesh, in_shardings=(lying, R), out_shardings=lying).plan(x, w)
+    assert plan.unchanged or plan.received_bytes <= 2 * 2 * 128 * 16 * 4
+
+
+def convolved(x, w, stride=1, dilation=1):
+    padding = [((len(w) - 1) * dilation, 0)] if stride == 1 else "SAME"
+    return lax.conv_general_dilated(x[None], w, (stride,), padding, None, (dilation,), ("NTC", "TIO", "NTC"))[0]
+
+
+def causal(x, w):
+    return jnp.tanh(convolved(jnp.tanh(convolved(x, w)), w, 1, 4))
+
+
+def halved(x, w):
+    return lax.reduce_window(convolved(x, w, 2), -jnp.inf, lax.max, (2, 1), (2, 1), "VALID")
+
+
+def of_kernel(x, w):
+    return jax.grad(lambda w: jnp.sum(jnp.sin(convolved(x, w))))(w)
+
+
+@pytest.mark.parametrize(("program", "rows", "result"), [(causal, 2 + 2 * 4, S), (halved, 1, S), (of_kernel, 2 + 2 * 3 * WIDTH, R)])
+def test_devices_receive_the_rows_that_windows_reach(program, rows, result, mesh):
+    """The gradient of a kernel is a sum over devices, which each receives nearly twice."""
+    values = np.random.default_rng(0)
+    x, w = (values.standard_normal(shape).astype(np.float32) for shape in ((ROWS, WIDTH), (3, WIDTH, WIDTH)))
+
+    def both(x, w, z):  # distances beside it do not fit as they are written
+        return program(x, w), jnp.sum(jnp.cumsum(jnp.abs(z[:, None] - z), 2), (1, 2))
+
+    f = optimize(both, memory_limit="600KiB", mesh=mesh, in_shardings=(S, R, R), out_shardings=(result, S))
+    z = values.standard_normal((96, 64)).astype(np.float32)
+    plan = f.plan(x, w, z)
+    assert not plan.unchanged
+    assert plan.received_bytes <= rows * ROW
+    np.testing.assert_allclose(f(x, w, z)[0], jax.jit(program)(x, w), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("block", tiered(range(10), [1], []))
+@pytest.mark.filterwarnings("ignore")
+def test_plans_of_random_convolutions_compute_the_same(block):
+    with jax.enable_x64(True):
+        for seed in range(6 * block, 6 * (block + 1)):
+            assert (found := failure(seed, block % 2 == 0, slid)) is None, found

@@ -127,9 +127,9 @@ def stencil(seed: int) -> Case:
     return Case(jaxpr, args, stepwise.run(jaxpr, args), ["x", "y"])
 
 
-def failure(seed: int, devices: bool) -> str | None:
+def failure(seed: int, devices: bool, drawn: Callable[[int], Case] = stencil) -> str | None:
     """The error of some plan of the program of a seed on a random mesh, or None; with ``devices`` plans run on them, else as lanes."""
-    axes, rng, known = MESHES[seed // 3 % len(MESHES)], random.Random(seed), stencil(seed)
+    axes, rng, known = MESHES[seed // 3 % len(MESHES)], random.Random(seed), drawn(seed)
     placement = random_placement(known, axes, rng, 0.0)
     lying = f"{placement.arguments} -> {placement.results}"
     for word, made in plans(known, placement, seed):
@@ -138,3 +138,34 @@ def failure(seed: int, devices: bool) -> str | None:
         except Exception as error:
             return f"seed {seed}, {word}, on {axes}: {lying}\n{type(error).__name__}: {error}\n{known.jaxpr}"
     return None
+
+
+def slid(seed: int) -> Case:
+    """A random chain of convolutions and pooling along an axis, or two, of the seed; every other one is a gradient."""
+    rng = random.Random(seed)
+    rows, channels = rng.choice((16, 32, 48, 64)), rng.choice((1, 2, 3))
+    kernels = [rng.choice((1, 2, 3, 5)) for _ in range(rng.randrange(1, 4))]
+    steps = [(rng.choice((1, 1, 2)), rng.choice((1, 1, 2, 3)), rng.choice(("SAME", "SAME", "causal", "VALID"))) for _ in kernels]
+    pools = rng.random() < 0.4
+    skips = rng.random() < 0.4
+
+    def chain(x: Any, *weights: Any) -> Any:
+        for w, (stride, dilation, padding) in zip(weights, steps, strict=True):
+            reach = (w.shape[0] - 1) * dilation
+            pad = [(reach, 0)] if padding == "causal" else padding
+            y = jnp.tanh(jax.lax.conv_general_dilated(x, w, (stride,), pad, None, (dilation,), ("NTC", "TIO", "NTC")))
+            x = x + y if skips and x.shape == y.shape else y
+        if pools and x.shape[1] > 2:
+            kind, start = rng.choice(((jax.lax.max, -jnp.inf), (jax.lax.add, 0.0)))
+            x = jax.lax.reduce_window(x, np.dtype(x.dtype).type(start), kind, (1, 2, 1), (1, 2, 1), "VALID")
+        return x
+
+    values = np.random.default_rng(seed)
+    args = [values.standard_normal((2, rows, channels)), *(values.standard_normal((k, channels, channels)) for k in kernels)]
+
+    def loss(*args: Any) -> Any:
+        return jnp.sum(jnp.sin(chain(*args)))
+
+    function = jax.grad(loss, tuple(range(len(args)))) if seed % 2 else chain
+    jaxpr = jax.make_jaxpr(lambda *args: jax.tree.leaves(function(*args)))(*args)
+    return Case(jaxpr, args, stepwise.run(jaxpr, args), ["x", *(f"w{k}" for k in range(len(kernels)))])
