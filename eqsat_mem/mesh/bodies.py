@@ -34,6 +34,7 @@ from eqsat_mem.ir import (
 from eqsat_mem.ir.jaxprs import consts_and_carries, largest_value
 from eqsat_mem.ir.mesh import Names, Spec, Sum, whole
 from eqsat_mem.mesh import rows
+from eqsat_mem.mesh.pieces import is_pieces
 from eqsat_mem.transforms.plan_bodies import BODIES, SMALL_BYTES, bodies
 
 if TYPE_CHECKING:
@@ -290,6 +291,13 @@ def _is_found_in(at: Localiser, t: int, reader: int) -> bool:
     return t not in children(term) or (bool(rows.read(term)) and children(term)[0] == t)
 
 
+def _taken(at: Localiser, t: int, reader: int) -> int:
+    """The indices of which a term takes shares of a value; pieces of it are read wherever it lies."""
+    if _is_found_in(at, t, reader):
+        return 0
+    return mask_of(i for i, _ in at.spreading.order) if is_pieces(at.old.terms[reader]) else at.computed(reader)
+
+
 def _wanted(at: Localiser, term: Block) -> dict[int, int]:
     """The indices of which all that read a result of a loop or branch take shares, for each of its results."""
     old, found = at.old, dict[int, int]()
@@ -297,7 +305,7 @@ def _wanted(at: Localiser, term: Block) -> dict[int, int]:
         other = old.terms[t]
         if not isinstance(other, Block) or other.call is not term.call or other.args != term.args:
             continue
-        reads = [0 if _is_found_in(at, t, u) else at.computed(u) for u in old.readers(t) if not isinstance(old.terms[u], Rename)]
+        reads = [_taken(at, t, u) for u in old.readers(t) if not isinstance(old.terms[u], Rename)]
         for o, spec in zip(old.outputs, at.placement.results, strict=True):
             if old.source_of(o.term) == t:
                 own = zip(o.axes, spec or (), strict=spec is not None)

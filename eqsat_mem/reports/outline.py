@@ -247,7 +247,7 @@ def _exchanges(s: Schedule, seq: Seq, extents: Sequence[int], times: int) -> Ite
             term = s.ex.program.terms[step]
             if isinstance(term, Block) and (call := (id(term.call), term.args)) not in seen:
                 seen.add(call)  # whichever of its results is the first that is needed
-                if term.call.prim.name in EXCHANGES:
+                if term.call.prim.name in EXCHANGES and collectives.rounds(term.call.prim.name, term.call.params):
                     yield _exchange(s.ex.program, step, term, extents, times)
                 for body in filter(None, term.call.bodies):  # of a while loop one turn counts
                     inside = [index.extent for index in body.ex.program.indices]

@@ -207,3 +207,38 @@ def test_plans_of_random_convolutions_compute_the_same(block):
     with jax.enable_x64(True):
         for seed in range(6 * block, 6 * (block + 1)):
             assert (found := failure(seed, block % 2 == 0, slid)) is None, found
+
+
+def steps(u, times):
+    return lax.scan(lambda u, _: (u.at[1:-1].add(0.1 * jnp.tanh(u[2:] - 2 * u[1:-1] + u[:-2])), None), u, length=times)[0]
+
+
+def after_a_loop(u):
+    v = steps(u, 3)
+    return jnp.roll(v, 1, 0) - v
+
+
+def through_a_loop(u):
+    def step(u, _):
+        return u + 0.1 * jnp.tanh(jnp.roll(u, 1, 0) - 2 * u + jnp.roll(u, -1, 0)), None
+
+    return jax.grad(lambda u: jnp.sum(lax.scan(step, u, None, length=4)[0] ** 2))(u)
+
+
+def of_a_branch(u):
+    return lax.cond(jnp.sum(u[0]) > 0, lambda u: jnp.roll(u, 1, 0), lambda u: jnp.pad(jnp.diff(u, axis=0), ((0, 1), (0, 0))), u)
+
+
+def until_calm(u):
+    def goes_on(both):
+        return (both[1] < 5) & (jnp.max(jnp.abs(jnp.diff(both[0], axis=0))) > 1e-3)
+
+    return lax.while_loop(goes_on, lambda both: (both[0] + 0.1 * (jnp.roll(both[0], 1, 0) - both[0]), both[1] + 1), (u, 0))[0]
+
+
+@pytest.mark.parametrize("program", [after_a_loop, through_a_loop, of_a_branch, until_calm], ids=lambda program: program.__name__)
+def test_loops_and_branches_exchange_rows_of_what_they_carry(program, mesh):
+    u = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
+    plan, _, got = planned(program, mesh, u, "700KiB")
+    assert plan.received_bytes <= 40 * ROW
+    np.testing.assert_allclose(got, jax.jit(program)(u), rtol=1e-5, atol=1e-5)
