@@ -46,6 +46,7 @@ def flatten(closed: ClosedJaxpr, preferences: Preferences = PLAIN, passes: Colle
         work.flat.equations = _live(apart, work.flat.outputs)
     used = {v for eqn in work.flat.equations for v in eqn.ins}.union(work.flat.outputs)
     work.flat.literals = {v: value for v, value in work.flat.literals.items() if v in used}
+    work.flat.consts = {v: value for v, value in work.flat.consts.items() if v in used}
     return work.flat
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import jax
@@ -273,6 +274,34 @@ def test_a_diagonal_is_never_dense():
     best = extract(saturate(program_of(f, x, v), RULES), elements, 1e-9).program
     assert not any(isinstance(best.terms[t], Map) and best.terms[t].op == "eq" for t in best.reachable())
     assert largest(best) <= 2000
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_masks_that_are_taken_again_are_taken_once(seed):
+    """Triangles of triangles, as factorisations and their gradients have them, and choices by other masks."""
+    draw, rng = random.Random(seed), np.random.default_rng(seed)
+    x, y = rng.standard_normal((2, 40, 40))
+    mask = rng.integers(0, 2, (40, 40)).astype(bool)
+    choices = [
+        lambda a, y: jnp.where(mask, a, y),
+        lambda a, y: jnp.where(mask, y, a),
+        lambda a, _: jnp.tril(a),
+        lambda a, _: jnp.triu(a, 1),
+    ]
+    often = [(draw.choice(choices), draw.randint(2, 3)) for _ in range(3)]
+
+    def f(x, y):
+        a = x * y
+        for choice, times in often:
+            for _ in range(times):
+                a = choice(a, y)
+        return a
+
+    program = program_of(f, x, y)
+    best = extract(saturate(program, RULES, SMALL), elements, 1e-9).program
+    assert sum(isinstance(term := best.terms[t], Map) and term.op == "select_n" for t in best.reachable()) <= len(often)
+    want, got = values((x, y), program, best)
+    np.testing.assert_array_equal(got[0], want[0])
 
 
 def test_the_trace_of_a_product_needs_no_product():

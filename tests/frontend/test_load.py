@@ -297,6 +297,14 @@ def test_a_sum_over_a_broadcast_axis_folds_its_index() -> None:
     assert not fold.over & program.free[fold.arg]
 
 
+def test_arrays_that_nothing_reads_are_no_part_of_a_program() -> None:
+    """Constants of library functions whose other results are not used, such as positions of a gather that is a slice here."""
+    large = np.ones((500, 500), np.float32)
+    program = check(lambda x: jax.jit(lambda x: (jnp.sin(x), large @ x))(x)[0], f32(500))
+    assert program.consts == []
+    assert ir.argument_bytes(program) == 4 * 500
+
+
 def test_a_computed_matrix_plus_its_transpose_is_a_renaming() -> None:
     assert kinds(check(lambda x: jnp.exp(x) + jnp.exp(x).T, S)) == ["Input", "Map", "Rename", "Map"]
 
