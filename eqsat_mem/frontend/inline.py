@@ -22,6 +22,7 @@ from eqsat_mem.frontend.decompose import plain_form
 from eqsat_mem.frontend.elements import with_elements
 from eqsat_mem.frontend.equal_updates import with_equal_updates
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
+from eqsat_mem.frontend.foreign import definition
 from eqsat_mem.frontend.known_numbers import known_number
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.ir import Source
@@ -107,6 +108,8 @@ class _Flattening:
         plain = plain_form(self.flat, self.producer, name, params, ins, self.preferences, self.passes)
         if plain is not None:
             return self.changed(plain, source)
+        if not eqn.effects and (body := definition(eqn.primitive, params, [v.aval for v in eqn.invars])) is not None:
+            return self.inline(body.jaxpr, body.consts, ins, source)
         return self.emit(eqn, ins, source)
 
     def changed(self, plain: Plain, source: Source | None) -> list[int]:

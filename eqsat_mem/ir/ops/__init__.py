@@ -33,9 +33,10 @@ from eqsat_mem.ir.ops.source_text import is_key, param_text, primitive_text
 __all__ = [
     "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",
     "Operation", "Piece", "Place", "Selection", "Shapes", "Text", "Window", "accumulator", "bind_call", "block_op", "block_text",
-    "call_groups", "call_on", "call_params", "foldable", "held_inside", "is_elementwise", "is_first_operand", "is_key", "joins", "longer",
-    "map_of", "map_params", "map_row", "map_text", "named_axes", "of_one_rank", "operation_of", "param_text", "parts_of", "picks",
-    "pieces_p", "primitive_text", "result_axes", "scatters_at", "searched", "shift_to_p", "slice_at_p", "value_text", "with_sums_p",
+    "call_groups", "call_on", "call_params", "foldable", "has_row", "held_inside", "is_elementwise", "is_first_operand", "is_key",
+    "joins", "longer", "map_of", "map_params", "map_row", "map_text", "named_axes", "of_one_rank", "operation_of", "param_text",
+    "parts_of", "picks", "pieces_p", "primitive_text", "result_axes", "scatters_at", "searched", "shift_to_p", "slice_at_p", "value_text",
+    "with_sums_p",
 ]  # fmt: skip
 
 _ROWS = [*SHAPING, *SLICES, PIECES, *GATHERS, *SCATTERS_AT, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *SUMMING, *USER, *COLLECTIVES]
@@ -72,6 +73,11 @@ def map_row(term: Map) -> MapOp:
 def block_op(name: str) -> BlockOp:
     """The row of a primitive, or what holds for any."""
     return BLOCKS.get(name, OPAQUE)
+
+
+def has_row(prim: Any, params: Mapping[str, Any]) -> bool:
+    """Whether a primitive has a row in one of the tables, or is an operation of the user's."""
+    return is_elementwise(prim, params) or prim.name in BLOCKS or prim.name in REDUCTIONS or operation_of(params) is not None
 
 
 def picks(call: Call) -> bool:
