@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
@@ -15,18 +17,50 @@ LARGEST = 1 << 22
 
 
 def known_number(flat: Flat, name: str, params: Mapping[str, Any], ins: Sequence[int], dtype: Any) -> Any:
-    """The whole number or truth value that an operation makes of single ones; None where they are not known, or round.
-
-    JAX counts places from the end of an axis so. NumPy computes modulo powers of two, as XLA does.
-    """
+    """The number or truth value that an operation makes of single ones; None where they are not known, or round."""
     if name not in NUMPY or not ins or not all(v in flat.literals for v in ins):
         return None
-    given = [np.asarray(flat.literals[v]) for v in ins]
+    return number_of(name, params, [np.asarray(flat.literals[v]) for v in ins], dtype)
+
+
+def number_of(name: str, params: Mapping[str, Any], given: Sequence[np.ndarray], dtype: Any) -> Any:
+    """The number that an operation makes of these; None where it rounds, or is not looked at.
+
+    JAX counts places from the end of an axis so, and libraries fill arrays with products of zero and one. NumPy computes modulo powers of
+    two, as XLA does.
+    """
+    if name not in NUMPY:
+        return None
+    if any(jnp.issubdtype(x.dtype, np.floating) for x in given):
+        return _exact(name, given, dtype)
     if not all(x.dtype.kind in "biu" for x in given):
         return None
     with np.errstate(over="ignore"):
         found = np.asarray(NUMPY[name](params, given))
     return found.astype(dtype) if not found.shape and found.dtype.kind in "biu" else None
+
+
+def _exact(name: str, given: Sequence[np.ndarray], dtype: Any) -> Any:
+    """The number that an operation makes of floating-point ones; None where it is rounded, or a device may flush it to zero."""
+    if name not in _OF_FLOATS or not all(_is_plain(x) for x in given):
+        return None
+    found = np.asarray(NUMPY[name]({}, given)).astype(dtype)
+    if name in _OF_FRACTIONS and Fraction(float(found)) != _OF_FRACTIONS[name](*(Fraction(float(x)) for x in given)):
+        return None
+    return found if _is_plain(found) else None
+
+
+def _is_plain(x: np.ndarray) -> bool:
+    """Whether a number is finite, and neither below the normal ones nor a negative zero."""
+    if not jnp.issubdtype(x.dtype, np.floating):
+        return x.dtype.kind == "b"
+    size = abs(float(x))
+    return math.isfinite(size) and (size >= float(jnp.finfo(x.dtype).tiny) or (size == 0 and not np.signbit(x)))
+
+
+_OF_FRACTIONS: dict[str, Callable[..., Fraction]] = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}
+"""The arithmetic of numbers that are not rounded."""
+_OF_FLOATS = frozenset({*_OF_FRACTIONS, "max", "min", "lt", "le", "gt", "ge", "eq", "ne", "select_n"})
 
 
 class Constants:

@@ -21,6 +21,7 @@ from eqsat_mem.frontend.axis_unification import Variables, index_names, index_or
 from eqsat_mem.frontend.diagonal_masks import with_own_masks
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.frontend.inline import flatten, source_of
+from eqsat_mem.frontend.known_numbers import number_of
 from eqsat_mem.frontend.loop_roles import Alike
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
 from eqsat_mem.ir import (
@@ -218,8 +219,15 @@ class _Builder:
     def map(self, eqn: Equation, how: Translation) -> None:
         out = eqn.outs[0]
         name, params = ops.map_of(eqn.prim, eqn.params)
-        term = Map(self.flat.dtypes[out], name, self.reads(eqn, how), params)
-        self.term[out] = self.program.add(term, eqn.source)
+        args, dtype = self.reads(eqn, how), self.flat.dtypes[out]
+        known = self.known(eqn, args)
+        self.term[out] = self.program.add(Map(dtype, name, args, params) if known is None else Literal.of(known, dtype), eqn.source)
+
+    def known(self, eqn: Equation, args: Sequence[int]) -> Any:
+        """The number that all elements of an elementwise result are, where those of its operands are known."""
+        terms = [self.program.terms[t] for t in args]
+        given = [np.asarray(term.value).astype(term.dtype) for term in terms if isinstance(term, Literal)]
+        return number_of(eqn.prim.name, eqn.params, given, self.flat.dtypes[eqn.outs[0]]) if len(given) == len(terms) > 0 else None
 
     def fold(self, eqn: Equation, how: Translation) -> None:
         (arg,), out, over = self.reads(eqn, how), eqn.outs[0], mask_of(self.axis(how.over))

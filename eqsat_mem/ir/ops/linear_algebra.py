@@ -197,8 +197,9 @@ ALGEBRA = [
     BlockOp("svd", _leading(2)),
     *(
         BlockOp(name, _leading(2), text=_linalg(name))
-        for name in ("lu", "qr", "householder_product", "eig", "schur", "hessenberg", "tridiagonal")
+        for name in ("lu", "qr", "householder_product", "ormqr", "eig", "schur", "hessenberg", "tridiagonal", "symmetric_product")
     ),
+    BlockOp("lu_pivots_to_permutation", _leading(1), text=_linalg("lu_pivots_to_permutation")),
     BlockOp("tridiagonal_solve", _tridiagonal_solve, text=_linalg("tridiagonal_solve")),
     BlockOp("conv_general_dilated", _conv, text=_conv_text, shared=_conv_features, monoid="add", windows=_CONVOLVED),
     BlockOp("fft", _fft, text=_fft_text),
