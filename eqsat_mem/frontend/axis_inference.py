@@ -15,6 +15,7 @@ from jax.dtypes import extended, issubdtype
 from eqsat_mem.frontend.axis_unification import AxisTable, Variables
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat
 from eqsat_mem.frontend.loop_roles import LoadBody, LoopAxes, loop_axes
+from eqsat_mem.frontend.same_results import SameResults
 from eqsat_mem.ir import ops
 from eqsat_mem.ir.inside import Inside
 from eqsat_mem.ir.ops.control import LOOPS
@@ -31,6 +32,7 @@ class Translation:
         groups: the pointwise axes of a block.
         summed: the axes over which some results of a loop are sums.
         inside: the body of a loop that has such axes.
+        same: the loop that computes those of its results that are the same along all of them.
     """
 
     kind: str
@@ -39,6 +41,7 @@ class Translation:
     groups: list[Variables] = field(default_factory=list)
     summed: list[Variables] = field(default_factory=list)
     inside: Inside | None = None
+    same: SameResults | None = None
 
 
 class Inference:
@@ -215,7 +218,7 @@ class Inference:
         if loop is None:
             return Translation("block", reads, groups=groups)
         summed = [stands[group[0]] for group, is_summed in zip(loop.groups, loop.summed) if is_summed]
-        return Translation("block", reads, groups=groups, summed=summed, inside=loop.inside)
+        return Translation("block", reads, groups=groups, summed=summed, inside=loop.inside, same=loop.same)
 
     def loop(self, eqn: Equation) -> LoopAxes | None:
         """The axes along which a scan, a ``while`` loop or a choice may be split."""

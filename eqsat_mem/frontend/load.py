@@ -24,6 +24,7 @@ from eqsat_mem.frontend.inline import flatten, source_of
 from eqsat_mem.frontend.known_numbers import number_of
 from eqsat_mem.frontend.loop_roles import Alike
 from eqsat_mem.frontend.preferences import PLAIN, Preferences
+from eqsat_mem.frontend.same_results import SameResults
 from eqsat_mem.ir import (
     Axes,
     Axis,
@@ -295,8 +296,21 @@ class _Builder:
         terms = [self.program.add(Block(dtype, call, args, k), source) for k, (dtype, source) in made]
         for v, term in zip(eqn.outs, terms):
             self.term[v] = term
+        if how.same is not None:
+            self.same(how.same, eqn, call, args)
         if eqn.effects:
             self.program.effects.append(terms[0])
+
+    def same(self, loop: SameResults, eqn: Equation, whole: Call, args: Sequence[int]) -> None:
+        """Results that are the same for all rows of a loop, by a loop of their own."""
+        in_axes, out_axes = (
+            tuple(axes[k] for k in among) for axes, among in ((whole.in_axes, loop.operands), (whole.out_axes, loop.results))
+        )
+        dtypes = tuple(whole.out_dtypes[k] for k in loop.results)
+        call = Call(loop.prim, loop.params, in_axes, out_axes, dtypes, 0, 0, False, ops.held_inside(loop.params))
+        for k, result in enumerate(loop.results):
+            block = Block(dtypes[k], call, tuple(args[operand] for operand in loop.operands), k)
+            self.term[eqn.outs[result]] = self.program.add(block, eqn.source)
 
     def _folded_axis(self, eqn: Equation, in_axes: Sequence[Axes]) -> Axis:
         """The index that a block operation folds: none if it is a product of indices, or too short to be worth chunks."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from eqsat_mem.ir import Program, itemsize
+from eqsat_mem.frontend.same_results import SameResults, same_results
+from eqsat_mem.ir import Program, itemsize, mask_of
 from eqsat_mem.ir.axis_roles import Role, carried_roles, place_of
 from eqsat_mem.ir.inside import BRANCHES, Inside, Subfunction
 from eqsat_mem.ir.jaxprs import consts_and_carries, largest_value
@@ -36,11 +37,13 @@ class LoopAxes:
         inside: its body.
         groups: the places of each such axis.
         summed: whether some result is a sum over it, for each of them.
+        same: the loop that computes the results that are the same for all of them, if some are used.
     """
 
     inside: Inside
     groups: Sequence[Group]
     summed: Sequence[bool]
+    same: SameResults | None = None
 
 
 def loop_axes(
@@ -75,11 +78,14 @@ def loop_axes(
     inside = Inside(program, consts, carries, loop.results, loop.parts, loop.same, loop.goes_on)
     axes = list(inside.body_axes())
     indices = dict.fromkeys(axis[0] for own in axes for axis in own if len(axis) == 1)
-    found = {i: group for i in indices if (group := _group(inside, i, zeros, used)) is not None}
+    every = {i: along for i in indices if (along := _split_along(inside, i, zeros, used)) is not None}
+    apart = _same(inside, params, every)
+    found = {i: along for i, along in every.items() if along.alike.issubset(apart.results if apart is not None else ())}
     if not found:
         return None
-    places: dict[int, Place] = {i: group[0] for i, (group, _) in found.items()}
-    return LoopAxes(replace(inside, places=places), [group for group, _ in found.values()], [summed for _, summed in found.values()])
+    places: dict[int, Place] = {i: along.group[0] for i, along in found.items()}
+    groups, summed = [along.group for along in found.values()], [along.is_summed for along in found.values()]
+    return LoopAxes(replace(inside, places=places), groups, summed, apart)
 
 
 @dataclass(frozen=True)
@@ -165,8 +171,29 @@ def _of_choice(params: dict[str, Any]) -> _Controlled:
     return _Controlled(branches, parts, 1 + len(avals), 0, 1, range(1 + len(avals)), body)
 
 
-def _group(inside: Inside, index: int, zeros: Collection[int], used: Collection[int]) -> tuple[Group, bool] | None:
-    """The places of an index of the body around a loop, and whether some result that is used is a sum over it."""
+@dataclass(frozen=True)
+class _Along:
+    """An index of the body along which a loop may be split.
+
+    Attributes:
+        group: its places.
+        is_summed: whether some result that is used is a sum over it.
+        alike: the results that are used and are the same for all of it.
+    """
+
+    group: Group
+    is_summed: bool
+    alike: frozenset[int]
+
+
+def _same(inside: Inside, params: dict[str, Any], every: Mapping[int, _Along]) -> SameResults | None:
+    """The loop of the results that are used and are the same along every index."""
+    shared = set.intersection(*(set(along.alike) for along in every.values())) if every else set()
+    return same_results(inside, params, shared, mask_of(every)) if shared else None
+
+
+def _split_along(inside: Inside, index: int, zeros: Collection[int], used: Collection[int]) -> _Along | None:
+    """The places of an index of the body around a loop, if results that are used have its rows, are sums over it, or the same for all."""
     given, places = [], list[Place]()
     for slot, axes in enumerate(inside.body_axes()):
         place = place_of(axes, index)
@@ -178,11 +205,12 @@ def _group(inside: Inside, index: int, zeros: Collection[int], used: Collection[
     roles = carried_roles(inside, index, given)
     outputs = list(zip(roles, inside.program.outputs))
     has_others = any(role is Role.OTHER and any(index in axis for axis in o.axes) for role, o in outputs)
-    if has_others or not all(roles[k] in (Role.ROWS, Role.SUM) for k in used):
+    alike = frozenset(k for k in used if roles[k] in (Role.SAME, Role.ZERO))
+    if has_others or alike.issuperset(used) or not all(roles[k] in (Role.ROWS, Role.SUM) for k in used if k not in alike):
         return None
     for k, (role, o) in enumerate(outputs):
         if role is Role.ROWS:
             place = place_of(o.axes, index)
             assert place is not None
             places.append(("out", k, place + inside.is_stacked(k)))
-    return tuple(places), any(roles[k] is Role.SUM for k in used)
+    return _Along(tuple(places), any(roles[k] is Role.SUM for k in used), alike)

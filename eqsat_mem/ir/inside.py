@@ -99,14 +99,15 @@ class Inside:
     @cached_property
     def functions(self) -> Sequence[Program]:
         """The functions of the loop as programs."""
-        return [self.program] if len(self.parts) == 1 else list(map(self._function, self.parts))
+        return [self.program] if len(self.parts) == 1 else list(map(self.restricted, self.parts))
 
     @property
     def alternatives(self) -> Sequence[Program]:
         """The programs of which each step computes one: the branches of a choice, or the body."""
         return self.functions if self.chooses else [self.program]
 
-    def _function(self, part: Subfunction) -> Program:
+    def restricted(self, part: Subfunction) -> Program:
+        """The part of the body that makes some of its results of some of its operands."""
         axes, whole = list(self.body_axes()), self.program
         inputs = [whole.inputs[k] for k in part.operands]
         given = {self.same[k]: place for place, k in reversed([*enumerate(part.operands)])}
