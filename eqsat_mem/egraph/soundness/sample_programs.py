@@ -246,6 +246,11 @@ def selection(a: Array) -> Any:
     return lax.top_k(a, 2)
 
 
+def choices(a: Array) -> Any:
+    """Masks that are taken twice."""
+    return jnp.where(a > 0, jnp.where(a > 0, a * a, a + 1), -a), jnp.where(a > 1, -a, jnp.where(a > 1, a * a, a + 1))
+
+
 def extremes(a: Array) -> Any:
     """A place, and sums of what stands at an extreme."""
     return jnp.argmax(a, axis=1), jnp.sum(jnp.where(jnp.min(a, axis=1, keepdims=True) == a, 3.0 * a, 0.0), axis=1)
@@ -343,7 +348,7 @@ SHAPES: list[tuple[Callable[..., Any], Sequence[tuple[int, ...]]]] = [
     (diagonal_both, [(4, 4)]), (centred_trace, [(4, 2), (4, 3)]), (weighted_outer_products, [(3, 4), (3, 5), (3,)]),
     (trace_of_oblong, [(3, 2), (5, 5)]), (ones_and_columns_of_eye, [(4,), (5,)]),
     (folds, [(3, 4)]), (mixed, [(3, 4), (4, 2)]), (identities, [(3, 4)]), (clamped_root, [(3, 4)]), (selection, [(3, 40)]),
-    (extremes, [(3, 40)]),
+    (choices, [(3, 4)]), (extremes, [(3, 40)]),
     (masked_sums, [(3, 4), (4, 2)]), (wider_sums, [(3, 4), (4, 2)]), (by_log_partition, [(3, 4), (4, 2)]), (own_fold, [(3, 4)]),
     (moments, [(3, 4)]), (symmetrised, [(4, 3)]), (rows_of_computed, XY),
     (attention, [(5, 3), (4, 3), (4, 2)]), (attention_gradient, [(5, 3), (4, 3), (4, 2)]),

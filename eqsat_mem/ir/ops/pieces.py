@@ -57,5 +57,5 @@ def _text(params: Params, args: Sequence[str], ins: Shapes) -> str:
     return f"put_together([{', '.join(args)}], {list(params['pieces'])}, {params['axis']})"
 
 
-"""``beyond`` of its parameters counts pieces at the end that may be anything: positions that only fill up the shares of devices."""
 PIECES = BlockOp("pieces", _pointwise, text=_text, helpers=(put_together,), moves=True)
+"""``beyond`` of its parameters counts pieces at the end that may be anything: positions that only fill up the shares of devices."""
