@@ -30,9 +30,9 @@ _array = re.compile(r"\b([a-z]+\d*)\w*\[([\d,]*)\]")
 
 @dataclass(frozen=True)
 class Exchanged:
-    """A collective of a compiled program: its kind, the devices that take part, the bytes that each receives, and how often it runs."""
+    """A collective of a compiled program: its name in XLA, the devices that take part, the bytes each receives, and how often it runs."""
 
-    kind: str
+    op: str
     devices: int
     received: float
     times: int
@@ -57,7 +57,7 @@ def exchanged(text: str, devices: int) -> list[Exchanged]:
 
 def exchanged_s(every: list[Exchanged], backend: Backend, devices: Devices) -> float:
     """Seconds of some exchanges on a mesh: of so many devices each, along the innermost axes that have so many."""
-    return sum(e.times * backend.exchange_s(e.kind, e.received, _along(devices, e.devices), devices) for e in every)
+    return sum(e.times * backend.exchange_s(KINDS[e.op], e.received, _along(devices, e.devices), devices) for e in every)
 
 
 def _along(devices: Devices, count: int) -> Names:
@@ -77,7 +77,7 @@ def _run(lines: dict[str, list[str]], name: str, devices: int, often: int) -> It
             group = devices if op == "collective-permute" else _group(line, devices)
             arrays = _sizes(found["made"])  # of a collective that is begun its operand, its result and what it needs besides
             made = sum(arrays) if op in (found["op"], "all-reduce") else max(arrays, default=0.0)
-            yield Exchanged(KINDS[op], group, made * _share(op, group), often)
+            yield Exchanged(op, group, made * _share(op, group), often)
             continue
         turns = _turns.search(line) if op == "while" else None
         for one, several in _called.findall(line):

@@ -33,9 +33,9 @@ ENTRY %main (a: f32[64]) -> f32[64] {
 
 def test_loops_run_their_collectives_as_often_as_they_turn():
     assert exchanged(TEXT, 8) == [
-        Exchanged("exchange_shares", 8, 256.0, 5),
-        Exchanged("all_reduce", 4, 2 * 256 * 3 / 4, 5),
-        Exchanged("gather_shares", 8, 512 * 2 * 7 / 8, 1),
+        Exchanged("collective-permute", 8, 256.0, 5),
+        Exchanged("all-reduce", 4, 2 * 256 * 3 / 4, 5),
+        Exchanged("all-gather", 8, 512 * 2 * 7 / 8, 1),
     ]
 
 
