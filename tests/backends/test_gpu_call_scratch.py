@@ -68,6 +68,16 @@ def test_transforms_take_what_cufft_asks_for():
     assert scratch_of(lambda x: lax.fft(x, "FFT", (509,)), of("complex64", 16, 509)) == 8 * 16 * 509
 
 
+def test_convolutions_without_windows_are_products_that_hold_nothing():
+    """Features, or the batch, along the last axis: of an operand of two axes, and of a kernel of two."""
+    for layout in (("NC", "OI", "NC"), ("CN", "IO", "CN")):
+        made = eqsat_mem.optimize(
+            lambda x, w, layout=layout: lax.conv_general_dilated(x, w, (), (), dimension_numbers=layout),
+            memory_limit="1MiB", device=H100.name, verify=False,
+        ).plan(f32(64, 64), f32(64, 64))  # fmt: skip
+        assert made.peak_bytes <= 5 * 4 * 64**2
+
+
 # with the compiler
 
 

@@ -23,8 +23,8 @@ def convolution_bytes(program: Program, t: int, size: Callable[[int], int]) -> i
     params, (operand, kernel) = term.call.params, term.args
     layout = params["dimension_numbers"]
     made, longer = size(t), _longer(program.shape(term.call.in_axes[0]), params)
-    is_gradient = longer > 1 and max(params["lhs_dilation"]) > 1 and _is_reversed(program, kernel)
-    swaps = layout.lhs_spec[0] == len(layout.lhs_spec) - 1 and max(params["window_strides"]) > 1  # no form of cuDNN's gradients
+    is_gradient = longer > 1 and max(params["lhs_dilation"], default=1) > 1 and _is_reversed(program, kernel)
+    swaps = layout.lhs_spec[0] == len(layout.lhs_spec) - 1 and max(params["window_strides"], default=1) > 1  # no form of cuDNN's gradients
     result = 0.0
     if is_gradient and _is_uneven(params):
         result = made * _cut_from(program.shape(term.call.out_axes[0]), params)
