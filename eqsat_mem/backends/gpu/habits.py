@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import jax
+
 from eqsat_mem.backends.gpu.targets import Target
 
 VECTOR_ELEMENTS = 10**7
@@ -34,8 +36,8 @@ Sweep: benchmarks/gpu_model.py --thresholds."""
 TOP_K, TOP_K_ROW = 16, 1024
 """Up to so many of a row of at least so many numbers are selected without scratch; else the row is sorted.
 Sweep: benchmarks/gpu_model.py --thresholds."""
-SELECTED = frozenset({"float32", "bfloat16"})
-"""The dtypes of such rows; those of others are sorted. Sweep: benchmarks/gpu_model.py --only selection."""
+SELECTED = frozenset({"float32", "bfloat16"} if jax.__version_info__ < (0, 11) else {"float32"})
+"""The dtypes of such rows; those of others are sorted, since JAX 0.11 also bfloat16. Sweep: benchmarks/gpu_model.py --only selection."""
 MERGED_BYTES = 2**26
 """Products of one matrix with several are one product if one of them takes no more bytes than this, with its other operand
 (JAX 0.11; with both of its operands in 0.10). Sweep: benchmarks/gpu_model.py --thresholds."""
