@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from jax.extend.core import jaxpr_as_fun
 
-from eqsat_mem.backends.collectives import exchanged, exchanged_s
 from eqsat_mem.backends.xla import constrained
 from eqsat_mem.candidates import GAIN, GAIN_AT_ONCE, LONG, Forms
 from eqsat_mem.codegen.emit import Emitted, emit
@@ -19,7 +18,6 @@ from eqsat_mem.ir.mesh import Devices
 from eqsat_mem.ir.ops.collectives import REDUCTIONS, SENT_BY
 from eqsat_mem.passes import AT_ONCE
 from eqsat_mem.reports.outline import exchanges, output_bytes, peak_tensors, restrictions
-from eqsat_mem.reports.words import KINDS
 from eqsat_mem.request import Request, narrowing
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
@@ -103,7 +101,8 @@ def choose(request: Request, forms: Forms, found: SearchResult, written_s: float
             raise
         raise _too_large(request, forms, closest.schedule, closest.compiled_bytes) from None
     stays = before.fits(limit) and _as_held(planned) > gain * written_s
-    if not may_stay and not asked_for_loops and (stays or _exchanges_much(planned)):
+    exchanges_much = _exchange_s(planned.schedule) > MUCH * planned.schedule.seconds  # XLA may know of others
+    if not may_stay and not asked_for_loops and (stays or exchanges_much):
         kept = keep(request, forms.loaded, before)
         if kept is not None and _as_held(planned) > gain * _as_exchanged(request, kept, written_s):
             return kept
@@ -146,6 +145,8 @@ def _as_exchanged(request: Request, kept: Chosen, written_s: float) -> float:
     shares = kept.schedule.ex.program.shares
     if shares is None or kept.check is None or kept.check.compiled is None:
         return written_s
+    from eqsat_mem.backends.collectives import exchanged, exchanged_s
+
     found = exchanged(kept.check.compiled.as_text(), shares.devices.total)
     return written_s - _exchange_s(kept.schedule) + exchanged_s(found, kept.backend, shares.devices)
 
@@ -155,13 +156,10 @@ def _exchange_s(s: Schedule) -> float:
     shares = s.ex.program.shares
     if shares is None:
         return 0.0
+    from eqsat_mem.reports.words import KINDS
+
     priced = {**dict.fromkeys(REDUCTIONS.values(), "all_reduce"), **{called: SENT_BY.get(kind, kind) for kind, called in KINDS.items()}}
     return sum(e.times * s.backend.exchange_s(priced[e.kind], e.received / max(e.times, 1), e.axes, shares.devices) for e in exchanges(s))
-
-
-def _exchanges_much(planned: Chosen) -> bool:
-    """Whether exchanges are much of what a plan does: XLA may know of others."""
-    return _exchange_s(planned.schedule) > MUCH * planned.schedule.seconds
 
 
 def _only_written(request: Request, forms: Forms, before: Schedule, reason: str) -> Chosen:

@@ -30,7 +30,7 @@ ALLOWED = {
     "backends.hlo": "",
     "backends.cpu": "backends.hlo egraph frontend ir schedule",
     "backends.gpu": "backends.hlo egraph errors frontend ir schedule",
-    "backends": "backends.cpu backends.gpu errors ir schedule",
+    "backends": "backends.cpu backends.gpu backends.hlo errors ir schedule",
     "stablehlo": "backends.cpu errors frontend ir",
     "reports": "deadline egraph errors events frontend ir options passes schedule transforms units",
     "ranking": "reports schedule",

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from eqsat_mem.backends.hlo import itemsize
 from eqsat_mem.ir.mesh import Devices, Names
 from eqsat_mem.schedule.backend import Backend
 
@@ -18,14 +19,12 @@ KINDS = {
     "collective-permute": "exchange_shares",
 }
 """For each of XLA's collectives the one whose price it has (:data:`eqsat_mem.ir.ops.collectives.EXCHANGES`)."""
-SIZES = {"pred": 1, "c64": 8, "c128": 16}
-"""Bytes of the element types whose names do not end in their bits, or in those of a part."""
 
 _header = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) .*\{$")
 _instruction = re.compile(r"^\s+(?:ROOT )?%?\S+ = (?P<made>\(.*?\)|\S+) (?P<op>[\w-]+)\(")
 _called = re.compile(r"\b(?:body|condition|to_apply|calls)=%?([\w.-]+)|branch_computations=\{([^}]*)\}")
 _turns = re.compile(r"known_trip_count\D*(\d+)")
-_array = re.compile(r"\b([a-z]+\d*)\w*\[([\d,]*)\]")
+_array = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 
 
 @dataclass(frozen=True)
@@ -100,9 +99,4 @@ def _group(line: str, devices: int) -> int:
 
 def _sizes(made: str) -> list[float]:
     """The bytes of the arrays that an instruction makes."""
-    return [_itemsize(kind) * math.prod(int(n) for n in extents.split(",") if n) for kind, extents in _array.findall(made)]
-
-
-def _itemsize(kind: str) -> float:
-    bits = re.search(r"\d+$", kind)
-    return SIZES[kind] if kind in SIZES else int(bits[0]) / 8 if bits else 0.0
+    return [float(itemsize(kind)) * math.prod(int(n) for n in extents.split(",") if n) for kind, extents in _array.findall(made)]

@@ -133,7 +133,7 @@ class GpuBackend(Backend):
 
     def variants(self, ex: Extraction) -> tuple[Self, ...]:
         may_help = self.tiles is not None and any(self.tiles.suits(ex.program, t) for t in range(len(ex.program.terms)))
-        return (*((self,) if may_help else ()), self.without_tiles())
+        return (self, self.without_tiles()) if may_help else (self.without_tiles(),)
 
     def plain(self) -> Self:
         return self.without_tiles()
@@ -222,9 +222,10 @@ class GpuBackend(Backend):
         if not only_folds:
             count = 1 if self.are_one(ex, (t, *kernels)) else siblings.separate(program, kernels)
         broadcast = max((program.extent(program.free[u] & ~program.free[t]) for u in program.readers(t)), default=1)
-        work = scratch.work(program, t, weights_of(self.target))
-        in_cache = not is_whole or program.nbytes(t) <= self.target.l2_bytes
-        return count * broadcast <= 1 or habits.is_computed_again(count, broadcast, work, itemsize(program.terms[t].dtype), in_cache)
+        if count * broadcast <= 1:
+            return True
+        width, in_cache = itemsize(program.terms[t].dtype), not is_whole or program.nbytes(t) <= self.target.l2_bytes
+        return habits.is_computed_again(count, broadcast, scratch.work(program, t, weights_of(self.target)), width, in_cache)
 
     def compute_fold_again(self, ex: Extraction, t: int, kernels: Collection[int], is_whole: bool) -> bool:
         """Two do; more by XLA's estimate, but for folds of columns."""
