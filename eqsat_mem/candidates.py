@@ -347,11 +347,10 @@ class Forms:
 
     def _loops(self, placement: Placement, backend: Backend, limit: int, search: bool = True) -> Bodies:
         """The bodies of loops and branches on a mesh, searched for under a limit or as they are written."""
-        from eqsat_mem.mesh.bodies import Bodies
-        from eqsat_mem.mesh.choose import left_given
+        from eqsat_mem.mesh.choose import asking
 
-        left = partial(left_given, placement, backend)
-        return Bodies(limit, partial(self._body, placement, backend, search), lambda body: self._inside(body).loaded, left)
+        asked = asking(placement, backend, limit, lambda body: self._inside(body).loaded)
+        return replace(asked, planner=partial(self._body, placement, backend, search), known={})
 
     def _body(
         self, placement: Placement, backend: Backend, search: bool, body: ClosedJaxpr, lies: BodySpecs, room: int

@@ -15,9 +15,8 @@ from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Clock
 from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.mesh import Devices
-from eqsat_mem.ir.ops.collectives import REDUCTIONS, SENT_BY
 from eqsat_mem.passes import AT_ONCE
-from eqsat_mem.reports.outline import exchanges, output_bytes, peak_tensors, restrictions
+from eqsat_mem.reports.outline import exchange_seconds, output_bytes, peak_tensors, restrictions
 from eqsat_mem.request import Request, narrowing
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check
@@ -101,7 +100,7 @@ def choose(request: Request, forms: Forms, found: SearchResult, written_s: float
             raise
         raise _too_large(request, forms, closest.schedule, closest.compiled_bytes) from None
     stays = before.fits(limit) and _as_held(planned) > gain * written_s
-    exchanges_much = _exchange_s(planned.schedule) > MUCH * planned.schedule.seconds  # XLA may know of others
+    exchanges_much = exchange_seconds(planned.schedule) > MUCH * planned.schedule.seconds  # XLA may know of others
     if not may_stay and not asked_for_loops and (stays or exchanges_much):
         kept = keep(request, forms.loaded, before)
         if kept is not None and _as_held(planned) > gain * _as_exchanged(request, kept, written_s):
@@ -148,18 +147,7 @@ def _as_exchanged(request: Request, kept: Chosen, written_s: float) -> float:
     from eqsat_mem.backends.collectives import exchanged, exchanged_s
 
     found = exchanged(kept.check.compiled.as_text(), shares.devices.total)
-    return written_s - _exchange_s(kept.schedule) + exchanged_s(found, kept.backend, shares.devices)
-
-
-def _exchange_s(s: Schedule) -> float:
-    """The predicted seconds in which devices exchange values in one call."""
-    shares = s.ex.program.shares
-    if shares is None:
-        return 0.0
-    from eqsat_mem.reports.words import KINDS
-
-    priced = {**dict.fromkeys(REDUCTIONS.values(), "all_reduce"), **{called: SENT_BY.get(kind, kind) for kind, called in KINDS.items()}}
-    return sum(e.times * s.backend.exchange_s(priced[e.kind], e.received / max(e.times, 1), e.axes, shares.devices) for e in exchanges(s))
+    return written_s - exchange_seconds(kept.schedule) + exchanged_s(found, kept.backend, shares.devices)
 
 
 def _only_written(request: Request, forms: Forms, before: Schedule, reason: str) -> Chosen:
@@ -319,7 +307,8 @@ def _next(request: Request, forms: Forms, backend: Backend, planned_limit: int, 
 
 
 def _fastest_that_holds_less(request: Request, forms: Forms, fitting: Chosen, quick: float, above: int) -> Chosen:
-    """A plan that fits, or where it takes far longer than it has to, one that is predicted to hold more and holds less once compiled.
+    """A plan that fits, or where it takes far longer than it has to, one that is predicted to hold more and holds less once compiled; where
+    it takes longer than the program as written, one that fits if as much less is held than predicted of it as of the plan that fits.
 
     Args:
         request: what is planned.
@@ -328,12 +317,17 @@ def _fastest_that_holds_less(request: Request, forms: Forms, fitting: Chosen, qu
         quick: seconds of the program as written, or of a plan that held too much.
         above: the predicted peak of the last plan that held too much; 0 where there is none.
     """
-    backend, limit = fitting.backend, request.limit
-    much = SLOWER if _is_half_empty(fitting, limit) else FAR_SLOWER
-    low, most = fitting.schedule.peak_bytes, request.most_predicted(_fixed(fitting.schedule.ex.program))
+    backend, limit, fixed = fitting.backend, request.limit, _fixed(fitting.schedule.ex.program)
+    held, seconds = fitting.compiled_bytes, fitting.schedule.seconds
+    is_far_slower = seconds > (SLOWER if _is_half_empty(fitting, limit) else FAR_SLOWER) * quick
+    if held is None or not (is_far_slower or (seconds > quick and not above)):
+        return fitting
+    low, most = fitting.schedule.peak_bytes, request.most_predicted(fixed)
+    if not is_far_slower:
+        most = min(most, fixed + (limit - fixed) * (low - fixed) / max(held - fixed, 1))
     high = max(int(min(above or ROOM * limit, most)), low)
     planned = (low + high) // 2 if above else high
-    for _ in range(TRIED if fitting.check is not None and fitting.schedule.seconds > much * quick else 0):
+    for _ in range(TRIED):
         if request.deadline.passed() or low == high:
             break
         s = forms.fastest(backend, planned).best

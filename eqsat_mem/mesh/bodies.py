@@ -19,8 +19,6 @@ from eqsat_mem.ir import (
     Block,
     Call,
     Input,
-    Literal,
-    Map,
     Program,
     Rename,
     argument_bytes,
@@ -31,9 +29,10 @@ from eqsat_mem.ir import (
     itemsize,
     mask_of,
 )
-from eqsat_mem.ir.jaxprs import consts_and_carries, largest_value
+from eqsat_mem.ir.jaxprs import largest_value
 from eqsat_mem.ir.mesh import Names, Spec, Sum, whole
 from eqsat_mem.mesh import rows
+from eqsat_mem.mesh.additions import additions, carried
 from eqsat_mem.mesh.pieces import is_pieces
 from eqsat_mem.transforms.plan_bodies import BODIES, SMALL_BYTES, bodies
 
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 Specs = tuple[Spec, ...]
 Links = list[tuple[int, int]]
 """Pairs of indices that name the same positions."""
-LINEAR = frozenset({"add", "sub", "neg"})
-"""Elementwise operations of which the parts of a result are those of their operands' parts."""
 HELD_WHOLE = 4
 """What a loop gathers in every turn is gathered before it, and sums that it carries are whole on each device, if these take no more than
 such a part of the room."""
@@ -118,18 +115,28 @@ class Bodies:
         return [(i, j) for i, j in found if i != j and program.indices[i].extent == program.indices[j].extent]
 
     def _links(self, call: Call) -> Iterator[tuple[int, int]]:
-        consts, carries = _carried(call)
+        consts, carries = carried(call)
         for j in range(carries):
             yield from zip(_outermost(call.in_axes[consts + j]), _outermost(call.out_axes[j]), strict=True)
         ins, outs = _stepped(call)
         for body, (given, left) in zip(bodies(call), _divided_up(call, ins, outs), strict=True):
             program = self.load(body)
             names: dict[int, int] = {}
+            alike = _firsts(self.links(program))
             reads = ((term.axes, given[term.slot]) for term in program.terms if isinstance(term, Input))
             for inside, around in (*reads, *zip((o.axes for o in program.outputs), left)):
                 for i, j in zip(_outermost(inside), _outermost(around), strict=True):
                     if i >= 0 and j >= 0:
-                        yield names.setdefault(i, j), j
+                        yield names.setdefault(alike.get(i, i), j), j
+
+
+def _firsts(links: Links) -> dict[int, int]:
+    """One of all indices that links join, for each of them."""
+    found: dict[int, int] = {}
+    for pair in links:
+        one, other = (found.get(i, i) for i in pair)
+        found.update({i: one for i, first in found.items() if first == other} | {pair[0]: one, pair[1]: one, other: one})
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +170,8 @@ def _planned(at: Localiser, term: Block) -> Flow:
     call, local = term.call, at.local
     assert at.bodies is not None
     shares, results, sums = _shares(at, term)
-    args = tuple(at.value(a, own & at.old.free[a]) for a, own in zip(term.args, shares, strict=True))
+    begun = {carried(call)[0] + s.result: s.names for s in sums}
+    args = tuple(at.begun(a, own & at.old.free[a], begun.get(c, ())) for c, (a, own) in enumerate(zip(term.args, shares, strict=True)))
     ins = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.in_axes, shares, strict=True))
     outs = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.out_axes, results, strict=True))
     new = replace(call, in_axes=ins, out_axes=outs, **_chunks(at, call, any((*shares, *results))))
@@ -194,7 +202,7 @@ def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...], tup
     loop carries in parts."""
     call = term.call
     assert at.bodies is not None
-    consts, carries = _carried(call)
+    consts, carries = carried(call)
     axes_of, left_of = _stepped(call)
     shares = [_lying(at, axes, at.natural(a)) for a, axes in zip(term.args, axes_of, strict=True)]
     for j in range(carries):
@@ -239,7 +247,7 @@ def _with_sums(at: Localiser, call: Call, shares: list[int], found: Left, added:
     No turn exchanges anything for such a sum, but each device has all of its positions: together they take no more than ``most`` bytes, and
     they are whole only if turns exchange no longer for the rest.
     """
-    first = _carried(call)[0]
+    first = carried(call)[0]
     there, apart = {s.result for s in found.sums}, list[int]()
     for j in (j for j in added if j not in there and shares[first + j]):
         most -= at.old.extent(axes_mask(call.out_axes[j])) * itemsize(call.out_dtypes[j])
@@ -255,34 +263,14 @@ def _with_sums(at: Localiser, call: Call, shares: list[int], found: Left, added:
 
 
 def _added_to(at: Localiser, term: Block) -> dict[int, int]:
-    """The carries of a loop that begin with zeros, to which the turns add, and which they do not read otherwise: the argument of each."""
-    call, (before, carries) = term.call, _carried(term.call)
+    """The carries of a loop to which the turns add, and which they do not read otherwise, that begin with zeros or with what each device
+    has whole: the argument of each."""
+    call, (before, carries) = term.call, carried(term.call)
     if not carries:
         return {}
     assert at.bodies is not None
-    *conditions, body = map(at.bodies.load, bodies(call))
-    first = call.params.get("body_nconsts", before)
-    starts = (at.old.terms[t] for t in term.args[before : before + carries])
-    zeros = {j for j, start in enumerate(starts) if isinstance(start, Literal) and start.value == 0}
-    for condition in conditions:
-        zeros -= {t.slot - call.params["cond_nconsts"] for t in condition.terms if isinstance(t, Input)}
-    return {j: first + j for j in sorted(zeros) if way_to_argument(body, j, first + j)}
-
-
-def way_to_argument(program: Program, k: int, slot: int) -> list[int]:
-    """The terms from a result down to an argument that is added to it, each read by the one before alone; none if there is no such way."""
-    o, terms, roots = program.outputs[k], program.terms, program.roots()
-    reads = [(t, term.axes) for t in program.reachable() if isinstance(term := terms[t], Input) and term.slot == slot]
-    if [axes for _, axes in reads] != [o.axes] or roots.count(o.term) > 1 or program.readers(o.term):
-        return []
-    way = [t for t, _ in reads]
-    while way[-1] != o.term:
-        readers = program.readers(way[-1])
-        reader = terms[readers[0]] if len(readers) == 1 and way[-1] not in roots else None
-        if not isinstance(reader, Map) or reader.op not in LINEAR:
-            return []
-        way += readers
-    return way[::-1] if len(way) > 1 else []
+    own = additions(call, at.bodies.load)
+    return {j: slot for j, slot in own.items() if not at.natural(term.args[before + j])}
 
 
 def _is_found_in(at: Localiser, t: int, reader: int) -> bool:
@@ -331,17 +319,9 @@ def _left(at: Localiser, call: Call, shares: Sequence[int], added: Mapping[int, 
     return Left(tuple(results), frozenset(gathered), made[-1].sums, sum(one.exchanged_s for one in made))
 
 
-def _carried(call: Call) -> tuple[int, int]:
-    """The position of the first carry of a loop among its operands, and the number of carries; a branch has none."""
-    if call.prim.name == "scan":
-        return consts_and_carries(call.params)
-    first = call.params["cond_nconsts"] + call.params["body_nconsts"] if call.prim.name == "while" else len(call.in_axes)
-    return first, len(call.in_axes) - first
-
-
 def _stepped(call: Call) -> tuple[list[Axes], list[Axes]]:
     """The axes of operands and results as the bodies have them: without those of a scan's steps."""
-    consts, carries = _carried(call)
+    consts, carries = carried(call)
     if call.prim.name != "scan":
         return list(call.in_axes), list(call.out_axes)
     ins, outs = ((*axes[:n], *(a[1:] for a in axes[n:])) for axes, n in ((call.in_axes, consts + carries), (call.out_axes, carries)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+
+from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.egraph.encode import pointwise
@@ -115,10 +117,11 @@ def _local(
     return localise(whole, placement, dealt, order, backend, loops)
 
 
-def left_as(program: Program, placement: Placement, backend: Backend, carried: Mapping[int, int]) -> Left:
+def left_as(program: Program, placement: Placement, backend: Backend, carried: Mapping[int, int], loops: Bodies | None = None) -> Left:
     """The specs of results that nobody has placed, which lie as they are computed, if every operation may be sliced and folded as it is.
 
-    ``carried`` has for results the arguments that they may be sums with (:func:`eqsat_mem.mesh.parts.carried_sums`).
+    ``carried`` has for results the arguments that they may be sums with (:func:`eqsat_mem.mesh.parts.carried_sums`). ``loops`` inside are
+    asked the same.
 
     Nothing is saturated, so that loops may be asked how they leave what they carry before they are planned.
     """
@@ -126,9 +129,9 @@ def left_as(program: Program, placement: Placement, backend: Backend, carried: M
     splits = {t: pointwise(program, t) for t in range(len(terms))}
     accumulates = {t: folded(term) for t, term in enumerate(terms) if isinstance(term, Dot | Fold)}
     ex = Extraction(program, splits, accumulates)
-    way, divided = next(spreadings(ex, placement, idle=False))
+    way, divided = next(spreadings(ex, placement, idle=False, loops=loops))
     whole, dealt, order = padded(with_pieces(ex, divided), divided, way, placement.devices)
-    walk, found = walked(whole, placement, dealt, order, backend)
+    walk, found = walked(whole, placement, dealt, order, backend, loops)
     local = found.program
     assert local.shares is not None
     gathers = (term for term in local.terms if isinstance(term, Block) and term.call.prim.name == "gather_shares")
@@ -136,11 +139,20 @@ def left_as(program: Program, placement: Placement, backend: Backend, carried: M
     results, gathered = local.shares.results, frozenset(term.slot for term in read if isinstance(term, Input))
     sums = carried_sums(walk, carried)
     if sums:
-        local = walked(whole, replace(placement, sums=sums), dealt, order, backend)[1].program
+        local = walked(whole, replace(placement, sums=sums), dealt, order, backend, loops)[1].program
     extents = [index.extent for index in local.indices]
     return Left(results, gathered, sums, sum(exchange_s(local, t, extents, backend) for t in local.reachable()))
 
 
-def left_given(placement: Placement, backend: Backend, program: Program, ins: Sequence[Spec], carried: Mapping[int, int]) -> Left:
-    """:func:`left_as`, of a program whose arguments lie as ``ins`` say on the devices of a placement."""
-    return left_as(program, placement.of(ins, (None,) * len(program.outputs)), backend, carried)
+def asking(placement: Placement, backend: Backend, limit: int, load: Callable[[ClosedJaxpr], Program]) -> Bodies:
+    """Bodies of loops that are asked how they leave what they carry, and are not planned, under a limit in bytes; each is asked once."""
+    known: dict[object, Left] = {}
+
+    def left(program: Program, ins: Sequence[Spec], carried: Mapping[int, int]) -> Left:
+        key = id(program), tuple(ins), frozenset(carried.items())
+        if key not in known:
+            known[key] = left_as(program, placement.of(ins, (None,) * len(program.outputs)), backend, carried, own)
+        return known[key]
+
+    own = Bodies(limit, lambda body, lies, room: (None, 0), load, left)
+    return own

@@ -167,9 +167,12 @@ def _missing(program: Program, shares: Shares, t: int, parts: list[frozenset[str
     term = program.terms[t]
     if isinstance(term, Input):
         return frozenset(name for s in shares.sums if s.argument == term.slot for name in s.names)
-    found = frozenset[str]().union(*(parts[c] for c in children(term)))
     if isinstance(term, Block) and (inside := _of_body(term)) is not None:
+        before = term.call.params.get("cond_nconsts", 0)
+        begun = {s.argument + before for s in inside.sums}  # of which no other result is made
+        found = frozenset[str]().union(*(parts[c] for k, c in enumerate(term.args) if k not in begun))
         return found.union(name for s in inside.sums if s.result == term.out for name in s.names)
+    found = frozenset[str]().union(*(parts[c] for c in children(term)))
     if isinstance(term, Block) and term.call.prim.name == "gather":
         return found.union(shares.names(shares.dealt_out(program.free[term.args[0]]) & _own_rows(program, term)))
     if isinstance(term, Block) and term.call.prim.name in JOINING:

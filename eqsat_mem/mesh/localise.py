@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from eqsat_mem.egraph.extract import Extraction, picked_with
-from eqsat_mem.egraph.online_folds import Rescaled
 from eqsat_mem.ir import (
     Block,
     Call,
@@ -37,7 +36,7 @@ from eqsat_mem.mesh.again import is_made_again, once_more
 from eqsat_mem.mesh.bodies import Bodies, Flow, flow_of
 from eqsat_mem.mesh.local import PLACES, Local
 from eqsat_mem.mesh.neighbours import with_neighbours
-from eqsat_mem.mesh.parts import Part, combined, folded_whole, met, own_part, part_of
+from eqsat_mem.mesh.parts import Part, combined, folded_whole, met, own_part, part_of, rescaled
 from eqsat_mem.mesh.rows import local_args, local_call, with_rows, written
 from eqsat_mem.mesh.sliding import from_neighbours, slid
 from eqsat_mem.mesh.sums import summed, unsummed
@@ -136,7 +135,7 @@ class Localiser:
         fitting = [self.deals(axis, names) for axis, names in zip(o.axes, wanted, strict=True)]
         shares = mask_of(axis[0] for axis, fits, names in zip(o.axes, fitting, wanted, strict=True) if fits and names)
         sums = next((s.names for s in self.placement.sums if s.result == k), ())
-        t = own_part(self, o.term, shares & self.old.free[o.term], sums) if sums else self.value(o.term, shares & self.old.free[o.term])
+        t = self.begun(o.term, shares & self.old.free[o.term], sums)
         axes = self.local.axes(o.axes, shares)
         for a, (names, fits) in enumerate(zip(wanted, fitting, strict=True)):
             if not fits:
@@ -208,6 +207,10 @@ class Localiser:
         if key not in self.values:
             self.values[key] = self._value(t, shares)
         return self.values[key]
+
+    def begun(self, t: int, shares: int, names: Names) -> int:
+        """The same; where mesh axes are named, the device's part of a sum over these that is the value."""
+        return own_part(self, t, shares, names) if names else self.value(t, shares)
 
     def _value(self, t: int, shares: int) -> int:
         local, term = self.local, self.old.terms[t]
@@ -363,7 +366,7 @@ class Localiser:
         u = local.program.add(made, self.old.source.get(t))
         self.origin.setdefault(u, t)
         local.state(self.ex, t, u, computed)
-        if t in self.ex.rescales and not given and (known := self.rescaled(t, u, computed)) is not None:
+        if t in self.ex.rescales and not given and (known := rescaled(self, t, u, computed)) is not None:
             local.rescales[u] = known
         return u
 
@@ -386,15 +389,3 @@ class Localiser:
             new = replace(call, in_axes=ins, out_axes=outs, pointwise=local.mask(call.pointwise, computed), folds=folds)
             self._calls[key] = local_call(call, computed, new)
         return self._calls[key]
-
-    def rescaled(self, t: int, u: int, computed: int) -> Rescaled | None:
-        """The dependence of a local sum on its level, where each term between the two is the local one of the term that was there."""
-        known, program = self.ex.rescales[t], self.local.program
-        chain, inside = [u], known.chain | {known.shift}
-        while self.origin.get(chain[-1]) in known.chain:
-            chain.append(next((c for c in children(program.terms[chain[-1]]) if self.origin.get(c) in inside), -1))
-        shift = chain[-1]
-        if shift < 0:
-            return None
-        level = children(program.terms[shift])[children(self.old.terms[known.shift]).index(known.level)]
-        return Rescaled(level, shift, frozenset(chain[:-1]), self.local.mask(known.mean_over, computed), known.extreme)

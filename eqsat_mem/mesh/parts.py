@@ -18,7 +18,7 @@ from eqsat_mem.egraph.online_folds import Rescaled
 from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, Map, Rename, Term, bits, children, folded, mask_of
 from eqsat_mem.ir.mesh import Names, Sum
 from eqsat_mem.ir.ops import MONOIDS, block_op, picks
-from eqsat_mem.mesh.bodies import LINEAR, way_to_argument
+from eqsat_mem.mesh.additions import LINEAR, way_to_argument
 from eqsat_mem.mesh.local import PLACES, Local
 from eqsat_mem.mesh.rows import all_rows, own_rows, read
 from eqsat_mem.mesh.sliding import slid_over
@@ -74,15 +74,20 @@ def carried_sums(at: Localiser, carried: Mapping[int, int]) -> tuple[Sum, ...]:
     """
     old, found = at.old, list[Sum]()
     for k, slot in carried.items():
-        way = way_to_argument(old, k, slot)
-        if not way or any(at.computed(t) & old.free[t] != at.natural(way[-1]) for t in way[:-1]):
+        way = way_to_argument(old, k, slot, None if at.bodies is None else at.bodies.load)
+        if not way or any(at.natural(t) != at.natural(way[-1]) for t in way[:-1]):
             continue
-        names = {
-            at.local.dealing(waiting(at, c, at.computed(t))) for t, below in pairwise(way) for c in children(old.terms[t]) if c != below
-        }
+        names = {names for t, below in pairwise(way) for names in _added(at, t, below)}
         if len(names) == 1 and all(names) and not at.ex.exact.intersection(way):
             found.append(Sum(slot, k, *names))
     return tuple(found)
+
+
+def _added(at: Localiser, t: int, below: int) -> set[Names]:
+    """The mesh axes over which devices sum what a term adds to the one below: a loop in its turns, others as their operands."""
+    if isinstance(at.old.terms[t], Block):
+        return {in_parts(at, t)}
+    return {at.local.dealing(waiting(at, c, at.computed(t))) for c in children(at.old.terms[t]) if c != below}
 
 
 def own_part(at: Localiser, t: int, shares: int, names: Names) -> int:
@@ -90,7 +95,11 @@ def own_part(at: Localiser, t: int, shares: int, names: Names) -> int:
 
     What is not made of such parts is that of the first device, and nothing on others.
     """
-    computed, local = at.computed(t), at.local
+    computed, local, term = at.computed(t), at.local, at.old.terms[t]
+    if isinstance(term, Literal) and term.value == 0:
+        return at.value(t, shares)
+    if in_parts(at, t) == names:
+        return at.converted(unsummed(at, t), t, at.natural(t), shares)
     if local.dealing(met(at, t, computed)) == names:
         return at.converted(at.part(t, computed).summand, t, at.natural(t), shares)
     u = at.value(t, shares)
@@ -206,6 +215,19 @@ def _reduced(at: Localiser, term: Block, part: Part) -> int:
 
 
 # --- shares with a level of their own -------------------------------------------------------------------
+
+
+def rescaled(at: Localiser, t: int, u: int, computed: int) -> Rescaled | None:
+    """The dependence of a local sum on its level, where each term between the two is the local one of the term that was there."""
+    known, program = at.ex.rescales[t], at.local.program
+    chain, inside = [u], known.chain | {known.shift}
+    while at.origin.get(chain[-1]) in known.chain:
+        chain.append(next((c for c in children(program.terms[chain[-1]]) if at.origin.get(c) in inside), -1))
+    shift = chain[-1]
+    if shift < 0:
+        return None
+    level = children(program.terms[shift])[children(at.old.terms[known.shift]).index(known.level)]
+    return Rescaled(level, shift, frozenset(chain[:-1]), at.local.mask(known.mean_over, computed), known.extreme)
 
 
 def _streamed(at: Localiser, t: int, computed: int, met: int) -> Part | None:

@@ -13,7 +13,7 @@ from eqsat_mem.errors import Tensor
 from eqsat_mem.ir import Axes, Block, Dot, Fold, Input, Program, Rename, Term, itemsize, output_sizes
 from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import collectives
-from eqsat_mem.ir.ops.collectives import EXCHANGES, REDUCTIONS
+from eqsat_mem.ir.ops.collectives import EXCHANGES, REDUCTIONS, SENT_BY
 from eqsat_mem.ir.ops.control import LOOPS
 from eqsat_mem.options import Options
 from eqsat_mem.reports.exchanges import Exchange, SpreadIndex
@@ -41,6 +41,9 @@ from eqsat_mem.reports.words import (
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.units import format_bytes
+
+PRICED = {**dict.fromkeys(REDUCTIONS.values(), "all_reduce"), **{called: SENT_BY.get(name, name) for name, called in KINDS.items()}}
+"""The collectives at whose prices functions of ``jax.lax`` send."""
 
 
 def outline(s: Schedule) -> str:
@@ -232,6 +235,14 @@ def exchanges(s: Schedule) -> list[Exchange]:
 def received_bytes(s: Schedule) -> int:
     """The bytes that a device receives from others in one call."""
     return sum(exchange.received for exchange in exchanges(s)) if s.ex.program.shares is not None else 0
+
+
+def exchange_seconds(s: Schedule) -> float:
+    """The predicted seconds in which devices exchange values in one call."""
+    shares = s.ex.program.shares
+    if shares is None:
+        return 0.0
+    return sum(e.times * s.backend.exchange_s(PRICED[e.kind], e.received / max(e.times, 1), e.axes, shares.devices) for e in exchanges(s))
 
 
 def _exchanges(s: Schedule, seq: Seq, extents: Sequence[int], times: int) -> Iterator[Exchange]:

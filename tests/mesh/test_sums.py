@@ -99,9 +99,30 @@ def nested(w, xs):
     return lax.scan(around, jnp.zeros_like(w), xs)[0]
 
 
-@pytest.mark.parametrize("function", [recurrent, accumulated, counted, subtracted])
+def continued(w, xs):
+    """A sum that loops in a loop go on with."""
+
+    def around(total, x):
+        return lax.fori_loop(0, 3, lambda k, c: c + x.T @ jnp.tanh(x @ w + k), total), None
+
+    return lax.scan(around, jnp.ones_like(w), xs)[0]
+
+
+def in_segments(w, xs):
+    """The gradient of a recurrent network whose steps are computed again segment by segment."""
+
+    def loss(w):
+        steps = jax.checkpoint(lambda h, part: lax.scan(lambda h, x: (jnp.tanh(x + h @ w), None), h, part))
+        return jnp.sum(lax.scan(steps, jnp.zeros(xs.shape[1:]), xs.reshape(2, -1, *xs.shape[1:]))[0] ** 2)
+
+    return jax.grad(loss)(w)
+
+
+@pytest.mark.parametrize("function", [recurrent, accumulated, counted, subtracted, continued, in_segments])
 def test_devices_sum_once_what_turns_add(function, mesh):
-    assert [(sent.kind, sent.times) for sent in exchanged(planned(function, mesh, 0))] == [("psum", 1)]
+    plan = planned(function, mesh, 0)
+    assert [(sent.kind, sent.times) for sent in exchanged(plan)] == [("psum", 1)]
+    assert all(sent.times == 1 for sent in plan.collectives if sent.bytes >= ROWS * WIDTH * 4)  # no state is gathered in turns
 
 
 def test_loops_in_loops_exchange_once_for_each_turn_around_at_most(mesh):
@@ -195,18 +216,24 @@ CARRIES = {
 """The first value of a carry, and the next of the last one, the state, a step's rows and the weights."""
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_loops_compute_the_same(seed, mesh):
+@pytest.mark.parametrize(("seed", "segments"), [*((seed, 1) for seed in range(6)), (6, 2), (7, 3), (8, 2), (9, 3)])
+def test_random_loops_compute_the_same(seed, segments, mesh):
     rng = np.random.default_rng(seed)
     names = ["state", *rng.choice([name for name in CARRIES if name != "state"], 5, replace=False)]
     reads_all = rng.integers(4) == 0
 
     def function(w, xs):
+        begun = tuple(CARRIES[name][0](w) for name in names)
+
         def step(carry, x):
             h = carry[0]
             new = tuple(CARRIES[name][1](c, h, x, w) for name, c in zip(names, carry, strict=True))
             return new, sum(jnp.sum(c) for c in new) if reads_all else jnp.sum(new[0])
 
-        return lax.scan(step, tuple(CARRIES[name][0](w) for name in names), xs)
+        def steps(carry, some):
+            return lax.scan(step, carry, some)
+
+        parts = xs.reshape(segments, -1, *xs.shape[1:])
+        return lax.scan(steps, begun, parts) if segments > 1 else lax.scan(step, begun, xs)
 
     assert planned(function, mesh, seed, 2**20 * int(rng.choice([2, 3]))).loops
