@@ -41,27 +41,36 @@ def check(program: Program) -> None:
     parts: list[frozenset[str]] = []
     positions: set[int] = set()
     for t, term in enumerate(program.terms):
-        where = f"%{t}: {term}"
-        parts.append(_missing(program, shares, t, parts))
-        names = shares.names(program.free[t])
-        assert len(set(names)) == len(names), f"two indices in shares along one mesh axis at {where}"
-        if isinstance(term, Input):
-            _check_lying(term.axes, shares.arguments[term.slot], shares, where)
-        elif _counts_own_rows(program, shares, t, positions):
-            positions.add(t)
-        elif not _is_exchange(program, t):
-            _check_operands(program, shares, t, where)
-            assert all(_ends(program, shares, c, i) for c, i in _summed(program, shares, t)), (
-                f"positions beyond the last are summed at {where}"
-            )
-            if positions.intersection(children(term)) and not _reads_own_rows(program, term):
-                assert any(_counts_devices(program, a) for a in children(term)), f"positions in a share without its beginning at {where}"
+        try:
+            _check_term(program, shares, t, parts, positions)
+        except AssertionError as error:
+            raise AssertionError(f"{error} at %{t}: {term}") from None  # its text has all of what a loop runs
     for k, (o, spec) in enumerate(zip(program.outputs, shares.results, strict=True)):
         missing = parts[o.term] ^ frozenset(name for s in shares.sums if s.result == k for name in s.names)
         assert not missing, f"result {k} is a part along {sorted(parts[o.term])}, and not along {sorted(missing)} as it should be"
         assert o.term not in positions, f"result {k} has positions in a share"
         assert not axes_mask(o.axes) & mask_of(shares.padded), f"result {k} has positions beyond the last"
-        _check_lying(o.axes, spec, shares, f"result {k}")
+        try:
+            _check_lying(o.axes, spec, shares)
+        except AssertionError as error:
+            raise AssertionError(f"{error} at result {k}") from None
+
+
+def _check_term(program: Program, shares: Shares, t: int, parts: list[frozenset[str]], positions: set[int]) -> None:
+    """Check a term, given along which mesh axes those before are parts, and which of them are positions in a share; note both of it."""
+    term = program.terms[t]
+    parts.append(_missing(program, shares, t, parts))
+    names = shares.names(program.free[t])
+    assert len(set(names)) == len(names), "two indices in shares along one mesh axis"
+    if isinstance(term, Input):
+        _check_lying(term.axes, shares.arguments[term.slot], shares)
+    elif _counts_own_rows(program, shares, t, positions):
+        positions.add(t)
+    elif not _is_exchange(program, t):
+        _check_operands(program, shares, t)
+        assert all(_ends(program, shares, c, i) for c, i in _summed(program, shares, t)), "positions beyond the last are summed"
+        if positions.intersection(children(term)) and not _reads_own_rows(program, term):
+            assert any(_counts_devices(program, a) for a in children(term)), "positions in a share without its beginning"
 
 
 def _is_exchange(program: Program, t: int) -> bool:
@@ -108,12 +117,12 @@ def _side_by_side(program: Program, shares: Shares, term: Block) -> int:
     return mask_of(i for i, o in pairs if spread[i] == spread[o] and extents[i] % extents[o] == 0)
 
 
-def _check_operands(program: Program, shares: Shares, t: int, where: str) -> None:
+def _check_operands(program: Program, shares: Shares, t: int) -> None:
     """Operands agree on what they have whole, and an operation binds nothing of which it has a share."""
     term, every = program.terms[t], program.free[t]
     if isinstance(term, Rename):
         shared = [sorted(shares.names(mask)) for mask in (program.free[term.arg], program.free[t])]
-        assert shared[0] == shared[1], f"new names are dealt out otherwise at {where}"
+        assert shared[0] == shared[1], "new names are dealt out otherwise"
         return
     if isinstance(term, Block) and term.call.bodies and all(b is not None and b.ex.program.shares is not None for b in term.call.bodies):
         return  # a loop or branch, whose bodies take shares and have been checked themselves
@@ -121,12 +130,12 @@ def _check_operands(program: Program, shares: Shares, t: int, where: str) -> Non
         every |= program.free[c]
     for c in (c for c in children(term) if not isinstance(program.terms[c], Iota)):  # positions in a share are those of every share
         mixed = shares.dealt_out(program.free[c]) & ~shares.dealt_out(every)
-        assert not mixed, f"a share meets the whole at {where}"
+        assert not mixed, "a share meets the whole"
     if isinstance(term, Block):
         bound = axes_mask(sum(term.call.in_axes, ())) & ~(
             term.call.pointwise | term.call.folds | _own_rows(program, term) | _untouched(term) | _shifted_rows(program, term)
         )
-        assert not shares.dealt_out(axes_mask(sum(term.call.in_axes, ()))) & bound, f"an operation binds an index in shares at {where}"
+        assert not shares.dealt_out(axes_mask(sum(term.call.in_axes, ()))) & bound, "an operation binds an index in shares"
 
 
 def _untouched(term: Block) -> int:
@@ -208,12 +217,12 @@ def _own_rows(program: Program, term: Block) -> int:
     return axes_mask((term.call.in_axes[0][a], term.call.out_axes[0][a] if term.call.prim.name != "gather" else ()))
 
 
-def _check_lying(axes: Axes, spec: Spec, shares: Shares, where: str) -> None:
+def _check_lying(axes: Axes, spec: Spec, shares: Shares) -> None:
     """An array in shares has along each axis the share of an index first, and none of another."""
     inside = shares.dealt_out(axes_mask(axes))
     for axis, names in zip(axes, spec, strict=True):
         own = [(a, shares.spread[i]) for a, i in enumerate(axis) if inside >> i & 1]
-        assert own == ([(0, names)] if names else []), f"shares along {names} where {own} are dealt out at {where}"
+        assert own == ([(0, names)] if names else []), f"shares along {names} where {own} are dealt out"
 
 
 def _counts_devices(program: Program, t: int) -> bool:
