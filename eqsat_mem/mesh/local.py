@@ -279,7 +279,7 @@ class Local:
 
     def taken(self, block: Block) -> int:
         """The elements that a gather reads, once for each place."""
-        key = "taken", block.args, block.call.in_axes
+        key = "taken", block.args, block.call.in_axes, block.call.out_axes, *block.call.params.items()
         if key not in self._known:
             self._known[key] = self._block(block.call, block.args, None)
         return self._known[key]

@@ -173,7 +173,7 @@ class _Pieces:
             for source, index in sources
         )
         rows: Axes = (*layout[: cut.axis], (cut.index,), *layout[cut.axis + 1 :])
-        key = args, pieces, axes, rows
+        key = args, pieces, cut.axis, axes, rows
         if key not in self._calls:
             pointwise = mask_of(axis[0] for a, axis in enumerate(layout) if a != cut.axis and len(axis) == 1)
             self._calls[key] = Call(pieces_p, {"pieces": pieces, "axis": cut.axis, "beyond": 0}, axes, (rows,), (term.dtype,), pointwise)

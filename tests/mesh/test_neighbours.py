@@ -9,7 +9,12 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from eqsat_mem import optimize
+from eqsat_mem.egraph.extract import original
+from eqsat_mem.egraph.rule_files import load_rules
+from eqsat_mem.frontend.load import load
+from eqsat_mem.mesh.pieces import is_pieces, with_pieces
 from tests.oracles.collectives import collectives
+from tests.oracles.evaluation import values
 from tests.oracles.stencils import failure, slid
 from tests.tiers import tiered
 
@@ -125,6 +130,15 @@ def test_shares_of_two_mesh_axes_have_neighbours_along_both():
     assert found["collective-permute"][1] <= 4 * 2 * (128 + 128)
     assert found.keys() <= {"collective-permute", "all-reduce"}  # the distances beside it are summed
     np.testing.assert_allclose(got, jax.jit(steps)(u), rtol=1e-5, atol=1e-6)
+
+
+def test_axes_of_one_extent_that_are_shifted_alike_are_two():
+    u = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+    for rolled in (lambda u: jnp.roll(u, 1, 0) + 2 * jnp.roll(u, 1, 1), lambda u: jnp.diff(u, axis=0)[:, 1:] * jnp.diff(u, axis=1)[1:]):
+        program = load(jax.make_jaxpr(rolled)(u), ["u"])
+        cut = with_pieces(original(program, load_rules()), dict.fromkeys(range(len(program.indices)), ("x",))).program
+        assert {term.call.params["axis"] for term in cut.terms if is_pieces(term)} == {0, 1}
+        np.testing.assert_allclose(values([u], cut)[0][0], rolled(u), rtol=1e-6)
 
 
 def test_what_all_rows_are_needed_for_is_no_matter_of_neighbours(mesh):
