@@ -15,7 +15,7 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.mesh.pieces import is_pieces, with_pieces
 from tests.oracles.collectives import collectives
 from tests.oracles.evaluation import values
-from tests.oracles.stencils import failure, slid
+from tests.oracles.stencils import failure, slid, square
 from tests.tiers import tiered
 
 ROWS, WIDTH = 4096, 32
@@ -154,6 +154,14 @@ def test_plans_of_random_stencils_compute_the_same(block):
     with jax.enable_x64(True):
         for seed in range(6 * block, 6 * (block + 1)):
             assert (found := failure(seed, devices=block % 2 == 0)) is None, found
+
+
+@pytest.mark.parametrize("block", tiered(range(6), [1], []))
+@pytest.mark.filterwarnings("ignore")
+def test_plans_of_random_reads_along_both_axes_of_squares_compute_the_same(block):
+    with jax.enable_x64(True):
+        for seed in range(6 * block, 6 * (block + 1)):
+            assert (found := failure(seed, devices=block % 2 == 0, drawn=square)) is None, found
 
 
 def test_what_fits_as_written_is_planned_where_the_partitioner_gathers(mesh):

@@ -127,6 +127,27 @@ def stencil(seed: int) -> Case:
     return Case(jaxpr, args, stepwise.run(jaxpr, args), ["x", "y"])
 
 
+def square(seed: int) -> Case:
+    """A random program of the seed that reads square arrays alike along both of their axes; every third is a gradient."""
+    rows = random.Random(seed).choice((16, 24, 32))
+
+    def program(x: Any) -> Any:
+        rng = random.Random(seed)
+        for _ in range(rng.randrange(1, 3)):
+            step, state = rng.choice((_rolled, _rolled, _shifted, _padded, _updated, _differences)), rng.getstate()
+            along = []
+            for axis in (0, 1):
+                rng.setstate(state)
+                along.append(step(rng, x, axis))
+            x = _met(rng, *along)
+        return x
+
+    args = [np.random.default_rng(seed).standard_normal((rows, rows))]
+    function = jax.grad(lambda x: jnp.sum(jnp.sin(program(x)))) if seed % 3 == 0 else program
+    jaxpr = jax.make_jaxpr(lambda *args: jax.tree.leaves(function(*args)))(*args)
+    return Case(jaxpr, args, stepwise.run(jaxpr, args), ["x"])
+
+
 def failure(seed: int, devices: bool, drawn: Callable[[int], Case] = stencil) -> str | None:
     """The error of some plan of the program of a seed on a random mesh, or None; with ``devices`` plans run on them, else as lanes."""
     axes, rng, known = MESHES[seed // 3 % len(MESHES)], random.Random(seed), drawn(seed)
