@@ -27,6 +27,7 @@ from eqsat_mem.ir import (
 )
 from eqsat_mem.ir.mesh import Shares, Spec
 from eqsat_mem.ir.ops import MONOIDS, block_op
+from eqsat_mem.mesh.padding import UPDATES
 from eqsat_mem.mesh.rows import row_axis
 
 JOINING = frozenset({"all_reduce", "gather_shares", "sum_to_shares", "merge_top_k", "merge_top_k_in_rounds"})
@@ -151,6 +152,8 @@ def _summed(program: Program, shares: Shares, t: int) -> Iterator[tuple[int, int
     monoid = term.monoid if isinstance(term, Fold) else "add"
     if isinstance(term, Fold | Dot) and not MONOIDS[monoid].idempotent:
         yield from ((c, i) for c in children(term) for i in bits(term.over & program.free[c]) if i in shares.padded)
+    if isinstance(term, Block) and (row := block_op(term.call.prim.name)).writes_into and not MONOIDS[row.monoid or "max"].idempotent:
+        yield from ((term.args[UPDATES], i) for i in bits(term.call.folds) if i in shares.padded)
 
 
 def _ends(program: Program, shares: Shares, t: int, i: int) -> bool:

@@ -28,6 +28,7 @@ from eqsat_mem.ir import (
     Rename,
     Take,
     Term,
+    axes_mask,
     bits,
     children,
     folded,
@@ -157,7 +158,7 @@ class _Padding:
         args = [self.value(c, wide & self.old.free[c]) for c in children(term)]
         over = wide & folded(term)
         if over:
-            args = [self.masked(t, k, c, a, over & self.old.free[c]) for k, (c, a) in enumerate(zip(children(term), args, strict=True))]
+            args = [self.masked(t, k, c, a, over & mine) for k, (c, a, mine) in enumerate(zip(children(term), args, self.read(term)))]
         u = self.new.add(self.operation(term, wide, tuple(args)), self.old.source.get(t))
         self.origin.setdefault(u, t)
         can = pointwise(self.new, u), -1, -1
@@ -166,6 +167,12 @@ class _Padding:
             if mask := self.mask(facts.get(t, 0), wide) & able:
                 table[u] = mask
         return u
+
+    def read(self, term: Term) -> list[int]:
+        """The indices along which a term reads each of its operands, also one number for all positions."""
+        if isinstance(term, Block):
+            return [axes_mask(axes) for axes in term.call.in_axes]
+        return [self.old.free[c] for c in children(term)]
 
     def put_together(self, t: int, term: Block, wide: int) -> int:
         """A value made of pieces: of values that are padded along the pieces as they are made, and ends with its last element again."""
