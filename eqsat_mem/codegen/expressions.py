@@ -15,7 +15,7 @@ from eqsat_mem.codegen.calls import CallWriter
 from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Fixed, Layout, Region, Scope, Value, identifier, number, wrap
 from eqsat_mem.codegen.unknown import unknown
-from eqsat_mem.ir import Block, Dot, Fold, Literal, Map, Rename, Term, bits, itemsize, mask_of
+from eqsat_mem.ir import Block, Dot, Fold, Iota, Literal, Map, Rename, Term, bits, itemsize, mask_of
 from eqsat_mem.ir.ops import (
     MONOIDS,
     RESCALING,
@@ -28,6 +28,7 @@ from eqsat_mem.ir.ops import (
     param_text,
     primitive_text,
 )
+from eqsat_mem.schedule.kernel import moves
 
 INLINE = 60
 """Expressions of fewer characters that are used once are written inline in their user."""
@@ -275,7 +276,7 @@ class ExpressionWriter:
         if fixed:
             at = Scope(scope, indent=scope.indent, lines=scope.lines, at=frozenset(i for i, _ in fixed))
         if known is None:
-            values = [self.value(a, scope, region, fixed) for a in term.args]
+            values = [self.operand(a, term, scope, region, fixed) for a in term.args]
             args = [self.reads.in_axes(value, axes, at).text for value, axes in zip(values, call.in_axes)]
             args[:1] = [region.sums[t]] if t in region.sums else args[:1]
             self.reads.where(t, scope)
@@ -292,6 +293,15 @@ class ExpressionWriter:
             scope.calls[made] = known
         value = self.reads.pinned(self.result(term, known[term.out], at), tuple((i, 0) for i, _ in fixed))
         return value.text, value.layout
+
+    def operand(self, t: int, of: Block, scope: Scope, region: Region, fixed: Fixed) -> Value:
+        """The value of an operand of a block. What moves elements of a value that no loop slices reads them from where they lie: columns
+        made outside of the loop would be a copy of all of it."""
+        is_outside = bool(fixed) and moves(of) and t not in region.terms and not isinstance(self.reads.program.terms[t], Iota)
+        loop = next((around.index for around in scope.around() if around.index is not None), None)
+        if not is_outside or loop is None or self.reads.program.free[t] >> loop & 1:
+            return self.value(t, scope, region, fixed)
+        return self.reads.pinned(self.reads.read(t, scope), fixed)
 
     def position(self, known: int, scope: Scope) -> str:
         """Return source of a position as a number that XLA does not know; the first time, write where these come from."""

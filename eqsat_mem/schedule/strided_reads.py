@@ -6,13 +6,14 @@ reads with a stride.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Map, children
+from eqsat_mem.ir import Map, Program, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, made
 from eqsat_mem.schedule.fusion import Fused
+from eqsat_mem.schedule.kernel import moves
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,21 @@ class Reads:
     Attributes:
         apart: the arrays read position by position along unrolled indices.
         whole: the arrays read in any other way; some may be in both.
+        moved: those from which operations that only move elements read position by position, each with its term under the names of there.
     """
 
     apart: frozenset[int]
     whole: frozenset[int]
+    moved: frozenset[tuple[int, int]] = frozenset()
 
-    def without(self, own: Iterable[int]) -> Reads:
+    def without(self, own: Collection[int]) -> Reads:
         """Return the reads except those of the terms ``own``."""
-        return Reads(self.apart.difference(own), self.whole.difference(own))
+        return Reads(self.apart.difference(own), self.whole.difference(own), frozenset(read for read in self.moved if read[0] not in own))
+
+    def inside(self, loop: Loop, program: Program) -> Reads:
+        """Return the reads of the body of a loop: what is moved has columns if the loop slices it, else it is read where it lies."""
+        sliced = frozenset(t for t, read in self.moved if program.free[read] >> loop.index & 1)
+        return Reads(self.apart | sliced, self.whole.union(t for t, _ in self.moved) - sliced)
 
 
 NOTHING = Reads(frozenset(), frozenset())
@@ -61,7 +69,7 @@ class Columns:
         if known is None:
             steps = (step for step in seq.steps if not isinstance(step, int))
             every = (
-                self.reads(step.body, kernels) if isinstance(step, Loop) else self.read_by_loops(step, kernels).without(made(step))
+                self._of_body(step, kernels) if isinstance(step, Loop) else self.read_by_loops(step, kernels).without(made(step))
                 for step in steps
             )
             known = self._reads_by_loops[seq] = _merged(every)
@@ -71,22 +79,30 @@ class Columns:
         """Return the arrays that a region reads from outside of itself."""
         known = self._reads.get(seq)
         if known is None:
-            inside = (step.body if isinstance(step, Loop) else step for step in seq.steps if not isinstance(step, int))
-            every = _merged([self._read_by_kernels(kernels(seq)), *(self.reads(part, kernels) for part in inside)])
-            known = self._reads[seq] = every.without(made(seq))
+            parts = (step for step in seq.steps if not isinstance(step, int))
+            inside = (self._of_body(part, kernels) if isinstance(part, Loop) else self.reads(part, kernels) for part in parts)
+            known = self._reads[seq] = _merged([self._read_by_kernels(kernels(seq)), *inside]).without(made(seq))
         return known
+
+    def _of_body(self, loop: Loop, kernels: Kernels) -> Reads:
+        return self.reads(loop.body, kernels).inside(loop, self.ex.program)
 
     def _read_by_kernels(self, fused: Fused) -> Reads:
         program = self.ex.program
-        apart, whole = set[int](), set[int]()
+        apart, whole, moved = set[int](), set[int](), set[tuple[int, int]]()
         for members in fused.members:
             written_out, own = 0, frozenset(members)
             for t in reversed(members):  # users first
                 written_out |= self.ex.unrolls.get(t, 0)
                 for c in children(program.terms[t]):
-                    if c not in own:
-                        (apart if program.free[c] & written_out else whole).add(program.source_of(c))
-        return Reads(frozenset(apart), frozenset(whole))
+                    if c in own:
+                        continue
+                    source, by_element = program.source_of(c), program.free[c] & written_out
+                    if by_element and moves(program.terms[t]):
+                        moved.add((source, c))
+                    else:
+                        (apart if by_element else whole).add(source)
+        return Reads(frozenset(apart), frozenset(whole), frozenset(moved))
 
     def beside(self, seq: Seq, kernels: Kernels) -> Iterator[tuple[int, int, int]]:
         """Yield the values of a region that are held in addition to their columns.
@@ -110,4 +126,5 @@ class Columns:
 def _merged(reads: Iterable[Reads]) -> Reads:
     """Return the union of several reads."""
     parts = list(reads)
-    return Reads(frozenset().union(*(r.apart for r in parts)), frozenset().union(*(r.whole for r in parts)))
+    kinds = ((r.apart for r in parts), (r.whole for r in parts), (r.moved for r in parts))
+    return Reads(*(frozenset().union(*kind) for kind in kinds))

@@ -15,8 +15,11 @@ from eqsat_mem.egraph.extract import as_written
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
 from eqsat_mem.frontend.load import load
+from eqsat_mem.ir import Input
+from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import unscheduled
 from eqsat_mem.schedule.search import schedule
+from eqsat_mem.schedule.strided_reads import Columns
 from tests.oracles.evaluation import results
 from tests.oracles.targets import CPU
 
@@ -32,6 +35,11 @@ def trees(x, features, thresholds):
 def neighbours(x, near):
     """Sums over neighbours of a function of their distances: the gathered axis that is folded holds coordinates."""
     return jnp.sum(jnp.exp(-jnp.sum((x[near] - x[:, None]) ** 2, -1)), 1)
+
+
+def neighbours_of_others(x, table, near):
+    """The same of rows of another array."""
+    return jnp.sum(jnp.exp(-jnp.sum((table[near] - x[:, None]) ** 2, -1)), 1)
 
 
 def mean_of_neighbours(x, near):
@@ -57,6 +65,8 @@ def arguments(kind, seed, rows, coordinates, count):
         return x, random.randint(0, coordinates, (2, count))
     if kind is trees:
         return x, random.randint(0, coordinates, (5, count)), random.standard_normal((5, count)).astype(np.float32)
+    if kind is neighbours_of_others:
+        return x, random.standard_normal((3 * rows, coordinates)).astype(np.float32), random.randint(0, 3 * rows, (rows, count))
     return x, random.standard_normal((4, coordinates)).astype(np.float32) if kind is joined else random.randint(0, rows, (rows, count))
 
 
@@ -65,7 +75,7 @@ def extraction(kind, args):
     return as_written(saturate(program, RULES, Limits(max_iterations=0, large_elements=1)))
 
 
-@pytest.mark.parametrize("kind", [trees, neighbours, mean_of_neighbours, columns, joined])
+@pytest.mark.parametrize("kind", [trees, neighbours, neighbours_of_others, mean_of_neighbours, columns, joined])
 @settings(deadline=None, max_examples=12, derandomize=True)
 @given(st.integers(0, 99), st.integers(2, 40), st.integers(1, 4), st.integers(1, 6))
 def test_values(kind, seed, rows, coordinates, count):
@@ -96,3 +106,19 @@ def test_a_gather_that_is_read_whole_is_made_once():
     ex = extraction(both, (x, features))
     jaxpr = jax.make_jaxpr(emit(unscheduled(ex, CPU)).function)(x, features)
     assert sum(eqn.primitive is lax.gather_p for eqn in jaxpr.eqns) == 1
+
+
+def test_what_loops_gather_from_is_not_copied_column_by_column():
+    """Columns made outside of a loop would be a copy of the table, which XLA holds throughout."""
+    args = arguments(neighbours_of_others, 2, 4000, 3, 8)
+    made = schedule(extraction(neighbours_of_others, args), 3 * 2**18, CPU)
+    outside = jax.make_jaxpr(emit(made).function)(*args).jaxpr
+    assert made.chunks
+    assert not [
+        eqn
+        for eqn in outside.eqns
+        if eqn.primitive is not lax.while_p and eqn.primitive is not lax.scan_p and outside.invars[1] in eqn.invars
+    ]
+    read = Columns(made.ex).read_by_loops(made.seq, Memory(made.ex, CPU).fused)
+    table = next(t for t, term in enumerate(made.ex.program.terms) if isinstance(term, Input) and term.slot == 1)
+    assert table in read.whole - read.apart
