@@ -258,7 +258,8 @@ def _verified(request: Request, forms: Forms, backend: Backend, first: SearchRes
     """Emit, compile, compare with the limit; plan for less while the compiled program holds more. Where it does because values are computed
     again, what fits without is asked about before anything slower, and where there is no time for another search.
 
-    Where nothing fits the next planned limit, it was too low a guess: the one after is halfway back to the last program that was compiled.
+    The next planned limit is a guess: a search ends with what is predicted to hold less than halfway from it to the last program that was
+    compiled, before other forms are searched. Where nothing does, that is the limit after it.
     Where nothing fits at all as predicted, but nearly, XLA is asked about the plan for what that holds.
     """
     limit = request.limit
@@ -267,13 +268,13 @@ def _verified(request: Request, forms: Forms, backend: Backend, first: SearchRes
     quick = as_written_s
     best, in_loops = first.best, first.in_loops
     for attempt in range(ATTEMPTS):
-        new = _next(request, forms, backend, planned_limit, in_loops) if attempt else best
+        most = (planned_limit + above) // 2 if above else planned_limit
+        new = _next(request, forms, backend, planned_limit, most, in_loops) if attempt else best
         if new is None:
             break
         best = new
-        if best is in_loops:
-            planned_limit, in_loops = max(planned_limit, best.peak_bytes), None
-        if best.fits(planned_limit):
+        if best is in_loops or best.fits(most):
+            planned_limit, in_loops = max(planned_limit, best.peak_bytes), None if best is in_loops else in_loops
             found = compiled(request, backend, best, planned_limit)
             if smallest is None and found.compiled_bytes is not None and found.compiled_bytes > limit and best.chunks:
                 found = _gathering(request, found)
@@ -297,11 +298,11 @@ def _verified(request: Request, forms: Forms, backend: Backend, first: SearchRes
     raise _too_large(request, forms, closest, closest_bytes)
 
 
-def _next(request: Request, forms: Forms, backend: Backend, planned_limit: int, in_loops: Schedule | None) -> Schedule | None:
-    """The schedule to ask XLA about after one that held too much: what a search finds, or what fits ``in_loops`` where that is no slower or
-    there is no time for a search; None where there is neither."""
-    found = None if request.deadline.passed() else forms.fastest(backend, planned_limit).best
-    if in_loops is not None and (found is None or not found.fits(planned_limit) or found.seconds >= in_loops.seconds):
+def _next(request: Request, forms: Forms, backend: Backend, planned_limit: int, most: int, in_loops: Schedule | None) -> Schedule | None:
+    """The schedule to ask XLA about after one that held too much: what a search finds that is predicted to hold ``most`` at most, or
+    what fits ``in_loops`` where that is no slower or there is no time for a search; None where there is neither."""
+    found = None if request.deadline.passed() else forms.fastest(backend, planned_limit, near=most).best
+    if in_loops is not None and (found is None or not found.fits(most) or found.seconds >= in_loops.seconds):
         return in_loops
     return found
 

@@ -218,6 +218,26 @@ def test_xla_is_asked_where_the_smallest_plan_is_predicted_to_hold_a_little_more
     assert refused.value.smallest_bytes == limit + 1
 
 
+def test_what_nearly_fits_a_guess_is_asked_about_before_another_search(monkeypatch):
+    """After a plan that held too much, the smallest there is holds a little more than the next guess."""
+    args = arguments([(1200, 3), (1200, 3), (1200, 2)])
+    with pytest.raises(MemoryLimitError) as caught:
+        optimize(kernel_vector, memory_limit=1000, verify=False).plan(*args)
+    limit, searches, after = int(1.5 * caught.value.smallest_bytes), [], []
+
+    def says(function, avals):
+        after.append(len(searches))
+        return limit if after[1:] else 2 * limit
+
+    compiled(monkeypatch, says)
+    fastest = Forms.fastest
+    monkeypatch.setattr(Forms, "fastest", lambda *given, **named: searches.append(given[2]) or fastest(*given, **named))
+    plan = optimize(kernel_vector, memory_limit=limit).plan(*args)
+    assert plan.compiled_peak_bytes == limit
+    assert searches[1] < caught.value.smallest_bytes
+    assert after[:2] == [1, 2]
+
+
 # --- programs inside programs ----------------------------------------------------------------------------
 
 
