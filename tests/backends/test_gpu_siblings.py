@@ -56,6 +56,21 @@ def one_after_the_other(x, c, a, b):
     return first, jnp.cos(z + jnp.sum(first)) @ b
 
 
+def beside_a_vector(x, y, first, second, c, a):
+    """Maps that read a vector and nothing else in common, and have as many elements."""
+    return (jnp.tanh(x @ first) * c) @ a, (jnp.sin(y @ second) + c) @ a
+
+
+def beside_a_vector_in_turn(x, y, first, second, c, a):
+    """One more, that needs the first of them."""
+    made = (jnp.tanh(x @ first) * c) @ a
+    return made, (jnp.sin(y @ second) + c) @ a, (jnp.cos((x + jnp.sum(made)) @ second) * c) @ a
+
+
+def beside_a_number(x, y, first, second, c, a):
+    return beside_a_vector(x, y, first, second, c[0], a)
+
+
 def network(first, second, x, loss):
     return jax.grad(lambda *layers: loss(jax.nn.gelu(x @ layers[0]) @ layers[1]), (0, 1))(first, second)
 
@@ -83,10 +98,13 @@ def of_one_matrix_in_turn(w, x, y):
 
 SMALL, MERGED, APART = f32((128, 8000), (1024, 128), (1024, 128)), 4 * 1024 * 8000, f32((128, 16_500), (1024, 128), (1024, 128))
 OPERANDS = f32((N, 64), (64, N), (N, 32), (N, 32))
+BESIDE = f32((N, 64), (N, 64), (64, N), (64, N), (N,), (N, 32))
 LAYERS = f32((64, 2048), (2048, 16), (8192, 64))
 PROGRAMS = {
     "two_of_one": (two_of_one, OPERANDS),
     "one_after_the_other": (one_after_the_other, OPERANDS),
+    "beside_a_vector": (beside_a_vector, BESIDE),
+    "beside_a_vector_in_turn": (beside_a_vector_in_turn, BESIDE),
     "sum": (lambda *a: network(*a, jnp.sum), LAYERS),
     "mean": (lambda *a: network(*a, jnp.mean), LAYERS),
     "per_example": (per_example, f32((32, 512), (512, 4), (512, 32))),
@@ -104,6 +122,28 @@ def test_results_of_one_kernel_are_there_at_once():
 
 def test_kernels_of_which_one_needs_the_other_are_two():
     assert 2 * MATRIX < predicted(one_after_the_other, OPERANDS) < 2.5 * MATRIX
+
+
+def test_kernels_that_read_one_vector_are_one():
+    """Both products and both maps are there at once; of kernels that have a single number in common, or need one another, two arrays."""
+    assert 4 * MATRIX < predicted(beside_a_vector, BESIDE) < 4.2 * MATRIX
+    assert 4 * MATRIX < predicted(beside_a_vector_in_turn, BESIDE) < 4.2 * MATRIX
+    assert 2 * MATRIX < predicted(beside_a_number, [*BESIDE[:4], *f32((1,)), BESIDE[5]]) < 2.2 * MATRIX
+
+
+def test_every_kernel_may_be_one_with_every_other_that_reads_its_array():
+    """Two of three need the first, and are one all the same."""
+
+    def program(x, c, a):
+        first = jnp.tanh(x * c)
+        second, third = first @ a, (x + 1) @ a
+        return first, jnp.sin(second) + c, jnp.cos(third) * c
+
+    own, ex = loaded(program, f32((64, 64), (64,), (64, 64)))
+    fused = Memory(ex, own).fused(straight(ex, own).seq)
+    *_, second, third = (k for k, step in enumerate(fused.kept) if isinstance(ex.program.terms[step], Map))
+    assert third == second + 1
+    assert fused.operands[second] == frozenset(), "the last of them reads everything"
 
 
 @pytest.mark.parametrize(

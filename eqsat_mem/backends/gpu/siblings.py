@@ -1,8 +1,9 @@
 """Kernels that XLA:GPU makes one of: all their results are there at once, and what any of them reads.
 
-A pass of XLA (``multi_output_fusion``) joins elementwise ones that read the same array and do not need one another, and one with another
-that reads its result, unless that is folded in the kernel that writes it. Another (``dot_merger``) joins products of one matrix with
-several, side by side, that do not need one another: their results are one array. The kernel runs where the last of them could.
+A pass of XLA (``multi_output_fusion``) joins elementwise ones that read the same array, be it a vector, and do not need one another, and
+one with another that reads its result, unless that is folded in the kernel that writes it. Another (``dot_merger``) joins products of one
+matrix with several, side by side, that do not need one another: their results are one array. The kernel runs where the last of them
+could.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def joined(program: Program, kernels: Fused, is_whole: bool) -> Fused:
     maker = {t: k for k, step in enumerate(kernels.kept) for t in made(step)}
     waits = [{maker[t] for t in operands if t in maker} for operands in kernels.operands]
     groups = _Groups(waits)
-    for one, other in _alike(program, kernels):
+    for one, other in _alike(program, kernels, is_whole):
         groups.join(one, other)
     for one, other in _in_turn(program, kernels, maker):
         groups.join(one, other, in_turn=True)
@@ -50,16 +51,18 @@ def joined(program: Program, kernels: Fused, is_whole: bool) -> Fused:
     )
 
 
-def _alike(program: Program, kernels: Fused) -> Iterator[tuple[int, int]]:
-    """Pairs of elementwise kernels of one size that read the same value of that size."""
-    readers: dict[int, list[int]] = {}
+def _alike(program: Program, kernels: Fused, is_whole: bool) -> Iterator[tuple[int, int]]:
+    """Pairs of elementwise kernels of one size that read the same array, of any size but a single number. In loops, where sizes depend on
+    chunks, they have the same indices."""
+    readers: dict[tuple[int, int], list[int]] = {}
     for k, (step, operands) in enumerate(zip(kernels.kept, kernels.operands, strict=True)):
         if isinstance(step, int) and isinstance(program.terms[step], Map):
+            size = program.extent(program.free[step]) if is_whole else program.free[step]
             for t in operands:
-                if program.free[t] == program.free[step] != 0:
-                    readers.setdefault(t, []).append(k)
+                if program.extent(program.free[t]) > 1:
+                    readers.setdefault((t, size), []).append(k)
     for together in readers.values():
-        yield from ((together[0], other) for other in together[1:])
+        yield from combinations(together, 2)
 
 
 def _of_one_matrix(program: Program, kernels: Fused, is_whole: bool) -> Iterator[tuple[int, int]]:
