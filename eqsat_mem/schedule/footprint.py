@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Self
 
 from eqsat_mem.ir.loop_tree import Path, Step
 from eqsat_mem.schedule.fusion import Fused
-from eqsat_mem.schedule.packing import bytes_of
+from eqsat_mem.schedule.packing import added_by_scratch, at_once, bytes_of, free_outputs, places_of
 from eqsat_mem.schedule.sizes import Extents
 
 
@@ -42,10 +43,25 @@ class Footprint:
     spare: tuple[Counter[int], ...] = ()
 
     @classmethod
-    def of_program(cls, kernels: Fused, around: list[int], lives: list[tuple[int, int, int, float]], spare: list[Counter[int]]) -> Self:
-        """The footprint of a whole program; outputs that are still to be written are not yet among the bytes ``around`` kernels."""
+    def of_program(
+        cls,
+        kernels: Fused,
+        around: list[int],
+        lives: list[tuple[int, int, int, float]],
+        joined: Mapping[int, int],
+        scratch: Sequence[tuple[int, int]],
+        packs: bool,
+    ) -> Self:
+        """The footprint of a whole program; outputs that are still to be written are not yet among the bytes ``around`` kernels, but the
+        ``scratch`` of each is. Values ``joined`` to others lie in their place. Where the backend ``packs``, most is held where values are
+        most, with what scratch adds that lies beside them."""
+        values, alone = places_of(lives, joined), at_once(scratch)
+        spare = free_outputs(values, alone, len(around))
         straight = set(kernels.straight)
-        held = (nbytes + bytes_of(spare[p]) if p in straight else nbytes for p, nbytes in enumerate(around))
+        held = [nbytes + bytes_of(spare[p]) if p in straight else nbytes for p, nbytes in enumerate(around)]
+        if packs and straight:
+            most = max(straight, key=held.__getitem__)
+            held[most] = max(held[most], max(held[p] - sum(scratch[p]) for p in straight) + added_by_scratch(values, alone))
         return cls(kernels, tuple(held), tuple(lives), tuple(spare))
 
     @property

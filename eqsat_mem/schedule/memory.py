@@ -25,7 +25,7 @@ from eqsat_mem.schedule.footprint import Footprint, Live, Passing, Peak
 from eqsat_mem.schedule.fusion import Copy, Fused, Inside, adds_to_sum, fuse, reads_others
 from eqsat_mem.schedule.late_states import LEAST_BYTES, waiting
 from eqsat_mem.schedule.loop_bodies import block_scratch
-from eqsat_mem.schedule.packing import at_once, bytes_of, bytes_within, free_outputs, places_of, with_gaps
+from eqsat_mem.schedule.packing import at_once, bytes_of, bytes_within, places_of, with_gaps
 from eqsat_mem.schedule.sizes import Extents, Sizes, extents_inside
 from eqsat_mem.schedule.strided_reads import Columns
 
@@ -273,7 +273,7 @@ class Memory:
         if packs:  # inside of loops
             around = with_gaps(around, places_of(lives, joined), at_once(beside))
         elif seq not in self._sliced_along and seq not in self._returned and not self.backend.in_loop:
-            return Footprint.of_program(fused, around, lives, free_outputs(places_of(lives, joined), at_once(beside), len(around)))
+            return Footprint.of_program(fused, around, lives, joined, beside, self.backend.packs)
         return Footprint(fused, tuple(around), tuple(lives))
 
     def _begun_ahead(self, seq: Seq, extents: Extents, is_inside: bool) -> dict[int, dict[int, int]]:

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+SMALL = 1 / 64
+"""The share of the largest scratch up to which values are taken to lie in gaps between others: guessed."""
+
 
 class Placed(NamedTuple):
     """A value: its bytes, and the first and last moment at which it is there."""
@@ -14,6 +17,11 @@ class Placed(NamedTuple):
     nbytes: int
     first: float
     last: float
+
+
+def _meet(one: Placed, other: Placed) -> bool:
+    """Whether two values are there at the same time."""
+    return one.first <= other.last and other.first <= one.last
 
 
 def packed_bytes(values: Iterable[Placed]) -> int:
@@ -27,7 +35,7 @@ def packed_bytes(values: Iterable[Placed]) -> int:
     there: list[tuple[int, Placed]] = []
     top = 0
     for value in sorted((v for v in values if v.nbytes), key=lambda v: (-v.nbytes, v.first - v.last)):
-        taken = sorted((at, at + v.nbytes) for at, v in there if v.first <= value.last and value.first <= v.last)
+        taken = sorted((at, at + v.nbytes) for at, v in there if _meet(v, value))
         at = _place(taken, value.nbytes)
         there.append((at, value))
         top = max(top, at + value.nbytes)
@@ -85,6 +93,30 @@ def free_outputs(values: Iterable[Placed], scratch: Iterable[Placed], moments: i
         there.subtract(ended[moment])
         free.append(_without(room, there)[0])
     return free
+
+
+def added_by_scratch(values: Iterable[Placed], scratch: Iterable[Placed]) -> int:
+    """The bytes by which scratch lengthens a block of memory, in which all values lie that find no room in outputs (values without end).
+
+    Where two values follow one another, and each needs scratch by itself, neither takes its place once that is free:
+
+    >>> added_by_scratch([Placed(4, 0, 1), Placed(4, 1, 2)], [Placed(5, 0, 0), Placed(5, 2, 2)])
+    5
+    """
+    scratch = [v for v in scratch if v.nbytes]
+    largest = max((v.nbytes for v in scratch), default=0)
+    large = [v for v in values if v.nbytes > SMALL * largest]
+    return _packed_beside_outputs([*large, *scratch]) - _packed_beside_outputs(large) if scratch else 0
+
+
+def _packed_beside_outputs(values: Sequence[Placed]) -> int:
+    rooms = [[out] for out in sorted((v for v in values if v.last == math.inf), key=lambda v: v.nbytes)]
+    apart: list[Placed] = []
+    for value in sorted((v for v in values if v.last < math.inf), key=lambda v: (-v.nbytes, v.first - v.last)):
+        suited = (there for there in rooms if value.nbytes <= there[0].nbytes and not any(_meet(value, other) for other in there))
+        room = next(suited, None)
+        (apart if room is None else room).append(value)
+    return packed_bytes(apart)
 
 
 def bytes_of(sizes: Mapping[int, int]) -> int:

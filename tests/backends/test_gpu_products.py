@@ -133,6 +133,19 @@ def test_products_are_by_triton_at_once_where_that_promises_more_speed(monkeypat
     assert asked == [Products.TUNED, Products.BY_TRITON]  # the first about the program as written
 
 
+def one_after_the_other(x, w, v):
+    return jnp.exp(x @ w) @ v
+
+
+@compiler
+@pytest.mark.parametrize("rows", [512, 1536, 4096])
+def test_scratch_of_two_products_keeps_values_between_them_apart(rows):
+    """Both arrays lie beside the scratch of cuBLAS where they are smaller than it: one is there with that of each product."""
+    avals = f32(rows, 64), f32(64, 1024), f32(1024, 32)
+    held = deviceless.compile_for(one_after_the_other, avals, H100).held_bytes
+    assert peak(GpuBackend.of(H100).without_tiles().narrowed(), one_after_the_other, *avals) == pytest.approx(held, rel=0.001)
+
+
 @compiler
 def test_long_programs_that_fit_whatever_computes_their_products_are_compiled_once(monkeypatch):
     avals, compilations = OF_PRODUCTS[both_ways], []

@@ -1,8 +1,9 @@
 """Values in one block of memory."""
 
+import math
 import random
 
-from eqsat_mem.schedule.packing import Placed, packed_bytes
+from eqsat_mem.schedule.packing import Placed, added_by_scratch, packed_bytes
 
 
 def test_values_that_are_there_together_lie_apart():
@@ -30,3 +31,11 @@ def test_a_block_holds_no_less_than_what_is_there_and_no_more_than_all():
         ]
         most = max(sum(v.nbytes for v in values if v.first <= moment <= v.last) for moment in range(14))
         assert most <= packed_bytes(values) <= sum(v.nbytes for v in values)
+
+
+def test_scratch_lengthens_a_block_where_values_cannot_lie_in_its_place():
+    workspace = [Placed(4, 0, 0), Placed(4, 2, 2)]
+    assert added_by_scratch([Placed(2, 0, 1), Placed(2, 1, 2)], workspace) == 4
+    assert added_by_scratch([Placed(4, 0, 1), Placed(6, 1, 2)], workspace[:1]) == 0  # it lies where the larger one comes later
+    assert added_by_scratch([Placed(4, 0, 1), Placed(4, 1, 2)], []) == 0
+    assert added_by_scratch([Placed(4, 0, 1), Placed(9, 3, math.inf)], workspace) == 4  # the value lies in the output
