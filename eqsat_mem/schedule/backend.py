@@ -168,17 +168,16 @@ class Backend:
 
     def computes_again(self, ex: Extraction, t: int, kernels: Collection[int], only_folds: bool, is_whole: bool) -> bool:
         """Whether kernels, folds among them or ``only_folds``, would each compute an elementwise value that they read, if they do at all.
-
-        It ``is_whole``, or is made in a loop.
-        """
+        It ``is_whole``, or is made in a loop."""
         return True
 
     def compute_fold_again(self, ex: Extraction, t: int, kernels: Collection[int], is_whole: bool) -> bool:
-        """Whether these kernels, that need a fold, would each compute it, if they compute it at all.
-
-        It ``is_whole``, or is made in a loop.
-        """
+        """Whether these kernels, that need a fold, would each compute it, if they do at all; it ``is_whole``, or is made in a loop."""
         return len(kernels) == 1
+
+    def computes_spread(self, program: Program, t: int) -> bool:
+        """Whether elementwise kernels compute an elementwise value once more for each element that they make of one of it."""
+        return True
 
     def are_one(self, ex: Extraction, kernels: Collection[int]) -> bool:
         """Whether these kernels, which read the same value, the first of them, are one kernel, which computes the value once."""

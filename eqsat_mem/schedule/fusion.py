@@ -303,7 +303,8 @@ def _is_virtual(
             is_repeated = backend.computes_again(ex, t, ends, len(folds) == len(first), is_whole)
             return is_repeated and backend.fuses_into_fold(ex, t, folds[0], alone)
         case Map():
-            return alone or backend.is_cheap(program, t) or backend.are_one(ex, (t, *ends))
+            is_inside = alone or backend.is_cheap(program, t) or backend.are_one(ex, (t, *ends))
+            return is_inside and backend.computes_spread(program, t)
         case Fold() | Dot() if not ex.unrolls.get(t) and backend.computes_in_tiles(ex, program.extent(term.over), ends):
             return True
         case Fold():

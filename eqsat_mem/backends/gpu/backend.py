@@ -233,14 +233,15 @@ class GpuBackend(Backend):
         by_columns = any(isinstance(fold := program.terms[k], Fold) and scratch.is_by_columns(program, fold) for k in kernels)
         return len(kernels) <= 2 or (not by_columns and self.computes_again(ex, t, kernels, True, is_whole))
 
+    def computes_spread(self, program: Program, t: int) -> bool:
+        return scratch.is_computed_where_spread(program, t)
+
     def are_one(self, ex: Extraction, kernels: Collection[int]) -> bool:
         return siblings.are_joined(ex, kernels)
 
     def fuses_fold(self, ex: Extraction, t: int, extent: int, reader: int, alone: bool) -> bool:
         """A short fold is computed inside the folds and searches that read it, and what a kernel of its own makes of it alone in that.
-
-        Elementwise kernels compute a short one as a loop, unless it is a power of two, which has a kernel of its own.
-        """
+        Elementwise kernels compute a short one as a loop, unless it is a power of two, which has a kernel of its own."""
         if self.tiles is not None and not isinstance(ex.program.terms[reader], Fold) and self.tiles.suits(ex.program, t):
             return False  # what may be a tile kernel is none of XLA's
         read_by = ex.program.terms[reader]
@@ -347,9 +348,8 @@ class GpuBackend(Backend):
 
     def turn_s(self, ex: Extraction, loop: Loop) -> float:
         """A launch for the counter, for each sum that a fold is added to, and for each result that is copied to its place."""
-        terms = ex.program.terms
-        folds = sum(not isinstance(terms[t], Dot) for t in loop.folds)
-        copies = sum(not isinstance(terms[t], Map) for t in loop.stacks)
+        folds = sum(not isinstance(ex.program.terms[t], Dot) for t in loop.folds)
+        copies = sum(not isinstance(ex.program.terms[t], Map) for t in loop.stacks)
         return self.device.iteration_s + self.device.kernel_s * (folds + copies)
 
     # the compiler

@@ -7,8 +7,10 @@ docs/xla-gpu.md has all that was found.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 import jax
 
@@ -46,6 +48,27 @@ WRITTEN, READ, EACH_TIME, WRITTEN_FAR, READ_FAR, NARROW = 4.9, 9.0, 5.5, 1.0, 14
 """The additions that take as long, as XLA estimates, as writing four bytes, as reading them in a kernel, and as each time that it reads
 them; and as writing them and each reading where the cache does not hold the array. What share of all that a single byte takes. Two
 operations more or less. Sweep: benchmarks/gpu_model.py --thresholds."""
+
+
+SPREAD_COST: Mapping[str, int] = MappingProxyType(
+    {"sin": 350, "cos": 350, "tan": 350, "pow": 140, "tanh": 112, "atan2": 105, "log1p": 88, "log": 75, "exp": 30}
+)
+"""Operations that XLA counts an operation as where an elementwise kernel would repeat it: read from compiled programs of one to four
+functions, on matrices of 128 to 4096 rows."""
+HIDDEN, SAVED, STARTED = 70, 70, 3e7
+"""The operations that such a kernel does while it reads and writes an element, those that take as long as writing an element and reading
+it, and as starting a kernel: read from compiled programs, too."""
+
+
+def is_computed_where_spread(elements: int, spread: int, cost: int) -> bool:
+    """Whether an elementwise kernel computes a value of so many elements, each at such a cost, as often as it is spread along other axes.
+
+    >>> [is_computed_where_spread(n * n, 2, SPREAD_COST["pow"]) for n in (512, 1024)]
+    [True, False]
+    >>> [is_computed_where_spread(2**20, spread, SPREAD_COST["tanh"]) for spread in (2, 8)]
+    [True, False]
+    """
+    return cost <= HIDDEN + (SAVED + STARTED / elements) / spread
 
 
 def is_computed_again(kernels: int, broadcast: int, work: float, width: int, in_cache: bool = True) -> bool:

@@ -239,6 +239,20 @@ def work(program: Program, t: int, weights: GpuWeights) -> float:
     return total
 
 
+def is_computed_where_spread(program: Program, t: int) -> bool:
+    """Whether elementwise kernels compute a value for each element that they make of one of it, rather than read it."""
+    into = (program.free[u] & ~program.free[t] for u in program.readers(t) if isinstance(program.terms[u], Map))
+    if (spread := max(map(program.extent, into), default=1)) == 1:
+        return True
+    seen, waiting = {t}, [t]
+    while waiting:
+        new = {c for c in elementwise_operands(program, waiting.pop()) if not program.free[t] & ~program.free[c]} - seen
+        waiting.extend(c for c in new if isinstance(program.terms[c], Map))
+        seen |= new
+    costs = (habits.SPREAD_COST.get(term.op, 1) for c in seen if isinstance(term := program.terms[c], Map))
+    return habits.is_computed_where_spread(program.extent(program.free[t]), spread, sum(costs))
+
+
 def transformed(program: Program, t: int) -> int:
     """The value of which a term is elementwise functions, with numbers in the source as their only other operands: it may be itself."""
     while isinstance(term := program.terms[t], Map):
