@@ -234,7 +234,7 @@ class Memory:
         live: dict[int, int] = {}
         around: list[int] = []
         lives: list[tuple[int, int, int, float]] = []
-        packs = self.backend.packs and seq in self._sliced_along and all(isinstance(step, int) for step in fused.kept)
+        packs = self.backend.packs and (seq in self._sliced_along or self.backend.in_loop) and not fused.nested
         beside, joined = list[tuple[int, int]](), dict[int, int]()
         begun = self._begun_ahead(seq, extents, seq in self._sliced_along)
         total, waiting = 0, sum(sum(states.values()) for states in begun.values())
@@ -270,7 +270,7 @@ class Memory:
                 lives.append((t, nbytes, 0 if t in there else position + isinstance(step, Seq), read))
             for t in (*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)):
                 total -= live.pop(t)
-        if packs:  # inside of loops
+        if packs:  # inside of loops, also of the user's
             around = with_gaps(around, places_of(lives, joined), at_once(beside))
         elif seq not in self._sliced_along and seq not in self._returned and not self.backend.in_loop:
             return Footprint.of_program(fused, around, lives, joined, beside, self.backend.packs)

@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import eqsat_mem
 from eqsat_mem import verification
@@ -144,6 +145,22 @@ def test_scratch_of_two_products_keeps_values_between_them_apart(rows):
     avals = f32(rows, 64), f32(64, 1024), f32(1024, 32)
     held = deviceless.compile_for(one_after_the_other, avals, H100).held_bytes
     assert peak(GpuBackend.of(H100).without_tiles().narrowed(), one_after_the_other, *avals) == pytest.approx(held, rel=0.001)
+
+
+def in_steps(x, w, v):
+    return lax.map(lambda rows: one_after_the_other(rows, w, v), x)
+
+
+def carried(x, w, v):
+    return lax.scan(lambda c, rows: (c + jnp.sin(jnp.tanh((rows + c) @ w) @ v), None), x[0], x)[0]
+
+
+@compiler
+@pytest.mark.parametrize(("function", "rows", "width"), [(in_steps, 512, 32), (carried, 512, 64), (in_steps, 2048, 32)])
+def test_scratch_keeps_values_apart_in_loops_of_the_author(function, rows, width):
+    avals = f32(8, rows, 64), f32(64, 1024), f32(1024, width)
+    held = deviceless.compile_for(function, avals, H100).held_bytes
+    assert planned(function, "60MiB", *avals).original_peak_bytes == pytest.approx(held, rel=0.02)
 
 
 @compiler
