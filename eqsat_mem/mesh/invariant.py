@@ -45,7 +45,8 @@ def check(program: Program) -> None:
         try:
             _check_term(program, shares, t, parts, positions)
         except AssertionError as error:
-            raise AssertionError(f"{error} at %{t}: {term}") from None  # its text has all of what a loop runs
+            error.add_note(f"at %{t}: {term}")  # only now: a loop's text has all that it runs
+            raise
     for k, (o, spec) in enumerate(zip(program.outputs, shares.results, strict=True)):
         missing = parts[o.term] ^ frozenset(name for s in shares.sums if s.result == k for name in s.names)
         assert not missing, f"result {k} is a part along {sorted(parts[o.term])}, and not along {sorted(missing)} as it should be"
@@ -54,7 +55,8 @@ def check(program: Program) -> None:
         try:
             _check_lying(o.axes, spec, shares)
         except AssertionError as error:
-            raise AssertionError(f"{error} at result {k}") from None
+            error.add_note(f"at result {k}")
+            raise
 
 
 def _check_term(program: Program, shares: Shares, t: int, parts: list[frozenset[str]], positions: set[int]) -> None:
