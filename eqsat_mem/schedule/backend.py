@@ -61,7 +61,7 @@ class Backend:
     tie: ClassVar[Tie | None] = None
     """The way to keep recomputed values apart; None where none is known, so that nothing is recomputed."""
     asked_up_to: ClassVar[float] = 2.5
-    """Predicted peak over limit up to which the compiler is asked about a program as written: of 104 predictions two were more than 2.3
+    """Predicted peak over limit up to which the compiler is asked about a program as written: of 104 predictions two were more than 2.4
     times too high, of folds inside folds, and these a hundred times."""
     library_bytes: ClassVar[int] = 0
     """Scratch of libraries that a contraction may take, and that :meth:`narrowed` does without."""

@@ -61,7 +61,8 @@ class Footprint:
         held = [nbytes + bytes_of(spare[p]) if p in straight else nbytes for p, nbytes in enumerate(around)]
         if packs and straight:
             most = max(straight, key=held.__getitem__)
-            held[most] = max(held[most], max(held[p] - sum(scratch[p]) for p in straight) + added_by_scratch(values, alone))
+            beside = [sum(nbytes for nbytes in both if nbytes > 0) for both in scratch]  # less than nothing where operands are overwritten
+            held[most] = max(held[most], max(held[p] - beside[p] for p in straight) + added_by_scratch(values, alone))
         return cls(kernels, tuple(held), tuple(lives), tuple(spare))
 
     @property

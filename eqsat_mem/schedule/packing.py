@@ -103,7 +103,7 @@ def added_by_scratch(values: Iterable[Placed], scratch: Iterable[Placed]) -> int
     >>> added_by_scratch([Placed(4, 0, 1), Placed(4, 1, 2)], [Placed(5, 0, 0), Placed(5, 2, 2)])
     5
     """
-    scratch = [v for v in scratch if v.nbytes]
+    scratch = [v for v in scratch if v.nbytes > 0]
     largest = max((v.nbytes for v in scratch), default=0)
     large = [v for v in values if v.nbytes > SMALL * largest]
     return _packed_beside_outputs([*large, *scratch]) - _packed_beside_outputs(large) if scratch else 0
