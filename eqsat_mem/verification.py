@@ -321,7 +321,8 @@ def _fastest_that_holds_less(request: Request, forms: Forms, fitting: Chosen, qu
     backend, limit, fixed = fitting.backend, request.limit, _fixed(fitting.schedule.ex.program)
     held, seconds = fitting.compiled_bytes, fitting.schedule.seconds
     is_far_slower = seconds > (SLOWER if _is_half_empty(fitting, limit) else FAR_SLOWER) * quick
-    if held is None or not (is_far_slower or (seconds > quick and not above)):
+    is_slower = not above and seconds > (SLOWER if request.placement is None else 1.0) * quick  # devices may exchange far more than written
+    if held is None or not (is_far_slower or is_slower):
         return fitting
     low, most = fitting.schedule.peak_bytes, request.most_predicted(fixed)
     if not is_far_slower:
