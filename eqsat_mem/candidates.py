@@ -324,24 +324,24 @@ class Forms:
         return [Search(ex, limit, own, *knobs, known.of(ex, own), deadline) for ex in every for own in backend.variants(ex)]
 
     def _fastest_spread(self, form: Program, placement: Placement, backend: Backend, limit: int, scheduler: Scheduler) -> SearchResult:
-        """The fastest schedule of what one of several devices runs, in the first group of ways to spread the program that has one; what
-        cannot fit is searched only where nothing else is there."""
+        """The fastest schedule of one device, in the first group of ways to spread the program that has one; what cannot fit comes last."""
         known, loops = self._candidates(form), self._loops(placement, backend, limit)
-        before, best, hopeless = None, None, list[Search]()
+        before, found, hopeless = None, list[Schedule](), list[Search]()
         with self.clock("schedule"):
             for group in known.spread_on(placement, backend, loops, self.deadline):
                 searches = self._searches([s.local for s in group], known, backend, limit, self.deadline)
                 if before is None:
-                    written = next(s for s in searches if any(one.of is known.written and one.local is s.ex for one in group))
+                    own = next(s.local for s in group if s.of is known.written)
+                    written = next(search for search in searches if search.ex is own)
                     planned = form is self.loaded and any(loops.are_large(call, form) for call in calls(form))
                     before = self.written(backend, limit) if planned else written.unmodified()
                 able = [search for search in searches if floor_bytes(search.ex.program) <= limit]
-                hopeless += searches if not able else ()
-                found = settled(best_of(able, scheduler, known)[0]) if able else best
-                best = found if best is None or (found and order(found, limit) < order(best, limit)) else best
-                if (best and best.fits(limit)) or self.deadline.passed():
+                hopeless += [] if able else searches
+                found += [settled(best_of(able, scheduler, known)[0])] if able else []
+                if (found and found[-1].fits(limit)) or self.deadline.passed():
                     break
-            best = best or settled(best_of([min(hopeless, key=lambda s: floor_bytes(s.ex.program))], scheduler, known)[0])
+            alone = [] if found else [min(hopeless, key=lambda search: floor_bytes(search.ex.program))]
+            best = min(found or [settled(best_of(alone, scheduler, known)[0])], key=partial(order, limit=limit))
             assert before is not None, "the program as written is in the first group"
             tell(Searched(best, known.view))
         return SearchResult(best, before)

@@ -24,15 +24,17 @@ def carried(call: Call) -> tuple[int, int]:
     return first, len(call.in_axes) - first
 
 
-def additions(call: Call, load: Load | None) -> dict[int, int]:
-    """The carries of a loop to which the turns add, and which they do not read otherwise: the argument of the body that each is."""
+def addition(call: Call, j: int, load: Load | None) -> int | None:
+    """The argument of a loop's body that a carry is, if the turns add to that and read it for nothing else, nor its condition."""
     before, carries = carried(call)
-    if not carries or load is None:
-        return {}
+    if not 0 <= j < carries or load is None:
+        return None
     *conditions, body = map(load, bodies(call))
-    first = call.params.get("body_nconsts", before)
-    read = {t.slot - call.params["cond_nconsts"] for condition in conditions for t in condition.terms if isinstance(t, Input)}
-    return {j: first + j for j in range(carries) if j not in read and way_to_argument(body, j, first + j, load)}
+    for condition in conditions:
+        if any(isinstance(t, Input) and t.slot == call.params["cond_nconsts"] + j for t in condition.terms):
+            return None
+    slot: int = call.params.get("body_nconsts", before) + j
+    return slot if way_to_argument(body, j, slot, load) else None
 
 
 def way_to_argument(program: Program, k: int, slot: int, load: Load | None) -> list[int]:
@@ -47,26 +49,25 @@ def way_to_argument(program: Program, k: int, slot: int, load: Load | None) -> l
     (t, axes), way = reads[0], [reads[0][0]]
     while t != o.term:
         readers = [] if t in roots else program.readers(t)
-        above = _result_of(program, t, readers)
         if len(readers) == 1 and isinstance(reader := terms[readers[0]], Map) and reader.op in LINEAR:
             t = readers[0]
-        elif above is None or above.out not in additions(above.call, load) or _begins(above) != axes:
-            return []
+        elif (above := _going_on(program, t, readers, axes, load)) is not None:
+            t, axes = above
         else:
-            t, axes = next(u for u in readers if terms[u] == above), above.call.out_axes[above.out]
+            return []
         way.append(t)
     return way[::-1] if len(way) > 1 and axes == o.axes else []
 
 
-def _result_of(program: Program, t: int, readers: Sequence[int]) -> Block | None:
-    """The result of a loop that goes on from a term, where that loop alone reads it, once, as what a carry begins with."""
-    loops = [term for u in readers if isinstance(term := program.terms[u], Block) and term.call.prim.name in BODIES]
-    if not loops or len(loops) < len(readers) or any((o.call, o.args) != (loops[0].call, loops[0].args) for o in loops):
+def _going_on(program: Program, t: int, readers: Sequence[int], axes: Axes, load: Load | None) -> tuple[int, Axes] | None:
+    """The result of a loop that adds to a term with these axes, and its axes, where that loop alone reads the term: once, as what a carry
+    begins with."""
+    loops = {u: term for u in readers if isinstance(term := program.terms[u], Block) and term.call.prim.name in BODIES}
+    if not loops or len(loops) < len(readers) or len({(id(term.call), term.args) for term in loops.values()}) > 1:
         return None
-    j = loops[0].args.index(t) - carried(loops[0].call)[0]
-    return next((o for o in loops if o.out == j), None) if loops[0].args.count(t) == 1 else None
-
-
-def _begins(result: Block) -> Axes:
-    """The axes of what the carry begins with that a loop leaves as this result."""
-    return result.call.in_axes[carried(result.call)[0] + result.out]
+    first = next(iter(loops.values()))
+    call, position = first.call, first.args.index(t)
+    j = position - carried(call)[0]
+    if first.args.count(t) > 1 or call.in_axes[position] != axes or addition(call, j, load) is None:
+        return None
+    return next(((u, call.out_axes[j]) for u, term in loops.items() if term.out == j), None)

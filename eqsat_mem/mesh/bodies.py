@@ -32,7 +32,7 @@ from eqsat_mem.ir import (
 from eqsat_mem.ir.jaxprs import largest_value
 from eqsat_mem.ir.mesh import Names, Spec, Sum, whole
 from eqsat_mem.mesh import rows
-from eqsat_mem.mesh.additions import additions, carried
+from eqsat_mem.mesh.additions import addition, carried
 from eqsat_mem.mesh.pieces import is_pieces
 from eqsat_mem.transforms.plan_bodies import BODIES, SMALL_BYTES, bodies
 
@@ -265,12 +265,10 @@ def _with_sums(at: Localiser, call: Call, shares: list[int], found: Left, added:
 def _added_to(at: Localiser, term: Block) -> dict[int, int]:
     """The carries of a loop to which the turns add, and which they do not read otherwise, that begin with zeros or with what each device
     has whole: the argument of each."""
-    call, (before, carries) = term.call, carried(term.call)
-    if not carries:
-        return {}
     assert at.bodies is not None
-    own = additions(call, at.bodies.load)
-    return {j: slot for j, slot in own.items() if not at.natural(term.args[before + j])}
+    before, carries = carried(term.call)
+    whole = (j for j in range(carries) if not at.natural(term.args[before + j]))
+    return {j: slot for j in whole if (slot := addition(term.call, j, at.bodies.load)) is not None}
 
 
 def _is_found_in(at: Localiser, t: int, reader: int) -> bool:
