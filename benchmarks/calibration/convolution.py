@@ -18,6 +18,7 @@ from eqsat_mem.backends.cpu.planes import convolved_by_planes
 MEASURES = (
     "backends.cpu.convolutions.FEW_FEATURES",
     *(f"backends.cpu.weights.{name}" for name in ("MULTIPLIED", "LAID_OUT", "SCATTERED", "TOGETHER", "PLACED", "BEGUN")),
+    "backends.cpu.weights.IN_GROUPS_OF_BATCH",
     *(f"backends.cpu.weights.{name}" for name in ("IN_SPACE", "APART_IN_SPACE", "PLANE", "SIDE_BY_SIDE")),
 )
 WINDOW = 3
@@ -48,6 +49,12 @@ def cases(tiny: bool) -> Iterator[Case]:
             shapes = [(before, extent, extent, examples), (extent, extent, examples, after)]
             work = before * WINDOW**2 * extent**2 * examples
             yield Case(f"gradient of the kernel of {before} to {after}, {examples} examples", convolve, shapes, float(work))
+    for features, groups in ((4, 2), (4, 4)) if tiny else ((64, 4), (64, 16), (64, 64)):
+        gradient = partial(convolve, batch_group_count=groups, padding=((1, 1),) * 2)
+        numbers = lax.ConvDimensionNumbers((3, 0, 1, 2), (3, 0, 1, 2), (2, 3, 0, 1))
+        shapes = [(batch, extent // 2, extent // 2, features)] * 2
+        work = float(batch * (extent // 2) ** 2 * WINDOW**2 * features**2)  # products of all groups with all
+        yield Case(f"gradient of a kernel in {groups} groups", partial(gradient, dimension_numbers=numbers), shapes, work)
     for before, after in ((2, 2),) if tiny else ((4, 32), (8, 8), (32, 4), (64, 64)):
         apart = partial(
             lax.conv_general_dilated, window_strides=(1, 1), padding=((2, 1),) * 2, lhs_dilation=(2, 2), dimension_numbers=layout

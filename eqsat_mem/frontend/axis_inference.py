@@ -7,7 +7,7 @@ pointwise axes of a block share one index. Transposes, broadcasts and reshapes o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jax.dtypes import extended, issubdtype
@@ -193,22 +193,16 @@ class Inference:
     def block(self, eqn: Equation) -> Translation:
         """The translation of a block: pointwise axes share one index; bound axes keep the names of their operand, distinct from those."""
         ins, outs = [self.flat.shapes[v] for v in eqn.ins], [self.flat.shapes[v] for v in eqn.outs]
-        stands: dict[tuple[str, int, int], Variables] = {}
-        groups: list[Variables] = []
-        bound: list[Variables] = []
         row, loop = ops.block_op(eqn.prim.name), self.loop(eqn)
-        pointwise = row.pointwise(ins, outs, eqn.params) if loop is None else loop.groups
-        for found, among in ((groups, pointwise), (bound, row.shared(ins, outs, eqn.params))):
-            for group in among:
-                sizes = {(ins if side == "in" else outs)[k][a] for side, k, a in group}
-                if len(sizes) == 1 and not any(place in stands for place in group):
-                    found.append(self.table.fresh(sizes.pop()))
-                    stands.update((place, found[-1]) for place in group)
-        reads = [[stands.get(("in", k, a)) or self.table.fresh(n) for a, n in enumerate(shape)] for k, shape in enumerate(ins)]
+        places = _BlockAxes(self.table, {"in": ins, "out": outs})
+        groups = places.numbered(row.parts(ins, outs, eqn.params))
+        groups += places.shared(row.pointwise(ins, outs, eqn.params) if loop is None else loop.groups)
+        places.shared(row.shared(ins, outs, eqn.params))
+        reads = [[places.axis(("in", k, a)) for a in range(len(shape))] for k, shape in enumerate(ins)]
         for axes in reads:
             self.table.own(self.new_owner(), [*axes, *groups])
         for k, v in enumerate(eqn.outs):
-            self.axes[v] = [stands.get(("out", k, a)) or self.table.fresh(n) for a, n in enumerate(outs[k])]
+            self.axes[v] = [places.axis(("out", k, a)) for a in range(len(outs[k]))]
             self.table.own(v, self.of(v))
             if loop is not None:  # what is a sum over an axis has it under no other name
                 self.table.own(self.new_owner(), [*self.of(v), *groups])
@@ -217,7 +211,7 @@ class Inference:
                 self.table.unify(wanted, mine)
         if loop is None:
             return Translation("block", reads, groups=groups)
-        summed = [stands[group[0]] for group, is_summed in zip(loop.groups, loop.summed) if is_summed]
+        summed = [places.axes[group[0]] for group, is_summed in zip(loop.groups, loop.summed) if is_summed]
         return Translation("block", reads, groups=groups, summed=summed, inside=loop.inside, same=loop.same)
 
     def loop(self, eqn: Equation) -> LoopAxes | None:
@@ -265,6 +259,42 @@ class Inference:
         self.table.own(eqn.outs[0], axes)
         self.table.unify([v for axis in self.of(eqn.ins[0]) for v in axis], [v for axis in axes for v in axis])
         return axes
+
+
+@dataclass
+class _BlockAxes:
+    """The axes of the operands and results of a block, some of which are one: those at places that have been named, of a part each."""
+
+    table: AxisTable
+    shapes: Mapping[str, ops.Shapes]
+    axes: dict[ops.Place, Variables] = field(default_factory=dict)
+    parts: dict[ops.Place, tuple[int, Variables]] = field(default_factory=dict)
+
+    def numbered(self, parts: Iterable[tuple[int, ops.Group]]) -> list[Variables]:
+        """Return the axes that number the parts of others."""
+        found = [(count, self.table.fresh(count), group) for count, group in parts]
+        self.parts.update((place, (count, number)) for count, number, group in found for place in group)
+        return [number for _, number, _ in found]
+
+    def shared(self, groups: Iterable[ops.Group]) -> list[Variables]:
+        """Return an axis for each of the groups whose places have one extent and no axis so far."""
+        found: list[Variables] = []
+        for group in groups:
+            sizes = {self._extent(place) for place in group}
+            if len(sizes) == 1 and not any(place in self.axes for place in group):
+                found.append(self.table.fresh(sizes.pop()))
+                self.axes.update((place, found[-1]) for place in group)
+        return found
+
+    def axis(self, place: ops.Place) -> Variables:
+        """Return the axis at a place."""
+        _, number = self.parts.get(place, (1, []))
+        return [*number, *(self.axes.get(place) or self.table.fresh(self._extent(place)))]
+
+    def _extent(self, place: ops.Place) -> int:
+        side, k, a = place
+        count, _ = self.parts.get(place, (1, []))
+        return self.shapes[side][k][a] // count
 
 
 VIEWS = {

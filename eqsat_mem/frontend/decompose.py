@@ -17,6 +17,7 @@ from jax.extend.core import jaxpr_as_fun, primitives
 from eqsat_mem.frontend import counted_positions, diagonal_gathers, row_gathers, shard_maps
 from eqsat_mem.frontend.flat_jaxpr import Equation, Flat, Plain
 from eqsat_mem.frontend.preferences import Preferences
+from eqsat_mem.ir.ops import BatchGroups
 from eqsat_mem.passes import DIAGONALS, DRAWS, ROWS, SEARCHES, Pass
 
 
@@ -59,6 +60,8 @@ def _definition(flat: Flat, name: str, params: dict[str, Any], ins: Sequence[int
         return _traced(flat, cut, ins)
     if name == "select_n" and len(ins) != 3:
         return _traced(flat, _chosen, ins)
+    if name == "conv_general_dilated" and params["batch_group_count"] > 1:
+        return _traced(flat, partial(_convolution_in_groups, params), ins)
     if name == "custom_linear_solve":
         return _traced(flat, partial(_solve, params), ins)
     if name == "shard_map":
@@ -141,6 +144,17 @@ def _slice_at(sizes: Sequence[int], starts: Sequence[int], x: Any, *given: Any) 
 def _cropped(config: Sequence[tuple[int, int, int]], x: Any, filling: Any) -> Any:
     """A padding that takes away and adds nothing."""
     return lax.slice(x, [-low for low, _, _ in config], [extent + high for (_, high, _), extent in zip(config, x.shape, strict=True)])
+
+
+def _convolution_in_groups(params: dict[str, Any], x: Any, kernel: Any) -> Any:
+    """A convolution with groups of its batch as one with groups of its features, which are those of the batch then."""
+    batch, features = params["dimension_numbers"].lhs_spec[:2]
+    count, sizes = params["batch_group_count"], list(x.shape)
+    sizes[batch] //= count
+    moved = jax.numpy.moveaxis(lax.reshape(x, (*x.shape[:batch], count, *sizes[batch:])), batch, features)
+    sizes[features] *= count
+    by_features = {**params, "batch_group_count": 1, "feature_group_count": BatchGroups(count)}
+    return primitives.conv_general_dilated_p.bind(lax.reshape(moved, sizes), kernel, **by_features)
 
 
 def _solve(params: dict[str, Any], *args: Any) -> Any:

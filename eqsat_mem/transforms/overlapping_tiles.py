@@ -47,7 +47,7 @@ from eqsat_mem.ir import (
     with_children,
     with_indices,
 )
-from eqsat_mem.ir.ops import MONOIDS, Group, Window, block_op
+from eqsat_mem.ir.ops import MONOIDS, Place, Window, block_op
 from eqsat_mem.passes import EVERY, TILES, Pass
 from eqsat_mem.transforms.tile_families import axes_of, families
 from eqsat_mem.transforms.tile_needs import NONE, Needs, Sides, UnfitError, Way
@@ -276,7 +276,7 @@ class _Tiling:
         """An operation that has no windows along rows on tiles."""
         sides = self.needs.sides[t]
         to: dict[int, Axis] = {i: (self._row(i, sides),) for axes in term.call.out_axes for i in bits(self.family.mask & axes_mask(axes))}
-        call = self.calls.setdefault((id(term.call), sides), call_with_indices(self._in_group(term.call, way.group), to))
+        call = self.calls.setdefault((id(term.call), sides), call_with_indices(self._with_tiles(term.call, way.places), to))
         return self.new.add(Block(term.dtype, call, tuple(self._operand(c, sides) for c in term.args), term.out), self.old.source.get(t))
 
     def _along_windows(self, t: int, term: Block, way: Way, window: Window) -> int:
@@ -309,7 +309,7 @@ class _Tiling:
             second = term.call.in_axes[1][a]
             places["in", 1, a] = (self._row(second[0], own), *second[1:])
         params = row.padded(term.call.params, window.number, before, after, extent)
-        call = replace(_with_axes(self._in_group(term.call, way.group), places), params=params)
+        call = replace(_with_axes(self._with_tiles(term.call, way.places), places), params=params)
         return self.new.add(Block(term.dtype, call, tuple(operands), 0), self.old.source.get(t))
 
     def _read_rows(self, read: Axis, by: Axis, window: Window) -> int:
@@ -325,11 +325,17 @@ class _Tiling:
             raise UnfitError
         return min(extent, places // inner)
 
-    def _in_group(self, call: Call, group: Group) -> Call:
-        """A call on arrays of which one axis has the tiles, outermost."""
+    def _with_tiles(self, call: Call, places: Mapping[Place, int]) -> Call:
+        """A call on arrays of which some axes have the tiles, after so many of their indices."""
         arrays = {"in": call.in_axes, "out": call.out_axes}
-        call = _with_axes(call, {(side, k, a): (self.tile, *arrays[side][k][a]) for side, k, a in group})
-        if any(side == "out" for side, _, _ in group):
+
+        def longer(place: Place) -> Axis:
+            (side, k, a), before = place, places[place]
+            axis = arrays[side][k][a]
+            return (*axis[:before], self.tile, *axis[before:])
+
+        call = _with_axes(call, {place: longer(place) for place in places})
+        if any(side == "out" for side, _, _ in places):
             return replace(call, pointwise=call.pointwise | 1 << self.tile)
         return replace(call, folds=call.folds | 1 << self.tile)
 
@@ -339,7 +345,7 @@ def _monoid(term: Term) -> str:
     return term.monoid if isinstance(term, Fold) else "add"
 
 
-def _with_axes(call: Call, places: Mapping[tuple[str, int, int], Axis]) -> Call:
+def _with_axes(call: Call, places: Mapping[Place, Axis]) -> Call:
     """A call on arrays with other axes at some places."""
 
     def arrays(side: str, before: tuple[Axes, ...]) -> tuple[Axes, ...]:

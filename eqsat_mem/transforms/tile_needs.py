@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from eqsat_mem.ir import Block, Map, Program, Rename, Take, axes_mask, bits, children, folded, mask_of
-from eqsat_mem.ir.ops import Group, Window, block_op
+from eqsat_mem.ir import Axis, Block, Map, Program, Rename, Take, axes_mask, bits, children, folded, mask_of
+from eqsat_mem.ir.ops import Place, Window, block_op, parts_at
 from eqsat_mem.transforms.tile_families import Family, axes_of, is_aligned, shapes, windows
 
 SMALL = 1 / 8
@@ -25,11 +26,12 @@ class UnfitError(Exception):
 class Way:
     """The way in which an operation acts on tiles: along its window, or row by row where that is None.
 
-    Tiles are a part of the axes of ``group``; along windows, the second operand may be read at the places of the result (``aligned``).
+    Tiles are a part of the axes at some ``places``, after so many indices of each; along windows, the second operand may be read at the
+    places of the result (``aligned``).
     """
 
     window: Window | None
-    group: Group
+    places: Mapping[Place, int]
     aligned: bool
 
 
@@ -107,18 +109,26 @@ class Needs:
         has = {("in", k) for k, a in enumerate(term.args) if self.cut(a)}
         if window is not None and ("in", 1) in has and window.other[0] == "out" and not aligned:
             return None
-        group = self._group(term, has | {("out", k) for k, axes in enumerate(call.out_axes) if axes_mask(axes) & mask})
-        return None if group is None else Way(window, group, aligned)
+        if window is not None and window.other[0] == "in":  # the second operand may be the same in all rows, which are summed
+            has.add(("in", 1))
+        places = self._places(term, has | {("out", k) for k, axes in enumerate(call.out_axes) if axes_mask(axes) & mask})
+        return None if places is None else Way(window, places, aligned)
 
-    def _group(self, term: Block, has: set[tuple[str, int]]) -> Group | None:
+    def _places(self, term: Block, has: set[tuple[str, int]]) -> Mapping[Place, int] | None:
         """The axes of all arrays that have tiles which these may be a part of: axes of one element, else of a batch."""
         row, call, (ins, outs) = block_op(term.call.prim.name), term.call, shapes(self.program, term)
-        arrays, fitting = {"in": call.in_axes, "out": call.out_axes}, []
+        parts, fitting = parts_at(row, ins, outs, call.params), []
+        arrays = {"in": call.in_axes, "out": call.out_axes}
         for group in (*row.pointwise(ins, outs, call.params), *row.shared(ins, outs, call.params)):
-            axes = {arrays[side][k][a] for side, k, a in group}
+            places = {place: self._before(arrays[place[0]][place[1]][place[2]], parts.get(place, 1)) for place in group}
+            axes = {arrays[side][k][a][before:] for (side, k, a), before in places.items()}
             if has <= {(side, k) for side, k, _ in group} and len(axes) == 1 and not axes_mask(tuple(axes)) & self.family.mask:
-                fitting.append((len(next(iter(axes))), group))
+                fitting.append((len(next(iter(axes))), places))
         return min(fitting, key=lambda found: found[0])[1] if fitting else None
+
+    def _before(self, axis: Axis, parts: int) -> int:
+        """How many indices of an axis number its parts."""
+        return next(n for n in range(len(axis) + 1) if self.program.extent(mask_of(axis[:n])) == parts)
 
     def _need(self, t: int) -> None:
         """Have the operands of a value, whose readers have been seen, reach as far as it needs."""

@@ -14,6 +14,7 @@ import eqsat_mem
 from eqsat_mem.backends.cpu.idioms import CpuIdioms
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, folded
+from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.ir.ops import BLOCKS
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import plan
@@ -99,6 +100,112 @@ def test_the_layout_of_the_library_gives_the_same(layouts):
     given = dict(zip("xw", map(jnp.asarray, args)), lax=lax, jnp=jnp)
     plain: Any = BLOCKS["conv_general_dilated"].text(eqn.params, ["x", "w"], shapes)
     np.testing.assert_allclose(eval(text, dict(given)), eval(plain, dict(given)), rtol=1e-5, atol=1e-5)
+
+
+def in_groups(rng):
+    """A convolution in groups with random sizes and parameters, and its arguments."""
+    sides, groups = int(rng.integers(1, 4)), int(rng.choice([2, 3, 4]))
+    letters = "DHW"[3 - sides :]
+    layouts = tuple("".join(rng.permutation(list(head + letters))) for head in ("NC", "IO", "NC"))
+    own, out = (int(n) for n in rng.integers(1, 4, 2))
+    strides, gaps, holes = (tuple(int(n) for n in rng.integers(1, 3, sides)) for _ in range(3))
+    padding = tuple((int(low), int(high)) for low, high in rng.integers(0, 3, (sides, 2)))
+    sizes = dict(zip(letters, rng.integers(5, 8, sides))) | {"N": int(rng.choice([1, 6])), "C": groups * own}
+    kernel = dict(zip(letters, rng.integers(1, 4, sides))) | {"I": own, "O": groups * out}
+    arrays = [rng.standard_normal([int(of[c]) for c in layout], np.float32) for layout, of in zip(layouts, (sizes, kernel))]
+
+    def convolve(x, w):
+        return lax.conv_general_dilated(x, w, strides, padding, gaps, holes, layouts, groups)
+
+    return convolve, groups, arrays
+
+
+def as_planned(fun, args, limit):
+    return plan(jax.make_jaxpr(fun)(*args), Options(memory_limit=limit, verify=False), [f"a{k}" for k in range(len(args))])
+
+
+def agree(made, fun, args):
+    for got, want in zip(jax.tree.leaves(made.function(*args)), jax.tree.leaves(jax.jit(fun)(*args)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-4 * float(np.max(np.abs(want), initial=1.0)))
+
+
+@pytest.mark.parametrize("seed", tiered(range(16), range(5)))
+def test_groups_of_features_are_an_index(seed):
+    """Of a convolution, and of the gradients of its operand and of its kernel, whose groups JAX has in the batch."""
+    convolve, groups, args = in_groups(np.random.default_rng(seed))
+
+    def both(x, w):
+        made, pullback = jax.vjp(convolve, jnp.sin(x), jnp.cos(w))
+        return [made, *pullback(jnp.tanh(made))]
+
+    program = loaded(both, *args)
+    found = convolutions(program)
+    assert len(found) == 3
+    for term in found:
+        along = [i for i in range(len(program.indices)) if term.call.pointwise >> i & 1 and program.indices[i].extent == groups]
+        assert any(all(any(axis[:1] == (i,) for axis in axes) for axes in (*term.call.in_axes, *term.call.out_axes)) for i in along)
+    values = evaluate(program, args)
+    for got, want in zip(values, jax.jit(both)(*args), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", tiered(range(12), range(3)))
+def test_convolutions_in_groups_are_computed_group_by_group(seed):
+    convolve, _, args = in_groups(np.random.default_rng(seed))
+
+    def summed(x, w):
+        return jnp.sum(jnp.tanh(jnp.einsum("...,...->...", convolve(jnp.sin(x), w), convolve(jnp.cos(x), w))) ** 2)
+
+    whole = 2 * (args[0].nbytes + jax.eval_shape(convolve, *args).size * 4)
+    made = as_planned(summed, args, sum(a.nbytes for a in args) + whole)
+    assert made.loops
+    agree(made, summed, args)
+
+
+def per_example(rng):
+    """The clipped gradients of examples, one by one, as private training has them."""
+    kernels = [rng.standard_normal((3, 3, a, b), np.float32) / 3 for a, b in ((2, 4), (4, 4))]
+    x, y = rng.standard_normal((BATCH, 10, 10, 2), np.float32), rng.standard_normal((BATCH, 4), np.float32)
+
+    def loss(kernels, x, y):
+        h = x[None]
+        for w in kernels:
+            h = jax.nn.relu(lax.conv_general_dilated(h, w, (1, 1), "SAME", dimension_numbers=LAYOUTS[0]))
+        return jnp.mean((h.mean((1, 2)) - y) ** 2)
+
+    def clipped(x, y, *kernels):
+        slopes = jax.vmap(jax.grad(loss), (None, 0, 0))(list(kernels), x, y)
+        norms = jnp.sqrt(sum(jnp.sum(g**2, range(1, g.ndim)) for g in slopes))
+        return [jnp.tensordot(jnp.minimum(1, 1 / norms), g, 1) for g in slopes]
+
+    return clipped, (x, y, *kernels)
+
+
+def ensemble(rng):
+    """The gradients of the summed losses of networks of one kind."""
+    members = 6
+    kernels = [rng.standard_normal((members, 3, 3, a, b), np.float32) / 3 for a, b in ((2, 3), (3, 4))]
+    x, y = rng.standard_normal((BATCH, 10, 10, 2), np.float32), rng.standard_normal((BATCH, 4), np.float32)
+
+    def loss(kernels, x, y):
+        for w in kernels:
+            x = jax.nn.relu(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=LAYOUTS[0]))
+        return jnp.mean((x.mean((1, 2)) - y) ** 2)
+
+    def slopes(x, y, *kernels):
+        return jax.grad(lambda kernels: jnp.sum(jax.vmap(loss, (0, None, None))(kernels, x, y)))(list(kernels))
+
+    return slopes, (x, y, *kernels)
+
+
+@pytest.mark.parametrize("drawn", [per_example, ensemble])
+def test_networks_that_are_mapped_are_computed_one_by_one(drawn):
+    fun, args = drawn(np.random.default_rng(5))
+    temporaries = jax.jit(fun).lower(*args).compile().memory_analysis().temp_size_in_bytes
+    made = as_planned(fun, args, sum(a.nbytes for a in args) + sum(w.nbytes for w in args[2:]) + temporaries // 3)
+    assert made.loops
+    assert "feature_group_count=size_" in made.source
+    agree(made, fun, args)
 
 
 def network(rng):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -367,23 +368,35 @@ def operands_of(name: str, eqn: Any) -> list[Any]:
     return values
 
 
-def call_of(eqn: Any) -> Call:
-    """The call of an equation, with one index for each group and one for each bound axis."""
+def call_of(eqn: Any) -> tuple[Call, dict[int, int]]:
+    """The call of an equation, with one index for each group, for each number of parts and for each bound axis; and their extents."""
     ins, outs = [v.aval.shape for v in eqn.invars], [v.aval.shape for v in eqn.outvars]
-    groups = ops.block_op(eqn.primitive.name).pointwise(ins, outs, eqn.params)
+    row = ops.block_op(eqn.primitive.name)
+    groups, parts = row.pointwise(ins, outs, eqn.params), row.parts(ins, outs, eqn.params)
     names = {place: g for g, group in enumerate(groups) for place in group}
-    fresh = iter(range(len(groups), 10_000))
+    numbers = {place: len(groups) + n for n, (_, group) in enumerate(parts) for place in group}
+    fresh, extents = iter(range(len(groups) + len(parts), 10_000)), {len(groups) + n: count for n, (count, _) in enumerate(parts)}
+
+    def axis(place: ops.Place, extent: int) -> tuple[int, ...]:
+        own = names.get(place, next(fresh))
+        extents[own] = extent // extents.get(numbers.get(place, -1), 1)
+        return (numbers[place], own) if place in numbers else (own,)
 
     def axes(side: str, shapes: list[Any]) -> Any:
-        return tuple(tuple((names.get((side, k, a), next(fresh)),) for a in range(len(s))) for k, s in enumerate(shapes))
+        return tuple(tuple(axis((side, k, a), extent) for a, extent in enumerate(s)) for k, s in enumerate(shapes))
 
     dtypes = tuple(v.aval.dtype for v in eqn.outvars)
-    return Call(eqn.primitive, dict(eqn.params), axes("in", ins), axes("out", outs), dtypes, (1 << len(groups)) - 1)
+    pointwise = (1 << len(groups) + len(parts)) - 1
+    return Call(eqn.primitive, dict(eqn.params), axes("in", ins), axes("out", outs), dtypes, pointwise), extents
 
 
-def cut(array: Any, axes: Any, index: int, part: slice) -> Any:
-    """The slice of an array along the axis that has this index."""
-    return array[tuple(part if axis == (index,) else slice(None) for axis in axes)]
+def cut(array: Any, axes: Any, extents: dict[int, int], index: int, part: slice) -> Any:
+    """The slice of an array along an index."""
+    apart = array.reshape([extents[i] for axis in axes for i in axis])[
+        tuple(part if i == index else slice(None) for axis in axes for i in axis)
+    ]
+    left = {**extents, index: len(range(*part.indices(extents[index])))}
+    return apart.reshape([math.prod(left[i] for i in axis) for axis in axes])
 
 
 def close(a: Any, b: Any) -> None:
@@ -396,15 +409,14 @@ def close(a: Any, b: Any) -> None:
 def test_pointwise_axes_of_a_block_are_pointwise(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     eqn = find(jax.make_jaxpr(function)(*args).jaxpr, name)
     assert eqn is not None, "the function does not reach the primitive"
-    call, operands = call_of(eqn), operands_of(name, eqn)
+    (call, extents), operands = call_of(eqn), operands_of(name, eqn)
 
     def slices(operands: Any) -> Any:
         whole = ops.bind_call(call, operands)
         for index in range(call.pointwise.bit_count()):
-            extent = next(a.shape[k] for a, axes in zip(operands, call.in_axes) for k, axis in enumerate(axes) if axis == (index,))
-            for part in (slice(0, 1), slice(0, extent - 1), slice(1, extent)):
-                sliced = ops.bind_call(call, [cut(a, axes, index, part) for a, axes in zip(operands, call.in_axes)])
-                yield from ((got, cut(want, axes, index, part)) for got, want, axes in zip(sliced, whole, call.out_axes))
+            for part in (slice(0, 1), slice(0, extents[index] - 1), slice(1, extents[index])):
+                sliced = ops.bind_call(call, [cut(a, axes, extents, index, part) for a, axes in zip(operands, call.in_axes)])
+                yield from ((got, cut(want, axes, extents, index, part)) for got, want, axes in zip(sliced, whole, call.out_axes))
 
     for got, want in compiled(lambda operands: list(slices(operands)), operands):
         close(got, want)
@@ -413,7 +425,7 @@ def test_pointwise_axes_of_a_block_are_pointwise(name: str, function: Callable[.
 @pytest.mark.parametrize(("name", "function", "args"), TIERED_CASES, ids=[f"{c[0]}{n}" for n, c in enumerate(BLOCK_CASES)])
 def test_source_and_cost_of_a_block(name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     eqn = find(jax.make_jaxpr(function)(*args).jaxpr, name)
-    call, operands = call_of(eqn), operands_of(name, eqn)
+    (call, _), operands = call_of(eqn), operands_of(name, eqn)
     shapes = [a.shape for a in operands]
     for backend in (Backend, CPU):
         assert backend.weights.of_block(call, shapes, [v.aval.shape for v in eqn.outvars]) >= 0
@@ -439,7 +451,8 @@ def test_every_block_row_has_a_case() -> None:
 
 
 def expected_groups(function: Callable[..., Any], name: str, *args: Any) -> int:
-    return call_of(find(jax.make_jaxpr(function)(*args).jaxpr, name)).pointwise.bit_count()
+    call, _ = call_of(find(jax.make_jaxpr(function)(*args).jaxpr, name))
+    return call.pointwise.bit_count()
 
 
 def test_blocks_bind_no_more_axes_than_they_must() -> None:
@@ -448,6 +461,7 @@ def test_blocks_bind_no_more_axes_than_they_must() -> None:
     assert expected_groups(_gather_batched, "gather", f32(3, 5, 4), INDICES) == 3
     assert expected_groups(lambda x: lax.top_k(x, 2), "top_k", f32(3, 5)) == 1
     assert expected_groups(_conv, "conv_general_dilated", f32(3, 5, 6, 2), f32(3, 3, 2, 4)) == 2
+    assert expected_groups(_grouped_conv, "conv_general_dilated", f32(3, 4, 6), f32(4, 2, 3)) == 3
     assert expected_groups(lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True), "triangular_solve", spd(3), f32(3, 4, 5)) == 2
     assert expected_groups(lambda x: lax.reshape(x, (5, 4, 3, 7)), "reshape", f32(5, 3, 4, 7)) == 2
 

@@ -297,18 +297,32 @@ def test_rows_at_places_of_the_same_rows_are_read_of_the_whole():
     assert are_the_same(permuted, (whole(rng, 1, 96, 4, 2), whole(rng, 3, 3, 2, 2)))
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_gradients_of_kernels_in_groups_are_sums_over_tiles(groups):
+    """Of a kernel in groups, and of one whose result is the same in all rows."""
+    rng = np.random.default_rng(11)
+    kernels = whole(rng, 3, 3, 4 // groups, 4), whole(rng, 1, 1, 4, 2)
+
+    def loss(kernels, x):
+        grouped, narrow = kernels
+        y = conv(jax.nn.relu(conv(x, grouped, feature_group_count=groups)), narrow)
+        return jnp.sum(jnp.sum(y, (1, 2)) ** 2)
+
+    assert are_the_same(jax.grad(loss), (kernels, whole(rng, 2, 96, 4, 4)))
+
+
 def test_another_image_is_in_tiles_where_the_largest_cannot_be():
-    """A convolution with groups of the batch has no batch that tiles could be a part of."""
+    """Sums of windows along all axes have no batch that tiles could be a part of."""
     rng = np.random.default_rng(7)
-    args = whole(rng, 2, 96, 8, 4), whole(rng, 3, 3, 4, 4), whole(rng, 1, 96, 4, 2), whole(rng, 3, 3, 2, 2)
+    args = whole(rng, 2, 96, 8, 4), whole(rng, 1, 96, 4, 2), whole(rng, 3, 3, 2, 2)
 
-    def first(x, w):
-        return conv(x, w, batch_group_count=2)
+    def first(x):
+        return lax.reduce_window(x, 0.0, lax.add, (2, 3, 3, 3), (1, 1, 1, 1), "SAME")
 
-    def both(x, w, y, v):
-        return first(x, w), conv(jax.nn.relu(conv(y, v)), v)
+    def both(x, y, v):
+        return first(x), conv(jax.nn.relu(conv(y, v)), v)
 
-    alone, _ = loaded(first, args[:2])
+    alone, _ = loaded(first, args[:1])
     assert families(alone)
     assert list(with_tiles(alone)) == []
     forms = are_the_same(both, args)

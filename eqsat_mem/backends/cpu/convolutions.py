@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from eqsat_mem.backends import hlo
 from eqsat_mem.backends.cpu.hidden_scratch import library_computations
 from eqsat_mem.backends.hlo import Instruction, Module
+from eqsat_mem.ir.ops import BatchGroups, feature_groups
 from eqsat_mem.ir.ops.blocks import Params, Shape, Shapes
 
 # Growth of resident memory in the first run, on 2 cores, jax 0.10, in MiB without the result; benchmarks/calibration/convolutions.py.
@@ -87,16 +88,22 @@ def copied_elements(ins: Shapes, outs: Shapes, params: Params) -> float:
     With a kernel that is larger than the operand, as in gradients of gradients, XLA exchanges the roles and leaves it to Eigen.
     """
     (batch, _, *moved), (results, _, *windows), _ = params["dimension_numbers"]
-    operand, kernel, groups = *ins, params["feature_group_count"]
-    sizes, taps, pads = [operand[a] for a in moved], [kernel[a] for a in windows], params["padding"]
-    if groups == params["batch_group_count"] == 1 and math.prod(taps) > math.prod(sizes):
-        window = tuple((n, 0, 0, gap) for n, gap in zip(sizes, params["rhs_dilation"], strict=True))
+    operand, kernel, groups = *ins, feature_groups(ins, params)
+    taps = [kernel[a] for a in windows]
+    if groups == 1 and math.prod(taps) > math.prod(operand[a] for a in moved):
+        window = tuple((operand[a], 0, 0, gap) for a, gap in zip(moved, params["rhs_dilation"], strict=True))
         return Copied(kernel, operand, outs[0], operand[batch], tuple(windows), window, groups).by_itself()
-    window = tuple((n, *pad, apart) for n, pad, apart in zip(taps, pads, params["lhs_dilation"], strict=True))
+    window = tuple((n, *pad, apart) for n, pad, apart in zip(taps, params["padding"], params["lhs_dilation"], strict=True))
     copied = Copied(operand, kernel, outs[0], kernel[results], tuple(moved), window, groups)
     if max(params["lhs_dilation"], default=1) == 1 and is_librarys(len(window), copied.features, copied.results):
         return copied.in_library()
     return copied.by_itself()
+
+
+def copied_as_written(ins: Shapes, outs: Shapes, params: Params) -> float:
+    """The elements that a convolution of a program as written copies: both operands, where it has groups of its batch."""
+    in_groups_of_batch = isinstance(params["feature_group_count"], BatchGroups)
+    return float(sum(map(math.prod, ins))) if in_groups_of_batch else copied_elements(ins, outs, params)
 
 
 def convolution_bytes(module: Module) -> int:

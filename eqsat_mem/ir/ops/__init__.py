@@ -12,14 +12,14 @@ import jax.numpy as jnp
 
 from eqsat_mem.ir import Axis, Call, Map, Params, mask_of
 from eqsat_mem.ir.ops.augmented_dot import SUMMING, longer, parts_of, with_sums_p
-from eqsat_mem.ir.ops.blocks import BlockOp, Group, Place, Selection, Shapes, Text, Window
+from eqsat_mem.ir.ops.blocks import BlockOp, Group, Place, Selection, Shapes, Text, Window, parts_at
 from eqsat_mem.ir.ops.collectives import COLLECTIVES
 from eqsat_mem.ir.ops.control import CONTROL, OPAQUE, held_inside
 from eqsat_mem.ir.ops.custom.monoid import Monoid
 from eqsat_mem.ir.ops.custom.operation import USER, Operation, call_on, named_axes, operation_of
 from eqsat_mem.ir.ops.elementwise import ALIASES, IDENTITIES, MAPS, MapOp, map_params, map_text, of_one_rank, value_text
 from eqsat_mem.ir.ops.gathers import GATHERS
-from eqsat_mem.ir.ops.linear_algebra import ALGEBRA
+from eqsat_mem.ir.ops.linear_algebra import ALGEBRA, BatchGroups, feature_groups
 from eqsat_mem.ir.ops.monoids import MONOIDS, REDUCTIONS, MonoidOp, accumulator, foldable
 from eqsat_mem.ir.ops.online_rescaling import RESCALING
 from eqsat_mem.ir.ops.ordering import ORDERING
@@ -31,12 +31,12 @@ from eqsat_mem.ir.ops.slice_at import SLICES, shift_to_p, slice_at_p
 from eqsat_mem.ir.ops.source_text import is_key, param_text, primitive_text
 
 __all__ = [
-    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BlockOp", "Group", "MapOp", "Monoid", "MonoidOp",
-    "Operation", "Piece", "Place", "Selection", "Shapes", "Text", "Window", "accumulator", "bind_call", "block_op", "block_text",
-    "call_groups", "call_on", "call_params", "foldable", "has_row", "held_inside", "is_elementwise", "is_first_operand", "is_key",
-    "joins", "longer", "map_of", "map_params", "map_row", "map_text", "named_axes", "of_one_rank", "operation_of", "param_text",
-    "parts_of", "picks", "pieces_p", "primitive_text", "result_axes", "scatters_at", "searched", "shift_to_p", "slice_at_p", "value_text",
-    "with_sums_p",
+    "ALIASES", "BLOCKS", "IDENTITIES", "MAPS", "MONOIDS", "REDUCTIONS", "RESCALING", "BatchGroups", "BlockOp", "Group", "MapOp", "Monoid",
+    "MonoidOp", "Operation", "Piece", "Place", "Selection", "Shapes", "Text", "Window", "accumulator", "bind_call", "block_op",
+    "block_text", "call_groups", "call_on", "call_params", "feature_groups", "foldable", "has_row", "held_inside", "is_elementwise",
+    "is_first_operand", "is_key", "joins", "longer", "map_of", "map_params", "map_row", "map_text", "named_axes", "of_one_rank",
+    "operation_of", "param_text", "parts_at", "parts_of", "picks", "pieces_p", "primitive_text", "result_axes", "scatters_at", "searched",
+    "shift_to_p", "slice_at_p", "value_text", "with_sums_p",
 ]  # fmt: skip
 
 _ROWS = [*SHAPING, *SLICES, PIECES, *GATHERS, *SCATTERS_AT, *ORDERING, *ALGEBRA, *RANDOMS, *CONTROL, *SUMMING, *USER, *COLLECTIVES]

@@ -16,6 +16,7 @@ Shape = tuple[int, ...]
 Shapes = Sequence[Shape]
 Params = Mapping[str, Any]
 Pointwise = Callable[[Shapes, Shapes, Params], list[Group]]
+Parts = Callable[[Shapes, Shapes, Params], list[tuple[int, Group]]]
 Resize = Callable[[Params, Shapes, Sequence[Group]], dict[str, Any]]
 Text = Callable[[Params, Sequence[str], Shapes], str | None]
 
@@ -27,6 +28,11 @@ def unchanged(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict[str,
 
 def nothing(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     """Return no groups: all axes are bound."""
+    return []
+
+
+def whole(ins: Shapes, outs: Shapes, params: Params) -> list[tuple[int, Group]]:
+    """Return no axes that have parts."""
     return []
 
 
@@ -120,6 +126,8 @@ class BlockOp:
         moves: whether it only moves elements.
         selection: how chunks of an axis combine, if the operation folds one by selecting elements.
         shared: returns the groups of bound axes that are one index, with the arguments of ``pointwise``.
+        parts: ``parts(in_shapes, out_shapes, params)`` returns numbers of equal parts, which are pointwise indices, with the places of the
+            axes that have them, one part after the other: features of a convolution in groups. Groups mean the axis of a part there.
         written_out: ``written_out(params, elements)`` returns source of the unrolled result of an operation that binds one axis of
             its only operand, from the slices of the operand along that axis.
         monoid: the monoid by which it combines elements along the ``shared`` axes, which it folds.
@@ -137,6 +145,7 @@ class BlockOp:
     moves: bool = False
     selection: Selection | None = None
     shared: Pointwise = nothing
+    parts: Parts = whole
     written_out: Callable[[Params, Sequence[str]], str] | None = None
     monoid: str | None = None
     writes_into: bool = False
@@ -155,6 +164,11 @@ def all_but(bound: Sequence[int], rank: int, operands: Sequence[int] = (0,), res
     """
     free = [a for a in range(rank) if a not in set(bound)]
     return [tuple([("in", k, a) for k in operands] + [("out", k, a) for k in results]) for a in free]
+
+
+def parts_at(row: BlockOp, ins: Shapes, outs: Shapes, params: Params) -> dict[Place, int]:
+    """Return how many parts axes have, by place."""
+    return {place: count for count, group in row.parts(ins, outs, params) for place in group}
 
 
 def extents(groups: Sequence[Group], ins: Shapes, operand: int = 0) -> dict[int, int]:

@@ -63,18 +63,39 @@ def _tridiagonal_solve(ins: Shapes, outs: Shapes, params: Params) -> list[Group]
 
 def _conv(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     lhs, rhs, out = params["dimension_numbers"]
-    groups: list[Group] = []
-    if params["batch_group_count"] == 1:
-        groups.append((("in", 0, lhs[0]), ("out", 0, out[0])))
-        if params["feature_group_count"] == 1:
-            groups.append((("in", 1, rhs[0]), ("out", 0, out[1])))
-    return groups
+    return [(("in", 0, lhs[0]), ("out", 0, out[0])), (("in", 1, rhs[0]), ("out", 0, out[1]))]
 
 
 def _conv_features(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     """Return the group of the features that every element of the result sums; in the gradient of a kernel they are those of the batch."""
     lhs, rhs, _ = params["dimension_numbers"]
-    return [(("in", 0, lhs[1]), ("in", 1, rhs[1]))] if params["feature_group_count"] == 1 else []
+    return [(("in", 0, lhs[1]), ("in", 1, rhs[1]))]
+
+
+def _conv_parts(ins: Shapes, outs: Shapes, params: Params) -> list[tuple[int, Group]]:
+    """Return the groups of features: those in, those of the kernel, and those out."""
+    lhs, rhs, out = params["dimension_numbers"]
+    count = params["feature_group_count"]
+    return [(count, (("in", 0, lhs[1]), ("in", 1, rhs[0]), ("out", 0, out[1])))] if count > 1 else []
+
+
+def feature_groups(ins: Shapes, params: Params) -> int:
+    """Return the groups of the features of a convolution whose operands have these shapes, of which a chunk has fewer."""
+    lhs, rhs, _ = params["dimension_numbers"]
+    return ins[0][lhs[1]] // max(ins[1][rhs[1]], 1) if params["feature_group_count"] > 1 else 1
+
+
+class BatchGroups(int):
+    """Groups of features that are groups of the batch in the function that was traced, which XLA computes in another way."""
+
+
+class _Groups(int):
+    """Groups of features in a chunk: source names their number even where it is one, as it may be in some chunks only."""
+
+
+def _conv_resize(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict[str, Any]:
+    in_groups = params["feature_group_count"] > 1
+    return {**params, "feature_group_count": _Groups(feature_groups(ins, params))} if in_groups else dict(params)
 
 
 def _conv_windows(ins: Shapes, outs: Shapes, params: Params) -> list[Window]:
@@ -131,7 +152,7 @@ def _conv_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
         place = dict(zip(spec, head + signs))
         layouts.append("".join(place[a] for a in range(spatial + 2)))
     rest = {k: v for k, v in params.items() if k not in ("window_strides", "padding", "dimension_numbers", "out_sharding")}
-    given = {k: v for k, v in rest.items() if v not in (None, 1, (1,) * spatial)}
+    given = {k: v for k, v in rest.items() if isinstance(v, _Groups) or v not in (None, 1, (1,) * spatial)}
     keywords = params_text(given)
     if spatial > 10 or params.get("out_sharding") is not None or keywords is None:
         return None
@@ -201,7 +222,16 @@ ALGEBRA = [
     ),
     BlockOp("lu_pivots_to_permutation", _leading(1), text=_linalg("lu_pivots_to_permutation")),
     BlockOp("tridiagonal_solve", _tridiagonal_solve, text=_linalg("tridiagonal_solve")),
-    BlockOp("conv_general_dilated", _conv, text=_conv_text, shared=_conv_features, monoid="add", windows=_CONVOLVED),
+    BlockOp(
+        "conv_general_dilated",
+        _conv,
+        parts=_conv_parts,
+        resize=_conv_resize,
+        text=_conv_text,
+        shared=_conv_features,
+        monoid="add",
+        windows=_CONVOLVED,
+    ),
     BlockOp("fft", _fft, text=_fft_text),
     *(
         BlockOp(f"reduce_window_{name}", _window, windows=Windowed(_reduction_windows, _padded, monoid))
