@@ -38,7 +38,7 @@ from eqsat_mem.ir import (
     with_children,
 )
 from eqsat_mem.ir.ops import block_op
-from eqsat_mem.ir.ops.blocks import unchanged
+from eqsat_mem.ir.ops.blocks import no_parts, unchanged
 from eqsat_mem.passes import EVERY, PARTS, Pass
 
 MOST_PARTS = 16
@@ -120,7 +120,8 @@ class _Parting:
         call, row = term.call, block_op(term.call.prim.name)
         named = [axis for axes in (*call.in_axes, *call.out_axes) for axis in axes if index in axis]
         is_folded = call.folds >> index & 1 and row.monoid in COMBINED and not row.writes_into
-        least = 0 if row.resize is unchanged else 1  # an axis of one element is no index, of which parameters are not told
+        # an axis of one element is no index, of which parameters are not told, but for numbers of parts, which shapes tell
+        least = 0 if row.resize is unchanged or row.parts is not no_parts else 1
         is_alone = all(axis == (index,) for axis in named) and all(least <= len(axis) <= 1 for axis in self.axes[index])
         return bool(is_alone and call.inside is None and (call.pointwise >> index & 1 or is_folded))
 

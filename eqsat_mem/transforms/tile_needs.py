@@ -127,7 +127,7 @@ class Needs:
         return min(fitting, key=lambda found: found[0])[1] if fitting else None
 
     def _before(self, axis: Axis, parts: int) -> int:
-        """How many indices of an axis number its parts."""
+        """The indices of an axis that number its parts, which come first: how many there are."""
         return next(n for n in range(len(axis) + 1) if self.program.extent(mask_of(axis[:n])) == parts)
 
     def _need(self, t: int) -> None:

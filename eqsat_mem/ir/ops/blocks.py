@@ -31,7 +31,7 @@ def nothing(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
     return []
 
 
-def whole(ins: Shapes, outs: Shapes, params: Params) -> list[tuple[int, Group]]:
+def no_parts(ins: Shapes, outs: Shapes, params: Params) -> list[tuple[int, Group]]:
     """Return no axes that have parts."""
     return []
 
@@ -145,7 +145,7 @@ class BlockOp:
     moves: bool = False
     selection: Selection | None = None
     shared: Pointwise = nothing
-    parts: Parts = whole
+    parts: Parts = no_parts
     written_out: Callable[[Params, Sequence[str]], str] | None = None
     monoid: str | None = None
     writes_into: bool = False

@@ -89,13 +89,13 @@ class BatchGroups(int):
     """Groups of features that are groups of the batch in the function that was traced, which XLA computes in another way."""
 
 
-class _Groups(int):
+class _FeatureGroups(int):
     """Groups of features in a chunk: source names their number even where it is one, as it may be in some chunks only."""
 
 
 def _conv_resize(params: Params, ins: Shapes, groups: Sequence[Group]) -> dict[str, Any]:
     in_groups = params["feature_group_count"] > 1
-    return {**params, "feature_group_count": _Groups(feature_groups(ins, params))} if in_groups else dict(params)
+    return {**params, "feature_group_count": _FeatureGroups(feature_groups(ins, params))} if in_groups else dict(params)
 
 
 def _conv_windows(ins: Shapes, outs: Shapes, params: Params) -> list[Window]:
@@ -152,7 +152,7 @@ def _conv_text(params: Params, args: Sequence[str], ins: Shapes) -> str | None:
         place = dict(zip(spec, head + signs))
         layouts.append("".join(place[a] for a in range(spatial + 2)))
     rest = {k: v for k, v in params.items() if k not in ("window_strides", "padding", "dimension_numbers", "out_sharding")}
-    given = {k: v for k, v in rest.items() if isinstance(v, _Groups) or v not in (None, 1, (1,) * spatial)}
+    given = {k: v for k, v in rest.items() if isinstance(v, _FeatureGroups) or v not in (None, 1, (1,) * spatial)}
     keywords = params_text(given)
     if spatial > 10 or params.get("out_sharding") is not None or keywords is None:
         return None
