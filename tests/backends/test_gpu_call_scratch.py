@@ -217,3 +217,16 @@ def test_what_xla_writes_out_though_it_is_folded_is_planned_in_chunks():
     if jax.__version_info__ < LATER:
         assert written.held > 70 * 2**20
         assert not plan.schedule.backend.computes_columns
+
+
+@compiler
+def test_gradients_of_kernels_in_groups_copy_both_operands():
+    """The gradient of each example, and that of the kernel of each of several networks."""
+    x, w = f32(32, 64, 64, 64), f32(3, 3, 64, 64)
+
+    def slope(w, x, ct):
+        return jax.vjp(lambda w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=CHANNELS["last"]), w)[1](ct)[0]
+
+    check(lambda w, x, ct: jax.vmap(slope, (None, 0, 0))(w, x[:, None], ct[:, None]), w, x, x)
+    networks = [f32(4, *a.shape) for a in (w, x, x)]
+    check(jax.vmap(slope), *networks)

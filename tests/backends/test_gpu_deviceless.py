@@ -216,6 +216,27 @@ def test_functions_without_arguments_are_compiled_for_the_card():
 
 
 @compiler
+def test_a_setting_that_finds_no_kernel_is_left_out_unless_there_is_no_other(monkeypatch):
+    compiled = deviceless._compile
+
+    def refuses(settings):
+        def compile_in(lowered, options):
+            if any(options.items() >= deviceless.SETTINGS[setting].items() for setting in settings):
+                raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes")
+            return compiled(lowered, options)
+
+        return compile_in
+
+    first, *others = deviceless.SETTINGS
+    monkeypatch.setattr(deviceless, "_compile", refuses([first]))
+    found = deviceless.compile_for(jnp.matmul, [f32(256, 256)] * 2, H100)
+    assert [each.setting for each in found.settings] == others
+    monkeypatch.setattr(deviceless, "_compile", refuses([first, *others]))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="tile sizes"):
+        deviceless.compile_for(jnp.matmul, [f32(256, 256)] * 2, H100)
+
+
+@compiler
 def test_the_topology_of_a_card_is_made_once():
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: deviceless.device(L4), range(8)))

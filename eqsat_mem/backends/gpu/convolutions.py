@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from eqsat_mem.ir import Block, Map, Program
+from eqsat_mem.ir.ops import feature_groups
 
 CONVOLUTION = "conv_general_dilated"
 
@@ -36,6 +37,8 @@ def convolution_bytes(program: Program, t: int, size: Callable[[int], int]) -> i
     elif (swaps or _is_channels_first(layout.lhs_spec)) and _lies_as_given(program, operand):
         read = size(operand)
     turned = size(kernel)
+    if layout.lhs_spec[0] > layout.lhs_spec[1] and feature_groups([program.shape(axes) for axes in term.call.in_axes], params) > 1:
+        return int(result + turned + size(operand))  # the gradient of a kernel in groups, which is a convolution of copies of both
     if not ((swaps or _is_channels_first(layout.rhs_spec)) and _lies_as_given(program, kernel)):
         turned = min(turned, made)
     in_place = result > 0 and read <= made  # of the result, which is written last

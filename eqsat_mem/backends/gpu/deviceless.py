@@ -140,7 +140,10 @@ def each_setting(
     launches: bool = False,
     machine_code: bool = False,
 ) -> Iterator[Compilation]:
-    """Compile as :func:`compile_for` does, in one setting after the other, each when it is asked for."""
+    """Compile as :func:`compile_for` does, in one setting after the other, each when it is asked for.
+
+    A setting in which XLA finds no kernel of Triton's for a product is left out if there is another, as it is on a card, which tries kernels.
+    """
     import jax
 
     there = jax.sharding.SingleDeviceSharding(device(target))
@@ -149,8 +152,16 @@ def each_setting(
         function, donate_argnums=tuple(donate), keep_unused=True, out_shardings=there
     )  # a function without arguments has no other way to name the card
     lowered = jitted.lower(*given)
+    failed = 0
     for setting in settings:
-        yield _compiled(lowered, target, setting, launches, machine_code)
+        try:
+            compiled = _compiled(lowered, target, setting, launches, machine_code)
+        except jax.errors.JaxRuntimeError:
+            failed += 1
+            if failed == len(settings):
+                raise
+            continue
+        yield compiled
 
 
 def _compiled(lowered: Any, target: Target, setting: str, launches: bool, machine_code: bool) -> Compilation:
