@@ -22,14 +22,17 @@ def convolution_bytes(program: Program, t: int, size: Callable[[int], int]) -> i
     term = program.terms[t]
     assert isinstance(term, Block)
     params, (operand, kernel) = term.call.params, term.args
-    layout = params["dimension_numbers"]
+    layout, is_returned = params["dimension_numbers"], any(o.term == t for o in program.outputs)
+    if layout.lhs_spec[0] > layout.lhs_spec[1] and feature_groups([program.shape(axes) for axes in term.call.in_axes], params) > 1:
+        # kernels' gradients in groups are convolutions of copies of both operands, and are returned with groups elsewhere
+        return size(operand) + size(kernel) + (size(t) if is_returned else 0)
     made, longer = size(t), _longer(program.shape(term.call.in_axes[0]), params)
     is_gradient = longer > 1 and max(params["lhs_dilation"], default=1) > 1 and _is_reversed(program, kernel)
     swaps = layout.lhs_spec[0] == len(layout.lhs_spec) - 1 and max(params["window_strides"], default=1) > 1  # no form of cuDNN's gradients
     result = 0.0
     if is_gradient and _is_uneven(params):
         result = made * _cut_from(program.shape(term.call.out_axes[0]), params)
-    elif _is_channels_first(layout.out_spec) and any(o.term == t for o in program.outputs):
+    elif _is_channels_first(layout.out_spec) and is_returned:
         result = made
     read = 0.0
     if longer > 1 and not is_gradient:
@@ -37,8 +40,6 @@ def convolution_bytes(program: Program, t: int, size: Callable[[int], int]) -> i
     elif (swaps or _is_channels_first(layout.lhs_spec)) and _lies_as_given(program, operand):
         read = size(operand)
     turned = size(kernel)
-    if layout.lhs_spec[0] > layout.lhs_spec[1] and feature_groups([program.shape(axes) for axes in term.call.in_axes], params) > 1:
-        return int(result + turned + size(operand))  # the gradient of a kernel in groups, which is a convolution of copies of both
     if not ((swaps or _is_channels_first(layout.rhs_spec)) and _lies_as_given(program, kernel)):
         turned = min(turned, made)
     in_place = result > 0 and read <= made  # of the result, which is written last

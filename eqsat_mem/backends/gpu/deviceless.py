@@ -142,7 +142,7 @@ def each_setting(
 ) -> Iterator[Compilation]:
     """Compile as :func:`compile_for` does, in one setting after the other, each when it is asked for.
 
-    A setting in which XLA finds no kernel of Triton's for a product is left out if there is another, as it is on a card, which tries kernels.
+    Left out is a setting in which XLA finds no kernel of Triton's for a product, if there is another: a card tries kernels.
     """
     import jax
 
