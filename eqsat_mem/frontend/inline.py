@@ -7,7 +7,7 @@ waits only for the platform is the branch of this platform.
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.sharding import NamedSharding
 
 from eqsat_mem.frontend.components import with_components
 from eqsat_mem.frontend.decompose import plain_form
@@ -97,7 +98,7 @@ class _Flattening:
             return self.call(params[CALLED[name]], ins, source)
         if name == "cond" and (branch := self.branch(params, ins[0])) is not None:
             return self.call(branch, ins[1:], source)
-        if name in IDENTITIES or (name == "device_put" and all(device is None for device in params["devices"])):
+        if name in IDENTITIES or only_places(name, params):
             return ins
         if is_first_operand(name, params, len(ins)):
             return ins[:1]
@@ -176,6 +177,18 @@ class _Flattening:
             number = self.known_literals[key] = self.value(aval)
             self.flat.literals[number] = np.asarray(value, aval.dtype)[()]
         return self.known_literals[key]
+
+
+def only_places(name: str, params: Mapping[str, Any]) -> bool:
+    """Whether an operation says nothing of values but how they lie on a mesh, in the memory of its devices: the planner places them."""
+    if name not in ("sharding_constraint", "device_put"):
+        return False
+    places = params["devices"] if name == "device_put" else (params["sharding"],)
+    return all(place is None or (isinstance(place, NamedSharding) and place.memory_kind in _OF_DEVICES) for place in places)
+
+
+_OF_DEVICES = frozenset({None, "device"})
+"""The names of a device's own memory."""
 
 
 def _key(prim: Any, params: dict[str, Any], ins: Sequence[int]) -> Any:

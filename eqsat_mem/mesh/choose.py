@@ -14,6 +14,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, Input, Program, folded
 from eqsat_mem.ir.mesh import Names, Placement, Spec, Spreading
 from eqsat_mem.mesh.bodies import Bodies, Left
+from eqsat_mem.mesh.fourier import one_axis_at_a_time
 from eqsat_mem.mesh.invariant import check
 from eqsat_mem.mesh.localise import localise, walked
 from eqsat_mem.mesh.padding import padded
@@ -84,12 +85,13 @@ def _ways(
     kept: list[Spreading] = []
     for ex in every:
         tried: dict[str, Spread] = {}
-        for way, divided in spreadings(ex, placement, idle, loops):
+        apart = one_axis_at_a_time(ex, placement)
+        for way, divided in spreadings(apart, placement, idle, loops):
             if way in alike or (large and kept and way not in kept):
                 continue
             if (tried or kept) and deadline.passed():
                 break
-            local = _local(ex, placement, divided, way, backend, loops)
+            local = _local(apart, placement, divided, way, backend, loops)
             text = str(local.program)
             if text in tried:
                 alike.update([way] if ex is every[0] else [])
@@ -106,6 +108,7 @@ def _ways(
 
 def as_it_lies(ex: Extraction, placement: Placement, backend: Backend, loops: Bodies | None = None) -> Extraction:
     """The program of one device that computes along what lies in shares."""
+    ex = one_axis_at_a_time(ex, placement)
     way, divided = next(spreadings(ex, placement, idle=False, loops=loops))
     return _local(ex, placement, divided, way, backend, loops)
 
@@ -128,7 +131,7 @@ def left_as(program: Program, placement: Placement, backend: Backend, carried: M
     terms = program.terms
     splits = {t: pointwise(program, t) for t in range(len(terms))}
     accumulates = {t: folded(term) for t, term in enumerate(terms) if isinstance(term, Dot | Fold)}
-    ex = Extraction(program, splits, accumulates)
+    ex = one_axis_at_a_time(Extraction(program, splits, accumulates), placement)
     way, divided = next(spreadings(ex, placement, idle=False, loops=loops))
     whole, dealt, order = padded(with_pieces(ex, divided), divided, way, placement.devices)
     walk, found = walked(whole, placement, dealt, order, backend, loops)
