@@ -8,9 +8,10 @@ from eqsat_mem.schedule.schedules import Schedule
 
 HARDLY = 0.02
 """The share of its time by which a program has to be faster than one that holds less by this share: predictions are not closer."""
-ROUGHLY = 0.15
-"""The share of its time by which a program has to be faster than one that receives less from other devices: seconds of exchanges depend on
-what else goes on between devices, which no figure of a link tells."""
+ROUGHLY = 0.3
+"""The share of its time by which a program has to be faster than one that receives less from other devices: bytes are known, and seconds of
+exchanges depend on what else goes on between devices, which no figure of a link tells. What is written is left for no less, either
+(:data:`eqsat_mem.candidates.GAIN`)."""
 
 
 def order(s: Schedule, limit: int) -> tuple[bool, float]:

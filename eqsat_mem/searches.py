@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from eqsat_mem.equal_programs import Candidates
-from eqsat_mem.ranking import better, order
+from eqsat_mem.ranking import ROUGHLY, better, order
 from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import Search
@@ -91,10 +91,13 @@ def with_search(searches: Sequence[Search], scheduler: Scheduler) -> tuple[Sched
     deadline = searches[0].deadline.part(1 / 2)  # the other half is for values that are computed again
     first, *others = (search.with_limit(search.limit, deadline) for search in searches)
     best, of = scheduler(first, None), first
+    quickest = best.seconds if best.fits(first.limit) else math.inf
     for search in others:
         if deadline.passed():
             break
         found = scheduler(search, best)
+        quickest = min(quickest, found.seconds) if found.fits(search.limit) else quickest
         found = better(best, found, search.limit)
-        best, of = found, (of if found is best else search)
+        if found.seconds <= quickest * (1 + ROUGHLY):  # one after the other, each a little slower, is not the way to a slow one
+            best, of = found, (of if found is best else search)
     return of.simplified(best), of
