@@ -186,12 +186,16 @@ def _reduce_scatter(params: Mapping[str, Any], x: Any) -> Any:
 
 
 def _ppermute(params: Mapping[str, Any], x: Any) -> Any:
-    """The value of the device before this one; zeros where there is none."""
+    """The value of the device before this one; zeros where there is none. Devices in a row that send to devices in a row are one slice."""
     names = _names(params)
     before = {int(to): int(of) for of, to in params["perm"]}
     many = _gathered(x, names, 0)
-    nothing = jax.numpy.zeros_like(x, shape=many.shape[1:])
-    moved = jax.numpy.stack([many[before[k]] if k in before else nothing for k in range(len(many))])
+    runs: list[list[int | None]] = []
+    for of in (before.get(k) for k in range(len(many))):
+        follows = bool(runs) and of == (None if runs[-1][-1] is None else runs[-1][-1] + 1)
+        runs[-1 if follows else len(runs) :] = [[*(runs[-1] if follows else ()), of]]
+    parts = (jax.numpy.zeros_like(many[: len(run)]) if run[0] is None else many[run[0] : run[0] + len(run)] for run in runs)
+    moved = jax.numpy.concatenate([*parts])
     moved = moved.reshape(*map(lax.axis_size, names), *many.shape[1:])
     return reduce(lambda x, name: _own_p.bind(x, axis=0, axis_name=name), names, moved)
 

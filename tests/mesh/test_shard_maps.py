@@ -207,6 +207,42 @@ def test_shares_of_the_map_are_those_of_the_plan(f):
     np.testing.assert_allclose(planned(*args), jax.jit(f)(*args), rtol=1e-3, atol=1e-4)
 
 
+def ring_attention(q, k, v):
+    def step(c, _):
+        k, v, level, total, o = c
+        s = q @ k.T
+        new = jnp.maximum(level, s.max(1))
+        p, fall = jnp.exp(s - new[:, None]), jnp.exp(level - new)
+        return (lax.ppermute(k, "x", RING), lax.ppermute(v, "x", RING), new, total * fall + p.sum(1), o * fall[:, None] + p @ v), None
+
+    start = k, v, jnp.full(len(q), -jnp.inf), jnp.zeros(len(q)), jnp.zeros_like(q)
+    (*_, total, o), _ = lax.scan(step, start, None, length=8)
+    return o / total[:, None]
+
+
+def test_shares_that_go_round_are_sent_to_the_next_device():
+    """Each turn sends one share of keys and one of values, in the loop of the map as in that of the plan, whose rows are chunks."""
+    ring = jax.shard_map(ring_attention, mesh=LINE, in_specs=S, out_specs=S, check_vma=False)
+    q, k, v = (np.random.default_rng(n).standard_normal((8192, 16)).astype(np.float32) for n in range(3))
+    f = optimize(ring, memory_limit="3MiB", mesh=LINE, in_shardings=S, out_shardings=S)
+    plan = f.plan(q, k, v)
+    assert not plan.unchanged
+    assert plan.compiled_peak_bytes <= 3 * MIB
+    assert plan.received_bytes <= k.nbytes + v.nbytes
+    scores = jnp.exp(q @ k.T)
+    np.testing.assert_allclose(f(q, k, v), scores @ v / scores.sum(1, keepdims=True), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_devices_send_to_any_others(seed):
+    rng = np.random.default_rng(seed)
+    senders = rng.permutation(8)[: rng.integers(2, 9)]
+    pairs = [(int(of), int(to)) for of, to in zip(senders, rng.permutation(8) if seed % 2 else (senders + seed) % 8, strict=False)]
+    moved = jax.shard_map(lambda x: lax.ppermute(x * 2, "x", pairs), mesh=LINE, in_specs=S, out_specs=S, check_vma=False)
+    program = load(jax.make_jaxpr(moved)(X), ["x"])
+    np.testing.assert_array_equal(evaluate(program, [X])[0], jax.jit(moved)(X))
+
+
 def test_on_one_device():
     f, args = WAYS["once"], arguments(8192)
     planned = optimize(f, memory_limit="3MiB")
