@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from eqsat_mem.mesh.localise import Localiser
 
 PATIENCE = 4.0
-"""Computing a value once more may take so many times as long as gathering it: no device waits for another then."""
+"""Computing a value once more may take so many times as long as gathering it, if devices exchange no more for it: none waits for another
+then."""
+EQUAL = 1e-6
+"""The share by which seconds of equal exchanges may differ, added up in another order."""
 DEPTH = 8
 """A value that is computed once more is at most so many operations away from values that are there whole."""
 
@@ -26,7 +29,8 @@ def is_made_again(at: Localiser, t: int, shares: int) -> bool:
     if (t, shares) in at.given or t in at.ex.exact:
         return False
     gathering = gathering_s(at, t, shares)
-    return again_s(at, t, shares, PATIENCE * gathering, DEPTH) <= PATIENCE * gathering
+    own, exchanged = again_s(at, t, shares, (PATIENCE * gathering, gathering * (1 + EQUAL)), DEPTH)
+    return exchanged <= gathering * (1 + EQUAL) and own + exchanged <= PATIENCE * gathering
 
 
 def once_more(at: Localiser, t: int, shares: int) -> int:
@@ -52,27 +56,30 @@ def gathering_s(at: Localiser, t: int, shares: int) -> float:
     return seconds
 
 
-def again_s(at: Localiser, t: int, shares: int, most: float, depth: int) -> float:
-    """Seconds to compute a value in these shares from what is there, or more than ``most``."""
+def again_s(at: Localiser, t: int, shares: int, most: tuple[float, float], depth: int) -> tuple[float, float]:
+    """Seconds to compute a value in these shares from what is there, and those to exchange what is not; the walk ends where both together
+    are more than the first of ``most``, or exchanges than the second."""
     term, missing = at.old.terms[t], at.natural(t) & ~shares
     if not missing or (t, shares) in at.given or (t, shares) in at.values:
-        return 0.0
+        return 0.0, 0.0
     if isinstance(term, Rename):
         to = {j: i for i, j in term.pairs}
         return again_s(at, term.arg, mask_of(to.get(j, j) for j in bits(shares)) & at.old.free[term.arg], most, depth)
     if isinstance(term, Input) or depth == 0:
         first = at.arrays.get(term.slot) if isinstance(term, Input) else None
         known = first is not None and any(s == first for s, _ in at.given)
-        return 0.0 if known else gathering_s(at, t, shares)
+        return 0.0, 0.0 if known else gathering_s(at, t, shares)
     left = once_more(at, t, shares)
     if left & (folded(term) | read(term)) or t in at.ex.exact:
-        return most + 1.0
+        return most[0] + 1.0, 0.0
     extents = [index.extent // (at.local.devices.count(at.divided[i]) if left >> i & 1 else 1) for i, index in enumerate(at.old.indices)]
-    seconds = arithmetic_s(at.old, t, extents, at.backend)
+    seconds, exchanged = arithmetic_s(at.old, t, extents, at.backend), 0.0
     for c in children(term):
-        if seconds > most:
+        if seconds + exchanged > most[0] or exchanged > most[1]:
             break
         own = left & at.old.free[c]
-        again = again_s(at, c, own, most - seconds, depth - 1)
-        seconds += min(again, gathering_s(at, c, own)) if at.natural(c) & ~own else again
-    return seconds
+        again = again_s(at, c, own, (most[0] - seconds - exchanged, most[1] - exchanged), depth - 1)
+        if at.natural(c) & ~own:
+            again = min(again, (0.0, gathering_s(at, c, own)), key=sum)
+        seconds, exchanged = seconds + again[0], exchanged + again[1]
+    return seconds, exchanged
