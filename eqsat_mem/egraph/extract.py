@@ -60,6 +60,13 @@ class Extraction:
     rescales: Mapping[int, Rescaled] = field(default_factory=dict)
     origin: tuple[Program, Mapping[int, int]] | None = None
 
+    def onto(self, program: Program, ids: Mapping[int, int], made: Mapping[int, int]) -> Extraction:
+        """The same of a program written anew, of whose terms ``ids`` has the numbers; terms ``made`` for it have the splits given there."""
+        tables = (self.splits, self.accumulates, self.unrolls)
+        splits, accumulates, unrolls = ({ids[t]: m for t, m in table.items() if t in ids and ids[t] not in made} for table in tables)
+        rescales = {ids[t]: known.renumbered(ids) for t, known in self.rescales.items() if t in ids}
+        return Extraction(program, splits | dict(made), accumulates, unrolls, rescales)
+
     @cached_property
     def compared(self) -> Mapping[int, frozenset[int]]:
         """The comparisons that need their operands bit for bit, with these operands: see :mod:`eqsat_mem.ir.bitwise`."""

@@ -154,16 +154,19 @@ def flow_of(at: Localiser, term: Block) -> Flow | None:
     """A loop or branch whose bodies are planned for shares; None if they are left as they are."""
     key = id(term.call), term.args
     if key not in at.flows:
-        at.flows[key] = _planned(at, term) if at.bodies is not None and _is_planned(at, at.bodies, term.call) else None
+        at.flows[key] = _planned(at, term) if at.bodies is not None and _is_planned(at, at.bodies, term) else None
     return at.flows[key]
 
 
-def _is_planned(at: Localiser, own: Bodies, call: Call) -> bool:
+def _is_planned(at: Localiser, own: Bodies, term: Block) -> bool:
     """Whether the bodies of a call are planned: not if it may run on chunks, as each device computes its share of the results from the
-    same shares of the operands."""
-    around = reduce(operator.or_, map(axes_mask, (*call.in_axes, *call.out_axes)), 0)
-    exchanges = around & mask_of(at.divided) & ~call.pointwise
-    return own.are_large(call, at.old) and bool(exchanges or not own.in_chunks)
+    same shares of the operands, and from others that are whole, or are gathered before it and take little room."""
+    call, dealt = term.call, mask_of(at.divided) & ~term.call.pointwise
+    if not own.are_large(call, at.old):
+        return False
+    most = (own.limit - argument_bytes(at.local.program)) // HELD_WHOLE if call.pointwise & mask_of(at.divided) else 0
+    exchanged = [axes for a, axes in zip(term.args, call.in_axes, strict=True) if at.old.nbytes(a) > most]
+    return not own.in_chunks or any(axes_mask(axes) & dealt for axes in (*exchanged, *call.out_axes))
 
 
 def _planned(at: Localiser, term: Block) -> Flow:

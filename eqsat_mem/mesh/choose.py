@@ -20,6 +20,7 @@ from eqsat_mem.mesh.localise import localise, walked
 from eqsat_mem.mesh.padding import padded
 from eqsat_mem.mesh.parts import carried_sums
 from eqsat_mem.mesh.pieces import with_pieces
+from eqsat_mem.mesh.row_slices import rows_of_slices
 from eqsat_mem.mesh.spreading import spreadings
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import exchange_s
@@ -92,7 +93,7 @@ def _ways(
             if (tried or kept) and deadline.passed():
                 break
             local = _local(apart, placement, divided, way, backend, loops)
-            text = str(local.program)
+            text = _text(local.program)
             if text in tried:
                 alike.update([way] if ex is every[0] else [])
                 continue
@@ -106,6 +107,11 @@ def _ways(
             kept = [s.spreading for s in sorted(tried.values(), key=lambda s: s.seconds)[:2]]
 
 
+def _text(program: Program) -> str:
+    """A program as text, with what its loops may be split along: their bodies, planned or not, are not in it."""
+    return "\n".join([str(program), *(f"{call.pointwise} {call.folds}" for call in calls(program))])
+
+
 def as_it_lies(ex: Extraction, placement: Placement, backend: Backend, loops: Bodies | None = None) -> Extraction:
     """The program of one device that computes along what lies in shares."""
     ex = one_axis_at_a_time(ex, placement)
@@ -116,8 +122,15 @@ def as_it_lies(ex: Extraction, placement: Placement, backend: Backend, loops: Bo
 def _local(
     ex: Extraction, placement: Placement, divided: Mapping[int, Names], way: Spreading, backend: Backend, loops: Bodies | None
 ) -> Extraction:
-    whole, dealt, order = padded(with_pieces(ex, divided), divided, way, placement.devices)
+    whole, dealt, order = _readied(ex, placement, divided, way)
     return localise(whole, placement, dealt, order, backend, loops)
+
+
+def _readied(
+    ex: Extraction, placement: Placement, divided: Mapping[int, Names], way: Spreading
+) -> tuple[Extraction, Mapping[int, Names], Spreading]:
+    """A program in whose terms devices can take shares: of pieces, of rows, padded."""
+    return padded(with_pieces(rows_of_slices(ex, divided), divided), divided, way, placement.devices)
 
 
 def left_as(program: Program, placement: Placement, backend: Backend, carried: Mapping[int, int], loops: Bodies | None = None) -> Left:
@@ -133,7 +146,7 @@ def left_as(program: Program, placement: Placement, backend: Backend, carried: M
     accumulates = {t: folded(term) for t, term in enumerate(terms) if isinstance(term, Dot | Fold)}
     ex = one_axis_at_a_time(Extraction(program, splits, accumulates), placement)
     way, divided = next(spreadings(ex, placement, idle=False, loops=loops))
-    whole, dealt, order = padded(with_pieces(ex, divided), divided, way, placement.devices)
+    whole, dealt, order = _readied(ex, placement, divided, way)
     walk, found = walked(whole, placement, dealt, order, backend, loops)
     local = found.program
     assert local.shares is not None

@@ -23,12 +23,7 @@ def one_axis_at_a_time(ex: Extraction, placement: Placement) -> Extraction:
         return ex
     writer = _Transforms(ex, at_rest(ex.program, placement))
     new, ids = ex.program.rewritten(writer.rewritten)
-    if not writer.splits:
-        return ex
-    tables = (ex.splits, ex.accumulates, ex.unrolls)
-    splits, accumulates, unrolls = ({ids[t]: m for t, m in table.items() if t in ids} for table in tables)
-    rescales = {ids[t]: known.renumbered(ids) for t, known in ex.rescales.items() if t in ids}
-    return Extraction(new, splits | writer.splits, accumulates, unrolls, rescales)
+    return ex.onto(new, ids, writer.splits) if writer.splits else ex
 
 
 def _axes(term: object) -> int:

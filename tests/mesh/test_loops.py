@@ -125,3 +125,19 @@ def test_a_loop_that_exchanges_nothing_runs_on_chunks_of_its_shares(bins, mesh, 
     fast = optimize(counts, memory_limit="300KiB", mesh=mesh, in_shardings=(S,))
     assert fast.plan(x).compiled_peak_bytes <= 300 * 1024  # a share of all distances takes 512
     np.testing.assert_array_equal(np.asarray(fast(x)), np.asarray(jax.jit(counts)(x)))
+
+
+@pytest.mark.parametrize("lie", [(S, R), (S, S), (R, R)])
+def test_a_search_in_a_sorted_table_runs_on_chunks_of_shares(lie, mesh):
+    """Its program is the same text whether the loop is planned for shares or runs on chunks of them."""
+
+    def interpolated(x, table):
+        return jnp.interp(x, table[:, 0], table[:, 1])
+
+    rng = np.random.default_rng(0)
+    x, table = rng.standard_normal(2**18).astype(np.float32), np.sort(rng.standard_normal((256, 2)).astype(np.float32), 0)
+    f = optimize(interpolated, memory_limit="320KiB", mesh=mesh, in_shardings=lie, out_shardings=S)
+    if lie[0] == R:
+        f = optimize(interpolated, memory_limit="1280KiB", mesh=mesh, in_shardings=lie, out_shardings=S)
+    assert not f.plan(x, table).unchanged
+    np.testing.assert_allclose(f(x, table), jax.jit(interpolated)(x, table), rtol=1e-5, atol=1e-5)
