@@ -67,6 +67,8 @@ def _definition(flat: Flat, name: str, params: dict[str, Any], ins: Sequence[int
     if name == "shard_map":
         with suppress(NotImplementedError):
             return shard_maps.of_all_shares(params, _types(flat, ins))
+    if name == "approx_top_k" and params["aggregate_to_topk"]:
+        return _traced(flat, partial(_selected, params), ins)
     if name.startswith(_SPARSE) and (function := _of_sparse_arrays(name)) is not None:
         return _traced(flat, partial(function, **params), ins)
     if name in _OVER_DEVICES and all(isinstance(axis, int) for axis in params["axes"]):
@@ -163,6 +165,12 @@ def _solve(params: dict[str, Any], *args: Any) -> Any:
     place = params["const_lengths"]._fields.index("solve")
     start = sum(lengths[:place])
     return jaxpr_as_fun(params["jaxprs"].solve)(*args[start : start + lengths[place]], *args[sum(lengths) :])
+
+
+def _selected(params: dict[str, Any], x: Any) -> Any:
+    """A search that may be approximate, which compilers for other devices than TPUs do by sorting everything: the largest, or smallest."""
+    found, places = lax.top_k(x if params["is_max_k"] else -x, params["k"], axis=params["reduction_dimension"])
+    return found if params["is_max_k"] else -found, places
 
 
 def _one_minus_square(params: dict[str, Any], x: Any) -> Any:

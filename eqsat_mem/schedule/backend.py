@@ -76,7 +76,7 @@ class Backend:
     packs: ClassVar[bool] = False
     """Whether gaps between the values of a loop's body count: see :mod:`eqsat_mem.schedule.packing`."""
     compares_inside: ClassVar[bool] = False
-    """Whether kernels may each compute a value, and what elementwise operations select from it, to compare them."""
+    """Whether kernels may each compute a value of which they read a view, or which they compare with what is selected from it."""
     fused_blocks: ClassVar[frozenset[str]] = frozenset({"argmax", "argmin", "reduce"})
     """Block operations inside which XLA computes elementwise operands."""
     scatters_far: ClassVar[bool] = True

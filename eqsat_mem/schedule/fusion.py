@@ -121,7 +121,8 @@ def fuse(ex: Extraction, seq: Seq, backend: Backend, as_run: bool = True, is_who
             continue
         for c in set(program.operands(s)) & inside:
             users[c].append(s)
-        escapes |= {term.arg for c in children(program.terms[s]) if isinstance(term := program.terms[c], Rename)}  # views are of arrays
+        views = {term.arg for c in children(program.terms[s]) if isinstance(term := program.terms[c], Rename)}
+        escapes |= {t for t in views if not (backend.compares_inside and isinstance(program.terms[t], Map))}  # others are of arrays
     known, region = {} if known is None else known, (seq.steps, seq.outs, is_whole)
     if region not in known:
         known[region] = _virtual(ex, terms, escapes, users, backend, is_whole)

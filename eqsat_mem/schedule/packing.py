@@ -106,10 +106,11 @@ def added_by_scratch(values: Iterable[Placed], scratch: Iterable[Placed]) -> int
     scratch = [v for v in scratch if v.nbytes > 0]
     largest = max((v.nbytes for v in scratch), default=0)
     large = [v for v in values if v.nbytes > SMALL * largest]
-    return _packed_beside_outputs([*large, *scratch]) - _packed_beside_outputs(large) if scratch else 0
+    return packed_beside_outputs([*large, *scratch]) - packed_beside_outputs(large) if scratch else 0
 
 
-def _packed_beside_outputs(values: Sequence[Placed]) -> int:
+def packed_beside_outputs(values: Sequence[Placed]) -> int:
+    """The bytes of a block in which all values lie that find no room in outputs (values without end) before these are written."""
     rooms = [[out] for out in sorted((v for v in values if v.last == math.inf), key=lambda v: v.nbytes)]
     apart: list[Placed] = []
     for value in sorted((v for v in values if v.last < math.inf), key=lambda v: (-v.nbytes, v.first - v.last)):

@@ -83,7 +83,29 @@ def summed_beside(x, y, factor):
     return jax.lax.linalg.triangular_solve(factor, 2.0 * e, left_side=True, lower=True).sum(), (e * 3.0).sum()
 
 
+def signs(a, b):
+    """A loss of all pairs: its logarithms are in memory before the kernel that sums them and makes their derivatives."""
+
+    def loss(a, b):
+        return jnp.mean(jnp.sum(jax.nn.log_sigmoid((2 * jnp.eye(a.shape[0]) - 1) * (a @ b.T)), 1))
+
+    return jax.value_and_grad(loss, (0, 1))(a, b)
+
+
+def likelihood(x, y, scales, noise):
+    """The gradient of a factor swaps the axes of its matrix, of which distances and differences are read under other names then."""
+
+    def loss(scales, noise):
+        kernel = jnp.exp(-0.5 * distances(x / scales, x / scales)) + (noise**2 + 0.1) * jnp.eye(x.shape[0])
+        factor = jnp.linalg.cholesky(kernel)
+        solved = jax.lax.linalg.triangular_solve(factor, y[:, None], left_side=True, lower=True)
+        return jnp.sum(solved**2) + jnp.sum(jnp.log(jnp.diag(factor)))
+
+    return jax.value_and_grad(loss, (0, 1))(scales, noise)
+
+
 WRITTEN = {
+    signs: [f32(4096, 64), f32(4096, 64)],
     solved: [f32(100, 8), f32(8000, 8), f32(100, 100)],
     summed_beside: [f32(100, 7), f32(8000, 7), f32(100, 100)],
     neighbourhoods: [f32(6000, 3)],
@@ -102,6 +124,23 @@ WRITTEN = {
 def test_programs_hold_what_is_predicted(function):
     held = max(compiled.held_bytes for compiled in deviceless.compile_for(function, WRITTEN[function], H100).settings)
     assert predicted(function, WRITTEN[function]) == pytest.approx(held, rel=0.05)
+
+
+def test_what_is_read_under_other_names_is_computed_where_it_is_read():
+    """Differences along five axes would be as large as five matrices."""
+    assert predicted(likelihood, [f32(1500, 5), f32(1500), f32(5), f32()]) < 7 * 4 * 1500**2
+
+
+@pytest.mark.parametrize(("function", "most"), [(jnp.log, 1), (jnp.tanh, 2)])
+def test_what_takes_long_is_written_out_for_a_kernel_and_the_sum_that_it_makes(function, most):
+    """Of a matrix that is given and one that is returned; the logarithms of a third could lie in no output."""
+
+    def program(x, w):
+        made = function(x)
+        return jnp.sqrt(jnp.abs(made - x)) @ w, jnp.sum(made, 1)
+
+    held = predicted(program, [f32(4096, 4096), f32(4096, 8)]) - 4 * 4096**2
+    assert most - 1 < held / (4 * 4096**2) < most + 0.1
 
 
 def test_what_is_made_of_a_sum_of_all_takes_the_time_of_the_sum():

@@ -7,7 +7,7 @@ The facts are those of docs/xla-gpu.md, read from programs compiled for cards th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -16,7 +16,7 @@ import jax
 from eqsat_mem.backends.gpu import deviceless, habits, launches, measured, scratch, siblings, workspaces
 from eqsat_mem.backends.gpu.idioms import BY_COLUMNS, GpuIdioms
 from eqsat_mem.backends.gpu.operations import weights_of
-from eqsat_mem.backends.gpu.products import Products, has_products
+from eqsat_mem.backends.gpu.products import Products
 from eqsat_mem.backends.gpu.targets import USUAL, Target, card_of, named
 from eqsat_mem.backends.gpu.tiles import Tiles
 from eqsat_mem.egraph.extract import Extraction
@@ -43,8 +43,6 @@ KERNEL_S, TURN_S = 1.1e-6, 2e-6
 (benchmarks/gpu_times.py)."""
 TILE = 64
 """Rows and columns of a product that one block computes: blocks of launches in benchmarks/gpu_model.py."""
-LONG_TEXT = 200_000
-"""Characters of a program as compiled from which on compiling it again takes seconds: guessed."""
 FUSED_BLOCKS = frozenset({"slice", "slice_at", "shift_to", "dynamic_slice", "gather", "pad", "rev"})
 """Block operations that are computed inside the elementwise kernels and folds that read them."""
 
@@ -217,10 +215,13 @@ class GpuBackend(Backend):
 
     def computes_again(self, ex: Extraction, t: int, kernels: Collection[int], only_folds: bool, is_whole: bool) -> bool:
         """Each does, and for each element of what it is broadcast to there, unless it takes so long that XLA rather writes it out. Kernels
-        that are one compute it once."""
+        that become one compute it once, unless it takes longer still."""
         program, count = ex.program, len(kernels)
         if not only_folds:
-            count = 1 if self.are_one(ex, (t, *kernels)) else siblings.separate(program, kernels)
+            is_one = self.are_one(ex, (t, *kernels))
+            if is_one and count > 1 and scratch.work(program, t, weights_of(self.target)) > habits.JOINED:
+                return False
+            count = 1 if is_one else siblings.separate(program, kernels)
         broadcast = max((program.extent(program.free[u] & ~program.free[t]) for u in program.readers(t)), default=1)
         if count * broadcast <= 1:
             return True
@@ -375,25 +376,15 @@ class GpuBackend(Backend):
         trying kernels takes many times as long; what then fits is compiled as it runs."""
         if self.is_here:
             compilations = self.products.untuned(lowered(function, avals, donate, shardings)) if limit is not None and not optimise else ()
-            most = self._largest(((self.checked(each).held_bytes, each.as_text()) for each in compilations), limit)
+            each = ((self.checked(c).held_bytes, c.as_text(), c.memory_analysis().temp_size_in_bytes) for c in compilations)
+            most = self.products.most_held(each, limit, self.target)
             fits = limit is None or most <= limit
             return super().check(function, avals, donate, optimise, limit, shardings) if fits else Check(most)
         if shardings is not None:
             raise DeviceCompilerError("programs of several cards are not compiled where the cards are not: the peak is predicted.")
         compilations = deviceless.each_setting(function, avals, self.target, donate, self.products.settings)
-        return Check(self._largest(((each.held_bytes, each.text) for each in compilations), limit))
-
-    def _largest(self, compilations: Iterable[tuple[int, str]], limit: int | None) -> int:
-        """The most that any of some compilations holds, given what each holds and its text, or the first that is over the limit. A long
-        program with products by Triton is compiled no further where it fits whatever those by cuBLAS hold; their scratch counts."""
-        most = 0
-        for k, (held, text) in enumerate(compilations):
-            most = max(most, held + self.products.difference(text, self.target))
-            if not has_products(text) or (limit is not None and most > limit):
-                break
-            if k == 0 and limit is not None and len(text) > LONG_TEXT and most + self.products.more_by_library(text, self.target) <= limit:
-                return most + (self.products.scratch_bytes(self.target) or 0)
-        return most
+        found = ((each.held_bytes, each.text, each.temporaries) for each in compilations)
+        return Check(self.products.most_held(found, limit, self.target))
 
     def hidden(self, compiled: Any) -> Hidden:
         """Scratch that libraries ask for at run time, from a table."""

@@ -49,6 +49,9 @@ WRITTEN, READ, EACH_TIME, WRITTEN_FAR, READ_FAR, NARROW = 4.9, 9.0, 5.5, 1.0, 14
 them; and as writing them and each reading where the cache does not hold the array. What share of all that a single byte takes. Two
 operations more or less. Sweep: benchmarks/gpu_model.py --thresholds."""
 
+JOINED = 45.0
+"""The additions from which on a value is written out that an elementwise kernel and a fold read which become one, each in place of the
+other's share: 48 to 50 with one fold by rows, 41 to 42 with two, read from compiled programs of 1000 x 4096 to 8192 x 8192."""
 
 SPREAD_COST: Mapping[str, int] = MappingProxyType(
     {"sin": 350, "cos": 350, "tan": 350, "pow": 140, "tanh": 112, "atan2": 105, "log1p": 88, "log": 75, "exp": 30}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 import jax
 
 from eqsat_mem.backends import hlo
-from eqsat_mem.backends.gpu import deviceless, measured, workspaces
+from eqsat_mem.backends.gpu import deviceless, library_scratch, measured, workspaces
 from eqsat_mem.backends.gpu.options import ALWAYS, NATIVE_FUSIONS, UNTRIED
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.schedule.checks import knows_option
 
+LONG_TEXT = 200_000
+"""Characters of a program as compiled from which on compiling it again takes seconds: guessed."""
 VIEWS = frozenset({"bitcast", "get-tuple-element"})
 """Operations of HLO whose result is their operand, or a part of it."""
 
@@ -57,12 +59,31 @@ class Products(Enum):
             return None
         return workspaces.cublaslt(target) if self is Products.TUNED else workspaces.UNTUNED
 
-    def difference(self, text: str, target: Target) -> int:
-        """The bytes by which the scratch of cuBLAS that counts differs from what a program has; ``text`` is its optimised HLO."""
+    def most_held(self, compilations: Iterable[tuple[int, str, int]], limit: int | None, target: Target) -> int:
+        """The most that any of some compilations holds, given what each holds, its text and its temporaries, or the first that is over
+        the limit. A long program with products by Triton is compiled no further where it fits whatever those by cuBLAS hold; their
+        scratch counts."""
+        most = 0
+        for k, (held, text, temporaries) in enumerate(compilations):
+            most = max(most, held + self.difference(text, target, temporaries))
+            if not has_products(text) or (limit is not None and most > limit):
+                break
+            if k == 0 and limit is not None and len(text) > LONG_TEXT and most + self.more_by_library(text, target) <= limit:
+                return most + (self.scratch_bytes(target) or 0)
+        return most
+
+    def difference(self, text: str, target: Target, temporaries: int) -> int:
+        """The bytes by which a program holds more, or less, with the scratch of cuBLAS that counts than with what it has; ``text`` is its
+        optimised HLO, and ``temporaries`` are the bytes that it holds besides arguments and results."""
         given, counted = workspaces.cublaslt_bytes(text), self.scratch_bytes(target)
         if not given or counted is None:
             return 0
-        return max(counted - min(given), 0) if self is Products.TUNED else min(counted - max(given), 0)
+        if self is not Products.TUNED:
+            return min(counted - max(given), 0)
+        if (longer := counted - min(given)) <= 0:
+            return 0
+        more = library_scratch.more_with(text, counted, temporaries)
+        return longer if more is None else more
 
     def more_by_library(self, text: str, target: Target) -> float:
         """The most bytes that a program whose products Triton computes holds besides, should cuBLAS compute them; ``text`` is its optimised

@@ -1,9 +1,9 @@
 """Kernels that XLA:GPU makes one of: all their results are there at once, and what any of them reads.
 
 A pass of XLA (``multi_output_fusion``) joins elementwise ones that read the same array, be it a vector, and do not need one another, and
-one with another that reads its result, unless that is folded in the kernel that writes it. Another (``dot_merger``) joins products of one
-matrix with several, side by side, that do not need one another: their results are one array. The kernel runs where the last of them
-could.
+one with another that reads its result, unless that is folded in the kernel that writes it, or the first result by another kernel. Another
+pass (``dot_merger``) joins products of one matrix with several, side by side, that do not need one another: their results are one array.
+The kernel runs where the last of them could.
 """
 
 from __future__ import annotations
@@ -87,14 +87,17 @@ def _bytes_beside(program: Program, product: Step, matrix: int) -> int:
 
 
 def _in_turn(program: Program, kernels: Fused, maker: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-    """Pairs of elementwise kernels of one size of which the second reads the result of the first, and no fold reads that of the second."""
+    """Pairs of elementwise kernels of one size of which the second reads the result of the first, and no fold reads either: a fold of the
+    first is one kernel with the second, and no other joins them."""
     kept = set(kernels.kept)
+    steps = zip(kernels.kept, kernels.operands, strict=True)
+    folded = {t for step, operands in steps if isinstance(step, int) and isinstance(program.terms[step], Fold) for t in operands}
     for k, (step, operands) in enumerate(zip(kernels.kept, kernels.operands, strict=True)):
         if not isinstance(step, int) or not isinstance(program.terms[step], Map):
             continue
         if any(isinstance(program.terms[r], Fold) and r in kept for r in program.readers(step)):
             continue
-        for t in sorted(operands & kept):
+        for t in sorted((operands & kept) - folded):
             if isinstance(program.terms[t], Map) and program.free[t] == program.free[step] != 0:
                 yield maker[t], k
 

@@ -99,9 +99,11 @@ as float32."""
 
 
 ESTIMATED: Mapping[str, float] = MappingProxyType(
-    {"div": 3, "exp": 17, "exp2": 17, "sqrt": 17, "rsqrt": 17, "logistic": 22, "erf": 1, "rem": 1, "integer_pow": 1}
-)
-"""Operations in XLA's own estimate of time, by which it decides what is computed again. Sweep: benchmarks/gpu_model.py --thresholds."""
+    {"div": 3, "exp": 17, "exp2": 17, "sqrt": 17, "rsqrt": 17, "logistic": 22, "erf": 1, "rem": 1, "integer_pow": 1,
+     "log": 42, "log1p": 50, "atan2": 60, "tanh": 63, "pow": 79, "sin": 198, "cos": 198, "tan": 198}
+)  # fmt: skip
+"""Operations in XLA's own estimate of time, by which it decides what is computed again. Sweep: benchmarks/gpu_model.py --thresholds;
+those of more than 40 as they stand to ``exp`` in ``habits.SPREAD_COST``."""
 SHORT, LONG = 10.0, 40.0
 """Others of up to so many instructions are estimated as one addition, longer ones as so many or more (log, sin, tanh, pow and the like more
 than 32). Sweep: benchmarks/gpu_model.py --thresholds."""
@@ -111,7 +113,7 @@ def estimate(op: str) -> float:
     """The cost of one element in additions as XLA estimates it.
 
     >>> estimate("mul"), estimate("exp"), estimate("tanh")
-    (1.0, 17.0, 40.0)
+    (1.0, 17.0, 63.0)
     """
     counts = COUNTS.get(op, ((1.0, 0.0, 0.0),))[0]
     return float(ESTIMATED.get(op, 1.0 if counts is None or counts[0] <= SHORT else LONG))

@@ -63,8 +63,9 @@ _TOP_K = Selection(
 
 
 def _approx_top_k(ins: Shapes, outs: Shapes, params: Params) -> list[Group]:
-    """Return no groups: the elements that an approximate search finds may depend on the whole operand."""
-    return []
+    """Return a group for each axis that is not searched, as ``vmap`` of it has them: how far a search goes depends on extents along the
+    searched axis and on the number of axes."""
+    return all_but([params["reduction_dimension"] % len(ins[0])], len(ins[0]), results=(0, 1))
 
 
 def _approx_top_k_text(params: Params, args: Sequence[str], ins: Shapes) -> str:
