@@ -79,3 +79,35 @@ def test_xla_writes_out_the_same(seed):
     avals = f32(rows, rows), f32(*shape)
     held = deviceless.compile_for(spread(function), avals, H100, settings=("triton",)).held_bytes
     assert predicted(spread(function), *avals) == pytest.approx(held, abs=4 * rows * rows / 4)
+
+
+def distances(x, y):
+    return jnp.sum((x[:, None] - y[None]) ** 2, -1)
+
+
+def folded_once(x, y):
+    return jnp.sum(jnp.abs(distances(x[:, 1:], x[:, :-1])[..., None] * y), 1)
+
+
+def folded_twice(x, y):
+    """Distances that two sums read, each for all elements of a vector."""
+    apart = distances(x[:, 1:], x[:, :-1])[..., None]
+    return jnp.sum(jnp.abs(apart * y), 1), jnp.sum(jnp.abs(apart + y), 1)
+
+
+FOLDED = [(folded_once, 3, 5, 0), (folded_once, 3, 9, 1), (folded_once, 7, 2, 0), (folded_once, 7, 3, 1), (folded_twice, 3, 3, 0),
+          (folded_twice, 3, 5, 1), (folded_twice, 7, 2, 1), (folded_twice, 7, 33, 1)]  # fmt: skip
+"""Folds, the dimensions of points, the elements for which each distance is read, and how often all distances are in memory."""
+
+
+@pytest.mark.parametrize(("function", "dimensions", "times", "written"), FOLDED)
+def test_short_folds_that_longer_ones_spread_are_written_out(function, dimensions, times, written):
+    """By the same estimate as what is elementwise; folds along a middle axis have blocks for each element before it, and write nothing."""
+    assert round(predicted(function, f32(2000, dimensions + 1), f32(times)) / (4 * 2000**2), 1) == pytest.approx(written, abs=0.15)
+
+
+@compiler
+@pytest.mark.parametrize(("function", "dimensions", "times", "written"), FOLDED)
+def test_xla_writes_out_the_same_folds(function, dimensions, times, written):
+    held = deviceless.compile_for(function, [f32(2000, dimensions + 1), f32(times)], H100, settings=("triton",)).held_bytes
+    assert round(held / (4 * 2000**2), 1) == pytest.approx(written, abs=0.15)

@@ -229,10 +229,12 @@ class GpuBackend(Backend):
         return habits.is_computed_again(count, broadcast, scratch.work(program, t, weights_of(self.target)), width, in_cache)
 
     def compute_fold_again(self, ex: Extraction, t: int, kernels: Collection[int], is_whole: bool) -> bool:
-        """Two do; more by XLA's estimate, but for folds of columns."""
-        program = ex.program
+        """Two do; more, and those that spread it along other axes, by XLA's estimate, but more that fold columns do not."""
+        program, few = ex.program, len(kernels) <= 2
         by_columns = any(isinstance(fold := program.terms[k], Fold) and scratch.is_by_columns(program, fold) for k in kernels)
-        return len(kernels) <= 2 or (not by_columns and self.computes_again(ex, t, kernels, True, is_whole))
+        if few and not any(isinstance(program.terms[k], Fold) and siblings.spreads(program, t, k) for k in kernels):
+            return True
+        return (few or not by_columns) and self.computes_again(ex, t, kernels, True, is_whole)
 
     def computes_spread(self, program: Program, t: int) -> bool:
         return scratch.is_computed_where_spread(program, t)

@@ -49,6 +49,8 @@ def fold_bytes(
     operand = 0
     if term.arg in members:
         computed = [weights.of_map(m) for c in members if isinstance(m := program.terms[c], Map) and program.free[c] & term.over]
+        if not last and (side := extent_of(extents, columns(program, term))) < results:  # each of the others has blocks of its own
+            results = results // side * (-(-side // COLUMNS_AT_ONCE) * COLUMNS_AT_ONCE)
         is_written = _is_written_out(extent, last, results, computed)
         in_columns = not last and habits.fold_parts(extent, last) == 1 and 1 < results < INNER_COLUMNS
         folds = any(isinstance(program.terms[c], Fold) and program.free[c] & term.over for c in members if c != t)

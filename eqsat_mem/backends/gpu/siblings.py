@@ -119,6 +119,12 @@ def _elements(ex: Extraction, t: int) -> int | None:
     return program.free[t] if isinstance(term, Map) else None
 
 
+def spreads(program: Program, t: int, fold: int) -> bool:
+    """Whether a fold reads an element of a value for several of what it folds."""
+    term = program.terms[fold]
+    return isinstance(term, Fold) and any(program.free[u] & ~program.free[t] & program.free[term.arg] for u in program.readers(t))
+
+
 def separate(program: Program, kernels: Collection[int]) -> int:
     """The number of kernels that read the result of no other, nor what is made of it element by element: a softmax is one kernel, and what
     is written out for another kernel is not needed beside what that makes of it."""
