@@ -14,6 +14,7 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Clock
 from eqsat_mem.ir import Program, argument_bytes
+from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.ir.mesh import Devices
 from eqsat_mem.passes import AT_ONCE
 from eqsat_mem.reports.outline import exchange_seconds, output_bytes, peak_tensors, restrictions
@@ -355,9 +356,14 @@ def compiled(request: Request, backend: Backend, s: Schedule, planned_limit: int
 
 
 def _gathering(request: Request, found: Chosen) -> Chosen:
-    """The same schedule with slices gathered, if the backend has that and XLA then holds less."""
+    """The same schedule with slices gathered, if the backend has that and XLA then holds less: it may where copies of all that loops slice
+    are more than what is held above the limit."""
     backend, own = found.backend.gathering(), found.schedule.backend.gathering()
     if backend is None or own is None or found.compiled_bytes is None:
+        return found
+    program = found.schedule.ex.program
+    sliced = {t for loop in loops(found.schedule.seq) for t in loop.body.reads if program.free[t] >> loop.index & 1}
+    if sum(map(program.nbytes, sliced)) < found.compiled_bytes - request.limit:
         return found
     other = compiled(request, backend, replace(found.schedule, backend=own), found.planned_limit)
     return other if other.compiled_bytes is not None and other.compiled_bytes < found.compiled_bytes else found

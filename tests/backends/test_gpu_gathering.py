@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,8 @@ import numpy as np
 import eqsat_mem
 from eqsat_mem.backends.gpu import deviceless
 from eqsat_mem.backends.gpu.backend import GpuBackend
-from eqsat_mem.verification import _gathering
+from eqsat_mem.schedule.checks import Check
+from eqsat_mem.verification import Chosen, _gathering
 from tests.backends.test_gpu_deviceless import H100, compiler, f32
 from tests.backends.test_gpu_siblings import predicted
 
@@ -50,6 +54,25 @@ def test_plans_that_fit_read_slices(monkeypatch):
     assert "lax.dynamic_slice_in_dim(" in plan.source
     assert not plan.schedule.backend.gathers
     assert asked == []
+
+
+def test_copies_of_what_loops_slice_are_looked_for_where_they_may_be_what_is_held_too_much(monkeypatch):
+    """Points of 48 kB each cannot be why 30 MiB too much are held."""
+    avals = f32(4000, 3), f32(4000, 3), f32(4000)
+    kernel = lambda x, y, v: jnp.cumsum(jnp.exp(-jnp.sum((x[:, None] - y) ** 2, -1)), 1) @ v  # noqa: E731
+    plan = eqsat_mem.optimize(kernel, memory_limit=20 * MIB, device="h100", verify=False).plan(*avals)
+    asked = []
+
+    def compiled(request, backend, schedule, planned_limit):
+        asked.append(backend)
+        return replace(found, check=Check(20 * MIB))
+
+    monkeypatch.setattr("eqsat_mem.verification.compiled", compiled)
+    for held in (50 * MIB, 20 * MIB + 10_000):
+        found = Chosen(plan.schedule, plan, Check(held), plan.schedule.backend, 20 * MIB)
+        chosen = _gathering(SimpleNamespace(limit=20 * MIB), found)
+        assert chosen.compiled_bytes == (held if held == 50 * MIB else 20 * MIB)
+    assert [backend.gathers for backend in asked] == [True]
 
 
 def test_a_backend_gathers_once():
