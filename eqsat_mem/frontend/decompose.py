@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, reduce
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -52,29 +53,21 @@ def _definition(flat: Flat, name: str, params: dict[str, Any], ins: Sequence[int
     """A primitive as the others that JAX lowers it to; ``None`` if it lowers it to none."""
     if name == "convert_element_type" and _drops_imaginary_part(flat.dtypes[ins[0]], params["new_dtype"]):
         return _traced(flat, lambda x: lax.real(x).astype(params["new_dtype"]), ins)
-    if name == "while" and params["cond_jaxpr"].out_avals[0].shape:
-        return _traced(flat, partial(_while_any, params), ins)
     if name == "reshape" and params["dimensions"] is not None:
         return _traced(flat, lambda x: lax.reshape(lax.transpose(x, params["dimensions"]), params["new_sizes"]), ins)
     if name in ("dynamic_slice", "pad", "slice") and (cut := _cut(flat, name, params, ins)) is not None:
         return _traced(flat, cut, ins)
     if name == "select_n" and len(ins) != 3:
         return _traced(flat, _chosen, ins)
-    if name == "conv_general_dilated" and params["batch_group_count"] > 1:
-        return _traced(flat, partial(_convolution_in_groups, params), ins)
-    if name == "custom_linear_solve":
-        return _traced(flat, partial(_solve, params), ins)
     if name == "shard_map":
         with suppress(NotImplementedError):
             return shard_maps.of_all_shares(params, _types(flat, ins))
-    if name == "approx_top_k" and params["aggregate_to_topk"]:
-        return _traced(flat, partial(_selected, params), ins)
     if name.startswith(_SPARSE) and (function := _of_sparse_arrays(name)) is not None:
         return _traced(flat, partial(function, **params), ins)
     if name in _OVER_DEVICES and all(isinstance(axis, int) for axis in params["axes"]):
         return _traced(flat, partial(_OVER_DEVICES[name], axes=params["axes"]), ins)
-    if name in _COMPOUND and params.get("accuracy") is None:
-        return _traced(flat, partial(_COMPOUND[name], params), ins)
+    if name in _COMPOUND and _COMPOUND[name][0](params):
+        return _traced(flat, partial(_COMPOUND[name][1], params), ins)
     return None
 
 
@@ -194,8 +187,20 @@ def _polynomial(params: dict[str, Any], x: Any, *coefficients: Any) -> Any:
     return lax.scan(lambda total, c: (total * x + c, None), jax.numpy.zeros(shape, x.dtype), stack)[0]
 
 
-_COMPOUND: dict[str, Callable[..., Any]] = {"one_minus_square": _one_minus_square, "log2": _log2, "polynomial": _polynomial}
-"""Elementwise primitives since JAX 0.11 or 0.12 that are lowered to several operations, which earlier versions trace."""
+def _is_as_accurate_as_any(params: Mapping[str, Any]) -> bool:
+    return params.get("accuracy") is None
+
+
+_COMPOUND: dict[str, tuple[Callable[[Mapping[str, Any]], Any], Callable[..., Any]]] = {
+    "while": (lambda params: params["cond_jaxpr"].out_avals[0].shape, _while_any),
+    "conv_general_dilated": (lambda params: params["batch_group_count"] > 1, _convolution_in_groups),
+    "custom_linear_solve": (lambda params: True, _solve),
+    "approx_top_k": (itemgetter("aggregate_to_topk"), _selected),
+    "one_minus_square": (_is_as_accurate_as_any, _one_minus_square),
+    "log2": (_is_as_accurate_as_any, _log2),
+    "polynomial": (_is_as_accurate_as_any, _polynomial),
+}
+"""Primitives as several others, with the parameters for which they are. JAX traces the last three since 0.11 or 0.12, the others before."""
 
 _OVER_DEVICES: dict[str, Callable[..., Any]] = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_min}
 """Folds over devices, which are over axes of an array where ``vmap`` gave the devices' axis its name."""
