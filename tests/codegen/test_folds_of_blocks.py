@@ -12,7 +12,8 @@ from eqsat_mem.codegen.emit import emit
 from eqsat_mem.egraph.extract import original
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, folded
-from eqsat_mem.schedule.search import schedule
+from eqsat_mem.ir.loop_tree import loops
+from eqsat_mem.schedule.search import Search, schedule
 from tests.oracles.targets import CPU
 
 IMAGES, KERNEL = (12, 7, 6, 4), (3, 3, 4, 5)
@@ -44,7 +45,26 @@ def test_convolutions_fold_their_features_and_gradients_of_kernels_the_batch():
     assert folds(loaded(convolved, x, w)) == [[KERNEL[2]]]
     assert [IMAGES[0]] in folds(loaded(kernel_gradient, x, w))
     grouped = loaded(lambda x, w: convolved(x, w, feature_group_count=2), x, w[:, :, :2, :4])
-    assert folds(grouped) == [[]]
+    assert folds(grouped) == [[2]]  # those of a group
+
+
+def test_features_of_groups_are_summed_chunk_by_chunk():
+    """With whole groups in each chunk: parts of the features of every group."""
+    x, w = (
+        jnp.asarray(np.random.RandomState(k).standard_normal(shape), np.float32) for k, shape in enumerate([(2, 7, 6, 12), (3, 3, 6, 4)])
+    )
+
+    def grouped(x, w):
+        return convolved(jnp.sin(x), w, feature_group_count=2)
+
+    program = loaded(grouped, x, w)
+    (conv,) = (term for term in map(program.terms.__getitem__, program.reachable()) if isinstance(term, Block))
+    (index,) = (i for i in range(len(program.indices)) if folded(conv) >> i & 1)
+    search = Search(original(program), 1, CPU)
+    tree = next(search.ways(search.straight.seq, search.full, index, frozenset()))
+    for chunk in (1, 2, 4, 6):
+        s = search.evaluate(tree, dict.fromkeys(loops(tree), chunk), ())
+        np.testing.assert_allclose(jax.jit(emit(s).function)(x, w)[0], grouped(x, w), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])

@@ -72,7 +72,7 @@ def convolved_by_planes(
 def is_by_planes(ins: Shapes, params: Params) -> bool:
     """Whether emitted source has a convolution plane by plane: one along three axes, of more than single elements, without groups."""
     window = [ins[1][a] for a in params["dimension_numbers"][1][2:]]
-    if len(window) != 3 or feature_groups(ins, params) > 1:
+    if len(window) != 3 or max(feature_groups(ins, params), params["batch_group_count"]) > 1:
         return False
     (stride, *_), apart, (gap, *_) = params["window_strides"], params["lhs_dilation"], params["rhs_dilation"]
     return math.prod(window) * math.prod(apart) > 1 and (apart[0] == 1 or stride == gap == 1)
