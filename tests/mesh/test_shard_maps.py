@@ -270,7 +270,7 @@ def test_the_mesh_of_set_mesh():
 
 
 def test_a_mesh_that_is_not_here():
-    pod = AbstractMesh((64,), ("x",))
+    pod = AbstractMesh((64,), ("x",), axis_types=(AxisType.Auto,))
     inner = jax.shard_map(lambda a: a - lax.pmean(a.sum(0), "x"), mesh=pod, in_specs=S, out_specs=S)
     f = optimize(lambda x, c: to_centres(inner(x), c), memory_limit="2MiB", mesh=pod, in_shardings=(S, R), out_shardings=S)
     plan = f.plan(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments(2**16)))
