@@ -31,11 +31,11 @@ def number_of(name: str, params: Mapping[str, Any], given: Sequence[np.ndarray],
     """
     if name not in NUMPY:
         return None
-    if any(jnp.issubdtype(x.dtype, np.floating) for x in given):
-        return _exact(name, given, dtype)
-    if not all(x.dtype.kind in "biu" for x in given):
-        return None
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        if any(jnp.issubdtype(x.dtype, np.floating) for x in given):
+            return _exact(name, given, dtype)
+        if not all(x.dtype.kind in "biu" for x in given):
+            return None
         found = np.asarray(NUMPY[name](params, given))
     return found.astype(dtype) if not found.shape and found.dtype.kind in "biu" else None
 
