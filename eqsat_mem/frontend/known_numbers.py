@@ -45,9 +45,10 @@ def _exact(name: str, given: Sequence[np.ndarray], dtype: Any) -> Any:
     if name not in _OF_FLOATS or not all(_is_plain(x) for x in given):
         return None
     found = np.asarray(NUMPY[name]({}, given)).astype(dtype)
-    if name in _OF_FRACTIONS and Fraction(float(found)) != _OF_FRACTIONS[name](*(Fraction(float(x)) for x in given)):
+    if not _is_plain(found):
         return None
-    return found if _is_plain(found) else None
+    is_rounded = name in _OF_FRACTIONS and Fraction(float(found)) != _OF_FRACTIONS[name](*(Fraction(float(x)) for x in given))
+    return None if is_rounded else found
 
 
 def _is_plain(x: np.ndarray) -> bool:

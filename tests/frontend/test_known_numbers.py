@@ -49,7 +49,7 @@ def test_numbers_are_those_that_jax_computes(name, dtype, a, b):
     st.sampled_from([0.0, 1.0, -1.0, 0.5, 3.0, 0.1, 1e-30, 257.0, 65504.0, np.inf, np.nan, -0.0]),
     st.integers(-9, 9),
 )
-@example("mul", "float16", 65504.0, 2)  # more than float16 has, of which nobody is warned
+@example("mul", "float16", 65504.0, 2)  # more than float16 has
 def test_exact_floating_point_numbers_are_those_that_jax_computes(name, dtype, a, b):
     x, y = (np.asarray(n).astype(dtype) for n in (a, b))
     want = np.asarray(getattr(lax, name)(x, y))
@@ -61,6 +61,15 @@ def test_exact_floating_point_numbers_are_those_that_jax_computes(name, dtype, a
     elif np.isfinite(a) and float(a).is_integer() and not np.signbit(a) and abs(a) < 10 and b >= 0:
         assert name in ("sub", "mul")  # all that is left is a negative zero
         assert np.signbit(np.float64(want)) or name == "sub"
+
+
+def test_numbers_that_their_dtype_cannot_hold_are_left_to_xla():
+    def beyond(x):
+        return x * (jnp.float32(3e38) * jnp.float32(10.0))
+
+    x = np.ones((64, 64), np.float32)
+    fast = eqsat_mem.optimize(beyond, memory_limit=4 * x.nbytes)
+    np.testing.assert_array_equal(fast(x), np.full_like(x, np.inf))
 
 
 @pytest.mark.parametrize("zero", [
