@@ -107,9 +107,9 @@ class Request:
 
     def most_predicted(self, fixed: int) -> float:
         """The bytes up to which a plan may be predicted to hold that fits: what it holds besides so many ``fixed`` ones is expected to be
-        hardly less of its prediction than that of any program that was compiled, if there were several."""
+        hardly less of its prediction than that of any program that was compiled, if there was one."""
         shares = [(held - fixed) / max(predicted - fixed, 1) for predicted, held in self.compared]
-        return fixed + (self.limit - fixed) / (HARDLY * max(min(shares), 0.01)) if len(shares) > 1 else math.inf
+        return fixed + (self.limit - fixed) / (HARDLY * max(min(shares), 0.01)) if shares else math.inf
 
     def executable(self, backend: Backend, code: Emitted, as_written: bool) -> Any:
         """A plan compiled as it will be run, but to be run again and again on the same arguments, none of which is donated; None if it

@@ -85,7 +85,7 @@ def _copied_bytes(call: Call, ins: Shapes, outs: Shapes) -> int:
     return read + 2 * made
 
 
-def block_scratch(call: Call, args: tuple[int, ...], program: Program, extents: Sequence[int], backend: Backend) -> int:
+def block_scratch(program: Program, backend: Backend, call: Call, args: tuple[int, ...], extents: Sequence[int]) -> int:
     """Bytes that a block operation holds beside its operands and results."""
     ins, outs = ([tuple(math.prod(extents[i] for i in axis) for axis in axes) for axes in side] for side in (call.in_axes, call.out_axes))
     turned = sum(math.prod(ins[k]) * itemsize(program.terms[args[k]].dtype) for k in turned_operands(call, args, program, backend))

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from operator import itemgetter
 
 from eqsat_mem.egraph.extract import Extraction
@@ -66,6 +66,7 @@ class Memory:
         contracted = {c for term in program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
         self._widths = [self.backend.width(self.ex, t, t in contracted) for t in range(len(program.terms))]
         self._columns = Columns(self.ex)
+        self._block_scratch = cache(partial(block_scratch, program, self.backend))
         scans = ((t, term) for t, term in enumerate(program.terms) if isinstance(term, Block) and term.call.prim.name == "scan")
         self._stacked_by_scans = frozenset(t for t, term in scans if term.out >= consts_and_carries(term.call.params)[1])
 
@@ -231,8 +232,7 @@ class Memory:
     def _walk(self, seq: Seq, extents: Extents) -> Footprint:
         program, fused, sizes = self.ex.program, self.fused(seq), self.sizes(extents)
         every = fused.members_at(self.ex, extents, self.backend)
-        live: dict[int, int] = {}
-        around: list[int] = []
+        live, around = dict[int, int](), list[int]()
         lives: list[tuple[int, int, int, float]] = []
         packs = self.backend.packs and (seq in self._sliced_along or self.backend.in_loop) and not fused.nested
         beside, joined = list[tuple[int, int]](), dict[int, int]()
@@ -243,7 +243,7 @@ class Memory:
             scratch, own, new = written, 0, dict[int, int]()
             if isinstance(step, int):
                 if isinstance(term := program.terms[step], Block) and not self.ex.unrolls.get(step):
-                    own = block_scratch(term.call, term.args, program, extents, self.backend)
+                    own = self._block_scratch(term.call, term.args, extents)
                 new[step], more = self.result(step, seq, extents)
                 scratch += more + sum(map(sizes.__getitem__, sliced))
                 own += self.backend.scratch_bytes(self.ex, step, every[position], extents, sizes.__getitem__)

@@ -102,7 +102,7 @@ def test_what_the_planner_predicts_of_a_call_is_what_is_counted():
     program = load(jax.make_jaxpr(eigenvectors)(matrix), ["a"])
     call = next(term.call for term in program.terms if isinstance(term, Block))
     module = hlo.read(jax.jit(eigenvectors).lower(matrix).compile())
-    predicted = block_scratch(call, [0], program, [index.extent for index in program.indices], CPU)
+    predicted = block_scratch(program, CPU, call, (0,), [index.extent for index in program.indices])
     assert predicted == workspace_bytes(module) == 2 * 64 * 64 * 4
 
 
