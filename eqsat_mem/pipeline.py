@@ -166,7 +166,7 @@ class BodyPlans:
                 inner = _told(request, lambda: _plan(request, self, self._forms(key, request)))
             except MemoryLimitError as error:
                 held = max(error.smallest_bytes - aval_bytes(body.in_avals), 0)
-                return BodyPlan(None, held, held, error.smallest_bytes, fits=False)
+                return replace(self.written(options, backend, body, limit), held=held, peak_bytes=error.smallest_bytes, fits=False)
             held, written = (peak - inner.argument_bytes for peak in (inner.peak_bytes, inner.original_peak_bytes))
             assert inner.predicted_s is not None, "a body is searched"
             schedule, written_s = None if inner.unchanged else inner.schedule, inner.original_predicted_s or 0.0

@@ -85,7 +85,8 @@ def choose(request: Request, forms: Forms, found: SearchResult, written_s: float
     kept = keep(request, forms.loaded, before) if may_stay else None
     if kept is not None and not (best.fits(limit) and best.seconds <= gain * _as_exchanged(request, kept, written_s)):
         return kept
-    closest = compiled(request, request.backend, best, best.peak_bytes) if limit < best.peak_bytes <= near(request, forms) else None
+    is_near = best.is_complete and limit < best.peak_bytes <= near(request, forms)
+    closest = compiled(request, request.backend, best, best.peak_bytes) if is_near else None
     if closest is not None:
         if closest.compiled_bytes is not None and closest.compiled_bytes <= limit:
             return _fastest_that_holds_less(request, forms, closest, written_s, 0)
@@ -263,8 +264,7 @@ def _verified(request: Request, forms: Forms, backend: Backend, first: SearchRes
     compiled, before other forms are searched. Where nothing does, that is the limit after it.
     Where nothing fits at all as predicted, but nearly, XLA is asked about the plan for what that holds.
     """
-    limit = request.limit
-    planned_limit, above = limit, 0
+    limit, planned_limit, above = request.limit, request.limit, 0
     smallest: tuple[int, Schedule] | None = None
     quick = as_written_s
     best, in_loops = first.best, first.in_loops
@@ -274,7 +274,7 @@ def _verified(request: Request, forms: Forms, backend: Backend, first: SearchRes
         if new is None:
             break
         best = new
-        if best is in_loops or best.fits(most):
+        if best is in_loops or best.fits(most if best.is_complete else planned_limit):
             planned_limit, in_loops = max(planned_limit, best.peak_bytes), None if best is in_loops else in_loops
             found = compiled(request, backend, best, planned_limit)
             if smallest is None and found.compiled_bytes is not None and found.compiled_bytes > limit and best.chunks:

@@ -182,9 +182,10 @@ class Call:
     operand axes are bound, those of ``folds`` such that results for chunks of them combine (see :class:`eqsat_mem.ir.ops.Selection`). A
     loop may be pointwise in an index in some of its results, and fold it in others.
     ``scratch_bytes`` is what it holds inside while it runs; ``bodies`` are the plans (``None``: none) of the functions that a loop or
-    branch runs, in the order of its parameters, and ``bodies_s`` the seconds that each takes (0: not known). ``inside`` is the body of a
-    loop that is pointwise in some indices, or sums over them (:class:`eqsat_mem.ir.inside.Inside`). Calls compare by identity, so equations
-    with effects are never merged.
+    branch runs, in the order of its parameters, and ``bodies_s`` the seconds that each takes (0: not known). They ``fit`` if each
+    keeps to the room that it has: one that does not is as written, and the least that any plan of it holds is counted. ``inside`` is the
+    body of a loop that is pointwise in some indices, or sums over them (:class:`eqsat_mem.ir.inside.Inside`). Calls compare by identity,
+    so equations with effects are never merged.
     """
 
     prim: Any
@@ -198,6 +199,7 @@ class Call:
     scratch_bytes: int = 0
     bodies: tuple[Any, ...] = ()
     bodies_s: tuple[float, ...] = ()
+    fit: bool = True
     inside: Any = None
 
 

@@ -114,7 +114,8 @@ def slow_in_chunks(s: Schedule, written: Schedule, by_window: Callable[[], bool]
 def settled(s: Schedule) -> Schedule:
     """A schedule without plans of bodies that it does not run: those of loops that it runs chunk by chunk."""
     program = s.ex.program
-    new = {call: replace(call, bodies=(), bodies_s=(), scratch_bytes=0) for call in in_chunks(program, s.seq) if any(call.bodies)}
+    planned = (call for call in in_chunks(program, s.seq) if any(call.bodies) or not call.fit)
+    new = {call: replace(call, bodies=(), bodies_s=(), fit=True, scratch_bytes=0) for call in planned}
     if not new:
         return s
     terms = [replace(t, call=new[t.call]) if isinstance(t, Block) and t.call in new else t for t in program.terms]

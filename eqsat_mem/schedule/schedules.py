@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from eqsat_mem.egraph.extract import Extraction
+from eqsat_mem.ir import Block
 from eqsat_mem.ir.loop_tree import Chunks, Seq
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.split import region
@@ -27,6 +28,12 @@ class Schedule:
 
     def fits(self, limit: float) -> bool:
         return self.peak_bytes <= limit
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has a plan of each body of the user's loops that needs one: there is none where nothing fits the room that is left."""
+        terms = map(self.ex.program.terms.__getitem__, self.ex.program.reachable())
+        return all(term.call.fit for term in terms if isinstance(term, Block))
 
 
 def unscheduled(ex: Extraction, backend: Backend) -> Schedule:

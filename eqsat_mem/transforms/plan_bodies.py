@@ -140,9 +140,10 @@ def plan_bodies(program: Program, limit: int, planner: Planner, written: Planner
         plans = _plans(call, limit - argument_bytes(program) - live, limit, planner, left)
         schedules, held = tuple(plan.schedule for plan in plans), max(plan.held for plan in plans)
         if held > 0 or any(plan.schedule is not None or plan.seconds for plan in plans):
-            new[call] = replace(call, bodies=schedules, bodies_s=tuple(plan.seconds for plan in plans), scratch_bytes=held)
-            seconds, bytes_held = tuple(plan.written_s for plan in plans), max(plan.written for plan in plans)
-            before[new[call]] = replace(call, bodies_s=seconds, scratch_bytes=bytes_held)
+            seconds, fit = tuple(plan.seconds for plan in plans), all(plan.fits for plan in plans)
+            new[call] = replace(call, bodies=schedules, bodies_s=seconds, fit=fit, scratch_bytes=held)
+            written_s, bytes_held = tuple(plan.written_s for plan in plans), max(plan.written for plan in plans)
+            before[new[call]] = replace(call, bodies_s=written_s, scratch_bytes=bytes_held)
     return (program.replace_calls(new) if new else program), before
 
 
