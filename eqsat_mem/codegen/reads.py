@@ -91,7 +91,7 @@ class Reader:
             return Value(self.typed(term), ())
         if isinstance(term, Iota):
             value = self.iota(term, scope)
-        elif isinstance(term, Rename) and not self.known_outside(t, scope):
+        elif isinstance(term, Rename) and not self.known_outside(t, scope, term):
             value = self.renamed(term, scope)
         elif scope.parent is None:
             value = self.argument(t, scope)
@@ -100,12 +100,14 @@ class Reader:
         scope.values[t] = value
         return value
 
-    def known_outside(self, t: int, scope: Scope) -> bool:
-        """Whether a scope around this one holds the value of a term."""
+    def known_outside(self, t: int, scope: Scope, term: Rename | None = None) -> bool:
+        """Whether a scope around this one holds the value of a term, and none inside of that what it is another name of."""
+        own = term is not None and term.arg in scope.values
         holder = scope.parent
-        while holder is not None and t not in holder.values:
+        while holder is not None and t not in holder.values and not own:
+            own = term is not None and term.arg in holder.values
             holder = holder.parent
-        return holder is not None
+        return holder is not None and not own
 
     def outer(self, t: int, scope: Scope, fixed: Fixed) -> Value:
         """A value from outside at fixed positions: taken apart where it stands, so that loops slice what lies side by side in memory."""
