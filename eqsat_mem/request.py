@@ -159,6 +159,7 @@ def request_of(
     if placement is not None:
         backend = backend.among(devices_here(placement))
     backend = backend.compiling(jaxpr)
+    backend = replace(backend, donated=taken) if taken and placement is None else backend
     backend = (backend.narrowed() or backend) if limit < SCRATCHES * backend.library_bytes else backend
     backend = backend.keeping_bits() if options.accuracy == "bitwise" else backend
     backend = backend if options.tiles and options.accuracy == "all" and placement is None else backend.without_tiles()

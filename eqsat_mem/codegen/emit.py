@@ -85,7 +85,7 @@ class _FunctionWriter:
         calls = CallWriter(self.reads, _Functions(self.reads, schedule.backend))
         is_whole = arguments is None and schedule.backend.idioms.compiles_equal_kernels_once
         elements = unstacked(schedule.ex.program) if is_whole else {}
-        self.regions = RegionWriter(schedule, self.reads, calls, ExpressionWriter(self.reads, calls, elements))
+        self.regions = RegionWriter(schedule, self.reads, calls, ExpressionWriter(self.reads, calls, elements), arguments is None)
 
     def statements(self, scope: Scope) -> list[str]:
         """Write everything that is computed into ``scope``; return the sources of the results."""

@@ -17,6 +17,7 @@ from eqsat_mem.ir import Block, Call, Dot, Fold, Literal, children
 from eqsat_mem.ir.loop_tree import Loop, Seq, walk_regions
 from eqsat_mem.ir.ops import MONOIDS, MonoidOp, accumulator, block_op, picks
 from eqsat_mem.ir.ops.elementwise import atom
+from eqsat_mem.schedule.donated import places, taking
 from eqsat_mem.schedule.fusion import adds_to_sum, taken_apart
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
@@ -33,7 +34,7 @@ class RegionWriter:
         holds: for each variable whose value is a term of the program or a slice of one, that term.
     """
 
-    def __init__(self, schedule: Schedule, reads: Reader, calls: CallWriter, expressions: ExpressionWriter):
+    def __init__(self, schedule: Schedule, reads: Reader, calls: CallWriter, expressions: ExpressionWriter, is_whole: bool = False):
         self.schedule = schedule
         self.reads = reads
         self.calls = calls
@@ -41,6 +42,8 @@ class RegionWriter:
         self.tiles = TileWriter(reads, calls, expressions)
         self.memory = Memory(schedule.ex, schedule.backend)
         self.holds: dict[str, int] = {}
+        taken = taking(schedule.ex.program, schedule.backend.donated) if is_whole else {}
+        self.begun = places(schedule.ex.program, schedule.seq, taken).begun
 
     def sequence(self, seq: Seq, scope: Scope, rescaled: Collection[int] = ()) -> None:
         """Write the lines of a region.
@@ -103,6 +106,10 @@ class RegionWriter:
         sums = dict(zip(loop.folds, names))
         inner = Scope(scope, loop.index, ind + "    ", shifts=shifts, means=means, chunk=chunk, sums=sums)
         self.reads.line(inner, f"{', '.join(names)}{',' if len(names) == 1 else ''} = {carry}")
+        begun = self.begun.get(loop, {})
+        for t, argument in begun.items():  # chunks of it that are still to be written over
+            layout = self.reads.read(argument, scope).layout
+            inner.values[argument] = self.reads.sliced(argument, Value(names[results.index(t)], layout), inner, inner)
         self.sequence(loop.body, inner, loop.rescaled)
         self.note_names(inner)
         self.holds |= {name: t for name, t in zip(names, results) if name not in self.holds}
@@ -339,6 +346,8 @@ class RegionWriter:
         """Return source of the initial carry of a loop's result, with a ``zero`` from :meth:`late` added if there is one."""
         if (block := self.selection(t, loop)) is not None:
             return self.nothing_picked(block, scope)
+        if t in (begun := self.begun.get(loop, {})):
+            return self.reads.read(begun[t], scope).text
         term, layout = self.reads.program.terms[t], self.stacked(t) if t in loop.stacks else self.reads.layout(t)
         shape = self.reads.shape(layout, scope)
         dtype = self.reads.dtype(self.accumulator(t) if t in loop.folds else term.dtype)

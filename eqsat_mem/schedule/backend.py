@@ -48,12 +48,13 @@ class Backend:
 
     Attributes:
         device: the figures of the device.
-        in_loop: whether programs are bodies of loops, whose results lie where the loop has them, rather than functions, whose outputs
-            have memory of their own from the beginning.
+        in_loop: whether programs are bodies of loops, whose results lie where the loop has them; outputs of others have memory at once.
+        donated: the numbers of the arguments in whose memory results lie.
     """
 
     device: Device
     in_loop: bool = field(default=False, kw_only=True)
+    donated: tuple[int, ...] = field(default=(), kw_only=True)
 
     platform: ClassVar[str | None] = None
     """JAX's name of the platform; None is the default one."""
@@ -61,8 +62,7 @@ class Backend:
     tie: ClassVar[Tie | None] = None
     """The way to keep recomputed values apart; None where none is known, so that nothing is recomputed."""
     asked_up_to: ClassVar[float] = 2.5
-    """Predicted peak over limit up to which the compiler is asked about a program as written: of 104 predictions two were more than 2.4
-    times too high, of folds inside folds, and these a hundred times."""
+    """Predicted peak over limit up to which the compiler is asked about a program as written: of 104, two were 100 times too high."""
     library_bytes: ClassVar[int] = 0
     """Scratch of libraries that a contraction may take, and that :meth:`narrowed` does without."""
     rounds_operands: ClassVar[bool] = False
@@ -120,7 +120,7 @@ class Backend:
 
     def inside(self) -> Self:
         """The same target for the bodies of loops."""
-        return self if self.in_loop else replace(self, in_loop=True)
+        return self if self.in_loop else replace(self, in_loop=True, donated=())
 
     def among(self, devices: int) -> Self:
         """The same target where so many devices of this machine run a program at once."""
@@ -206,8 +206,7 @@ class Backend:
     def is_cheap(self, program: Program, t: int) -> bool:
         """Whether XLA computes a value again in every consumer, so that it is never materialised for their sake.
 
-        Among others a division that XLA turns into a product with what is materialised: by a value of fewer indices, or by
-        the result of an operation that it can invert.
+        Among others a division that XLA turns into a product with what is there: by a value of fewer indices, or one that it can invert.
         """
         term = program.terms[t]
         if not isinstance(term, Map) or term.op != "div":

@@ -21,12 +21,13 @@ from eqsat_mem.ir.jaxprs import consts_and_carries
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Step, loops, made
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.copies import output_copies, turned_results
+from eqsat_mem.schedule.donated import places, taking
 from eqsat_mem.schedule.footprint import Footprint, Live, Passing, Peak
 from eqsat_mem.schedule.fusion import Copy, Fused, Inside, adds_to_sum, fuse, reads_others
 from eqsat_mem.schedule.late_states import LEAST_BYTES, waiting
 from eqsat_mem.schedule.loop_bodies import block_scratch
 from eqsat_mem.schedule.packing import at_once, bytes_of, bytes_within, places_of, with_gaps
-from eqsat_mem.schedule.sizes import Extents, Sizes, extents_inside
+from eqsat_mem.schedule.sizes import Extents, Sizes, region_of
 from eqsat_mem.schedule.strided_reads import Columns
 
 
@@ -51,11 +52,11 @@ class Memory:
     _footprints: dict[tuple[Seq, Extents], Footprint] = field(default_factory=dict)
     _sliced_along: dict[Seq, int] = field(default_factory=dict)
     _returned: dict[Seq, frozenset[int]] = field(default_factory=dict)
-    """Of a stretch, what the region around it returns and does not read."""
     _flows: dict[Seq, dict[int, Passing]] = field(default_factory=dict)
     _widened: dict[Seq, tuple[Copy, ...]] = field(default_factory=dict)
     _waiting: dict[Seq, Mapping[Loop, tuple[int, frozenset[int]]]] = field(default_factory=dict)
     _sizes: dict[Extents, Sizes] = field(default_factory=dict)
+    _copied: frozenset[int] = frozenset()
     _held: Memory | None = None
 
     def __post_init__(self) -> None:
@@ -100,8 +101,7 @@ class Memory:
 
     def sizes(self, extents: Extents) -> Sizes:
         """Bytes of each value at the given extents."""
-        known = self._sizes.get(extents)
-        if known is None:
+        if (known := self._sizes.get(extents)) is None:
             known = self._sizes[extents] = Sizes(extents, self._layouts, self._widths)
         return known
 
@@ -127,8 +127,7 @@ class Memory:
 
     def key(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[Seq, Extents, tuple[int, ...]]:
         """The key of a figure of a region: the extents around it and the chunks inside it, on which it depends."""
-        inner = self._inner.get(seq)
-        if inner is None:
+        if (inner := self._inner.get(seq)) is None:
             inner = self._inner[seq] = tuple(loops(seq))
         return seq, extents, tuple([chunks[loop] for loop in inner])
 
@@ -147,6 +146,10 @@ class Memory:
         return sum(program.nbytes(t) for t in read.apart if isinstance(program.terms[t], Input | Const))
 
     @cached_property
+    def _taken(self) -> Mapping[int, int]:
+        return taking(self.ex.program, self.backend.donated) if self.backend.donated else {}
+
+    @cached_property
     def _turned_results(self) -> Mapping[int, int]:
         return turned_results(self.ex.program)
 
@@ -158,8 +161,7 @@ class Memory:
     def peak(self, seq: Seq, extents: Extents, chunks: Chunks) -> Peak:
         """The largest live set inside ``seq`` of values that it makes."""
         key = self.key(seq, extents, chunks)
-        known = self._peaks.get(key)
-        if known is None:
+        if (known := self._peaks.get(key)) is None:
             known = self._peaks[key] = self._highest(seq, extents, chunks)
         return known
 
@@ -181,7 +183,7 @@ class Memory:
         return best if within_step is None else Peak(best.nbytes, (seq.steps.index(within_step), *best.path), best.position)
 
     def _inside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> Peak:
-        return self.peak(*_region_of(step, extents, chunks), chunks)
+        return self.peak(*region_of(step, extents, chunks), chunks)
 
     def _left_free(self, free: Mapping[int, int], step: Loop | Seq, extents: Extents, chunks: Chunks) -> int:
         """The bytes of outputs, free around a step, in which nothing lies while it holds most; what is no value is taken to lie there."""
@@ -190,7 +192,7 @@ class Memory:
         held = self._inside(step, extents, chunks).nbytes + self.beside(step, extents, chunks)
         if held <= min(free):
             return bytes_of(free) - held
-        values = [live.nbytes for live in self.at_peak(*_region_of(step, extents, chunks), chunks)[0]]
+        values = [live.nbytes for live in self.at_peak(*region_of(step, extents, chunks), chunks)[0]]
         return max(bytes_of(free) - bytes_within(free, Counter(values)) - max(held - sum(values), 0), 0)
 
     def at_peak(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[list[Live], int | None]:
@@ -200,7 +202,7 @@ class Memory:
         here = [Live(t, nbytes, extents) for t, nbytes in (*region.live(at), *self.unwritten(region, at, extents, chunks))]
         if step is None or isinstance(step, int):
             return here, step
-        values, running = self.at_peak(*_region_of(step, extents, chunks), chunks)
+        values, running = self.at_peak(*region_of(step, extents, chunks), chunks)
         return here + values, running
 
     def peaks_inside(self, seq: Seq, chunks: Chunks) -> bool:
@@ -220,8 +222,7 @@ class Memory:
     def footprint(self, seq: Seq, extents: Extents) -> Footprint:
         """The memory that a region holds around its steps. A region inside others is asked for after those around it."""
         key = seq, extents
-        known = self._footprints.get(key)
-        if known is None:
+        if (known := self._footprints.get(key)) is None:
             if self._held is None or self.fused(seq).streamed:
                 known = self._walk(seq, extents)
             else:
@@ -234,6 +235,8 @@ class Memory:
         every = fused.members_at(self.ex, extents, self.backend)
         live, around = dict[int, int](), list[int]()
         lives: list[tuple[int, int, int, float]] = []
+        is_whole = seq not in self._sliced_along and seq not in self._returned and not self.backend.in_loop
+        self._copied = places(program, seq, self._taken).copied if is_whole and self._taken else self._copied
         packs = self.backend.packs and (seq in self._sliced_along or self.backend.in_loop) and not fused.nested
         beside, joined = list[tuple[int, int]](), dict[int, int]()
         begun = self._begun_ahead(seq, extents, seq in self._sliced_along)
@@ -255,6 +258,7 @@ class Memory:
                 self._enter(step, seq)
             if not isinstance(step, int):
                 scratch += self._outputs_ahead(seq, live.keys() | made(step))
+            scratch += sum(nbytes for t, nbytes in new.items() if t in self._copied)
             over = self._taken_over(step, every[position], new, dying, live, extents)
             joined |= over
             there = begun.get(position, {})
@@ -272,25 +276,27 @@ class Memory:
                 total -= live.pop(t)
         if packs:  # inside of loops, also of the user's
             around = with_gaps(around, places_of(lives, joined), at_once(beside))
-        elif seq not in self._sliced_along and seq not in self._returned and not self.backend.in_loop:
+        elif is_whole:
             return Footprint.of_program(fused, around, lives, joined, beside, self.backend.packs)
         return Footprint(fused, tuple(around), tuple(lives))
 
     def _begun_ahead(self, seq: Seq, extents: Extents, is_inside: bool) -> dict[int, dict[int, int]]:
         """The results that are there from the beginning of a region, ``is_inside`` a loop or not, by the positions of their kernels:
-        constants that loops and scans begin to write into."""
-        if not (self.as_run and self.backend.begins_loops_ahead):
+        constants that loops and scans begin to write into, and results in the memory of donated arguments."""
+        ahead, taken = self.backend.begins_loops_ahead, frozenset[int]() if is_inside else self._taken.keys()
+        if not (self.as_run and ahead) and not taken:
             return {}
-        fused, scans = self.fused(seq), self._stacked_by_scans
+        fused, alone = self.fused(seq), taken | (self._stacked_by_scans if ahead else frozenset())
         begun = {p: self._begun(step, seq, extents, is_inside) for p, step in fused.nested}
-        stacked = ((p, t) for p, t in enumerate(fused.kept) if isinstance(t, int) and t in scans)
+        stacked = ((p, t) for p, t in enumerate(fused.kept) if isinstance(t, int) and t in alone)
         return begun | {p: {t: self.result(t, seq, extents)[0]} for p, t in stacked}
 
     def _begun(self, step: Loop | Seq, seq: Seq, extents: Extents, is_inside: bool) -> dict[int, int]:
         if isinstance(step, Seq):
             return dict(itertools.chain.from_iterable(there.items() for there in self._begun_ahead(step, extents, is_inside).values()))
-        waits = None if is_inside else self.waiting(step, seq)
-        return {t: nbytes for t, nbytes in self.state(step, extents).items() if waits is None or t not in waits[1]}
+        waits, taken = (None, frozenset[int]()) if is_inside else (self.waiting(step, seq), self._taken.keys())
+        late = waits[1] if waits is not None else frozenset() if self.backend.begins_loops_ahead else made(step)
+        return {t: nbytes for t, nbytes in self.state(step, extents).items() if t in taken or t not in late}
 
     def waiting(self, loop: Loop, seq: Seq) -> tuple[int, frozenset[int]] | None:
         """The value that a loop of a region, inside of no loop, waits for, and the results whose memory does; None if it does not wait."""
@@ -314,7 +320,8 @@ class Memory:
         """Bytes of the program's outputs that a region makes after a loop, where the loop cannot use their memory."""
         if not self.backend.loops_beside_outputs or self.backend.in_loop or seq in self._sliced_along:
             return 0
-        return sum(self.stored(t, self.full_extents()) for t in {o.term for o in self.ex.program.outputs} & seq.outs - set(there))
+        unwritten = seq.outs.intersection(o.term for o in self.ex.program.outputs).difference(there, self._taken)
+        return sum(self.stored(t, self.full_extents()) for t in unwritten)
 
     def beside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> int:
         """The bytes of a remainder beside the only whole chunk: there is no loop then, and the backend may run both at once."""
@@ -325,8 +332,7 @@ class Memory:
 
     def written_out(self, seq: Seq, extents: Extents) -> list[int]:
         """Bytes of what is written out in float32, at a larger shape, or position by position, while each kernel runs."""
-        fused, along = self.fused(seq), self._sliced_along.get(seq)
-        changes = [0] * (len(fused.kept) + 1)
+        fused, along, changes = self.fused(seq), self._sliced_along.get(seq), [0] * (len(self.fused(seq).kept) + 1)
         for s in fused.copies:
             if along is None or not self._is_unchanged(s, along):
                 nbytes = self._copy_bytes(s, extents)
@@ -345,8 +351,7 @@ class Memory:
 
     def _widened_in(self, seq: Seq) -> tuple[Copy, ...]:
         """The copies of widened arguments in a region and those inside it."""
-        known = self._widened.get(seq)
-        if known is None:
+        if (known := self._widened.get(seq)) is None:
             fused = self.fused(seq)
             inside = (self._widened_in(step if isinstance(step, Seq) else step.body) for _, step in fused.nested)
             known = self._widened[seq] = (*filter(self._is_widened, fused.copies), *itertools.chain.from_iterable(inside))
@@ -365,7 +370,7 @@ class Memory:
         self, step: Step, members: Collection[int], new: dict[int, int], dying: Sequence[int], live: dict[int, int], extents: Extents
     ) -> dict[int, int]:
         """An elementwise result, with the operand of its size that dies here over which it is written; nothing where there is none."""
-        if not isinstance(step, int) or not isinstance(self.ex.program.terms[step], Map):
+        if not isinstance(step, int) or step in self._taken or not isinstance(self.ex.program.terms[step], Map):
             return {}
         alike = (t for t in dying if live[t] == new[step] and not reads_others(self.ex.program, step, members, t, extents))
         return next(({step: t} for t in alike if self.backend.can_take_over(self.ex, t, step, extents)), {})
@@ -393,8 +398,3 @@ class Memory:
         terms, term, own = self.ex.program.terms, self.ex.program.terms[step], frozenset(members)
         read = {c for t in members for c in children(terms[t]) if c not in own} if self.backend.copies_slices(self.ex, step) else ()
         return frozenset(c for c in read if not self.backend.widens(self.ex, c, term))
-
-
-def _region_of(step: Loop | Seq, extents: Extents, chunks: Chunks) -> tuple[Seq, Extents]:
-    """The region inside of a step, and the extents in it."""
-    return (step, extents) if isinstance(step, Seq) else (step.body, extents_inside(extents, step, chunks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Self
 
-from eqsat_mem.ir.loop_tree import Chunks, Loop
+from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq
 
 
 class Extents(tuple[int, ...]):
@@ -42,6 +42,11 @@ class Extents(tuple[int, ...]):
 def extents_inside(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:
     """The extents inside a loop's body."""
     return extents.with_extent(loop.index, min(chunks[loop], extents[loop.index]))
+
+
+def region_of(step: Loop | Seq, extents: Extents, chunks: Chunks) -> tuple[Seq, Extents]:
+    """The region inside of a step, and the extents in it."""
+    return (step, extents) if isinstance(step, Seq) else (step.body, extents_inside(extents, step, chunks))
 
 
 class Sizes(dict[int, int]):
