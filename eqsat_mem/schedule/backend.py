@@ -194,9 +194,10 @@ class Backend:
         """Whether a fold or contraction over so many elements is computed inside each of the kernels ``ends``, being tile kernels."""
         return False
 
-    def fuses_block(self, name: str, into_folds: bool) -> bool:
-        """Whether a block operation is computed inside elementwise kernels that read it, and inside folds."""
-        return name == "slice" and not into_folds
+    def fuses_block(self, ex: Extraction, t: int, ends: Collection[int], is_one: bool) -> bool:
+        """Whether a block operation is computed inside the kernels that read it, which end in ``ends``; ``is_one`` if they are one."""
+        (term, *readers) = (ex.program.terms[u] for u in (t, *ends))
+        return isinstance(term, Block) and term.call.prim.name == "slice" and all(isinstance(reader, Map) for reader in readers)
 
     def takes_in(self, program: Program, t: int) -> bool:
         """Whether an operation computes elementwise operands inside itself."""

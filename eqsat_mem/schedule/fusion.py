@@ -187,7 +187,10 @@ def taken_apart(ex: Extraction, kernels: Fused, outs: Collection[int]) -> frozen
 
 
 def reads_others(program: Program, step: int, members: Iterable[int], t: int, extents: Sequence[int]) -> bool:
-    """Whether a kernel of these members, for one element of its result, reads several elements of the array of ``t``: folds are inside."""
+    """Whether a kernel of these members, for one element of its result, reads several elements of the array of ``t``, or another one: folds
+    are inside, or slices and the like."""
+    if any(isinstance(program.terms[member], Block) and t in program.operands(member) for member in members):
+        return True
     read = (c for member in members for c in children(program.terms[member]) if program.source_of(c) == t)
     return any(extents[i] > 1 for c in read for i in bits(program.free[c] & ~program.free[step]))
 
@@ -314,9 +317,7 @@ def _is_virtual(
             few = backend.compute_fold_again(ex, t, first, is_whole)
             return few and all(backend.fuses_fold(ex, t, program.extent(term.over), reader, alone) for reader in first)
         case Block():
-            readers = [program.terms[e] for e in ends]
-            into_folds = any(isinstance(e, Fold) for e in readers)
-            return all(isinstance(e, Map | Fold) for e in readers) and backend.fuses_block(term.call.prim.name, into_folds)
+            return backend.fuses_block(ex, t, ends, alone or backend.are_one(ex, (t, *ends)))
     return False
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 
-from eqsat_mem.backends.gpu import deviceless, habits, launches, measured, scratch, siblings, workspaces
+from eqsat_mem.backends.gpu import deviceless, habits, launches, measured, moved, scratch, siblings, workspaces
 from eqsat_mem.backends.gpu.idioms import BY_COLUMNS, GpuIdioms
 from eqsat_mem.backends.gpu.operations import weights_of
 from eqsat_mem.backends.gpu.products import Products
@@ -25,7 +25,6 @@ from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, itemsize
 from eqsat_mem.ir.bitwise import rounded_in
 from eqsat_mem.ir.loop_tree import Loop
-from eqsat_mem.ir.ops import block_op
 from eqsat_mem.ir.precision import rounds
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Check, Hidden, knows_option, lowered
@@ -43,8 +42,6 @@ KERNEL_S, TURN_S = 1.1e-6, 2e-6
 (benchmarks/gpu_times.py)."""
 TILE = 64
 """Rows and columns of a product that one block computes: blocks of launches in benchmarks/gpu_model.py."""
-FUSED_BLOCKS = frozenset({"slice", "slice_at", "shift_to", "dynamic_slice", "gather", "pad", "rev"})
-"""Block operations that are computed inside the elementwise kernels and folds that read them."""
 
 
 @dataclass(frozen=True)
@@ -199,9 +196,9 @@ class GpuBackend(Backend):
     # fusion
 
     def takes_in(self, program: Program, t: int) -> bool:
-        """Also a product with a vector that is a fold whatever the extents, a scatter, and what may be a tile kernel."""
+        """Also a product with a vector that is a fold whatever the extents, a concatenation, a scatter, and what may be a tile kernel."""
         term = program.terms[t]
-        if isinstance(term, Block) and block_op(term.call.prim.name).writes_into:
+        if isinstance(term, Block) and (term.call.prim.name == moved.JOINED or moved.writes_into(term)):
             return True
         if not isinstance(term, Dot):
             return super().takes_in(program, t) or (self.tiles is not None and self.tiles.suits(program, t))
@@ -271,8 +268,8 @@ class GpuBackend(Backend):
         extents = [index.extent for index in ex.program.indices]
         return siblings.joined(ex.program, joined(ex, fused, lambda t: tiles.suits(ex.program, t), are_faster), is_whole)
 
-    def fuses_block(self, name: str, into_folds: bool) -> bool:
-        return name in FUSED_BLOCKS
+    def fuses_block(self, ex: Extraction, t: int, ends: Collection[int], is_one: bool) -> bool:
+        return moved.is_inside(ex, t, ends, is_one, self.is_cheap)
 
     # memory
 
@@ -280,7 +277,7 @@ class GpuBackend(Backend):
         """Readers of a product by a library, or of a matrix in columns, do not work in place, nor do values that are written longer for a
         product that reads them, or that are folded in the kernel that writes them."""
         program, made = ex.program, ex.program.terms[t]
-        if isinstance(made, Dot) or (isinstance(made, Block) and made.call.prim.name in BY_COLUMNS):
+        if isinstance(made, Dot) or (isinstance(made, Block) and made.call.prim.name in (moved.JOINED, *BY_COLUMNS)):
             return False
         readers = program.readers(step)
         if any(isinstance(fold := program.terms[r], Fold) and not habits.is_looped(program.extent(fold.over)) for r in readers):

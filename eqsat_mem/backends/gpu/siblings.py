@@ -14,7 +14,7 @@ from itertools import combinations
 
 from eqsat_mem.backends.gpu import habits
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Dot, Fold, Map, Program, mask_of
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, mask_of
 from eqsat_mem.ir.loop_tree import Step, made
 from eqsat_mem.schedule.fusion import Fused
 
@@ -87,8 +87,8 @@ def _bytes_beside(program: Program, product: Step, matrix: int) -> int:
 
 
 def _in_turn(program: Program, kernels: Fused, maker: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-    """Pairs of elementwise kernels of one size of which the second reads the result of the first, and no fold reads either: a fold of the
-    first is one kernel with the second, and no other joins them."""
+    """Pairs of elementwise kernels of one size of which the second reads the result of the first, element by element and at no other
+    places, and no fold reads either: a fold of the first is one kernel with the second, and no other joins them."""
     kept = set(kernels.kept)
     steps = zip(kernels.kept, kernels.operands, strict=True)
     folded = {t for step, operands in steps if isinstance(step, int) and isinstance(program.terms[step], Fold) for t in operands}
@@ -97,7 +97,8 @@ def _in_turn(program: Program, kernels: Fused, maker: Mapping[int, int]) -> Iter
             continue
         if any(isinstance(program.terms[r], Fold) and r in kept for r in program.readers(step)):
             continue
-        for t in sorted((operands & kept) - folded):
+        moved = {t for m in kernels.members[k] if isinstance(program.terms[m], Block) for t in program.operands(m)}
+        for t in sorted((operands & kept) - folded - moved):
             if isinstance(program.terms[t], Map) and program.free[t] == program.free[step] != 0:
                 yield maker[t], k
 
