@@ -196,9 +196,9 @@ class GpuBackend(Backend):
     # fusion
 
     def takes_in(self, program: Program, t: int) -> bool:
-        """Also a product with a vector that is a fold whatever the extents, a concatenation, a scatter, and what may be a tile kernel."""
+        """Also a product with a vector that is a fold whatever the extents, what moves elements, and what may be a tile kernel."""
         term = program.terms[t]
-        if isinstance(term, Block) and (term.call.prim.name == moved.JOINED or moved.writes_into(term)):
+        if moved.takes_in(term):
             return True
         if not isinstance(term, Dot):
             return super().takes_in(program, t) or (self.tiles is not None and self.tiles.suits(program, t))

@@ -1,4 +1,4 @@
-"""Operations that only move elements, and the kernels that compute them inside, with what they read: all read from compiled programs."""
+"""Operations that move elements or make random bits, and the kernels that compute them inside: all read from compiled programs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from eqsat_mem.ir.ops import block_op
 
 READ_IN_PLACE = frozenset({"slice", "slice_at", "shift_to", "dynamic_slice", "gather", "pad", "rev"})
 """Operations that are computed inside the elementwise kernels, folds and scatters that read them: read from compiled programs."""
+BITS = "threefry2x32"
+"""The operation that makes random bits, inside the kernel that reads them if that is one: read from compiled programs."""
 JOINED = "concatenate"
 """The operation that an elementwise kernel computes inside if no other reads its result: read from compiled programs."""
 
@@ -21,6 +23,8 @@ def is_inside(ex: Extraction, t: int, ends: Collection[int], is_one: bool, is_ch
     readers = [program.terms[e] for e in ends]
     if term.call.prim.name == JOINED:
         return is_one and all(isinstance(reader, Map) for reader in readers)
+    if term.call.prim.name == BITS:
+        return is_one
     if term.call.prim.name not in READ_IN_PLACE:
         return False
     tables = {program.source_of(c) for c in term.args[:1]}
@@ -28,14 +32,18 @@ def is_inside(ex: Extraction, t: int, ends: Collection[int], is_one: bool, is_ch
     return not scatters or (all(_writes_elsewhere(program, s, tables) for s in scatters) and not _feeds_heavy(program, t, is_cheap))
 
 
-def writes_into(term: object) -> bool:
-    """Whether an operation is a scatter."""
-    return isinstance(term, Block) and block_op(term.call.prim.name).writes_into
+def takes_in(term: object) -> bool:
+    """Whether an operation computes elementwise operands inside itself: a scatter, and what may itself be computed inside."""
+    return isinstance(term, Block) and (term.call.prim.name in (JOINED, BITS) or _writes_into(term))
+
+
+def _writes_into(term: Block) -> bool:
+    return block_op(term.call.prim.name).writes_into
 
 
 def _writes_elsewhere(program: Program, reader: object, tables: Collection[int]) -> bool:
     """Whether a kernel is a scatter into something else than these tables, of which it would read what it has written."""
-    return isinstance(reader, Block) and writes_into(reader) and program.source_of(reader.args[0]) not in tables
+    return isinstance(reader, Block) and _writes_into(reader) and program.source_of(reader.args[0]) not in tables
 
 
 def _feeds_heavy(program: Program, t: int, is_cheap: Callable[[Program, int], bool]) -> bool:
