@@ -34,6 +34,7 @@ from eqsat_mem.ir.mesh import Names, Spec, Sum, whole
 from eqsat_mem.mesh import rows
 from eqsat_mem.mesh.additions import addition, carried
 from eqsat_mem.mesh.pieces import is_pieces
+from eqsat_mem.schedule.weights import trips
 from eqsat_mem.transforms.plan_bodies import BODIES, SMALL_BYTES, bodies
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class BodySpecs:
 @dataclass(frozen=True)
 class Left:
     """The specs of the results that a body leaves, the positions of the arguments that it gathers, the sums that it carries, and the
-    seconds for which it exchanges values."""
+    seconds for which it exchanges values, in loops inside of it too."""
 
     specs: Specs
     gathered: frozenset[int]
@@ -141,13 +142,14 @@ def _firsts(links: Links) -> dict[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The loop or branch that a device runs: its call, operands, the indices that each result has shares of, and the mesh axes along
-    which it is a sum in parts."""
+    """The loop or branch that a device runs: its call, operands, the indices that each result has shares of, the mesh axes along
+    which it is a sum in parts, and the seconds for which its turns exchange values."""
 
     call: Call
     args: tuple[int, ...]
     shares: tuple[int, ...]
     parts: tuple[Names, ...]
+    exchanged_s: float
 
 
 def flow_of(at: Localiser, term: Block) -> Flow | None:
@@ -172,7 +174,8 @@ def _is_planned(at: Localiser, own: Bodies, term: Block) -> bool:
 def _planned(at: Localiser, term: Block) -> Flow:
     call, local = term.call, at.local
     assert at.bodies is not None
-    shares, results, sums = _shares(at, term)
+    shares, results, left = _shares(at, term)
+    sums = left.sums
     begun = {carried(call)[0] + s.result: s.names for s in sums}
     args = tuple(at.begun(a, own & at.old.free[a], begun.get(c, ())) for c, (a, own) in enumerate(zip(term.args, shares, strict=True)))
     ins = tuple(tuple(local.axes(axes, own)) for axes, own in zip(call.in_axes, shares, strict=True))
@@ -186,7 +189,7 @@ def _planned(at: Localiser, term: Block) -> Flow:
     seconds = tuple(0.0 if s is None else s.seconds for s in schedules)
     planned = replace(new, bodies=schedules, bodies_s=seconds, scratch_bytes=max(held for _, held in made))
     parts = {s.result: s.names for s in sums}
-    return Flow(planned, args, results, tuple(parts.get(k, ()) for k in range(len(results))))
+    return Flow(planned, args, results, tuple(parts.get(k, ()) for k in range(len(results))), trips(call) * left.exchanged_s)
 
 
 def _chunks(at: Localiser, call: Call, dealt: bool) -> dict[str, Any]:
@@ -200,9 +203,9 @@ def _chunks(at: Localiser, call: Call, dealt: bool) -> dict[str, Any]:
     return able if any(able.values()) else _chunks(at, call, dealt=True)
 
 
-def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...], tuple[Sum, ...]]:
-    """The indices of which a loop or branch takes shares of each operand, and of which it leaves shares of each result; the sums that a
-    loop carries in parts."""
+def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...], Left]:
+    """The indices of which a loop or branch takes shares of each operand, and of which it leaves shares of each result; how its bodies
+    then leave what they make."""
     call = term.call
     assert at.bodies is not None
     consts, carries = carried(call)
@@ -241,7 +244,7 @@ def _shares(at: Localiser, term: Block) -> tuple[list[int], tuple[int, ...], tup
         mask_of(axis[0] for axis, own in zip(axes, spec, strict=True) if own and at.deals(axis, own))
         for axes, spec in zip(left_of, (*given, *left[carries:]), strict=True)
     )
-    return shares, tuple(results), found.sums
+    return shares, tuple(results), found
 
 
 def _with_sums(at: Localiser, call: Call, shares: list[int], found: Left, added: Mapping[int, int], most: int) -> tuple[list[int], Left]:

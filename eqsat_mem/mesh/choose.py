@@ -155,9 +155,11 @@ def left_as(program: Program, placement: Placement, backend: Backend, carried: M
     results, gathered = local.shares.results, frozenset(term.slot for term in read if isinstance(term, Input))
     sums = carried_sums(walk, carried)
     if sums:
-        local = walked(whole, replace(placement, sums=sums), dealt, order, backend, loops)[1].program
+        walk, found = walked(whole, replace(placement, sums=sums), dealt, order, backend, loops)
+        local = found.program
     extents = [index.extent for index in local.indices]
-    return Left(results, gathered, sums, sum(exchange_s(local, t, extents, backend) for t in local.reachable()))
+    inside = sum(flow.exchanged_s for flow in walk.flows.values() if flow is not None)
+    return Left(results, gathered, sums, inside + sum(exchange_s(local, t, extents, backend) for t in local.reachable()))
 
 
 def asking(placement: Placement, backend: Backend, limit: int, load: Callable[[ClosedJaxpr], Program]) -> Bodies:

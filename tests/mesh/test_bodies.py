@@ -16,7 +16,7 @@ from eqsat_mem.events import Clock, Searched, listening
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.mesh import Placement
 from eqsat_mem.mesh.bodies import BodySpecs
-from eqsat_mem.mesh.choose import left_as
+from eqsat_mem.mesh.choose import asking, left_as
 from eqsat_mem.options import Options
 from eqsat_mem.pipeline import BodyPlans
 from eqsat_mem.request import rules_of
@@ -106,6 +106,21 @@ def test_results_are_left_as_they_are_computed_and_operands_gathered_where_they_
     assert left.specs[1] == ((),)
     assert left.specs[2].count(("x",)) == 1
     assert left.gathered
+
+
+def test_what_loops_inside_exchange_counts_in_every_turn_of_theirs(mesh):
+    def turns(count):
+        return lambda a, v: lax.scan(lambda v, _: (jnp.tanh(a @ v), None), v, None, length=count)[0]
+
+    def seconds(count):
+        program = load(jax.make_jaxpr(turns(count))(f32(4096, 4096), f32(4096)), ["a", "v"])
+        placement = Placement(described(mesh), ((("x",), ()), ((),)), (None,))
+        backend = CpuBackend.built_in()
+        loops = asking(placement, backend, 2**20, lambda body: load(body, [f"a{k}" for k in range(len(body.in_avals))]))
+        return left_as(program, placement, backend, {}, loops).exchanged_s
+
+    assert seconds(1) > 0
+    assert seconds(50) == pytest.approx(50 * seconds(1))
 
 
 def step(p, x, y):
