@@ -21,6 +21,7 @@ from eqsat_mem.ir import Axes, Block, Call, Literal, Map, Program, Rename, Take,
 from eqsat_mem.ir.mesh import Names
 from eqsat_mem.ir.ops import Piece, pieces_p
 from eqsat_mem.mesh.cuts import MOST_PIECES, UPDATES, WAYS, Cut, cuts, index_of, window_of, written_operand
+from eqsat_mem.mesh.several_axes import of_padded, one_after_the_other, padded_along_several
 
 NEAR = 3 / 4
 """Two axes are dealt out alike if pieces of one make up such a part of the other, and have such a part of the positions of the first."""
@@ -35,14 +36,14 @@ def linked_by_pieces(ex: Extraction) -> Links:
     """The indices that name nearly the same positions: of a value that is made of pieces, and of what these are read from."""
     if not any(isinstance(term, Block) and term.call.prim.name in WAYS for term in ex.program.terms):
         return []
-    writer = _Pieces(ex, {})
+    writer = Pieces(ex, {})
     ex.program.rewritten(writer.rewritten)
     return list(writer.near)
 
 
 def with_pieces(ex: Extraction, divided: Mapping[int, Names]) -> Extraction:
     """A program whose values are pieces of others wherever both are dealt out alike along the axis; the same where there are none."""
-    writer = _Pieces(ex, divided)
+    writer = Pieces(ex, divided)
     new, ids = ex.program.rewritten(writer.rewritten)
     if not writer.splits:
         return ex
@@ -76,8 +77,8 @@ def pieces_of(term: Term) -> tuple[Piece, ...]:
     return pieces[: len(pieces) - term.call.params["beyond"]]
 
 
-class _Pieces:
-    """The program while it is written anew."""
+class Pieces:
+    """A program while it is written anew with pieces."""
 
     def __init__(self, ex: Extraction, divided: Mapping[int, Names]) -> None:
         self.old, self.divided = ex.program, divided
@@ -87,11 +88,40 @@ class _Pieces:
         self.made: set[int] = set()
         self.near: dict[tuple[int, int], None] = {}
         self._calls: dict[Any, Call] = {}
+        self._padded: dict[int, Block] = {}
 
     def rewritten(self, new: Program, t: int, ids: Mapping[int, int]) -> int | None:
         term = self.old.on(t, ids)
         if not isinstance(term, Block):
             return None
+        found = self._along_several(new, t, term)
+        if found is None:
+            found = self._along_one(new, t, term)
+        if padded_along_several(new, term):
+            found = new.add(term, self.old.source.get(t)) if found is None else found
+            self._padded[found] = term
+        return found
+
+    def _along_several(self, new: Program, t: int, term: Block) -> int | None:
+        """An operation that cuts several axes of which two are dealt out, or a slice of what was padded along several, one of which is."""
+        padding = self._padded.get(term.args[0]) if term.call.prim.name == "slice" else None
+        every = cuts(new, term) if term.call.prim.name in ("slice", "pad") else []
+        args, layout, least = term.args, term.call.in_axes[0], 2
+        if padding is not None:
+            every, args, layout, least = of_padded(new, term, padding, every), padding.args, padding.call.in_axes[0], 1
+        if len(every) < least:
+            return None
+        reads = [self.reads(new, cut, args) for cut in every]
+        for cut, own in zip(every, reads, strict=True):
+            self.near.update(dict.fromkeys(_near(new, cut, own)))
+        if sum(map(self.is_dealt_out, every, reads)) < least:
+            return None
+        found = one_after_the_other(self, new, term, every, args, layout)
+        if found is not None:
+            self.made.add(t)
+        return found
+
+    def _along_one(self, new: Program, t: int, term: Block) -> int | None:
         every = cuts(new, term)
         if len(every) == 1 and _is_whole(new, every[0]):
             self.made.add(t)
@@ -99,7 +129,7 @@ class _Pieces:
         for cut in every:
             reads = self.reads(new, cut, term.args)
             self.near.update(dict.fromkeys(_near(new, cut, reads)))
-            if self._is_dealt_out(cut, reads):
+            if self.is_dealt_out(cut, reads):
                 is_update = term.call.prim.name in UPDATES
                 found = (_FORMS[term.call.prim.name] if len(every) > 1 or is_update else _alone)(self, new, term, cut)
                 if found is not None:
@@ -116,7 +146,7 @@ class _Pieces:
             self._reads[kept] = cut.index, self.reads(new, cut, term.args)
         return kept
 
-    def _is_dealt_out(self, cut: Cut, reads: Iterable[Read]) -> bool:
+    def is_dealt_out(self, cut: Cut, reads: Iterable[Read]) -> bool:
         """Whether all that devices have shares of along the axis of a cut is dealt out as its result is."""
         names = {self.divided.get(read[3]) for read in reads} - {None}
         return bool(names) and (cut.index < 0 or names == {self.divided.get(cut.index)})
@@ -244,12 +274,12 @@ def _merged(reads: list[Read]) -> Iterator[Read]:
 # --- their forms --------------------------------------------------------------------------------------------
 
 
-def _alone(writer: _Pieces, new: Program, term: Block, cut: Cut) -> int | None:
+def _alone(writer: Pieces, new: Program, term: Block, cut: Cut) -> int | None:
     """An operation that cuts one axis only."""
     return writer.value(new, term, cut, term.args, term.call.out_axes[term.out])
 
 
-def _slice_first(writer: _Pieces, new: Program, term: Block, cut: Cut) -> int | None:
+def _slice_first(writer: Pieces, new: Program, term: Block, cut: Cut) -> int | None:
     """A slice along several axes: first pieces along one, then the slice along the others."""
     (before,), (after,), params = term.call.in_axes, term.call.out_axes, term.call.params
     found = writer.value(new, term, cut, term.args, before)
@@ -260,7 +290,7 @@ def _slice_first(writer: _Pieces, new: Program, term: Block, cut: Cut) -> int | 
     return writer.rest(new, term, {**params, **own}, (_with(before, cut.axis, after[cut.axis]),), after, (found,))
 
 
-def _pad_last(writer: _Pieces, new: Program, term: Block, cut: Cut) -> int | None:
+def _pad_last(writer: Pieces, new: Program, term: Block, cut: Cut) -> int | None:
     """A padding along several axes: first that along the others, then pieces along one."""
     (before, number), (after,), params = term.call.in_axes, term.call.out_axes, term.call.params
     config = _with(params["padding_config"], cut.axis, (0, 0, 0))
@@ -269,7 +299,7 @@ def _pad_last(writer: _Pieces, new: Program, term: Block, cut: Cut) -> int | Non
     return writer.value(new, term, cut, (inside, term.args[1]), after)
 
 
-def _updated_rows(writer: _Pieces, new: Program, term: Block, cut: Cut) -> int | None:
+def _updated_rows(writer: Pieces, new: Program, term: Block, cut: Cut) -> int | None:
     """An update of some rows: these, updated themselves where it is of part of them, are put together with the others."""
     window, (after,), u = window_of(new, term), term.call.out_axes, written_operand(term)
     table = _renamed(new, term.args[0], _with(term.call.in_axes[0], cut.axis, ()), after)
@@ -295,7 +325,7 @@ def _updated_rows(writer: _Pieces, new: Program, term: Block, cut: Cut) -> int |
     return writer.value(new, term, cut, _with(_with(term.args, 0, table), u, update), after)
 
 
-def _added_rows(writer: _Pieces, new: Program, term: Block, cut: Cut) -> int | None:
+def _added_rows(writer: Pieces, new: Program, term: Block, cut: Cut) -> int | None:
     """An addition to some rows: that of a value which adds nothing to the others."""
     window, (before, *_), (after,) = window_of(new, term), term.call.in_axes, term.call.out_axes
     kind, update = np.dtype(term.dtype).kind, term.args[2]
@@ -330,7 +360,7 @@ def _with(items: Any, k: int, item: Any) -> Any:
     return (*items[:k], item, *items[k + 1 :])
 
 
-_Form = Callable[[_Pieces, Program, Block, Cut], int | None]
+_Form = Callable[[Pieces, Program, Block, Cut], int | None]
 _FORMS: dict[str, _Form] = {
     "slice": _slice_first,
     "split": _alone,

@@ -45,15 +45,15 @@ def spreadings(
         most = max((able[i] for i in (*lying, *even)), default=0)
         uneven = [i for i in others if program.indices[i].extent % count and able[i] > most][:MOST_UNEVEN]
         heads: list[int | None] = [*lying[:MOST_HEADS], *even, *uneven, *([] if lying else [None])]
-        ways = ([*([] if h is None else linked({h: names}, shifted)), *lying] for h in heads)
-        choices.append([tuple((i, names) for i in dict.fromkeys(way)) for way in ways])
-    for way in islice(product(*choices), MOST_SPREADINGS):  # of no choices there is one way: nothing is spread
-        order = tuple(pair for part in way for pair in part)
-        if len({i for i, _ in order}) == len(order):
-            given = dict(order)
-            dealt = divided(program, {**rest, **given}, links)
-            divides = {i for i, names in dealt.items() if program.indices[i].extent % placement.devices.count(names) == 0}
-            yield Spreading(order), {i: names for i, names in dealt.items() if i in given or i in divides}
+        own = [[] if h is None else [i for i in linked({h: names}, shifted) if rest.get(i, names) == names] for h in heads]
+        choices.append([tuple((i, names) for i in dict.fromkeys([*way, *lying])) for way in own])
+    orders = [sum(way, ()) for way in islice(product(*choices), MOST_SPREADINGS)]  # of no choices there is one way: nothing is spread
+    once = [order for order in orders if len(dict(order)) == len(order)]
+    for order in once or [tuple({i: (i, names) for i, names in reversed(orders[0])}.values())[::-1]]:
+        given = dict(order)
+        dealt = divided(program, {**rest, **given}, links)
+        divides = {i for i, names in dealt.items() if program.indices[i].extent % placement.devices.count(names) == 0}
+        yield Spreading(order), {i: names for i, names in dealt.items() if i in given or i in divides}
 
 
 def _groups(placement: Placement, rest: Mapping[int, Names]) -> list[Names]:
