@@ -3,8 +3,8 @@
 XLA contracts matrices, or batches of them: it merges all rows into one axis, all columns, and all contracted axes, leaves axes of extent
 one away, and gives an elementwise value that only contractions read the shape in which they read it. A result may be written over an
 operand that dies with it if both have one shape, so ``exp(x @ y)`` of matrices takes no memory of its own, and of three axes it does
-(jaxlib 0.10.2: 16 and 32 MiB for an exponential of 16 that is contracted). An argument is there in the order of its axes: where these do
-not merge, XLA contracts a copy of it.
+(jaxlib 0.10.2: 16 and 32 MiB for an exponential of 16 that is contracted). An argument is there in the order of its axes, and so is an
+array into which rows were written: where these do not merge, XLA contracts a copy of it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from eqsat_mem.ir import Const, Dot, Fold, Input, Map, Program, bits, children
+from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Map, Program, Term, bits, children
 from eqsat_mem.schedule import copies
+
+UPDATES = frozenset({"dynamic_update_slice", "scatter"})
+"""The operations that write into an array, which keeps the order of its axes."""
 
 Merged = frozenset[int]
 """The axes, of more than one element, that are merged into one: a set of them each."""
@@ -35,16 +38,21 @@ def is_written_into(program: Program, t: int, step: int, extents: Sequence[int])
 
 
 def is_turned(program: Program, dot: Dot, operand: int) -> bool:
-    """Whether an operand of a contraction is an argument that XLA copies into another order: axes of both operands do not stand first, or
-    among the others those that are contracted stand between those that are not."""
+    """Whether an operand of a contraction is an argument, or one with updates, that XLA copies into another order: axes of both operands do
+    not stand first, or among the others those that are contracted stand between those that are not."""
     read = program.terms[program.source_of(operand)]
     other = program.free[dot.rhs if operand == dot.lhs else dot.lhs]
-    if not isinstance(read, Input | Const) or not ((program.free[operand] ^ other) & ~dot.over):  # not a product of matrices
+    if not _has_order(read) or not ((program.free[operand] ^ other) & ~dot.over):  # not a product of matrices
         return False
     axes = [1 << i for i in copies.order(program, operand)]
     groups = [0 if axis & other & ~dot.over else 1 if axis & dot.over else 2 for axis in axes]
     runs = [group for group, _ in itertools.groupby(groups)]
     return len(runs) > len(set(runs)) or 0 in runs[1:]
+
+
+def _has_order(term: Term) -> bool:
+    """Whether a value is in memory in the order of its axes, whoever reads it."""
+    return isinstance(term, Input | Const) or (isinstance(term, Block) and term.call.prim.name in UPDATES)
 
 
 def _of_result(program: Program, dot: Dot, extents: Sequence[int]) -> Merged:
