@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+from jax.extend.core import primitives
 
-from eqsat_mem.ir import Axis, Block, Literal, Program, mask_of
+from eqsat_mem.ir import Axis, Block, Call, Literal, Program, mask_of
 
 MOST_PIECES = 16
 """A value of more pieces stays as it is: each element would be chosen from all of them."""
@@ -126,6 +128,26 @@ def window_of(program: Program, term: Block) -> list[tuple[int, Axis]] | None:
             return None
         found.append((start, axis))
     return found
+
+
+def as_slice(program: Program, term: Block) -> Block:
+    """A gather of one window at known positions as the slice that it is; other operations as they are."""
+    call = term.call
+    numbers: Any = call.params.get("dimension_numbers")
+    if call.prim.name != "gather" or numbers.collapsed_slice_dims or numbers.operand_batching_dims or len(call.in_axes[1]) != 1:
+        return term
+    known, sizes = _numbers(program, term.args[1], len(numbers.start_index_map)), call.params["slice_sizes"]
+    places = dict(zip(numbers.start_index_map, known))
+    starts = [places.get(a, 0) for a in range(len(sizes))]
+    extents = [program.extent(mask_of(axis)) for axis in call.in_axes[0]]
+    if len(known) != len(places) or any(s is None or not 0 <= s <= n - size for s, n, size in zip(starts, extents, sizes)):
+        return term
+    limits = tuple((start or 0) + size for start, size in zip(starts, sizes))
+    params = {"start_indices": tuple(starts), "limit_indices": limits, "strides": None}
+    pairs = zip(call.in_axes[0], call.out_axes[0], strict=True)
+    pointwise = mask_of(before[0] for before, after in pairs if before == after and len(before) == 1)
+    new = Call(primitives.slice_p, params, call.in_axes[:1], call.out_axes, call.out_dtypes, pointwise)
+    return Block(term.dtype, new, term.args[:1], term.out)
 
 
 def _numbers(program: Program, t: int, count: int) -> list[int | None]:

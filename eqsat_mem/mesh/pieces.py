@@ -17,11 +17,11 @@ from jax.extend.core import primitives
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.egraph.take_lowering import as_gather
-from eqsat_mem.ir import Axes, Block, Call, Literal, Map, Program, Rename, Take, Term, axes_mask, mask_of
+from eqsat_mem.ir import Axes, Axis, Block, Call, Literal, Map, Program, Rename, Take, Term, axes_mask, mask_of
 from eqsat_mem.ir.mesh import Names
 from eqsat_mem.ir.ops import Piece, pieces_p
-from eqsat_mem.mesh.cuts import MOST_PIECES, UPDATES, WAYS, Cut, cuts, index_of, window_of, written_operand
-from eqsat_mem.mesh.several_axes import of_padded, one_after_the_other, padded_along_several
+from eqsat_mem.mesh.cuts import MOST_PIECES, UPDATES, WAYS, Cut, as_slice, cuts, index_of, window_of, written_operand
+from eqsat_mem.mesh.several_axes import along_the_other, of_padded, one_after_the_other, padded_along_several
 
 NEAR = 3 / 4
 """Two axes are dealt out alike if pieces of one make up such a part of the other, and have such a part of the positions of the first."""
@@ -34,7 +34,7 @@ Links = list[tuple[int, int]]
 
 def linked_by_pieces(ex: Extraction) -> Links:
     """The indices that name nearly the same positions: of a value that is made of pieces, and of what these are read from."""
-    if not any(isinstance(term, Block) and term.call.prim.name in WAYS for term in ex.program.terms):
+    if not any(isinstance(term, Block) and term.call.prim.name in {*WAYS, "gather"} for term in ex.program.terms):
         return []
     writer = Pieces(ex, {})
     ex.program.rewritten(writer.rewritten)
@@ -94,6 +94,7 @@ class Pieces:
         term = self.old.on(t, ids)
         if not isinstance(term, Block):
             return None
+        term = as_slice(new, term)
         found = self._along_several(new, t, term)
         if found is None:
             found = self._along_one(new, t, term)
@@ -318,11 +319,24 @@ def _updated_rows(writer: Pieces, new: Program, term: Block, cut: Cut) -> int | 
         rows = writer.value(new, term, of_table, (table,), layout)
         if rows is None:
             return None
-        places = tuple(new.add(Literal.of(0 if a == cut.axis else start, PLACES)) for a, (start, _) in enumerate(window))
-        written = replace(term, call=replace(term.call, prim=primitives.dynamic_update_slice_p))
-        update = writer.rest(new, written, {}, (layout, axes, *((),) * len(places)), layout, (rows, update, *places))
+        update = _rows_updated(writer, new, term, cut, (rows, update), rest, window)
         cut = replace(cut, along=_with(cut.along, u, own[0]))
     return writer.value(new, term, cut, _with(_with(term.args, 0, table), u, update), after)
+
+
+def _rows_updated(
+    writer: Pieces, new: Program, term: Block, cut: Cut, operands: tuple[int, int], rest: list[int], window: list[tuple[int, Axis]]
+) -> int:
+    """The rows of an update of part of them, ``rest`` being the axes along which it is part."""
+    (after,), axes, (rows, update) = term.call.out_axes, tuple(axis for _, axis in window), operands
+    layout = _with(after, cut.axis, axes[cut.axis])
+    if len(rest) == 1:
+        own = _renamed(new, update, _with(_with(axes, cut.axis, ()), rest[0], ()), after)
+        if (found := along_the_other(writer, new, term, rest[0], (rows, own), layout)) is not None:
+            return found
+    places = tuple(new.add(Literal.of(0 if a == cut.axis else start, PLACES)) for a, (start, _) in enumerate(window))
+    written = replace(term, call=replace(term.call, prim=primitives.dynamic_update_slice_p))
+    return writer.rest(new, written, {}, (layout, axes, *((),) * len(places)), layout, (rows, update, *places))
 
 
 def _added_rows(writer: Pieces, new: Program, term: Block, cut: Cut) -> int | None:
@@ -335,12 +349,17 @@ def _added_rows(writer: Pieces, new: Program, term: Block, cut: Cut) -> int | No
     axes: Axes = tuple(axis for _, axis in window)
     ends = [(start, new.extent(mask_of(c)) - start - new.extent(mask_of(axis)), 0) for (start, axis), c in zip(window, after, strict=True)]
     config = _with(ends, cut.axis, (0, 0, 0))
-    if any(map(any, config)):
+    rest = [a for a, own in enumerate(config) if any(own)]
+    layout = _with(after, cut.axis, axes[cut.axis])
+    own = _renamed(new, update, _with(axes, cut.axis, ()) if len(rest) != 1 else _with(_with(axes, cut.axis, ()), rest[0], ()), after)
+    found = along_the_other(writer, new, term, rest[0], (nothing, own), layout) if len(rest) == 1 else None
+    if found is not None:
+        update = found
+    elif rest:
         padding = replace(term, call=replace(term.call, prim=primitives.pad_p))
-        layout = _with(after, cut.axis, axes[cut.axis])
         update = writer.rest(new, padding, {"padding_config": config}, (axes, ()), layout, (update, nothing))
     else:
-        update = _renamed(new, update, _with(axes, cut.axis, ()), after)
+        update = own
     reads = tuple((low, high, 0 if k == 2 else 1, *((offset, step) if k == 2 else (0, 0))) for low, high, k, offset, step in cut.reads)
     padded = writer.value(new, term, replace(cut, along=(cut.along[2], -1), reads=reads), (update, nothing), after)
     if padded is None:

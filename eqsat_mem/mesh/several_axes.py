@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from eqsat_mem.ir import Axes, Block, Program
-from eqsat_mem.mesh.cuts import Cut, cuts, index_of
+from eqsat_mem.mesh.cuts import Cut, cuts, index_of, written_operand
 
 if TYPE_CHECKING:
     from eqsat_mem.mesh.pieces import Pieces
@@ -76,3 +76,28 @@ def one_after_the_other(writer: Pieces, new: Program, term: Block, every: Sequen
             return None
         value = found
     return value
+
+
+def along_the_other(writer: Pieces, new: Program, term: Block, axis: int, operands: tuple[int, int], layout: Axes) -> int | None:
+    """An update along one more axis as pieces of what is there and of what is written, which are as long along all others; None where that
+    axis is not dealt out, or cut otherwise.
+
+    Args:
+        writer: writes the program anew.
+        new: the program as far as it is written.
+        term: the operation.
+        axis: the axis.
+        operands: what is there, and what is written.
+        layout: the axes of the result.
+    """
+    cut = next((cut for cut in cuts(new, term) if cut.axis == axis), None)
+    if cut is None or cut.index < 0:
+        return None
+    own = cut.index if new.free[operands[0]] >> cut.index & 1 else -1
+    written = written_operand(term)
+    reads = tuple(
+        (low, high, 1, offset, step) if k == written else (low, high, 0, 0, int(own >= 0)) for low, high, k, offset, step in cut.reads
+    )
+    found = replace(cut, along=(own, cut.along[written]), reads=reads)
+    is_dealt_out = writer.is_dealt_out(found, writer.reads(new, found, operands))
+    return writer.value(new, term, found, operands, layout) if is_dealt_out else None

@@ -54,7 +54,7 @@ def agrees(function, u, limit, mesh, *, ins=BOTH, out=BOTH):
     return f.plan(u)
 
 
-@pytest.mark.parametrize(("function", "turns"), [(cross, 1), (square, 1), (repeated, 4)])
+@pytest.mark.parametrize(("function", "turns"), [(cross, 1), (square, 1), pytest.param(repeated, 4, marks=pytest.mark.slow)])
 def test_a_stencil_of_two_axes_in_shares_receives_rows_of_neighbours(function, turns):
     plan = agrees(function, drawn((512, 512)), "1MiB", mesh_of(4, 2))
     rows = 4 * (2 * 256 + 2 * 3 * 130)  # two rows, and two columns of what is read above, here and below
@@ -62,6 +62,7 @@ def test_a_stencil_of_two_axes_in_shares_receives_rows_of_neighbours(function, t
     assert 0 < plan.received_bytes <= turns * rows
 
 
+@pytest.mark.slow
 def test_a_stencil_in_a_loop_that_ends_by_its_values():
     plan = agrees(relaxed, drawn((512, 512)), "1280KiB", mesh_of(2, 4))
     assert {sent.kind for sent in plan.collectives if sent.bytes > 64} == {"ppermute"}
@@ -85,6 +86,52 @@ def test_pieces_of_what_is_padded_along_two_axes_are_those_of_one_device(seed, s
 
     out = (BOTH, P("model", "data"), P("data"), P())[seed]
     agrees(loop, drawn((16, 16), seed), "3KiB", mesh_of(*shape), out=out)
+
+
+def changes(u):
+    return 0.1 * (u[2:, 1:-1] + u[:-2, 1:-1] + u[1:-1, 2:] + u[1:-1, :-2] - 4 * u[1:-1, 1:-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["add", "set"])
+def test_the_inside_of_an_array_is_updated_by_its_neighbours(kind):
+    def heat(u):
+        def step(_, u):
+            inside = u.at[1:-1, 1:-1]
+            return inside.add(changes(u)) if kind == "add" else inside.set(u[1:-1, 1:-1] + changes(u))
+
+        return lax.fori_loop(0, 5, step, u)
+
+    plan = agrees(heat, drawn((512, 512)), "1MiB", mesh_of(4, 2))
+    assert not plan.unchanged
+    assert 0 < plan.received_bytes <= 5 * 4 * (4 * 256 + 4 * 130)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_windows_of_two_axes_that_are_written(seed):
+    """Windows at any place, which are written or added to an array whose axes are equally long."""
+    rng = np.random.default_rng(seed)
+    rows, columns = (sorted(rng.choice(17, 2, replace=False).tolist()) for _ in range(2))
+    window, kind = np.s_[rows[0] : rows[1], columns[0] : columns[1]], ("set", "add", "multiply")[seed % 3]
+
+    def function(u):
+        written = getattr(u.at[window], kind)(jnp.cos(u.T[window]) + u[window])
+        return jnp.exp(jnp.abs(written[:, None] - u[None])).sum(0) + written
+
+    agrees(function, drawn((16, 16), seed), "4KiB", mesh_of(*((4, 2), (2, 4))[seed % 2]), out=(BOTH, P())[seed // 3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [(4, 2), (8, 1)])
+def test_cotangents_of_windows_that_are_written_are_rows_of_neighbours(axes):
+    """They arrive as gathers of one window at a known place."""
+
+    def slope(u):
+        return jax.grad(lambda u: jnp.sum(jnp.sin(jnp.cos(u).at[1:-1, 1:-1].add(changes(u)))))(u)
+
+    plan = agrees(slope, drawn((512, 512)), "1500KiB", mesh_of(*axes))
+    assert not plan.unchanged
+    assert plan.received_bytes <= 12 * 512 * 4  # a dozen rows at most
 
 
 @pytest.mark.parametrize("out", [P("data"), P("model"), P()])
