@@ -16,7 +16,6 @@ from eqsat_mem.ir.mesh import Devices
 from eqsat_mem.schedule.device import Link
 from tests.oracles.targets import CPU
 
-
 SMALL = replace(CPU, device=replace(CPU.device, levels=((2.0**18, 2e11), (2.0**20, 1e11), (math.inf, 5e10)), reused_bytes=2**22))
 """A processor of which passes over few megabytes tell all."""
 
