@@ -8,6 +8,7 @@ import pytest
 
 import eqsat_mem
 from eqsat_mem.backends.gpu import deviceless
+from tests.backends.test_gpu_call_scratch import LATER
 from tests.backends.test_gpu_deviceless import compiler
 from tests.backends.test_gpu_siblings import H100, f32, predicted
 
@@ -85,8 +86,10 @@ def test_squares_that_are_predicted(function):
 @compiler
 @pytest.mark.parametrize("function", PROGRAMS)
 def test_squares_that_are_held(function):
+    """Later versions of XLA:GPU may hold less."""
     held = deviceless.compile_for(function, SQUARES, H100, settings=["triton"]).held_bytes
-    assert held == pytest.approx(PROGRAMS[function] * 4 * N * N, rel=0.01)
+    known = PROGRAMS[function] * 4 * N * N
+    assert held == pytest.approx(known, rel=0.01) or (held < known and jax.__version_info__ >= LATER)
 
 
 def test_stencils_of_loops_are_planned_in_chunks_with_little_beside():
