@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import islice, product
+from itertools import chain, islice, product
 
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Axes, Input, Program, Rename, bits, children, folded
@@ -47,13 +47,22 @@ def spreadings(
         heads: list[int | None] = [*lying[:MOST_HEADS], *even, *uneven, *([] if lying else [None])]
         own = [[] if h is None else [i for i in linked({h: names}, shifted) if rest.get(i, names) == names] for h in heads]
         choices.append([tuple((i, names) for i in dict.fromkeys([*way, *lying])) for way in own])
-    orders = [sum(way, ()) for way in islice(product(*choices), MOST_SPREADINGS)]  # of no choices there is one way: nothing is spread
+    ways = islice(product(*choices), MOST_SPREADINGS)  # of no choices there is one way: nothing is spread
+    orders = [tuple(chain.from_iterable(way)) for way in ways]
     once = [order for order in orders if len(dict(order)) == len(order)]
-    for order in once or [tuple({i: (i, names) for i, names in reversed(orders[0])}.values())[::-1]]:
+    for order in once or [_by_the_first(orders[0])]:
         given = dict(order)
         dealt = divided(program, {**rest, **given}, links)
         divides = {i for i, names in dealt.items() if program.indices[i].extent % placement.devices.count(names) == 0}
         yield Spreading(order), {i: names for i, names in dealt.items() if i in given or i in divides}
+
+
+def _by_the_first(order: tuple[tuple[int, Names], ...]) -> tuple[tuple[int, Names], ...]:
+    """The indices that are dealt out along the first mesh axes of those that each stands with."""
+    first: dict[int, Names] = {}
+    for i, names in order:
+        first.setdefault(i, names)
+    return tuple(first.items())
 
 
 def _groups(placement: Placement, rest: Mapping[int, Names]) -> list[Names]:

@@ -14,8 +14,9 @@ from eqsat_mem.egraph.take_lowering import as_block
 from eqsat_mem.ir import Block, Const, Dot, DotPlus, Fold, Input, Iota, Literal, Map, Program, Rename, Take, children, folded, itemsize
 from eqsat_mem.ir.ops.collectives import EXCHANGES, SENT_BY, received_bytes, rounds
 from eqsat_mem.ir.precision import of_rules
-from eqsat_mem.schedule.backend import Backend, extent_of
+from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.loop_bodies import loop_s
+from eqsat_mem.schedule.sizes import extent_of
 
 
 def spread_weight(program: Program, members: Iterable[int], backend: Backend) -> float:

@@ -16,19 +16,20 @@ from functools import cache, cached_property, partial
 from operator import itemgetter
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Const, Dot, Input, Map, argument_bytes, bits, children, is_leaf, itemsize
+from eqsat_mem.ir import Block, Const, Dot, Input, Map, argument_bytes, bits, children, itemsize
 from eqsat_mem.ir.jaxprs import consts_and_carries
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq, Step, loops, made
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.copies import output_copies, turned_results
 from eqsat_mem.schedule.donated import places, taking
 from eqsat_mem.schedule.footprint import Footprint, Live, Passing, Peak
-from eqsat_mem.schedule.fusion import Copy, Fused, Inside, adds_to_sum, fuse, reads_others
+from eqsat_mem.schedule.fusion import Fused, Inside, adds_to_sum, fuse, reads_others
 from eqsat_mem.schedule.late_states import LEAST_BYTES, waiting
 from eqsat_mem.schedule.loop_bodies import block_scratch
 from eqsat_mem.schedule.packing import at_once, bytes_of, bytes_within, places_of, with_gaps
 from eqsat_mem.schedule.sizes import Extents, Sizes, region_of
 from eqsat_mem.schedule.strided_reads import Columns
+from eqsat_mem.schedule.widened import Widened
 
 
 @dataclass(eq=False)
@@ -52,11 +53,12 @@ class Memory:
     _footprints: dict[tuple[Seq, Extents], Footprint] = field(default_factory=dict)
     _sliced_along: dict[Seq, int] = field(default_factory=dict)
     _returned: dict[Seq, frozenset[int]] = field(default_factory=dict)
+    """Of a stretch, what the region around it returns and does not read."""
     _flows: dict[Seq, dict[int, Passing]] = field(default_factory=dict)
-    _widened: dict[Seq, tuple[Copy, ...]] = field(default_factory=dict)
     _waiting: dict[Seq, Mapping[Loop, tuple[int, frozenset[int]]]] = field(default_factory=dict)
     _sizes: dict[Extents, Sizes] = field(default_factory=dict)
-    _copied: frozenset[int] = frozenset()
+    _copied: dict[Seq, frozenset[int]] = field(default_factory=dict)
+    """Of a region in no loop, the program's results that XLA copies into the memory of donated arguments."""
     _held: Memory | None = None
 
     def __post_init__(self) -> None:
@@ -67,6 +69,7 @@ class Memory:
         contracted = {c for term in program.terms if isinstance(term, Dot) for c in (term.lhs, term.rhs)}
         self._widths = [self.backend.width(self.ex, t, t in contracted) for t in range(len(program.terms))]
         self._columns = Columns(self.ex)
+        self._widened = Widened(program, self._widths)
         self._block_scratch = cache(partial(block_scratch, program, self.backend))
         scans = ((t, term) for t, term in enumerate(program.terms) if isinstance(term, Block) and term.call.prim.name == "scan")
         self._stacked_by_scans = frozenset(t for t, term in scans if term.out >= consts_and_carries(term.call.params)[1])
@@ -101,7 +104,8 @@ class Memory:
 
     def sizes(self, extents: Extents) -> Sizes:
         """Bytes of each value at the given extents."""
-        if (known := self._sizes.get(extents)) is None:
+        known = self._sizes.get(extents)
+        if known is None:
             known = self._sizes[extents] = Sizes(extents, self._layouts, self._widths)
         return known
 
@@ -127,7 +131,8 @@ class Memory:
 
     def key(self, seq: Seq, extents: Extents, chunks: Chunks) -> tuple[Seq, Extents, tuple[int, ...]]:
         """The key of a figure of a region: the extents around it and the chunks inside it, on which it depends."""
-        if (inner := self._inner.get(seq)) is None:
+        inner = self._inner.get(seq)
+        if inner is None:
             inner = self._inner[seq] = tuple(loops(seq))
         return seq, extents, tuple([chunks[loop] for loop in inner])
 
@@ -147,7 +152,12 @@ class Memory:
 
     @cached_property
     def _taken(self) -> Mapping[int, int]:
-        return taking(self.ex.program, self.backend.donated) if self.backend.donated else {}
+        """The results that take the memory of donated arguments, with these."""
+        return taking(self.ex.program, self.backend.donated)
+
+    @property
+    def _begins_loops_ahead(self) -> bool:
+        return self.as_run and self.backend.begins_loops_ahead
 
     @cached_property
     def _turned_results(self) -> Mapping[int, int]:
@@ -161,7 +171,8 @@ class Memory:
     def peak(self, seq: Seq, extents: Extents, chunks: Chunks) -> Peak:
         """The largest live set inside ``seq`` of values that it makes."""
         key = self.key(seq, extents, chunks)
-        if (known := self._peaks.get(key)) is None:
+        known = self._peaks.get(key)
+        if known is None:
             known = self._peaks[key] = self._highest(seq, extents, chunks)
         return known
 
@@ -222,7 +233,8 @@ class Memory:
     def footprint(self, seq: Seq, extents: Extents) -> Footprint:
         """The memory that a region holds around its steps. A region inside others is asked for after those around it."""
         key = seq, extents
-        if (known := self._footprints.get(key)) is None:
+        known = self._footprints.get(key)
+        if known is None:
             if self._held is None or self.fused(seq).streamed:
                 known = self._walk(seq, extents)
             else:
@@ -233,10 +245,13 @@ class Memory:
     def _walk(self, seq: Seq, extents: Extents) -> Footprint:
         program, fused, sizes = self.ex.program, self.fused(seq), self.sizes(extents)
         every = fused.members_at(self.ex, extents, self.backend)
-        live, around = dict[int, int](), list[int]()
+        live: dict[int, int] = {}
+        around: list[int] = []
         lives: list[tuple[int, int, int, float]] = []
         is_whole = seq not in self._sliced_along and seq not in self._returned and not self.backend.in_loop
-        self._copied = places(program, seq, self._taken).copied if is_whole and self._taken else self._copied
+        if is_whole and self._taken:
+            self._copied[seq] = places(program, seq, self._taken).copied
+        copied = self._copied.get(seq, ())
         packs = self.backend.packs and (seq in self._sliced_along or self.backend.in_loop) and not fused.nested
         beside, joined = list[tuple[int, int]](), dict[int, int]()
         begun = self._begun_ahead(seq, extents, seq in self._sliced_along)
@@ -253,12 +268,12 @@ class Memory:
             elif isinstance(step, Loop):
                 new = self.state(step, extents)
                 self._sliced_along[step.body] = step.index
-                scratch += sum(map(sizes.__getitem__, sliced)) + self._ahead(step, seq, extents)
+                scratch += sum(map(sizes.__getitem__, sliced)) + self._widened.ahead(step, self._sliced_along.get(seq), extents, self.fused)
             else:
                 self._enter(step, seq)
             if not isinstance(step, int):
                 scratch += self._outputs_ahead(seq, live.keys() | made(step))
-            scratch += sum(nbytes for t, nbytes in new.items() if t in self._copied)
+            scratch += sum(nbytes for t, nbytes in new.items() if t in copied)
             over = self._taken_over(step, every[position], new, dying, live, extents)
             joined |= over
             there = begun.get(position, {})
@@ -283,10 +298,10 @@ class Memory:
     def _begun_ahead(self, seq: Seq, extents: Extents, is_inside: bool) -> dict[int, dict[int, int]]:
         """The results that are there from the beginning of a region, ``is_inside`` a loop or not, by the positions of their kernels:
         constants that loops and scans begin to write into, and results in the memory of donated arguments."""
-        ahead, taken = self.backend.begins_loops_ahead, frozenset[int]() if is_inside else self._taken.keys()
-        if not (self.as_run and ahead) and not taken:
+        taken = frozenset() if is_inside else frozenset(self._taken)
+        if not (taken or self._begins_loops_ahead):
             return {}
-        fused, alone = self.fused(seq), taken | (self._stacked_by_scans if ahead else frozenset())
+        fused, alone = self.fused(seq), taken | (self._stacked_by_scans if self._begins_loops_ahead else frozenset())
         begun = {p: self._begun(step, seq, extents, is_inside) for p, step in fused.nested}
         stacked = ((p, t) for p, t in enumerate(fused.kept) if isinstance(t, int) and t in alone)
         return begun | {p: {t: self.result(t, seq, extents)[0]} for p, t in stacked}
@@ -294,9 +309,12 @@ class Memory:
     def _begun(self, step: Loop | Seq, seq: Seq, extents: Extents, is_inside: bool) -> dict[int, int]:
         if isinstance(step, Seq):
             return dict(itertools.chain.from_iterable(there.items() for there in self._begun_ahead(step, extents, is_inside).values()))
-        waits, taken = (None, frozenset[int]()) if is_inside else (self.waiting(step, seq), self._taken.keys())
-        late = waits[1] if waits is not None else frozenset() if self.backend.begins_loops_ahead else made(step)
-        return {t: nbytes for t, nbytes in self.state(step, extents).items() if t in taken or t not in late}
+        state = self.state(step, extents)
+        if is_inside:
+            return state
+        waits = self.waiting(step, seq)
+        late = frozenset() if waits is None else waits[1]
+        return {t: nbytes for t, nbytes in state.items() if t in self._taken or (self._begins_loops_ahead and t not in late)}
 
     def waiting(self, loop: Loop, seq: Seq) -> tuple[int, frozenset[int]] | None:
         """The value that a loop of a region, inside of no loop, waits for, and the results whose memory does; None if it does not wait."""
@@ -312,6 +330,7 @@ class Memory:
 
     def _enter(self, stretch: Seq, seq: Seq) -> None:
         """Note of a stretch what the region around it does with it."""
+        self._copied[stretch] = self._copied.get(seq, frozenset())
         self._returned[stretch] = self._returned.get(seq, seq.outs).difference(self.fused(seq).last_use) & stretch.outs
         if seq in self._sliced_along:
             self._sliced_along[stretch] = self._sliced_along[seq]
@@ -332,39 +351,17 @@ class Memory:
 
     def written_out(self, seq: Seq, extents: Extents) -> list[int]:
         """Bytes of what is written out in float32, at a larger shape, or position by position, while each kernel runs."""
-        fused, along, changes = self.fused(seq), self._sliced_along.get(seq), [0] * (len(self.fused(seq).kept) + 1)
+        fused, along = self.fused(seq), self._sliced_along.get(seq)
+        changes = [0] * (len(fused.kept) + 1)
         for s in fused.copies:
-            if along is None or not self._is_unchanged(s, along):
-                nbytes = self._copy_bytes(s, extents)
+            if along is None or not self._widened.is_unchanged(s, along):
+                nbytes = self._widened.nbytes(s, extents)
                 changes[s.first] += nbytes
                 changes[s.last + 1] -= nbytes
         for t, first, last in self._columns.beside(seq, self.fused):
             changes[first] += self.size(t, extents)
             changes[last + 1] -= self.size(t, extents)
         return list(itertools.accumulate(changes[:-1]))
-
-    def _ahead(self, loop: Loop, seq: Seq, extents: Extents) -> int:
-        """Bytes of widened arguments that no turn of a loop changes: XLA makes them ahead of it, or of the loop around it."""
-        along, copies = self._sliced_along.get(seq), self._widened_in(loop.body)
-        inside = {(s.term, s.over): s for s in copies if self._is_unchanged(s, loop.index)} if copies else {}
-        return sum(self._copy_bytes(s, extents) for s in inside.values() if along is None or not self._is_unchanged(s, along))
-
-    def _widened_in(self, seq: Seq) -> tuple[Copy, ...]:
-        """The copies of widened arguments in a region and those inside it."""
-        if (known := self._widened.get(seq)) is None:
-            fused = self.fused(seq)
-            inside = (self._widened_in(step if isinstance(step, Seq) else step.body) for _, step in fused.nested)
-            known = self._widened[seq] = (*filter(self._is_widened, fused.copies), *itertools.chain.from_iterable(inside))
-        return known
-
-    def _is_widened(self, s: Copy) -> bool:
-        return s.over == self.ex.program.free[s.term] and is_leaf(self.ex.program.terms[s.term])
-
-    def _is_unchanged(self, s: Copy, along: int) -> bool:
-        return self._is_widened(s) and not s.over >> along & 1
-
-    def _copy_bytes(self, s: Copy, extents: Extents) -> int:
-        return max(self._widths[s.term], 4) * math.prod(extents[i] for i in bits(s.over))
 
     def _taken_over(
         self, step: Step, members: Collection[int], new: dict[int, int], dying: Sequence[int], live: dict[int, int], extents: Extents

@@ -25,14 +25,13 @@ from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.ir import Block, Call, Dot, Program, argument_bytes, axes_mask, is_leaf, itemsize
 from eqsat_mem.ir.jaxprs import IMPURE, inner_jaxprs, repeatable
 from eqsat_mem.ir.loop_tree import Path, Seq, Step, at, enclosing, made
-from eqsat_mem.schedule.backend import extent_of
 from eqsat_mem.schedule.cost_model import arithmetic_s, spread_weight
 from eqsat_mem.schedule.delays import delayed
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.moves import Move, Rewritten, apply, tie_of, written
 from eqsat_mem.schedule.schedules import Schedule
-from eqsat_mem.schedule.sizes import Extents, extents_inside
+from eqsat_mem.schedule.sizes import Extents, extent_of, extents_inside
 from eqsat_mem.schedule.whole_terms import has_effects, runs_steps
 
 MOST_MOVES = 400

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Self
 
+from eqsat_mem.ir import bits
 from eqsat_mem.ir.loop_tree import Chunks, Loop, Seq
 
 
@@ -37,6 +38,14 @@ class Extents(tuple[int, ...]):
                 made._every = self._every
             known = self._changed[index, extent] = self._every[new]
         return known
+
+
+def extent_of(extents: Sequence[int], mask: int) -> int:
+    """The product of the extents of a set of indices."""
+    out = 1
+    for i in bits(mask):
+        out *= extents[i]
+    return out
 
 
 def extents_inside(extents: Extents, loop: Loop, chunks: Chunks) -> Extents:

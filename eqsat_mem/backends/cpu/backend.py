@@ -27,11 +27,12 @@ from eqsat_mem.backends.cpu.vector_width import USUAL_BITS, compiler_options, co
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.preferences import Preferences
 from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Term, bits, is_leaf, itemsize
-from eqsat_mem.schedule.backend import Backend, extent_of
+from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.checks import Hidden
 from eqsat_mem.schedule.fusion import Fused
 from eqsat_mem.schedule.idioms import Idioms
 from eqsat_mem.schedule.kernel import Kernel
+from eqsat_mem.schedule.sizes import extent_of
 from eqsat_mem.schedule.ties import BitTie, Tie
 from eqsat_mem.schedule.weights import RANDOM_DRAWS, Weights
 

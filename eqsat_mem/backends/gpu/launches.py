@@ -14,9 +14,9 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.ir import Block, Dot, Fold, itemsize
 from eqsat_mem.ir.jaxprs import inner_jaxprs
 from eqsat_mem.ir.ops import REDUCTIONS
-from eqsat_mem.schedule.backend import extent_of
 from eqsat_mem.schedule.cost_model import sides
 from eqsat_mem.schedule.kernel import Kernel
+from eqsat_mem.schedule.sizes import extent_of
 from eqsat_mem.schedule.tiles import Tile
 from eqsat_mem.schedule.weights import BLOCKS, free, moved, trips
 

@@ -13,8 +13,8 @@ from eqsat_mem.backends.gpu.operations import GpuWeights, weights_of
 from eqsat_mem.backends.gpu.targets import Target
 from eqsat_mem.ir import Block, Const, Dot, Fold, Input, Literal, Map, Program, Rename, bits, is_leaf, itemsize
 from eqsat_mem.ir.ops import Shapes, picks
-from eqsat_mem.schedule.backend import extent_of
 from eqsat_mem.schedule.cost_model import sides
+from eqsat_mem.schedule.sizes import extent_of
 from eqsat_mem.schedule.tiles import is_alike
 from eqsat_mem.schedule.weights import Weights
 

@@ -24,8 +24,8 @@ from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir import Block, Call, Dot, Fold, Input, Literal, Map, Program, Term, bits
 from eqsat_mem.ir.ops import picks
-from eqsat_mem.schedule.backend import extent_of
 from eqsat_mem.schedule.device import Device
+from eqsat_mem.schedule.sizes import extent_of
 from eqsat_mem.schedule.tiles import Pairs, Tile, folding, is_place, pairs_of
 
 OLDEST_JAX = (0, 11)
