@@ -14,6 +14,8 @@ os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")  # which takes longer th
 import jax
 import pytest
 from jax._src import compiler
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir import ir
 
 gc.set_threshold(50_000, 50, 100)  # a twentieth of the time of tests is that of looking through what JAX and hypothesis keep
 
@@ -55,6 +57,33 @@ class Compilation:
 
 
 compiler.get_compile_options = partial(Compilation.options, compiler.get_compile_options)
+
+
+class Contexts:
+    """What programs are lowered in: a context of MLIR for hundreds of them, where JAX makes one for each, a tenth of the time of tests.
+
+    A context keeps every type and constant that was made in it, so it is left after some. What is lowered while another module is being
+    built has one of its own: JAX copies modules before it compiles them, and a copy would land in the one that is being built.
+    """
+
+    most = 500
+
+    def __init__(self, make):
+        self._make, self._context, self._made = make, None, 0
+
+    def context(self):
+        """The context in which the next program is lowered."""
+        try:
+            ir.InsertionPoint.current  # noqa: B018 (raises where no module is being built)
+        except ValueError:
+            if self._made % self.most == 0:
+                self._context = self._make()
+            self._made += 1
+            return self._context
+        return self._make()
+
+
+mlir.make_ir_context = Contexts(mlir.make_ir_context).context
 
 
 @pytest.fixture
