@@ -147,7 +147,8 @@ class EGraph:
     """One e-graph that holds one program and the rules for it, with the arity of each elementwise constructor that they name (``maps``).
 
     ``large_elements`` is the size of an index set above which it is `large`, ``unrolled_elements`` the size up to which folds over it may
-    be written out (`unrollable`); ``session`` is where it stands: in this process unless given.
+    be written out (`unrollable`); ``session`` is where it stands: in this process unless given. Other e-graphs may begin with the same
+    ``rules``; ``further`` texts are for this one.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class EGraph:
         unrolled_elements: float,
         own: language.Own = language.NOTHING,
         session: Session | None = None,
+        further: Iterable[tuple[str, str]] = (),
     ) -> None:
         self._session: Session = session or CopiedSession()
         self.seconds: dict[str, float] = {}
@@ -169,7 +171,7 @@ class EGraph:
         beside = language.elementwise({name: arity for name, arity in used.items() if name not in maps})
         with _explained("the text of"):
             self._session.declare([*words, *((name, (text,)) for name, text in rules)])  # which further programs have too
-            self._session.declare([(name, _forms(text, name)) for name, text in beside])
+            self._session.declare([(name, _forms(text, name)) for name, text in (*beside, *further)])
         with _explained("loading"):
             self._load(large_elements, unrolled_elements)
 

@@ -44,6 +44,9 @@ COMMUTATIVE = frozenset({"Mul", "Dot"})
 RULESETS = ("simplify", "explore", "splitting")
 """The rulesets that rules of a rule file may be in."""
 
+ANALYSIS = "analysis"
+"""The ruleset of rules that state facts and make nothing equal."""
+
 COMPARISONS = frozenset({"Eq", "Ne", "Lt", "Le", "Gt", "Ge", "LtTo", "LeTo", "IsFinite"})
 FACTS_OF_NAMES = {
     "floating": ("float32", "float64"),
@@ -174,6 +177,11 @@ def language(maps: Mapping[str, int], own: Own = NOTHING) -> Iterator[tuple[str,
         yield f"Map{arity}", _elementwise(f"Map{arity}", "x", arity)
     for constructor, operation in sorted(own.items()):
         yield constructor, _operation(constructor, operation)
+
+
+def together(ruleset: str) -> str:
+    """The name of what is run of a ruleset: the language's rules of it, and those rules of files that apply."""
+    return f"all-{ruleset}"
 
 
 def elementwise(maps: Mapping[str, int]) -> Iterator[tuple[str, str]]:

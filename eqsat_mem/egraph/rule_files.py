@@ -11,9 +11,10 @@ A card is what a reader needs to judge a rule, as comment lines directly above i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,7 +63,8 @@ class RuleSet:
 
     ``meanings`` are what the declared relations say of values, as rules in the ruleset ``meaning``, by which facts are checked; ``own``
     are the user's operations, by constructor; ``given`` are the names of the rules that do not come with the package; ``unchecked`` has
-    the file and name of each declared relation whose facts may stay unchecked, if rules of that file state them, and why.
+    the file and name of each declared relation whose facts may stay unchecked, if rules of that file state them, and why; ``shipped`` are
+    all rules that come with the package, whether they apply or not.
     """
 
     rules: tuple[Rule, ...]
@@ -73,6 +75,7 @@ class RuleSet:
     passes: tuple[Pass, ...] = ()
     given: frozenset[str] = frozenset()
     unchecked: tuple[tuple[str, str, str], ...] = ()
+    shipped: tuple[Rule, ...] = ()
 
     @property
     def cards(self) -> tuple[Rule | Pass, ...]:
@@ -89,10 +92,37 @@ class RuleSet:
             yield text.rpartition('"means-')[2].rstrip('")'), (place, text)
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """The texts that egglog is to run, piece by piece, each with the file and line for its messages."""
+        """The declarations and the rules that apply, as they stand in their files, each with its place."""
         yield from self.declarations
         for rule in self.rules:
             yield rule.place, rule.text
+
+    @cached_property
+    def rulesets(self) -> dict[str, str]:
+        """The name of the ruleset that a rule has to itself, by the rule's name: of every rule that applies or comes with the package."""
+        return {rule.name: f"{rule.ruleset}-{k}" for k, rule in enumerate(self._declared)}
+
+    def alone(self) -> Iterator[tuple[str, str]]:
+        """The texts that egglog is to run, piece by piece, each with the file and line for its messages: declarations, and each rule in
+        a ruleset of its own. They are the same whichever of the package's rules apply, so that many e-graphs begin alike."""
+        yield from self.declarations
+        for rule in self._declared:
+            own = self.rulesets[rule.name]
+            yield rule.place, f"(ruleset {own})"
+            yield rule.place, re.sub(r"(:ruleset\s+)\w+", rf"\g<1>{own}", rule.text)
+
+    def together(self, without: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+        """The texts that make rulesets of the rules that apply and are run at once, with those of the language; some may be left out."""
+        for ruleset in (*language.RULESETS, language.ANALYSIS):
+            parts = [self.rulesets[rule.name] for rule in self.rules if rule.ruleset == ruleset and rule.name not in without]
+            yield "rulesets", f"(unstable-combined-ruleset {language.together(ruleset)} {' '.join([ruleset, *parts])})"
+
+    @cached_property
+    def _declared(self) -> tuple[Rule, ...]:
+        """The rules that come with the package, those that apply as they do so, and the others that apply."""
+        applied = {rule.name: rule for rule in self.rules}
+        shipped = {rule.name: applied.get(rule.name, rule) for rule in self.shipped}
+        return (*shipped.values(), *(rule for rule in self.rules if rule.name not in shipped))
 
 
 Named = TypeVar("Named", bound=Rule | Pass)
@@ -152,6 +182,7 @@ def _checked(texts: tuple[tuple[str, str], ...], shipped: int, own: tuple[tuple[
     arguments = _check(declarations, forms if len(texts) > shipped else [], operations)
     return RuleSet(
         rules=tuple(rules),
+        shipped=tuple(rule for rule in rules if rule.name not in given),
         declarations=tuple((form.place, form.text) for form in declarations),
         maps=tuple(sorted(language.elementwise_used(form.tree for form in forms).items())),
         meanings=tuple(_meaning(form, arguments, operations) for form in declarations if _said(form, "means")),
@@ -268,7 +299,7 @@ def _rule(form: Form) -> Rule:
     name, ruleset = options.get(":name", ""), options.get(":ruleset", "")
     if not name:
         raise RuleError(f'{form.place}: the rule has no name; add :name "...", unique over all rule files.')
-    if ruleset not in (*language.RULESETS, "analysis"):
+    if ruleset not in (*language.RULESETS, language.ANALYSIS):
         known = f"{', '.join(language.RULESETS)} or analysis"
         raise RuleError(f"{form.place}: rule {name!r} is in ruleset {ruleset or '(none)'!r}; it must be in {known}.")
     equation, sound, why, memory, unchecked = _card(form, name)

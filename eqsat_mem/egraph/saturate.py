@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from eqsat_mem.deadline import NEVER, Deadline
+from eqsat_mem.egraph import language
 from eqsat_mem.egraph.engine import CopiedSession, Session
 from eqsat_mem.egraph.graph import EgglogPanic, EGraph, RuleOverrun, View
 from eqsat_mem.egraph.rule_files import Rule, RuleSet
@@ -136,9 +137,8 @@ class _Saturation:
         self.end = time.perf_counter() + limits.max_seconds
         self.deadline = limits.deadline.part(1 / 2)
         self.given = rules.given
-        self.graph = EGraph(
-            program, list(self.texts(rules)), dict(rules.maps), limits.large_elements, limits.unrolled_elements, rules.own, where
-        )
+        knobs = limits.large_elements, limits.unrolled_elements
+        self.graph = EGraph(program, list(rules.alone()), dict(rules.maps), *knobs, rules.own, where, self.together(rules))
         self.most_rows = {rule.name: rule.most_rows for rule in rules.rules}
         self.matches: Counter[str] = Counter()
         self.added: dict[str, float] = {}
@@ -148,9 +148,9 @@ class _Saturation:
         self.size = self.graph.rows()
         self.rows = [self.size]
 
-    def texts(self, rules: RuleSet) -> Iterator[tuple[str, str]]:
-        """The texts that egglog is to run, each with its place."""
-        return rules.texts()
+    def together(self, rules: RuleSet) -> Iterator[tuple[str, str]]:
+        """The texts that make rulesets of what is run at once, each with its place."""
+        return rules.together()
 
     def apply(self) -> None:
         """Apply the rules until nothing changes, or until a limit."""
@@ -190,7 +190,7 @@ class _Saturation:
     def step(self, ruleset: str, times: int = 1) -> bool:
         """One iteration, or several as long as they change anything; whether they did."""
         before = self.size
-        updated, counts = self.graph.step(ruleset, times)
+        updated, counts = self.graph.step(self.run_as(ruleset), times)
         matches = Counter({rule_of(name): n for name, n in counts.items() if n and rule_of(name) in self.most_rows})
         self.matches.update(matches)
         self.size = after = self.graph.rows() if updated else before
@@ -202,6 +202,10 @@ class _Saturation:
             raise RuleOverrun(f"makes {after - before} rows at once.")
         tell(Stepped(ruleset, matches))
         return updated
+
+    def run_as(self, ruleset: str) -> str:
+        """The ruleset that egglog runs for a ruleset of rule files."""
+        return language.together(ruleset)
 
     def late(self) -> bool:
         """Whether time is up: the processor's in a worker, else the clock's, or that of planning."""
@@ -258,28 +262,25 @@ class _OneByOne(_Saturation):
 
     running: Rule | None = None
 
-    def texts(self, rules: RuleSet) -> Iterator[tuple[str, str]]:
-        self.theirs: dict[str, list[tuple[str, Rule]]] = {}
-        for place, text in rules.texts():
-            rule = next((r for r in rules.rules if r.place == place and r.text == text and r.name in rules.given), None)
-            if rule is not None:
-                own = f"alone-{sum(map(len, self.theirs.values()))}"
-                self.theirs.setdefault(rule.ruleset, []).append((own, rule))
-                text = re.sub(r"(:ruleset\s+)\w+", rf"\g<1>{own}", text)
-                yield place, f"(ruleset {own})"
-            yield place, text
+    def together(self, rules: RuleSet) -> Iterator[tuple[str, str]]:
+        self.theirs = [(rules.rulesets[rule.name], rule) for rule in rules.rules if rule.name in rules.given]
+        return rules.together(without=rules.given)
+
+    def run_as(self, ruleset: str) -> str:
+        return ruleset if self.running else super().run_as(ruleset)
 
     def step(self, ruleset: str, times: int = 1) -> bool:
         changed = super().step(ruleset, times)
-        for own, rule in self.theirs.get(ruleset, ()):
-            self.running = rule
-            changed |= super().step(own, times)
+        for own, rule in self.theirs:
+            if rule.ruleset == ruleset:
+                self.running = rule
+                changed |= super().step(own, times)
         self.running = None
         return changed
 
     def suspect(self) -> Rule | None:
         """The rule that runs, or that has added most."""
-        theirs = [rule for rules in self.theirs.values() for _, rule in rules]
+        theirs = (rule for _, rule in self.theirs)
         return self.running or max(theirs, key=lambda rule: self.added.get(rule.name, 0.0), default=None)
 
 

@@ -1,7 +1,9 @@
 """E-graphs in this process: the rules of one are declared once in a thread, and another begins as if they had been declared for it."""
 
+import random
 import threading
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -35,9 +37,9 @@ def numbers(where, first):
     return sorted(inputs[0] for inputs, _ in where.tables("T", ())["Number"][2]), before
 
 
-def found(program, monkeypatch, session):
+def found(program, monkeypatch, session, rules=RULES):
     monkeypatch.setattr(saturation, "CopiedSession", session)
-    view = saturate(program, RULES, SMALL)
+    view = saturate(program, rules, SMALL)
     return view.nodes, view.class_of, view.facts, view.levels, view.matches, view.rows, view.stopped
 
 
@@ -104,3 +106,21 @@ def test_programs_saturate_alike_whatever_was_saturated_before(name, monkeypatch
     for other in ("moments", name):
         saturate(program_of(PROGRAMS[other][0], *PROGRAMS[other][1]), RULES, SMALL)
         assert found(program, monkeypatch, CopiedSession) == afresh
+
+
+@pytest.mark.parametrize("name", ["kernel_vector", "moments"])
+def test_programs_saturate_with_some_rules_as_where_the_others_are_unknown(name, monkeypatch):
+    program = program_of(PROGRAMS[name][0], *PROGRAMS[name][1])
+    fired, rng = sorted(saturate(program, RULES, SMALL).matches), random.Random(3)
+    for count in (1, len(fired) // 2, len(fired)):
+        some = load_rules(without=rng.sample(fired, count))
+        assert found(program, monkeypatch, CopiedSession, some) == found(program, monkeypatch, LocalSession, replace(some, shipped=()))
+
+
+def test_rules_that_are_left_out_are_no_other_beginning(monkeypatch):
+    declared = []
+    monkeypatch.setattr(LocalSession, "declare", lambda self, texts, of=LocalSession.declare: declared.append(texts) or of(self, texts))
+    program = program_of(PROGRAMS["moments"][0], *PROGRAMS["moments"][1])
+    for without in ([], ["distance"], ["reassociate"]):
+        saturate(program, load_rules(without=without), SMALL)
+    assert sum(len(texts) > len(RULES.rules) for texts in declared) == 1
