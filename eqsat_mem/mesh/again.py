@@ -64,7 +64,10 @@ def again_s(at: Localiser, t: int, shares: int, most: tuple[float, float], depth
         return 0.0, 0.0
     if isinstance(term, Rename):
         to = {j: i for i, j in term.pairs}
-        return again_s(at, term.arg, mask_of(to.get(j, j) for j in bits(shares)) & at.old.free[term.arg], most, depth)
+        named = mask_of(to.get(j, j) for j in bits(shares)) & at.old.free[term.arg]
+        if any(i not in at.divided for i in bits(named)):
+            return most[0] + 1.0, 0.0  # nobody has shares under that name
+        return again_s(at, term.arg, named, most, depth)
     if isinstance(term, Input) or depth == 0:
         first = at.arrays.get(term.slot) if isinstance(term, Input) else None
         known = first is not None and any(s == first for s, _ in at.given)

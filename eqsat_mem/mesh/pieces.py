@@ -203,10 +203,11 @@ class Pieces:
             )
             for source, index in sources
         )
-        rows: Axes = (*layout[: cut.axis], (cut.index,), *layout[cut.axis + 1 :])
+        beside = (axis if any(own[a] for own in axes) else () for a, axis in enumerate(layout))  # what no operand has, pieces have not
+        rows: Axes = tuple((cut.index,) if a == cut.axis else axis for a, axis in enumerate(beside))
         key = args, pieces, cut.axis, axes, rows
         if key not in self._calls:
-            pointwise = mask_of(axis[0] for a, axis in enumerate(layout) if a != cut.axis and len(axis) == 1)
+            pointwise = mask_of(axis[0] for a, axis in enumerate(rows) if a != cut.axis and len(axis) == 1)
             self._calls[key] = Call(pieces_p, {"pieces": pieces, "axis": cut.axis, "beyond": 0}, axes, (rows,), (term.dtype,), pointwise)
         t = new.add(Block(term.dtype, self._calls[key], args, 0))
         self.splits[t] = (self._calls[key].pointwise | 1 << cut.index) & new.free[t]

@@ -148,7 +148,7 @@ def test_what_all_rows_are_needed_for_is_no_matter_of_neighbours(mesh):
     np.testing.assert_allclose(got, np.concatenate([u[: ROWS // 2] * u[ROWS // 2 :], u[::2]]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("block", tiered(range(12), [1], []))
+@pytest.mark.parametrize("block", tiered(range(12), [1], [2]))
 @pytest.mark.filterwarnings("ignore")
 def test_plans_of_random_stencils_compute_the_same(block):
     with jax.enable_x64(True):
