@@ -109,7 +109,7 @@ class RuleSet:
         for rule in self._declared:
             own = self.rulesets[rule.name]
             yield rule.place, f"(ruleset {own})"
-            yield rule.place, re.sub(r"(:ruleset\s+)\w+", rf"\g<1>{own}", rule.text)
+            yield rule.place, _in_ruleset(own, rule.text)
 
     def together(self, without: Collection[str] = ()) -> Iterator[tuple[str, str]]:
         """The texts that make rulesets of the rules that apply and are run at once, with those of the language; some may be left out."""
@@ -123,6 +123,12 @@ class RuleSet:
         applied = {rule.name: rule for rule in self.rules}
         shipped = {rule.name: applied.get(rule.name, rule) for rule in self.shipped}
         return (*shipped.values(), *(rule for rule in self.rules if rule.name not in shipped))
+
+
+@lru_cache(maxsize=1024)
+def _in_ruleset(ruleset: str, text: str) -> str:
+    """The text of a rule, in another ruleset; kept, since every e-graph asks for that of all rules."""
+    return re.sub(r"(:ruleset\s+)\w+", rf"\g<1>{ruleset}", text)
 
 
 Named = TypeVar("Named", bound=Rule | Pass)

@@ -203,8 +203,9 @@ class Pieces:
             )
             for source, index in sources
         )
-        beside = (axis if any(own[a] for own in axes) else () for a, axis in enumerate(layout))  # what no operand has, pieces have not
-        rows: Axes = tuple((cut.index,) if a == cut.axis else axis for a, axis in enumerate(beside))
+        rows: Axes = tuple(  # with no axis that no operand has
+            (cut.index,) if a == cut.axis else axis if any(own[a] for own in axes) else () for a, axis in enumerate(layout)
+        )
         key = args, pieces, cut.axis, axes, rows
         if key not in self._calls:
             pointwise = mask_of(axis[0] for a, axis in enumerate(rows) if a != cut.axis and len(axis) == 1)

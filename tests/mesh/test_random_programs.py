@@ -28,8 +28,6 @@ def test_plans_of_programs_with_odd_extents_run(first, devices):
 
 
 ON_DEVICES = (33, 3080, 11041)
-
-
 ONCE_FAILED = (33, 1007, 1015, 1268, 2015, 3080, 7014, 10075, 11041, 500084)
 
 
