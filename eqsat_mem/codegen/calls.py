@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr
 
 from eqsat_mem.codegen.reads import Reader
 from eqsat_mem.codegen.source import Scope, identifier, shape_of, tuple_text
+from eqsat_mem.codegen.unknown import unknown
 from eqsat_mem.ir import Call, Program
 from eqsat_mem.ir.jaxprs import combination_of, consts_and_carries
 from eqsat_mem.ir.ops import Operation, bind_call, block_op, block_text, param_text
@@ -119,6 +120,16 @@ class CallWriter:
             if f"{helper.__name__}(" in text and helper.__name__ not in self.reads.module.helpers:
                 self.reads.module.helpers[helper.__name__] = helper
                 self.carry_helpers(helpers, inspect.getsource(helper))
+
+    def once(self) -> str:
+        """Return the name of a one that XLA does not know; the first time, write at the beginning of the source where it comes from."""
+        module = self.reads.module
+        if not module.once:
+            text = "unknown(1, 2)[0]"
+            self.carry_helpers((unknown,), text)
+            module.once = identifier("once", module.taken)
+            module.small.append(f"{module.once} = {text}")
+        return module.once
 
     def readable(self, call: Call, args: Sequence[str], scope: Scope, in_order: bool) -> str | None:
         """Return the operation table's source, with the extents of chunks by their names; None if it depends on extents in another way."""

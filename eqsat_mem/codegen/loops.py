@@ -124,10 +124,14 @@ class RegionWriter:
         start = ", ".join(self.initial(t, loop, scope, zero if t in late else "") for t in results) + ("," if len(names) == 1 else "")
         state = identifier("state", self.reads.taken)
         self.reads.line(scope, f"{state} = ({start})")
+
+        def piece(position: int, size: int) -> None:
+            self.reads.line(scope, f"{state} = {self.piece(body, (position, size), (state, carry), loop, scope)}")
+
         if first:
-            self.reads.line(scope, f"{state} = {body}({self.start(0, scope)}, {state}, {first})")
+            piece(0, first)
         if count == 1:
-            self.reads.line(scope, f"{state} = {body}({self.start(first, scope)}, {state}, {chunk})")
+            piece(first, chunk)
         elif count:
             begin = f"{first} + t * {chunk}" if first else f"t * {chunk}"
             self.reads.line(scope, f"{state} = lax.fori_loop(0, {count}, lambda t, {carry}: {body}({begin}, {carry}, {chunk}), {state})")
@@ -236,6 +240,23 @@ class RegionWriter:
         rest = self.reads.program.indices[loop.index].extent % chunk
         least = least_chunk(self.reads.ex, loop)
         return rest if least == 1 or rest >= least else rest + chunk
+
+    def piece(self, body: str, rows: tuple[int, int], names: tuple[str, str], loop: Loop, scope: Scope) -> str:
+        """Return source of the state after a piece that is no turn of the loop with the others.
+
+        Args:
+            body: the function of a chunk.
+            rows: the position at which the piece begins, and its size.
+            names: those of the loop's state and of what its turns carry.
+            loop: the loop.
+            scope: the scope around it.
+        """
+        (position, size), (state, carry) = rows, names
+        changes = any((block := self.selection(t, loop)) is not None and picks(block.call) for t in loop.folds)
+        if changes or not self.reads.idioms.keeps_pieces_apart:
+            return f"{body}({self.start(position, scope)}, {state}, {size})"
+        begin = f"t + {position}" if position else "t"
+        return f"lax.fori_loop(0, {self.calls.once()}, lambda t, {carry}: {body}({begin}, {carry}, {size}), {state})"
 
     def start(self, position: int, scope: Scope) -> str:
         """Return source of the position at which a piece outside of its own loop begins.

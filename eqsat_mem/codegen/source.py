@@ -81,6 +81,7 @@ class SourceModule:
         small: lines that come first: closed-over arrays that are written out, functions of the user's operations.
         calls: the name of each call without source.
         functions: the name of each function of the user's, by operation and types of operands.
+        once: the name of a one that XLA does not know; empty where nothing asks for it.
     """
 
     taken: dict[str, int]
@@ -90,6 +91,7 @@ class SourceModule:
     small: list[str] = field(default_factory=list)
     calls: dict[int, str] = field(default_factory=dict)
     functions: dict[Any, str] = field(default_factory=dict)
+    once: str = ""
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,8 @@ def _points(s: Schedule, memory: Memory, seq: Seq, extents: Extents, outside: _O
             around += sum(nbytes for _, nbytes in later)
         now = replace(outside, nbytes=outside.nbytes + around, held={**outside.held, **here})
         if isinstance(step, Loop):
-            nbytes = now.nbytes + memory.beside(step, extents, s.chunks)
             now = replace(
                 now,
-                nbytes=nbytes,
                 loops=(*now.loops, loop_name(program, axis_names(program), s.seq, step)),
                 state=now.state.union(step.folds, step.stacks),
             )

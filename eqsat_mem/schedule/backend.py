@@ -69,8 +69,6 @@ class Backend:
     """Scratch of libraries that a contraction may take, and that :meth:`narrowed` does without."""
     rounds_operands: ClassVar[bool] = False
     """Whether operands of float32 contractions are rounded unless full precision is asked for."""
-    runs_remainder_beside: ClassVar[bool] = False
-    """Whether the remainder of a loop with a single whole chunk runs at the same time as that chunk."""
     loops_beside_outputs: ClassVar[bool] = False
     """Whether bodies of loops take no memory of outputs that are not written yet."""
     begins_loops_ahead: ClassVar[bool] = False

@@ -38,6 +38,9 @@ class Idioms:
     reads_slices_one_way: ClassVar[bool] = False
     """Whether a slice is made anew for each way in which elementwise operations repeat it along other axes."""
 
+    keeps_pieces_apart: ClassVar[bool] = False
+    """Whether a piece that is no turn of its loop is a loop of its own, of one turn that the compiler does not know to be one: otherwise it
+    merges what pieces of several loops have in common, moves it out of the loops around them, and holds it."""
     compiles_equal_kernels_once: ClassVar[bool] = False
     """Whether the time of compiling equal kernels grows with those that differ."""
 

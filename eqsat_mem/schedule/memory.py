@@ -183,7 +183,7 @@ class Memory:
         found: list[tuple[int, int, Loop | Seq, Peak, int]] = []
         for position, step in region.kernels.nested:
             inner = self._inside(step, extents, chunks)
-            nbytes = region.around[position] + inner.nbytes + self.beside(step, extents, chunks)
+            nbytes = region.around[position] + inner.nbytes
             found.append((-nbytes - region.free_bytes[position], position, step, inner, nbytes))
         for least, position, step, inner, nbytes in sorted(found, key=itemgetter(0, 1)):
             if -least < best.nbytes:
@@ -200,7 +200,7 @@ class Memory:
         """The bytes of outputs, free around a step, in which nothing lies while it holds most; what is no value is taken to lie there."""
         if not free or self.backend.loops_beside_outputs:
             return 0
-        held = self._inside(step, extents, chunks).nbytes + self.beside(step, extents, chunks)
+        held = self._inside(step, extents, chunks).nbytes
         if held <= min(free):
             return bytes_of(free) - held
         values = [live.nbytes for live in self.at_peak(*region_of(step, extents, chunks), chunks)[0]]
@@ -341,13 +341,6 @@ class Memory:
             return 0
         unwritten = seq.outs.intersection(o.term for o in self.ex.program.outputs).difference(there, self._taken)
         return sum(self.stored(t, self.full_extents()) for t in unwritten)
-
-    def beside(self, step: Loop | Seq, extents: Extents, chunks: Chunks) -> int:
-        """The bytes of a remainder beside the only whole chunk: there is no loop then, and the backend may run both at once."""
-        if isinstance(step, Seq) or not self.backend.runs_remainder_beside:
-            return 0
-        whole, rest = divmod(extents[step.index], chunks[step])
-        return self.peak(step.body, extents.with_extent(step.index, rest), chunks).nbytes if whole == 1 and rest else 0
 
     def written_out(self, seq: Seq, extents: Extents) -> list[int]:
         """Bytes of what is written out in float32, at a larger shape, or position by position, while each kernel runs."""

@@ -181,12 +181,6 @@ class _Run:
             return (*extents[: loop.index], chunk, *extents[loop.index + 1 :])
 
         whole, rest = divmod(extents[loop.index], chunk := min(self.schedule.chunks[loop], extents[loop.index]))
-        if whole == 1 and rest:  # no loop: the two pieces may run at once
-            beside = _Run(self.schedule, kernels=self.kernels)
-            beside.region(loop.body, at(rest), loop.index, frozenset())
-            with self.heap.holding(beside.heap.high):
-                self.turn(loop, at(chunk))
-            return
         for size in [chunk] * whole + [rest] * bool(rest):
             self.turn(loop, at(size))
 

@@ -138,7 +138,6 @@ class CpuBackend(Backend):
 
     platform: ClassVar[str] = "cpu"
     tie: ClassVar[Tie] = BitTie()
-    runs_remainder_beside: ClassVar[bool] = True
     begins_loops_ahead: ClassVar[bool] = True
     turns_computed: ClassVar[bool] = True
     scatters_far: ClassVar[bool] = False  # gloo's reduce-scatter gives up after 30 s, where others wait for a late process

@@ -35,6 +35,8 @@ class CpuIdioms(Idioms):
 
     reads_slices_one_way: ClassVar[bool] = True
     """True: a kernel computes one slice that it reads in two ways (``x[:, None] - x[:, :, None]``) without vectors, in 5 times the time."""
+    keeps_pieces_apart: ClassVar[bool] = True
+    """True: of a Sinkhorn divergence's gradient for 1,500 points, pieces of two loops hold 1.6 MB where 0.4 were predicted."""
     compiles_equal_kernels_once: ClassVar[bool] = True
     """True: of 864 updates of arrays, 24 of them different, those 24 are compiled, in 0.6 s; all of them take 5."""
     sums_lone_axes: ClassVar[bool] = True
