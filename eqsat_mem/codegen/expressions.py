@@ -166,7 +166,8 @@ class ExpressionWriter:
             sums = self.reads.idioms.sums_lone_axes and term.monoid == "add" and present
             alone = [i for i in layout if self.reads.single(i, scope)] if sums else []
             axes = tuple(sorted(value.layout.index(i) for i in (*present, *alone)))
-            text = monoid.reduce_text.format(value.text, axes) if present else value.text
+            reduce_text = "jnp.sum({0}, {1})" if self.reads.idioms.sums_wide(term) else monoid.reduce_text
+            text = reduce_text.format(value.text, axes) if present else value.text
             if alone:
                 text = f"lax.expand_dims({text}, {tuple(layout.index(i) for i in alone)})"
         for i in absent:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Program
+from eqsat_mem.ir import Fold, Program
 from eqsat_mem.ir.loop_tree import Seq
 from eqsat_mem.ir.ops.blocks import Text
 
@@ -43,6 +43,10 @@ class Idioms:
     merges what pieces of several loops have in common, moves it out of the loops around them, and holds it."""
     compiles_equal_kernels_once: ClassVar[bool] = False
     """Whether the time of compiling equal kernels grows with those that differ."""
+
+    def sums_wide(self, fold: Fold) -> bool:
+        """Return whether a sum of narrow floating-point numbers adds in float32, because the compiler would round each addition."""
+        return False
 
     def fences(
         self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int], is_cheap: Callable[[Program, int], bool]

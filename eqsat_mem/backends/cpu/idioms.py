@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from eqsat_mem.backends.cpu.fusion import ends, held_once, lone_operands, repeated_apart
+from eqsat_mem.backends.cpu.kernel_library import NARROW
 from eqsat_mem.backends.cpu.planes import convolved_by_planes, is_by_planes
 from eqsat_mem.backends.cpu.top_k import block_length, in_order, top_k_by_blocks
 from eqsat_mem.egraph.extract import Extraction
@@ -41,6 +42,10 @@ class CpuIdioms(Idioms):
     """True: of 864 updates of arrays, 24 of them different, those 24 are compiled, in 0.6 s; all of them take 5."""
     sums_lone_axes: ClassVar[bool] = True
     """True: the kernel library holds five times the bytes of the products that it sums if an axis that is not summed has extent one."""
+
+    def sums_wide(self, fold: Fold) -> bool:
+        """Return whether a sum is of narrow numbers: XLA:CPU rounds each addition, but contracts in float32 what rules make sums of."""
+        return not self.keeps_bits and fold.monoid == "add" and str(fold.dtype) in NARROW
 
     def fences(
         self, ex: Extraction, seq: Seq, fused: Fused, rescaled: Collection[int], is_cheap: Callable[[Program, int], bool]
