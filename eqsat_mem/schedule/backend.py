@@ -73,6 +73,8 @@ class Backend:
     """Whether bodies of loops take no memory of outputs that are not written yet."""
     begins_loops_ahead: ClassVar[bool] = False
     """Whether what loops begin with, zeros that wait for nothing, is made at the beginning of the region around them."""
+    adds_at_once: ClassVar[bool] = False
+    """Whether a chunk of what a loop sums is added as soon as it is there; otherwise it may wait for the end of the turn."""
     packs: ClassVar[bool] = False
     """Whether gaps between the values of a loop's body count: see :mod:`eqsat_mem.schedule.packing`."""
     compares_inside: ClassVar[bool] = False

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from eqsat_mem.egraph.extract import Extraction
-from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, bits, children
+from eqsat_mem.ir import Block, Dot, Fold, Map, Program, Rename, Term, bits, children, folded
 from eqsat_mem.ir.loop_tree import Loop, Seq, Step
 from eqsat_mem.ir.ops import accumulator, block_op
 from eqsat_mem.schedule.backend import Backend
@@ -213,13 +213,13 @@ def _virtual(
     elements: dict[int, int] = {}
     apart_along: dict[int, int] = {}
     ends: dict[int, frozenset[int]] = {}
-    folded: dict[int, frozenset[int]] = {}
+    read_into: dict[int, frozenset[int]] = {}
     again = {t for t in terms if any(_rereads(ex.program.terms[u], backend) for u in users[t])}
     kernels = _kernels(ex.program, users)
     for t in reversed(terms):
         read_by = [*dict.fromkeys(kernels[u] for u in users[t])]
         into = frozenset().union(*(ends.get(u, frozenset([u])) for u in read_by))
-        first = frozenset().union(*(folded.get(u, frozenset([u])) for u in read_by))
+        first = frozenset().union(*(read_into.get(u, frozenset([u])) for u in read_by))
         rounds = t in ex.exact and len(into) > 1  # two kernels may round it differently
         if rounds and backend.compares_inside:
             rounds = not virtual.issuperset(ex.selected_by_element.get(t, (t,)))
@@ -235,7 +235,7 @@ def _virtual(
             virtual.add(t)
             ends[t] = into
             if not isinstance(ex.program.terms[t], Fold) or ex.unrolls.get(t):
-                folded[t] = first
+                read_into[t] = first
     return virtual
 
 
@@ -256,6 +256,11 @@ def adds_to_sum(program: Program, t: int, along: int, seq: Seq, fused: Fused) ->
     row = block_op(term.call.prim.name)
     same = row.writes_into and row.monoid is not None and accumulator(row.monoid, term.dtype) == term.dtype
     return same and t in seq.steps  # rather than in a loop inside, whose sum is added to that of the one around
+
+
+def added_apart(program: Program, seq: Seq, along: int, fused: Fused) -> frozenset[int]:
+    """The chunks of what a loop along an index sums, in its body, that nothing else reads there."""
+    return frozenset(t for t in seq.outs if t not in fused.last_use and folded(program.terms[t]) >> along & 1)
 
 
 def _written_apart_along(ex: Extraction, t: int, users: Iterable[int], virtual: Collection[int], known: Mapping[int, int]) -> int:

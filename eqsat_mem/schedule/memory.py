@@ -23,7 +23,7 @@ from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.copies import output_copies, turned_results
 from eqsat_mem.schedule.donated import places, taking
 from eqsat_mem.schedule.footprint import Footprint, Live, Passing, Peak
-from eqsat_mem.schedule.fusion import Fused, Inside, adds_to_sum, fuse, reads_others
+from eqsat_mem.schedule.fusion import Fused, Inside, added_apart, adds_to_sum, fuse, reads_others
 from eqsat_mem.schedule.late_states import LEAST_BYTES, waiting
 from eqsat_mem.schedule.loop_bodies import block_scratch
 from eqsat_mem.schedule.packing import at_once, bytes_of, bytes_within, places_of, with_gaps
@@ -256,6 +256,8 @@ class Memory:
         beside, joined = list[tuple[int, int]](), dict[int, int]()
         begun = self._begun_ahead(seq, extents, seq in self._sliced_along)
         total, waiting = 0, sum(sum(states.values()) for states in begun.values())
+        along = self._sliced_along.get(seq) if self.backend.adds_at_once else None
+        stay = seq.outs if along is None else seq.outs - added_apart(program, seq, along, fused)
         for position, (step, written) in enumerate(zip(fused.kept, self.written_out(seq, extents), strict=True)):
             dying, sliced = self._flow(seq, position, every[position], live)
             scratch, own, new = written, 0, dict[int, int]()
@@ -285,9 +287,9 @@ class Memory:
             live |= new
             total += sum(new.values())
             for t, nbytes in new.items():
-                read = math.inf if t in seq.outs else fused.last_use.get(t, position)
+                read = math.inf if t in stay else fused.last_use.get(t, position)
                 lives.append((t, nbytes, 0 if t in there else position + isinstance(step, Seq), read))
-            for t in (*dying, *(t for t in new if t not in fused.last_use and t not in seq.outs)):
+            for t in (*dying, *(t for t in new if t not in fused.last_use and t not in stay)):
                 total -= live.pop(t)
         if packs:  # inside of loops, also of the user's
             around = with_gaps(around, places_of(lives, joined), at_once(beside))

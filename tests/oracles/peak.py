@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from eqsat_mem.backends.cpu.backend import CpuBackend
-from eqsat_mem.ir import Block, Dot, Fold, Map, bits, children, is_leaf, itemsize
+from eqsat_mem.ir import Block, Dot, Fold, Map, bits, children, folded, is_leaf, itemsize
 from eqsat_mem.ir.jaxprs import consts_and_carries
 from eqsat_mem.ir.loop_tree import Loop, Seq, made, walk_regions
 from eqsat_mem.schedule.fusion import Copy, Fused, fuse
@@ -114,7 +114,8 @@ class _Run:
         if begun is None:
             begun = self.begun_ahead(seq, extents, returned)
             self.heap.allocate(sum(begun.values()))
-        readers = {t: sum(t in own for own in kernels.operands) + (t in seq.outs) for step in kernels.kept for t in made(step)}
+        readers = {t: sum(t in own for own in kernels.operands) for step in kernels.kept for t in made(step)}
+        readers = {t: n + (t in seq.outs and (n > 0 or not self.is_summed(t, along))) for t, n in readers.items()}
         alive: dict[int, int] = {}
         for position, (step, operands) in enumerate(zip(kernels.kept, kernels.operands)):
             for t in operands & readers.keys():
@@ -147,6 +148,10 @@ class _Run:
                 last = step in returned.difference(*kernels.operands)
                 begun[step] = (self.as_declared if last else self.as_computed)(step, extents)
         return begun
+
+    def is_summed(self, t: int, along: int | None) -> bool:
+        """Whether the loop over ``along`` sums what its turns compute: where nothing else reads that, it is added at once."""
+        return along is not None and bool(folded(self.program.terms[t]) >> along & 1)
 
     def is_stacked(self, step: int) -> bool:
         """Whether a kernel's result is what the steps of a scan stack, beside what they carry."""

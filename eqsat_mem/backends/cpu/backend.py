@@ -139,6 +139,7 @@ class CpuBackend(Backend):
     platform: ClassVar[str] = "cpu"
     tie: ClassVar[Tie] = BitTie()
     begins_loops_ahead: ClassVar[bool] = True
+    adds_at_once: ClassVar[bool] = True
     turns_computed: ClassVar[bool] = True
     scatters_far: ClassVar[bool] = False  # gloo's reduce-scatter gives up after 30 s, where others wait for a late process
     room_toll: ClassVar[float] = 0.1  # libraries take memory that is not predicted
