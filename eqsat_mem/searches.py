@@ -19,6 +19,9 @@ WORTHWHILE = 1.15
 ROOMIER = 1.5
 """Times the limit that loops may hold whose values are computed again, where no loops fit."""
 
+NEAR = 1.25
+"""Times the smallest peak of loops that do not fit, up to which the programs of others are searched once more."""
+
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
@@ -58,7 +61,17 @@ def best_of(searches: Sequence[Search], scheduler: Scheduler, known: Candidates)
     """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are; and the
     best without those, if it fits, too."""
     limit, backend, deadline = searches[0].limit, searches[0].backend, searches[0].deadline
-    best, closest = with_search(searches, scheduler)
+    peaks: list[int] = []
+
+    def remembered(search: Search, rival: Schedule | None) -> Schedule:
+        found = scheduler(search, rival)
+        peaks.append(found.peak_bytes)
+        return found
+
+    best, closest = with_search(searches, remembered)
+    if not best.fits(limit):  # what is small and left whole may keep larger values whole
+        near = [search.with_all_counted() for search, peak in zip(searches, peaks) if peak <= NEAR * min(peaks)]
+        best = min(best, with_search(near, scheduler)[0], key=partial(order, limit=limit))
     if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
         best = min(best, with_search([closest.with_limit(0, deadline)], scheduler)[0], key=lambda s: s.peak_bytes)
     in_loops, alone = best, [search.straight for search in searches]

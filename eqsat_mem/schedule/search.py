@@ -128,6 +128,8 @@ class Search:
     others: Known | None = None
     """Figures that other searches of the same program on the same backend have computed, for any limits."""
     deadline: Deadline = NEVER
+    small_share: float = SMALL_SHARE
+    """The share of what may be held beside the arguments that values may take which are left whole, since they hardly count."""
 
     def __post_init__(self) -> None:
         self.known = self.others or Known.nothing(self.ex, self.backend)
@@ -137,6 +139,10 @@ class Search:
     def with_limit(self, limit: int, deadline: Deadline | None = None) -> Search:
         """The search for another limit, with another end of its time if there is one."""
         return replace(self, limit=limit, others=self.known, deadline=deadline or self.deadline)
+
+    def with_all_counted(self) -> Search:
+        """The search in which no value is too small to be computed in chunks."""
+        return replace(self, small_share=0.0, others=self.known)
 
     @property
     def has_knobs(self) -> bool:
@@ -320,7 +326,7 @@ class Search:
 
     def small(self, seq: Seq, extents: Extents) -> frozenset[int]:
         """Values, leaves included, that hardly count: a share of what may be held beside the arguments, and of the cache."""
-        most = min(self.backend.device.levels[0][0], max(self.limit - argument_bytes(self.ex.program), 0) * SMALL_SHARE)
+        most = min(self.backend.device.levels[0][0], max(self.limit - argument_bytes(self.ex.program), 0) * self.small_share)
         seen = {v for t in seq.steps if isinstance(t, int) for v in (t, *self.ex.program.operands(t))}
         sizes = self.memory.sizes(extents)
         return frozenset(t for t in seen if sizes[t] <= most)
