@@ -22,7 +22,7 @@ SORTS = ("T", "i64", "f64", "String", "bool")
 OPTIONS = {"rule": {":ruleset", ":name"}, "rewrite": {":ruleset", ":name", ":when"}, "birewrite": {":ruleset", ":name", ":when"}}
 OPAQUE = frozenset({"Leaf", "Block", "Node"})
 """Constructors that stand for what rules do not look into, and which they therefore cannot make."""
-SETTABLE = frozenset(language.FACTS)
+SETTABLE = frozenset({*language.FACTS, "centred"})
 STATABLE = frozenset({"want", "sinks"})
 """The language's own functions and relations that rules may state; the others follow from terms."""
 

@@ -82,7 +82,7 @@ def _fact(action: Tree) -> Tree:
 
 def _sorts(rules: RuleSet) -> Mapping[str, list[str]]:
     """The sorts of the arguments of what rules may state, the value of a function last."""
-    sorts = {fact: ["T", "i64"] for fact in language.FACTS} | {"want": ["i64"], "sinks": ["i64", "T", "T"]}
+    sorts = {fact: ["T", "i64"] for fact in (*language.FACTS, "centred")} | {"want": ["i64"], "sinks": ["i64", "T", "T"]}
     for place, text in rules.declarations:
         for form in read_forms(text, place):
             sorts[form.tree[1]] = [*form.tree[2], *form.tree[3:4]]
