@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from eqsat_mem.ir.jaxprs import consts_and_carries
+from tests.oracles import windows
 
 Array = Any
 Root = Callable[[Array], Array]
@@ -208,15 +210,6 @@ def _sum(params: Any, x: Array) -> Array:
     return np.sum(x, axis=params["axes"], dtype=wide)
 
 
-def _pad(params: Any, x: Array, value: Array) -> Array:
-    config = params["padding_config"]
-    out = np.full(
-        [max(low, 0) + n + max(n - 1, 0) * inner + max(high, 0) for n, (low, high, inner) in zip(x.shape, config)], value, x.dtype
-    )
-    out[tuple(slice(max(low, 0), max(low, 0) + n + max(n - 1, 0) * inner, inner + 1) for n, (low, _, inner) in zip(x.shape, config))] = x
-    return out[tuple(slice(max(-low, 0), n - max(-high, 0)) for n, (low, high, _) in zip(out.shape, config))]
-
-
 def _convert(params: Any, x: Array) -> Array:
     new = np.dtype(params["new_dtype"]) if not _is_key(params["new_dtype"]) else None
     if new is None or (jnp.issubdtype(x.dtype, jnp.inexact) and not jnp.issubdtype(new, jnp.floating)) or x.dtype.kind == "c":
@@ -304,7 +297,10 @@ EXACT: dict[str, Callable[..., Array]] = {
     "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]), "rev": lambda params, x: np.flip(x, params["dimensions"]),
     "cumsum": _accumulate(np.add),
     "bitcast_convert_type": _bitcast, "rem": _rem, "cummax": _accumulate(np.maximum), "cummin": _accumulate(np.minimum),
-    "pad": _pad, "convert_element_type": _convert, "split": _split, "stack": lambda params, *xs: np.stack(xs, params["axis"]),
+    "pad": lambda params, x, value: windows.padded(x, value, params["padding_config"]), "gather": windows.gather,
+    "scatter": windows.scatter(operator.setitem), "scatter-add": windows.scatter(np.add.at), "scatter-mul": windows.scatter(np.multiply.at),
+    "scatter-max": windows.scatter(np.maximum.at), "scatter-min": windows.scatter(np.minimum.at),
+    "convert_element_type": _convert, "split": _split, "stack": lambda params, *xs: np.stack(xs, params["axis"]),
     "and": _plainly(np.bitwise_and), "or": _plainly(np.bitwise_or), "not": _plainly(np.invert), "xor": _plainly(np.bitwise_xor),
     "reduce_or": _reduce(np.bitwise_or.reduce), "reduce_and": _reduce(np.bitwise_and.reduce),
     "optimization_barrier": lambda params, *xs: list(xs),
@@ -316,7 +312,8 @@ EXACT: dict[str, Callable[..., Array]] = {
 SIMPLE: dict[str, Callable[..., Array]] = EXACT | {
     "div": _plainly(np.divide), "neg": _plainly(np.negative), "exp": _plainly(np.exp), "log": _plainly(np.log), "tanh": _plainly(np.tanh),
     "sqrt": _plainly(np.sqrt), "sin": _plainly(np.sin), "cos": _plainly(np.cos), "abs": _plainly(np.abs), "square": _plainly(np.square),
-    "integer_pow": lambda params, x: x ** params["y"], "dot_general": _dot, "reduce_sum": _sum, "reduce_prod": _reduce(np.prod),
+    "integer_pow": lambda params, x: x ** params["y"], "dot_general": _dot, "conv_general_dilated": windows.convolution,
+    "reduce_sum": _sum, "reduce_prod": _reduce(np.prod),
     "triangular_solve": _triangular_solve, "cholesky": _cholesky, "cumprod": _accumulate(np.multiply),
     "round": _round, "reduce_precision": _reduce_precision, "is_finite": _plainly(np.isfinite), "real": _plainly(np.real),
     "argmax": _arg(np.argmax), "argmin": _arg(np.argmin), "log1p": _plainly(np.log1p), "expm1": _plainly(np.expm1),
