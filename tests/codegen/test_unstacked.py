@@ -90,7 +90,9 @@ def test_updates_of_stacked_gradients_are_few_kernels(layers, clipped):
 
 
 def test_other_compilers_are_told_positions():
-    """XLA:GPU merges such kernels into few anyway."""
+    """XLA:GPU merges such kernels into few anyway. (4 MiB are what cuBLAS may hold, without which no program with products fits.)"""
     args = arguments(LEAST)
-    own = eqsat_mem.optimize(lambda p, m, x: step(p, m, x), memory_limit="400 kB", device="h100", verify=False)
-    assert "= unknown(" not in own.plan(*args).source
+    own = eqsat_mem.optimize(lambda p, m, x: step(p, m, x), memory_limit=2**22 + 150_000, device="h100", verify=False)
+    source = own.plan(*args).source
+    assert "lax.scan(" in source
+    assert "= unknown(" not in source
