@@ -1,7 +1,9 @@
 """Options of the tests, and what several of them set."""
 
 import gc
+import math
 import os
+import re
 from functools import partial
 
 os.environ["EQSAT_MEM_PROFILES"] = "none"  # plans do not depend on what somebody calibrated here
@@ -15,6 +17,7 @@ import jax
 import pytest
 from jax._src import compiler
 from jax._src.interpreters import mlir
+from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 
 gc.set_threshold(50_000, 50, 100)  # a twentieth of the time of tests is that of looking through what JAX and hypothesis keep
@@ -34,14 +37,19 @@ def pytest_collection_modifyitems(items):
 
 
 class Compilation:
-    """How the programs of tests are compiled: in half of the time, with kernels that are slower.
+    """How the programs of tests are compiled: in a quarter of the time, with kernels that are slower.
 
-    LLVM hardly optimises, and XLA emits kernels as it did before its fusion emitters, which take most of the time of a small program.
-    What is held does not depend on either: kernels are cut and memory is assigned before. (Where LLVM does not optimise at all, it
-    contracts the same sum in one kernel and not in another.) Scripts that tests start are compiled as everybody's.
+    XLA emits kernels as it did before its fusion emitters, which take most of the time of a small program, and LLVM hardly optimises,
+    nor at all where no array is large. What is held does not depend on either: kernels are cut and memory is assigned before. Nor do
+    bits: LLVM selects instructions by graphs of them, as it does where it optimises, since its quick selection (FastISel) contracts the
+    same sum in one kernel and not in another. Scripts that tests start are compiled as everybody's.
     """
 
     quick = True
+    own = (("xla_cpu_use_fusion_emitters", False), ("xla_cpu_parallel_codegen_split_count", 1))
+    slow_selection = "--xla_backend_extra_options=-fast-isel=0"
+    large = 2**18
+    """Elements of arrays for which kernels that are not optimised would run for longer than they are compiled."""
 
     @classmethod
     def options(cls, options_of, *args, **kwargs):
@@ -52,11 +60,38 @@ class Compilation:
             debug_options.xla_backend_optimization_level = 1
             debug_options.xla_llvm_disable_expensive_passes = True
             if jax.__version_info__ < (0, 11):  # later ones have no other emitters
-                options.env_option_overrides = [*options.env_option_overrides, ("xla_cpu_use_fusion_emitters", False)]
+                options.env_option_overrides = [*options.env_option_overrides, *cls.own]
         return options
+
+    @classmethod
+    def compiled(cls, compile_and_load, backend, module, devices, options, callbacks):
+        """What ``compile_and_load`` returns, optimised where that is worth it."""
+        if cls.quick and backend.platform == "cpu" and cls.is_small(module):
+            options.executable_build_options.debug_options.xla_backend_optimization_level = 0
+        return compile_and_load(backend, module, devices, options, callbacks)
+
+    @classmethod
+    def is_small(cls, module):
+        """Whether a module has no large array."""
+        text = module.operation.get_asm(enable_debug_info=False, large_elements_limit=16)
+        shapes = set(re.findall(r"tensor<((?:\d+x)+)", text))
+        return all(math.prod(map(int, shape.split("x")[:-1])) < cls.large for shape in shapes)
+
+    @classmethod
+    def select_slowly(cls):
+        """XLA reads its flags once, here; processes that tests start get none of them."""
+        flags = os.environ.get("XLA_FLAGS")
+        os.environ["XLA_FLAGS"] = f"{flags or ''} {cls.slow_selection}"
+        xla_client.CompileOptions()
+        del os.environ["XLA_FLAGS"]
+        if flags is not None:
+            os.environ["XLA_FLAGS"] = flags
 
 
 compiler.get_compile_options = partial(Compilation.options, compiler.get_compile_options)
+if jax.__version_info__ < (0, 11):  # emitters of later ones take as long without LLVM's optimisations
+    Compilation.select_slowly()
+    compiler.backend_compile_and_load = partial(Compilation.compiled, compiler.backend_compile_and_load)
 
 
 class Contexts:
