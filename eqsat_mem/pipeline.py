@@ -17,6 +17,7 @@ from eqsat_mem.deadline import NEVER, Deadline
 from eqsat_mem.errors import MemoryLimitError
 from eqsat_mem.events import Began, Clock, Ended, Loaded, listening, tell
 from eqsat_mem.frontend.equal_blocks import EqualBlocks
+from eqsat_mem.frontend.fingerprint import program_fingerprint
 from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.whole_maps import whole_map
 from eqsat_mem.garbage import without_collections
@@ -148,10 +149,12 @@ def _forms(request: Request, bodies: BodyPlans, clock: Clock) -> Forms:
 class BodyPlans:
     """BodyPlans of the loops and branches of one program: each is loaded and saturated once, and planned for few limits.
 
-    Equal bodies are one: those of several forms of the program, of its retries, and of loops inside of loops.
+    Equal bodies are one: those of several forms of the program, of its retries, and of loops inside of loops. So are bodies that load as
+    one program: forms are traced anew, and differ in axes of extent one that come and go.
     """
 
     forms: dict[Hashable, Forms] = field(default_factory=dict)
+    keys: dict[Hashable, Hashable] = field(default_factory=dict)
     frontiers: defaultdict[Hashable, Frontier] = field(default_factory=partial(defaultdict, Frontier))
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
 
@@ -163,10 +166,11 @@ class BodyPlans:
                 return replace(self.written(options, backend, body, limit), fits=False)
             request = self._request(options, backend, body, limit, deadline)
             try:
-                inner = _told(request, lambda: _plan(request, self, self._forms(key, request)))
+                inner = _told(request, lambda: _plan(request, self, self.forms[key]))
             except MemoryLimitError as error:
-                held = max(error.smallest_bytes - aval_bytes(body.in_avals), 0)
-                return replace(self.written(options, backend, body, limit), held=held, peak_bytes=error.smallest_bytes, fits=False)
+                least = error.smallest_bytes
+                held = max(least - aval_bytes(body.in_avals), 0)
+                return replace(self.written(options, backend, body, limit), held=held, peak_bytes=least, fits=False, least=least)
             held, written = (peak - inner.argument_bytes for peak in (inner.peak_bytes, inner.original_peak_bytes))
             assert inner.predicted_s is not None, "a body is searched"
             schedule, written_s = None if inner.unchanged else inner.schedule, inner.original_predicted_s or 0.0
@@ -177,8 +181,7 @@ class BodyPlans:
 
     def written(self, options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> BodyPlan:
         """The body as written, without a search."""
-        request = self._request(options, backend, body, limit, NEVER)
-        s = self._forms(self._key(options, backend, body), request).written(request.backend, max(limit, 1))
+        s = self.forms[self._key(options, backend, body)].written(backend.inside(), max(limit, 1))
         held = s.peak_bytes - argument_bytes(s.ex.program)
         return BodyPlan(None, held, held, s.peak_bytes, s.seconds, written_s=s.seconds)
 
@@ -187,13 +190,15 @@ class BodyPlans:
         own = replace(options, memory_limit=max(limit, 1), verify=False, tune=None)
         return replace(request_of(body, own, names, "body", backend.inside(), deadline=deadline), is_body=True)
 
-    def _forms(self, key: Hashable, request: Request) -> Forms:
-        if key not in self.forms:
-            self.forms[key] = _forms(request, self, Clock())
-        return self.forms[key]
-
     def _key(self, options: Options, backend: Backend, body: ClosedJaxpr) -> Hashable:
-        return self.fingerprints.of(body), replace(options, memory_limit=None), backend
+        """The key of a body, by which its forms are known: of all that load as one program it is that of the first."""
+        around = replace(options, memory_limit=None), backend
+        own = self.fingerprints.of(body), *around
+        if own not in self.keys:
+            forms = _forms(self._request(options, backend, body, 0, NEVER), self, Clock())
+            self.keys[own] = key = program_fingerprint(forms.loaded, partial(self._key, options, backend.inside())), *around
+            self.forms.setdefault(key, forms)
+        return self.keys[own]
 
 
 @dataclass(frozen=True, eq=False)

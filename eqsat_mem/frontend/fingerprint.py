@@ -1,9 +1,9 @@
-"""Jaxprs compared by what they compute: two traces of the same lines have equal fingerprints."""
+"""Jaxprs compared by what they compute, and programs: two traces of the same lines have equal fingerprints."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +12,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from eqsat_mem.frontend.inline import source_of
+from eqsat_mem.ir import Block, Call, Program
 from eqsat_mem.ir.jaxprs import CALLED
 
 SMALL_BYTES = 4096
@@ -41,6 +42,36 @@ def fingerprint(closed: ClosedJaxpr, *, lines: bool = True) -> Hashable:
     Without ``lines`` it does not matter where an equation was written.
     """
     return _jaxpr(closed.jaxpr, lines), tuple(_value(const, lines) for const in closed.consts)
+
+
+def program_fingerprint(program: Program, of_body: Callable[[ClosedJaxpr], Hashable] = fingerprint) -> Hashable:
+    """A key that is equal for programs with the same terms in the same order, of the same lines of the user's, over the same indices.
+
+    ``of_body`` is the key of what scans run in each step.
+    """
+    ids: dict[int, int] = {}
+    calls: dict[Call, int] = {}
+    terms: list[Hashable] = []
+    for t in program.reachable():
+        term, ids[t] = program.on(t, ids), len(ids)
+        if isinstance(term, Block):
+            terms.append((calls.setdefault(term.call, len(calls)), term.args, term.out, program.source.get(t)))
+        else:
+            terms.append((term, program.source.get(t)))
+    roots = tuple(replace(o, term=ids[o.term]) for o in program.outputs), tuple(ids[t] for t in program.effects)
+    known = tuple(program.indices), tuple(program.inputs), tuple(_value(const, True) for const in program.consts)
+    changed = program.passes, tuple(program.repeated.items()), program.shares
+    return tuple(terms), tuple(_call(call, of_body) for call in calls), roots, known, changed
+
+
+def _call(call: Call, of_body: Callable[[ClosedJaxpr], Hashable]) -> Hashable:
+    if call.effects:
+        return Same(call)
+    params = dict(call.params)
+    body = of_body(params.pop("jaxpr")) if call.prim.name == "scan" else None
+    others = tuple((name, _value(value, True)) for name, value in sorted(params.items()))
+    axes = call.in_axes, call.out_axes, call.out_dtypes, call.pointwise, call.folds, call.scratch_bytes
+    return Same(call.prim), body, others, axes
 
 
 def _jaxpr(jaxpr: Jaxpr, lines: bool) -> Hashable:

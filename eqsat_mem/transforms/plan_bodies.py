@@ -31,6 +31,7 @@ class BodyPlan:
         peak_bytes: its whole peak.
         seconds, written_s: its predicted time, and that as written; 0 where that is not known.
         fits: whether the peak is within the limit.
+        least: where it is not, the fewest bytes that a search came to; 0 where nothing was searched.
     """
 
     schedule: Any
@@ -40,6 +41,7 @@ class BodyPlan:
     seconds: float = 0.0
     fits: bool = True
     written_s: float = 0.0
+    least: int = 0
 
 
 Planner = Callable[[ClosedJaxpr, int], BodyPlan]
@@ -92,15 +94,15 @@ class Frontier:
             return known
         rung = self.rung(limit)
         plan = self.found[rung] = self.found.get(rung) or planner(rung)
-        if not plan.fits and rung < limit:
+        if not plan.fits and rung < limit and plan.least <= limit:
             plan = self.found[limit] = planner(limit)
         return plan
 
     def known(self, limit: int) -> BodyPlan | None:
         """Return the plan that is known for a limit, if any.
 
-        One for more room that fits is the plan. Where none fits with more room, none does. One for less room is the plan unless it takes
-        longer than with more room.
+        One for more room that fits is the plan. Where none fits with more room, or a search for less room came to more than the limit, none
+        does. One for less room is the plan unless it takes longer than with more room, or where the rung below has no more room.
         """
         roomier = [self.found[asked] for asked in sorted(self.found) if asked >= limit]
         for plan in reversed(roomier):
@@ -109,10 +111,11 @@ class Frontier:
         failed = next((plan for plan in roomier if not plan.fits), None)
         if failed is not None:
             return failed
-        tighter = [plan for asked, plan in self.found.items() if asked <= limit and plan.fits]
-        best = min(tighter, key=lambda plan: plan.seconds, default=None)
-        fastest = min((plan.seconds for plan in roomier), default=None)
-        return best if best is not None and fastest is not None and best.seconds <= fastest * (1 + HARDLY) else None
+        tighter = {asked: plan for asked, plan in self.found.items() if asked <= limit and plan.fits}
+        if not tighter:
+            return next((plan for plan in self.found.values() if limit < plan.least), None)
+        best, fastest = min(tighter.values(), key=lambda plan: plan.seconds), min((plan.seconds for plan in roomier), default=0.0)
+        return best if max(tighter) >= self.rung(limit) or best.seconds <= fastest * (1 + HARDLY) else None
 
     def rung(self, limit: int) -> int:
         """Return the limit to plan for: the largest on the ladder that is not larger than one, unless that is the first one asked."""

@@ -13,7 +13,7 @@ from eqsat_mem import pipeline
 from eqsat_mem.backends.xla import compiled_peak
 from eqsat_mem.deadline import NEVER
 from eqsat_mem.events import Began, Searched, listening
-from eqsat_mem.frontend.fingerprint import fingerprint
+from eqsat_mem.frontend.fingerprint import fingerprint, program_fingerprint
 from eqsat_mem.frontend.load import load
 from eqsat_mem.options import Options
 from eqsat_mem.testing import same_values
@@ -34,7 +34,7 @@ def planner(asked, least=100, whole=1000):
     def plan(limit):
         asked.append(limit)
         peak = min(max(limit // 10 * 10, least), whole)  # what is held comes in steps
-        return BodyPlan(None, peak, whole, peak, 1e6 / peak, fits=peak <= limit)
+        return BodyPlan(None, peak, whole, peak, 1e6 / peak, fits=peak <= limit, least=0 if peak <= limit else peak)
 
     return plan
 
@@ -68,6 +68,28 @@ def test_a_rung_that_is_too_low_is_followed_by_the_limit_itself():
     frontier.within(1000, planner(asked))
     assert frontier.within(105, planner(asked)).fits
     assert asked[1] < 100 < asked[2] == 105
+
+
+def test_what_fits_is_the_plan_until_a_rung_has_more_room():
+    asked, frontier = [], Frontier()
+    first = frontier.within(1000, planner(asked, least=995))
+    assert frontier.within(1010, planner(asked, least=995)) is first  # the rung below would be for 861 bytes
+    assert frontier.within(1300, planner(asked, whole=2000)) is not first
+    assert asked[0] == 1000 < asked[1] <= 1300
+
+
+def test_nothing_fits_in_less_than_a_search_came_to():
+    asked, frontier = [], Frontier()
+    failed = frontier.within(60, planner(asked))
+    assert frontier.within(99, planner(asked)) is failed
+    assert asked == [60]
+    assert frontier.within(100, planner(asked)).fits
+
+
+def test_a_body_that_was_not_searched_tells_nothing_of_more_room():
+    frontier = Frontier()
+    frontier.within(60, lambda limit: BodyPlan(None, 500, 500, 500, fits=False))
+    assert frontier.within(99, planner([], least=90)).fits
 
 
 def test_many_limits_take_few_plans():
@@ -128,6 +150,72 @@ def test_equal_functions_on_different_lines_are_two_bodies():
     other = jax.make_jaxpr(lambda x: x + 1)(f32(3))
     assert str(one) == str(other)
     assert fingerprint(one) != fingerprint(other)  # each tells users of its own line
+
+
+def stepping(seed, factor=2.0, swapped=False, noise=0, size=40):
+    """A body with a scan inside, in which axes of extent one come and go as a ``seed`` says."""
+    rng, table = np.random.default_rng(seed), np.full((size, 1), noise, np.float32)
+
+    def again(x):
+        axis = int(rng.integers(0, x.ndim + 1))
+        return jnp.squeeze(jnp.expand_dims(x, axis), axis) if rng.random() < 0.7 else x
+
+    def step(c, x):
+        c, x = again(c), again(x)
+        distances = again(jnp.abs(c[:, None] - x[None]))
+        inner = lax.scan(lambda z, y: (again(z) + again(jnp.exp(-distances) @ y), None), c, jnp.stack([x, x * factor]))[0]
+        results = again(jnp.tanh(inner)), again(jnp.sum(distances, 0)) + table[:, 0]
+        return results[::-1] if swapped else results
+
+    return step
+
+
+def of_steps(*options, **others):
+    return jax.make_jaxpr(stepping(*options, **others))(f32(40), f32(40))
+
+
+def test_bodies_that_load_as_one_program_are_planned_once():
+    one, other = of_steps(0), of_steps(1)
+    assert fingerprint(one) != fingerprint(other)
+    plans, options, searched = pipeline.BodyPlans(), Options(memory_limit=2**30, verify=False), []
+    first = plans.plan(options, CPU, NEVER, one, 4000)
+    with listening(lambda event: searched.append(event) if isinstance(event, Searched) else None):
+        assert plans.plan(options, CPU, NEVER, other, 4000) is first
+        assert not searched
+        assert plans.plan(options, CPU, NEVER, of_steps(1, factor=3.0), 4000) is not first, "the scan inside is another"
+        assert searched
+    assert plans.written(options, CPU, one, 4000).seconds == plans.written(options, CPU, other, 4000).seconds
+
+
+@pytest.mark.parametrize("other", [{"factor": 3.0}, {"swapped": True}, {"noise": 1}])
+def test_what_differs_is_another_program(other):
+    def program(*options, **others):
+        closed = of_steps(*options, **others)
+        return program_fingerprint(load(closed, ["c", "x"]))
+
+    inside = {seed: program(seed, noise=0) for seed in range(4)}
+    assert program(0) == inside[0]
+    assert program(0, **other) not in inside.values()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plan_of_one_body_computes_what_equal_ones_do(seed):
+    size = 300
+    steps = [stepping(10 * seed + k, 1.5, size=size) for k in range(3)]
+
+    def function(a, xs):
+        for step in steps:
+            a, stacked = lax.scan(step, a, xs)
+            xs = xs + jnp.tanh(stacked / size)
+        return a, xs.sum(0)
+
+    rng = np.random.default_rng(seed)
+    args = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((size,), (5, size))]
+    limit = size * size * 2
+    optimised = eqsat_mem.optimize(function, memory_limit=limit, verify=False)
+    assert optimised.plan(*args).peak_bytes <= limit
+    comparison = same_values(function, optimised, args)
+    assert comparison.same, comparison
 
 
 # --- what no plan gets below --------------------------------------------------------------------------
