@@ -7,8 +7,9 @@ term with an index that has no bit stands in the e-graph as an opaque `Block`, w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import chain, permutations
 from typing import Any
 
@@ -56,6 +57,11 @@ class Encoded:
     searched: int = 0
 
 
+def called(term: ir.Term, new: Mapping[ir.Call, ir.Call]) -> ir.Term:
+    """A term with another call, if there is one in place of its own."""
+    return replace(term, call=new[term.call]) if isinstance(term, ir.Block) and term.call in new else term
+
+
 class Encoder:
     """The encoding of a program: bits for indices, table entries for the terms that rules do not look into."""
 
@@ -83,6 +89,12 @@ class Encoder:
             if isinstance(term, ir.Rename) and self._encoded[t].node.constructor == "Block":
                 self._pass_down(t, term)
         return self._encoded
+
+    def with_calls(self, program: Program, new: Mapping[ir.Call, ir.Call]) -> Encoder:
+        """The encoding of a program that has other calls in place of some, which rules do not look into."""
+        other = copy(self)
+        other.program, other._opaque_terms = program, [called(term, new) for term in self._opaque_terms]
+        return other
 
     def _encode(self, t: int) -> None:
         term = self.program.terms[t]

@@ -10,7 +10,7 @@ from typing import Any
 
 from eqsat_mem import ir
 from eqsat_mem.egraph import language
-from eqsat_mem.egraph.encode import Encoder, Node
+from eqsat_mem.egraph.encode import Encoder, Node, called
 from eqsat_mem.egraph.engine import Command, CopiedSession, Expression, Failure, Overrun, Panic, Row, Session
 from eqsat_mem.egraph.sexpr import read_forms
 from eqsat_mem.errors import RuleError
@@ -97,6 +97,18 @@ class View:
         """The number of different classes that each node uses."""
         return [[len(set(node.children)) for node in nodes] for nodes in self.nodes]
 
+    def with_calls(self, program: Program) -> View | None:
+        """The same e-graph for another program, if that differs in nothing but the plans of the bodies of its loops and branches."""
+        own, terms = self.program.terms, program.terms
+        new = {a.call: b.call for a, b in zip(own, terms) if isinstance(a, ir.Block) and isinstance(b, ir.Block)}
+        if _around_terms(self.program) != _around_terms(program) or any(a.params is not b.params for a, b in new.items()):
+            return None
+        if len(own) < len(terms) or any(called(a, new) != b for a, b in zip(own, terms)):
+            return None
+        for term in own[len(terms) :]:  # those that encoding has added
+            program.add(called(term, new))
+        return replace(self, program=program, encoder=self.encoder.with_calls(program, new))
+
     def add(self, program: Program, home: int, node: Node, args: tuple[int, ...], source: ir.Source | None = None) -> int:
         """The term of a node of class ``home`` on operands ``args``, added to ``program``."""
         return program.add(self.encoder.decode(node, args, self.dtypes[home], program, self.precision(home)), source)
@@ -141,6 +153,11 @@ class View:
         out = self.program.empty_like()
         out.indices = list(self.encoder.indices())
         return out
+
+
+def _around_terms(program: Program) -> Any:
+    """All that a program has besides its terms."""
+    return program.indices, program.inputs, list(map(id, program.consts)), program.outputs, program.effects, program.shares
 
 
 class EGraph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from eqsat_mem import ir
-from eqsat_mem.egraph.extract import extract, search
+from eqsat_mem.egraph.extract import as_written, extract, search
 from eqsat_mem.egraph.node_costs import node_costs
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
@@ -19,6 +20,7 @@ from eqsat_mem.egraph.soundness.sample_programs import PROGRAMS
 from eqsat_mem.frontend.load import load
 from eqsat_mem.ir.interpreter import evaluate
 from eqsat_mem.schedule.cost_model import term_seconds
+from eqsat_mem.transforms.plan_bodies import calls
 from tests.oracles.evaluation import values
 from tests.oracles.extraction import cheapest, cost_of
 from tests.oracles.targets import CPU
@@ -130,3 +132,47 @@ def test_low_precision_is_kept():
     for got, want in zip(evaluate(taken, [x, y]), f(x, y), strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+
+
+def with_scan(seed, table=1.0):
+    """A program with a scan between other operations, which ``seed`` draws, and a closed-over array."""
+    rng = random.Random(seed)
+    before, after = (rng.sample([jnp.sin, jnp.exp, jnp.tanh, jnp.negative], 2) for _ in range(2))
+    weights = np.full((60, 50), table, np.float32)
+
+    def function(x, y):
+        distances = jnp.sum((before[0](x)[:, None] - before[1](y)[None]) ** 2, -1)
+        carry, stacked = jax.lax.scan(lambda c, z: (c + jnp.exp(z) @ y, z * 2), y[:1], distances[:, None, :] * weights[:, None])
+        return after[0](stacked[:, 0]) @ after[1](y) + carry
+
+    return load(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct((n, 3), jnp.float32) for n in (60, 50))), ["x", "y"])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_program_with_other_plans_of_its_bodies_has_the_same_e_graph(seed):
+    program = with_scan(seed)
+    (call,) = calls(program)
+
+    def planned(scratch):
+        return program.replace_calls({call: replace(call, scratch_bytes=scratch, bodies_s=(1e-6 * scratch,))})
+
+    limits = Limits(large_elements=0, max_rows=5_000)
+    view, other = saturate(planned(1000), RULES, limits), planned(2000)
+    same, anew = view.with_calls(other), saturate(planned(2000), RULES, limits)
+    assert same is not None
+    assert same.program is other
+    assert (same.nodes, same.facts, same.levels, same.rows) == (anew.nodes, anew.facts, anew.levels, anew.rows)
+    for built in (as_written, *(partial(extract, seconds=SECONDS, memory_price=price) for price in (0.0, 1e-8))):
+        one, two = built(same), built(anew)
+        assert str(one.program) == str(two.program)
+        assert (one.splits, one.accumulates, one.unrolls) == (two.splits, two.accumulates, two.unrolls)
+        assert {call.scratch_bytes for call in calls(one.program)} == {2000}
+
+
+def test_another_program_has_another_e_graph():
+    program = with_scan(0)
+    view = saturate(program, RULES, Limits(max_iterations=0))
+    assert view.with_calls(with_scan(1)) is None
+    assert view.with_calls(with_scan(0)) is None, "whose body is another function"
+    assert view.with_calls(replace(program, consts=[const + 1 for const in program.consts])) is None
+    assert view.with_calls(replace(program)) is not None
