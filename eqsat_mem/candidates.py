@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Protocol
+from math import inf
+from typing import TYPE_CHECKING
 
 from jax.extend.core import ClosedJaxpr
 
@@ -24,7 +25,7 @@ from eqsat_mem.ir.jaxprs import share_bytes
 from eqsat_mem.ir.mesh import Placement
 from eqsat_mem.options import Options
 from eqsat_mem.passes import ROLLS, SCANS, TILES
-from eqsat_mem.ranking import order
+from eqsat_mem.ranking import GAIN, order
 from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.cost_model import term_seconds
@@ -32,7 +33,7 @@ from eqsat_mem.schedule.loop_bodies import settled, slow_in_chunks
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import Search, fastest, straight
-from eqsat_mem.searches import Once, Other, SearchResult, best_of, nothing, with_search
+from eqsat_mem.searches import Once, Other, Planner, SearchResult, best_of, nothing, with_search
 from eqsat_mem.transforms.further import Further
 from eqsat_mem.transforms.plan_bodies import BodyPlan, Fingerprints, Frontier, calls, floor_bytes, plan_bodies
 
@@ -53,20 +54,6 @@ FAR = 3
 TIGHTENED = 2
 """Times that bodies of loops get less room where one of them holds the peak and that does not fit: they are told what lies around them
 before that is planned."""
-GAIN = 0.7
-"""A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
-GAIN_AT_ONCE = 0.9
-"""The same for bodies of loops in which inner steps compute something at once: alone, steps of few rows take longer than predicted."""
-
-
-class Planner(Protocol):
-    """Plans the bodies of loops and branches."""
-
-    def plan(self, options: Options, backend: Backend, deadline: Deadline, body: ClosedJaxpr, limit: int) -> BodyPlan:
-        """The plan of a body for a backend, made until a deadline, under a limit in bytes."""
-
-    def written(self, options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> BodyPlan:
-        """The body as written, without a search."""
 
 
 @dataclass(eq=False)
@@ -90,7 +77,6 @@ class Forms:
 
     def __post_init__(self) -> None:
         self.made = [self.loaded]
-        self.as_loaded: Extraction | None = None
         self.of_blocks: list[Forms] = []
         self.others: Iterator[Program] | None = None
         self.candidates: dict[int, Candidates] = {}
@@ -98,24 +84,25 @@ class Forms:
         self.fingerprints = Fingerprints()
         self.frontiers: defaultdict[Hashable, Frontier] = defaultdict(Frontier)
         self.planned: dict[Hashable, tuple[Program, dict[Call, Call]]] = {}
-        self.unfit: dict[Hashable, tuple[int, int]] = {}
+        self.unfit: defaultdict[Hashable, list[tuple[int, int, float]]] = defaultdict(list)
         self.searched: dict[Backend, tuple[int, Schedule]] = {}
 
     def fastest(
-        self, backend: Backend, limit: int, scheduler: Scheduler = fastest, near: int = 0, instead: Other = nothing
+        self, backend: Backend, limit: int, scheduler: Scheduler = fastest, near: int = 0, instead: Other = nothing, slowest: float = inf
     ) -> SearchResult:
         """The fastest schedule of the first form that fits, else the smallest of all or of those that there is time for.
 
         A schedule predicted to hold at most ``near`` bytes ends the search as one that fits does: XLA may hold less, and can be asked.
         What was written is the first form. A program with equal blocks is searched with these as loops where no form of it fits or what
         fits is slow; where it is long and they make it much shorter, loops come first, unless they are dear and it fits without them, or
-        their first form does not fit. ``instead`` is for such loops: what is asked for where their first form does not fit.
+        their first form does not fit. ``instead`` is for such loops: what is asked for where their first form does not fit. What takes
+        more than ``slowest`` seconds is of no use.
         """
         size, found, near = len(self.loaded.terms), None, max(limit, near)
         is_first = size <= LONG or not self._is_shorter_in_loops()
         without: Other = nothing
         if is_first:
-            found = slow = self._fastest_form(backend, limit, scheduler, near, instead)
+            found = slow = self._fastest_form(backend, limit, scheduler, near, instead, slowest)
             before = found.before
             if (found.best.fits(near) and found.best.seconds * GAIN <= before.seconds) or self.deadline.passed():
                 return found
@@ -130,7 +117,7 @@ class Forms:
         for blocks in self._with_equal_blocks():
             if found is not None and blocks._was_no_faster(backend, limit, found.best):
                 break
-            of_blocks = blocks.fastest(backend, limit, scheduler, near, without)
+            of_blocks = blocks.fastest(backend, limit, scheduler, near, without, slowest)
             blocks.searched[backend] = limit, of_blocks.best
             if of_blocks.best.ex.program.passes.isdisjoint([ROLLS.name]):
                 return of_blocks
@@ -143,7 +130,7 @@ class Forms:
                 break
         if found is not None and (is_first or found.best.fits(near) or self.deadline.passed()):
             return found
-        own = self._fastest_form(backend, limit, scheduler, near, nothing)
+        own = self._fastest_form(backend, limit, scheduler, near, nothing, slowest)
         return own if found is None or order(own.best, limit) <= order(found.best, limit) else found.of(own.before)
 
     def _was_no_faster(self, backend: Backend, limit: int, than: Schedule) -> bool:
@@ -183,12 +170,13 @@ class Forms:
             self.of_blocks[k].clock, self.of_blocks[k].deadline = self.clock, self.deadline
             yield self.of_blocks[k]
 
-    def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler, near: int, instead: Other) -> SearchResult:
+    def _fastest_form(self, backend: Backend, limit: int, scheduler: Scheduler, near: int, instead: Other, slowest: float) -> SearchResult:
         """The fastest schedule of the first form that fits or is ``near`` enough, without loops over equal blocks.
 
         Forms that cannot fit, or did not where there was more room, are searched last, and only where they may be the smallest; those that
         stack less also where chunks take long, and those that may be faster than what was written also where that fits. Where the first
         that may or might have does not fit, or none may, what is found ``instead`` is asked for, if anything, before others are searched.
+        Of each, what takes longer than one that fits, or than ``slowest``, is of no use.
         """
         found: dict[int, SearchResult] = {}
         hopeless: list[tuple[int, int, Program]] = []
@@ -199,12 +187,13 @@ class Forms:
                 break
             if not is_eager and form.passes.isdisjoint([SCANS.name, TILES.name]) and any(f.best.fits(near) for f in found.values()):
                 continue
-            result, smallest = self._attempt(k, form, backend, limit, scheduler, near)
+            result, smallest = self._attempt(k, form, backend, limit, scheduler, near, slowest)
             if smallest and (other := instead(smallest)) is not None:
                 return other
             if result is None:
                 hopeless.append((k, max(self._floor_bytes(form), smallest), form))
                 continue
+            slowest = min(slowest, result.best.seconds) if result.best.fits(limit) else slowest
             found[k], fits, slow = result, not smallest, slow_in_chunks(result.best, result.before, partial(self.further.is_untiled, form))
             if fits and is_eager:
                 slow = result.best.seconds * GAIN > (found[0].before if 0 in found else self.written(backend, limit)).seconds
@@ -216,21 +205,22 @@ class Forms:
                 return other
             for k, smallest, form in hopeless:
                 if not found or (smallest < min(f.best.peak_bytes for f in found.values()) and not self.deadline.passed()):
-                    found[k] = self._fastest(form, backend, limit, scheduler, near)
+                    found[k] = self._fastest(form, backend, limit, scheduler, near, slowest)
         best = min(found.values(), key=lambda f: order(f.best, limit))
         return replace(best, before=found[0].before if 0 in found else self.written(backend, limit))
 
     def _attempt(
-        self, k: int, form: Program, backend: Backend, limit: int, scheduler: Scheduler, near: int
+        self, k: int, form: Program, backend: Backend, limit: int, scheduler: Scheduler, near: int, slowest: float
     ) -> tuple[SearchResult | None, int]:
-        """The fastest schedule of a form, and the bytes of the smallest known where none is near enough; no schedule where none can fit."""
-        searched = k, backend, self.placement, scheduler
-        too_little, smallest = self.unfit.get(searched, (0, 0))
-        if self._floor_bytes(form) > limit or limit <= too_little:
+        """The fastest schedule of a form, and the bytes of the smallest known where none is near enough; no schedule where none can fit
+        that is not too slow."""
+        known = self.unfit[k, backend, self.placement, scheduler]
+        smallest = next((held for room, held, bound in known if limit <= room and slowest <= bound), 0)
+        if self._floor_bytes(form) > limit or smallest:
             return None, smallest
-        found = self._fastest(form, backend, limit, scheduler, near)
+        found = self._fastest(form, backend, limit, scheduler, near, slowest)
         if not found.best.fits(near):
-            self.unfit[searched] = limit, found.best.peak_bytes
+            known.append((limit, found.best.peak_bytes, slowest))
         return found, 0 if found.best.fits(near) else found.best.peak_bytes
 
     def _floor_bytes(self, form: Program) -> int:
@@ -244,10 +234,15 @@ class Forms:
 
             loops = self._loops(self.placement, backend, limit, search=False)
             return straight(as_it_lies(self._original(self.loaded), self.placement, backend, loops), backend, emitted=False)
-        ex = run_as_is(self.loaded, self._original)
+        ex = self._as_is
         written = partial(self.planner.written, self.options, backend)
         program, _ = plan_bodies(ex.program, limit, written, written)
         return straight(replace(ex, program=program), backend, emitted=False)
+
+    @cached_property
+    def _as_is(self) -> Extraction:
+        """The program to be run as it was loaded."""
+        return run_as_is(self.loaded, self._original)
 
     @cached_property
     def further(self) -> Further:
@@ -260,10 +255,7 @@ class Forms:
 
     def _original(self, program: Program) -> Extraction:
         """A program as it is, with what rules allow for its terms; kept for the one that was loaded."""
-        if program is not self.loaded:
-            return original(program, self.rules)
-        self.as_loaded = self.as_loaded or original(program, self.rules)
-        return self.as_loaded
+        return self.further.original(program) if program is self.loaded else original(program, self.rules)
 
     def _forms(self) -> Iterator[Program]:
         yield from self.made
@@ -276,20 +268,20 @@ class Forms:
             self.made.append(program)
             yield program
 
-    def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler, near: int) -> SearchResult:
+    def _fastest(self, form: Program, backend: Backend, limit: int, scheduler: Scheduler, near: int, slowest: float) -> SearchResult:
         if self.placement is not None:
             return self._fastest_spread(form, self.placement, backend, limit, scheduler)
         program, written = self._planned(form, backend, limit)
         again = not self.further.is_at_once(form)  # what holds less by computing values again is a form that comes later
-        found, room = self._fastest_of(program, written, backend, limit, scheduler, again), limit
+        found, room = self._fastest_of(program, written, backend, limit, scheduler, again, slowest), limit
         for _ in range(TIGHTENED):
             s, last, over = found.best, program, found.best.peak_bytes - limit
-            if s.fits(near) or not Memory(s.ex, s.backend).peaks_inside(s.seq, s.chunks) or self.deadline.passed():
+            if s.fits(near) or s.seconds > slowest or not Memory(s.ex, s.backend).peaks_inside(s.seq, s.chunks) or self.deadline.passed():
                 break
             while program is last and over < room:  # bodies may hold less than they may
                 room, over = room - over, 2 * over
                 program, written = self._planned(form, backend, room)
-            tighter = self._fastest_of(program, written, backend, limit, scheduler, again)
+            tighter = self._fastest_of(program, written, backend, limit, scheduler, again, slowest)
             found = min(found, tighter, key=lambda f: order(f.best, limit))
         return found
 
@@ -304,7 +296,14 @@ class Forms:
             return self.planned.setdefault(known, (program, written))  # the form that had the same plans before, if any
 
     def _fastest_of(
-        self, program: Program, written: dict[Call, Call], backend: Backend, limit: int, scheduler: Scheduler, again: bool = True
+        self,
+        program: Program,
+        written: dict[Call, Call],
+        backend: Backend,
+        limit: int,
+        scheduler: Scheduler,
+        again: bool = True,
+        slowest: float = inf,
     ) -> SearchResult:
         """The fastest schedule of a form whose bodies are planned, calls with such bodies being ``written`` otherwise; if asked, in half of
         the time, without values that are computed ``again``."""
@@ -312,7 +311,7 @@ class Forms:
         deadline = self.deadline if again else self.deadline.part(1 / 2)
         with self.clock("schedule"):
             searches = sorted(self._searches(known.every, known, backend, limit, deadline), key=lambda search: search.straight.seconds)
-            found, in_loops = best_of(searches, scheduler, known) if again else (with_search(searches, scheduler)[0], None)
+            found, in_loops = best_of(searches, scheduler, known, slowest) if again else (with_search(searches, scheduler)[0], None)
             best = settled(found)
             tell(Searched(best, known.view))
             before = replace(known.written, program=known.written.program.replace_calls(written)) if written else known.written
@@ -390,7 +389,8 @@ class Forms:
 
         def extracted(rules: RuleSet) -> Candidates:
             with self.clock("saturate"):
-                view = saturate(program, rules, limits, self.backend.rounds_operands)
+                alike = (made.view.with_calls(program) for made in self.candidates.values()) if rules is self.rules else ()
+                view = next(filter(None, alike), None) or saturate(program, rules, limits, self.backend.rounds_operands)
             with self.clock("extract"):
                 return extracted_of(view, rules, self.backend, self.deadline.part(1 / 2))
 

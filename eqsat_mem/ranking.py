@@ -11,7 +11,11 @@ HARDLY = 0.02
 ROUGHLY = 0.3
 """The share of its time by which a program has to be faster than one that receives less from other devices: bytes are known, and seconds of
 exchanges depend on what else goes on between devices, which no figure of a link tells. What is written is left for no less, either
-(:data:`eqsat_mem.candidates.GAIN`)."""
+(:data:`GAIN`)."""
+GAIN = 0.7
+"""A plan replaces a program that fits only if it is predicted to take at most this share of its time: predictions are not closer."""
+GAIN_AT_ONCE = 0.9
+"""The same for bodies of loops in which inner steps compute something at once: alone, steps of few rows take longer than predicted."""
 
 
 def order(s: Schedule, limit: int) -> tuple[bool, float]:

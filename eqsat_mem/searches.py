@@ -6,12 +6,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
+from jax.extend.core import ClosedJaxpr
+
+from eqsat_mem.deadline import Deadline
 from eqsat_mem.equal_programs import Candidates
+from eqsat_mem.options import Options
 from eqsat_mem.ranking import ROUGHLY, better, order
 from eqsat_mem.reports.record import Scheduler
+from eqsat_mem.schedule.backend import Backend
 from eqsat_mem.schedule.schedules import Schedule
 from eqsat_mem.schedule.search import Search
+from eqsat_mem.transforms.plan_bodies import BodyPlan
 
 WORTHWHILE = 1.15
 """Times that a plan has to take as long as a program without loops for values of that to be computed again."""
@@ -21,6 +28,16 @@ ROOMIER = 1.5
 
 NEAR = 1.25
 """Times the smallest peak of loops that do not fit, up to which the programs of others are searched once more."""
+
+
+class Planner(Protocol):
+    """Plans the bodies of loops and branches."""
+
+    def plan(self, options: Options, backend: Backend, deadline: Deadline, body: ClosedJaxpr, limit: int) -> BodyPlan:
+        """The plan of a body for a backend, made until a deadline, under a limit in bytes."""
+
+    def written(self, options: Options, backend: Backend, body: ClosedJaxpr, limit: int) -> BodyPlan:
+        """The body as written, without a search."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +74,11 @@ class Once:
         return asked(smallest)
 
 
-def best_of(searches: Sequence[Search], scheduler: Scheduler, known: Candidates) -> tuple[Schedule, Schedule | None]:
+def best_of(
+    searches: Sequence[Search], scheduler: Scheduler, known: Candidates, slowest: float = math.inf
+) -> tuple[Schedule, Schedule | None]:
     """The best schedule of all, with values computed again where that fits and loops do not, or where it is faster than they are; and the
-    best without those, if it fits, too."""
+    best without those, if it fits, too. What takes more than ``slowest`` seconds is of no use."""
     limit, backend, deadline = searches[0].limit, searches[0].backend, searches[0].deadline
     peaks: list[int] = []
 
@@ -69,10 +88,10 @@ def best_of(searches: Sequence[Search], scheduler: Scheduler, known: Candidates)
         return found
 
     best, closest = with_search(searches, remembered)
-    if not best.fits(limit):  # what is small and left whole may keep larger values whole
+    if not best.fits(limit) and best.seconds < slowest:  # what is small and left whole may keep larger values whole
         near = [search.with_all_counted() for search, peak in zip(searches, peaks) if peak <= NEAR * min(peaks)]
         best = min(best, with_search(near, scheduler)[0], key=partial(order, limit=limit))
-    if not best.fits(limit):  # the least memory counts only where none fits; the program that came closest is searched for it
+    if not best.fits(limit) and best.seconds < slowest:  # the least memory counts only where none fits; the closest is searched for it
         best = min(best, with_search([closest.with_limit(0, deadline)], scheduler)[0], key=lambda s: s.peak_bytes)
     in_loops, alone = best, [search.straight for search in searches]
     is_slow = not best.fits(limit) or best.seconds > WORTHWHILE * min(s.seconds for s in alone)
@@ -80,10 +99,10 @@ def best_of(searches: Sequence[Search], scheduler: Scheduler, known: Candidates)
     if is_slow and backend.tie is not None and not deadline.passed():
         roomier = [with_search([closest.with_limit(int(ROOMIER * limit), deadline)], scheduler)[0]]
     for s in [*roomier, *_different([best, *alone])] if backend.tie is not None else ():
-        useful, slowest = (limit, best.seconds) if best.fits(limit) else (best.peak_bytes - 1, math.inf)
-        may_be_better = WORTHWHILE * s.seconds < best.seconds or not best.fits(limit)
-        if not s.fits(limit) and may_be_better and _least_bytes(s) <= useful:
-            best = min(best, known.rematerialised(s, limit, slowest, deadline), key=partial(order, limit=limit))
+        bound = min(slowest, best.seconds) if best.fits(limit) else slowest
+        useful = limit if bound < math.inf else best.peak_bytes - 1
+        if not s.fits(limit) and WORTHWHILE * s.seconds < bound and _least_bytes(s) <= useful:
+            best = min(best, known.rematerialised(s, limit, bound, deadline), key=partial(order, limit=limit))
     return best, (in_loops if in_loops.fits(limit) and in_loops is not best else None)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from jax.extend.core import jaxpr_as_fun
 
 from eqsat_mem.backends.xla import constrained
-from eqsat_mem.candidates import GAIN, GAIN_AT_ONCE, LONG, Forms
+from eqsat_mem.candidates import LONG, Forms
 from eqsat_mem.codegen.emit import Emitted, emit
 from eqsat_mem.egraph.extract import Extraction
 from eqsat_mem.errors import MemoryLimitError
@@ -17,6 +17,7 @@ from eqsat_mem.ir import Program, argument_bytes
 from eqsat_mem.ir.loop_tree import loops
 from eqsat_mem.ir.mesh import Devices
 from eqsat_mem.passes import AT_ONCE
+from eqsat_mem.ranking import GAIN, GAIN_AT_ONCE
 from eqsat_mem.reports.outline import exchange_seconds, output_bytes, peak_tensors, restrictions
 from eqsat_mem.request import Request, narrowing
 from eqsat_mem.schedule.backend import Backend
@@ -167,8 +168,7 @@ def _only_written(request: Request, forms: Forms, before: Schedule, reason: str)
 
 def _as_held(chosen: Chosen) -> float:
     """The predicted seconds of a plan, with those that new memory takes if XLA holds so much more than was predicted that it is new."""
-    s = chosen.schedule
-    fixed = _fixed(s.ex.program)
+    s, fixed = chosen.schedule, _fixed(chosen.schedule.ex.program)
     predicted, held = (chosen.backend.device.fresh_s(total - fixed) for total in (s.peak_bytes, chosen.compiled_bytes or s.peak_bytes))
     return s.seconds + max(held - predicted, 0.0)
 
@@ -333,7 +333,7 @@ def _fastest_that_holds_less(request: Request, forms: Forms, fitting: Chosen, qu
     for _ in range(TRIED):
         if request.deadline.passed() or low == high:
             break
-        s = forms.fastest(backend, planned).best
+        s = forms.fastest(backend, planned, slowest=fitting.schedule.seconds / SLOWER).best
         if not s.fits(planned) or fitting.schedule.seconds <= SLOWER * s.seconds:
             if planned == high:
                 break

@@ -35,10 +35,10 @@ ALLOWED = {
     "reports": "deadline egraph errors events frontend ir options passes schedule transforms units",
     "ranking": "reports schedule",
     "equal_programs": "deadline egraph events ir mesh schedule transforms",
-    "searches": "equal_programs ranking reports schedule",
+    "searches": "deadline equal_programs options ranking reports schedule transforms",
     "candidates": "deadline egraph equal_programs events frontend ir mesh options passes ranking reports schedule searches transforms",
     "request": "backends codegen deadline egraph errors events ir options schedule",
-    "verification": "backends candidates codegen egraph errors events ir passes reports request schedule searches transforms units",
+    "verification": "backends candidates codegen egraph errors events ir passes ranking reports request schedule searches transforms units",
     "tuning": "deadline events ir reports request schedule searches verification",
     "pipeline": "backends candidates deadline errors events frontend garbage ir options passes reports request schedule searches "
     "transforms tuning verification",

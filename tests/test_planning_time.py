@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from benchmarks.planning import elementwise, kernels, training_step, transformer
 from eqsat_mem.candidates import Forms
@@ -20,8 +22,9 @@ from eqsat_mem.egraph.extract import as_written, extract, original, run_as_is
 from eqsat_mem.egraph.node_costs import node_costs, priced
 from eqsat_mem.egraph.rule_files import load_rules
 from eqsat_mem.egraph.saturate import Limits, saturate
+from eqsat_mem.equal_programs import Candidates
 from eqsat_mem.errors import MemoryLimitError
-from eqsat_mem.events import Clock
+from eqsat_mem.events import Clock, Saturated, listening
 from eqsat_mem.frontend import repeats
 from eqsat_mem.frontend.equal_blocks import EqualBlocks
 from eqsat_mem.frontend.inline import flatten
@@ -45,6 +48,48 @@ def loaded(made):
     function, args = made
     jaxpr = jax.make_jaxpr(function)(*args)
     return load(jaxpr, [f"x{k}" for k in range(len(jaxpr.in_avals))])
+
+
+def recurrence(w, x):
+    """A loss of a scan with products in its steps, and its gradient: most of its forms take longer than it does as written."""
+    last, stacked = lax.scan(lambda c, z: (jnp.tanh(c @ w + z), jnp.exp(-((c[:, None] - z[None]) ** 2).sum(-1))), x[0], x)
+    return jnp.mean(last**2) + jnp.mean(stacked)
+
+
+def forms_of(function, *shapes):
+    program = loaded((function, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]))
+    return Forms(program, load_rules(), Options(memory_limit=1), CPU, BodyPlans(), Clock())
+
+
+@pytest.mark.parametrize("limit", [350_000, 700_000])
+def test_what_is_slower_than_is_useful_is_not_searched_to_the_end(limit, monkeypatch):
+    shapes, bounds = [(16, 16), (30, 80, 16)], []
+    made = Candidates.rematerialised
+    monkeypatch.setattr(Candidates, "rematerialised", lambda *args: bounds.append(args[3]) or made(*args))
+    gradient = jax.value_and_grad(recurrence)
+    best = forms_of(gradient, *shapes).fastest(CPU, limit).best
+    assert best.fits(limit)
+    bounds.clear()
+    useful = 1.001 * best.seconds
+    same = forms_of(gradient, *shapes).fastest(CPU, limit, slowest=useful).best
+    assert (same.seconds, same.peak_bytes) == (best.seconds, best.peak_bytes)
+    assert all(bound <= useful for bound in bounds)
+    bounds.clear()
+    forms = forms_of(gradient, *shapes)
+    none = forms.fastest(CPU, limit, slowest=0.3 * best.seconds).best
+    assert not bounds or max(bounds) <= 0.3 * best.seconds
+    assert not none.fits(limit) or none.seconds > 0.3 * best.seconds
+    found = forms.fastest(CPU, limit).best  # what did not fit in time is searched again where there is more
+    assert found.fits(limit)
+    assert found.seconds <= 1.001 * best.seconds
+
+
+def test_a_form_is_saturated_once_whatever_its_bodies_take():
+    forms, saturated = forms_of(jax.value_and_grad(recurrence), (16, 16), (30, 80, 16)), []
+    with listening(lambda event: saturated.append(event.view.program) if isinstance(event, Saturated) else None):
+        for limit in (700_000, 350_000):
+            assert forms.fastest(CPU, limit).best.fits(limit)
+    assert set(Counter(map(str, saturated)).values()) == {1}
 
 
 def test_the_e_graph_of_a_deep_network_grows_with_its_depth():

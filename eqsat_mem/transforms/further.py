@@ -37,6 +37,7 @@ class Further:
     rules: RuleSet
     on_mesh: bool
     _in_segments: list[Program] = field(default_factory=list, init=False)
+    _originals: dict[int, tuple[Program, Extraction]] = field(default_factory=dict, init=False)
 
     @cached_property
     def in_blocks(self) -> Program | None:
@@ -60,11 +61,14 @@ class Further:
             return []
         from eqsat_mem.transforms.scan_rewrite import forms
 
-        sliced = forms(self._original(self.at_once), self.rules, [Stage.SLICES])
+        sliced = forms(self.original(self.at_once), self.rules, [Stage.SLICES])
         return [self.at_once, *sliced, *filter(None, [with_segments(self.counted, self.rules.passes)])]
 
-    def _original(self, program: Program) -> Extraction:
-        return original(program, self.rules)
+    def original(self, program: Program) -> Extraction:
+        """A program as it is, with what rules allow for its terms; found once."""
+        if id(program) not in self._originals:
+            self._originals[id(program)] = program, original(program, self.rules)
+        return self._originals[id(program)][1]
 
     def is_at_once(self, form: Program) -> bool:
         """Whether a form is one with what steps compute at once that is searched before those that stack less."""
@@ -119,19 +123,19 @@ class Further:
                 yield program
             summed = self.summed if program is self.loaded else with_step_sums(program, self.rules.passes)
             if summed is not None:
-                yield from forms(self._original(summed), self.rules)
+                yield from forms(self.original(summed), self.rules)
             parted = None if self.on_mesh else with_parts(program, self.rules.passes)
             if parted is not None:
                 yield parted
-                yield from forms(self._original(parted), self.rules)
-            for form in forms(self._original(program), self.rules):
+                yield from forms(self.original(parted), self.rules)
+            for form in forms(self.original(program), self.rules):
                 in_segments = with_segments(form, self.rules.passes)
                 if in_segments is not None:
                     self._in_segments.append(in_segments)
                     yield in_segments
                 yield form
             if program is self.loaded and self.at_once is not None:
-                yield from forms(self._original(self.at_once), self.rules, [stage for stage in Stage if stage >= Stage.BLOCKS])
+                yield from forms(self.original(self.at_once), self.rules, [stage for stage in Stage if stage >= Stage.BLOCKS])
             if program is self.loaded:
                 yield from self.in_tiles
             taken = with_takes(program) if self.rules.names("Take") else None
