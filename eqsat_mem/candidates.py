@@ -24,7 +24,7 @@ from eqsat_mem.ir import Call, Program
 from eqsat_mem.ir.jaxprs import share_bytes
 from eqsat_mem.ir.mesh import Placement
 from eqsat_mem.options import Options
-from eqsat_mem.passes import ROLLS, SCANS, TILES
+from eqsat_mem.passes import ROLLS
 from eqsat_mem.ranking import GAIN, order
 from eqsat_mem.reports.record import Scheduler
 from eqsat_mem.schedule.backend import Backend
@@ -178,14 +178,14 @@ class Forms:
         that may or might have does not fit, or none may, what is found ``instead`` is asked for, if anything, before others are searched.
         Of each, what takes longer than one that fits, or than ``slowest``, is of no use.
         """
-        found: dict[int, SearchResult] = {}
+        found, is_settled = dict[int, SearchResult](), False
         hopeless: list[tuple[int, int, Program]] = []
-        is_settled = False
         for k, form in enumerate(self._forms()):
             is_eager = self.further.is_eager(form)
             if is_settled and not is_eager:
                 break
-            if not is_eager and form.passes.isdisjoint([SCANS.name, TILES.name]) and any(f.best.fits(near) for f in found.values()):
+            fitting = [self.made[n].passes for n, f in found.items() if f.best.fits(near)]
+            if fitting and not is_eager and self.further.is_needless(form, fitting):
                 continue
             result, smallest = self._attempt(k, form, backend, limit, scheduler, near, slowest)
             if smallest and (other := instead(smallest)) is not None:

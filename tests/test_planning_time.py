@@ -12,9 +12,11 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
+import eqsat_mem
 from benchmarks.planning import elementwise, kernels, training_step, transformer
 from eqsat_mem.candidates import Forms
 from eqsat_mem.codegen.source import identifier
@@ -32,13 +34,15 @@ from eqsat_mem.frontend.load import load
 from eqsat_mem.frontend.repeats import with_chains
 from eqsat_mem.ir.loop_tree import walk_regions
 from eqsat_mem.options import Options
-from eqsat_mem.passes import ROLLS
+from eqsat_mem.passes import PARTS, ROLLS, SCANS
 from eqsat_mem.pipeline import BodyPlans, plan
 from eqsat_mem.schedule.chunk_sizes import FEW_LOOPS, tied
 from eqsat_mem.schedule.cost_model import term_seconds
 from eqsat_mem.schedule.memory import Memory
 from eqsat_mem.schedule.search import LARGE_PROGRAM, MOST_STEPS, Search, fastest, straight
 from eqsat_mem.schedule.split import MOST_AGAIN, Phases, region, split
+from eqsat_mem.testing import same_values
+from eqsat_mem.transforms.further import Further
 from tests.oracles.targets import CPU
 
 SECONDS = partial(term_seconds, backend=CPU)
@@ -90,6 +94,32 @@ def test_a_form_is_saturated_once_whatever_its_bodies_take():
         for limit in (700_000, 350_000):
             assert forms.fastest(CPU, limit).best.fits(limit)
     assert set(Counter(map(str, saturated)).values()) == {1}
+
+
+def test_forms_are_not_searched_again_without_parts_where_they_fit_with_them():
+    program = loaded((recurrence, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((16, 16), (30, 80, 16))]))
+    further, scans, parts = Further(program, load_rules(), False), frozenset({SCANS.name}), frozenset({PARTS.name})
+    stacked_less = replace(program, passes=scans)
+    assert further.is_needless(program, [frozenset()])
+    assert further.is_needless(stacked_less, [frozenset(), scans | parts])
+    assert not further.is_needless(stacked_less, [frozenset(), parts, scans])
+    assert not further.is_needless(replace(program, passes=scans | parts), [frozenset(), scans, scans | parts])
+
+
+def joined(w, x, p):
+    """A recurrence over rows that are put together, whose loss is of what it makes of either part."""
+    rows = jnp.concatenate([jnp.tanh(x @ w), jnp.exp(-jnp.abs(x)) @ w], 1)
+    last, made = lax.scan(lambda c, z: (jnp.tanh(c + z @ p), jnp.exp(-c) * (z @ p)), rows[0, :, :4] @ p[:4], rows)
+    return jnp.sum(last) + jnp.sum(jnp.concatenate([made, jnp.cos(made)], 1) ** 2)
+
+
+def test_a_program_with_parts_and_scans_computes_the_same():
+    shapes = (8, 8), (60, 100, 8), (8, 8)
+    args = [jnp.asarray(np.random.default_rng(k).standard_normal(shape) / 4, jnp.float32) for k, shape in enumerate(shapes)]
+    optimised = eqsat_mem.optimize(jax.grad(joined, (0, 2)), memory_limit=2_000_000, verify=False)
+    assert optimised.plan(*args).peak_bytes <= 2_000_000
+    comparison = same_values(jax.grad(joined, (0, 2)), optimised, args)
+    assert comparison.same, comparison
 
 
 def test_the_e_graph_of_a_deep_network_grows_with_its_depth():

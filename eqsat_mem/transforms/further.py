@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from eqsat_mem.frontend.scatters import with_scatters
 from eqsat_mem.frontend.shifts import with_shifts
 from eqsat_mem.frontend.takes import with_takes
 from eqsat_mem.ir import Program
-from eqsat_mem.passes import SCANS, SUMS, TILES
+from eqsat_mem.passes import PARTS, SCANS, SUMS, TILES
 from eqsat_mem.transforms.counted_steps import with_counted_steps
 from eqsat_mem.transforms.overlapping_tiles import with_tiles
 from eqsat_mem.transforms.prefix_blocks import with_prefix_blocks
@@ -82,6 +82,11 @@ class Further:
     def is_eager(self, form: Program) -> bool:
         """Whether a form is searched also where the program as written fits: it may be faster."""
         return form is self.in_blocks or self.is_at_once(form) or SUMS.name in form.passes
+
+    def is_needless(self, form: Program, fitting: Collection[frozenset[str]]) -> bool:
+        """Whether a form need not be searched where such fit that these passes have made: it stacks no less, or among them is the same with
+        concatenations in parts, which holds no more."""
+        return form.passes.isdisjoint([SCANS.name, TILES.name]) or (PARTS.name not in form.passes and form.passes | {PARTS.name} in fitting)
 
     def has_eager_after(self, form: Program, fits: bool) -> bool:
         """Whether such a form comes after one that fits or does not; of those with sums of steps one that fits is enough."""
