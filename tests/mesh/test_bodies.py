@@ -173,3 +173,27 @@ def test_sums_that_steps_carry_are_read_by_each_device_part_by_part(mesh):
     x, y = (rng.standard_normal((4096, 3)).astype(np.float32) for _ in range(2))
     for got, want in zip(f(x, y), jax.jit(function)(x, y), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5 * float(np.abs(want).max()))
+
+
+def chosen(which, x, y):
+    return lax.switch(which, [lambda d: jnp.exp(-d).sum(1), lambda d: (1 / (1 + d)).sum(1)], jnp.sum((x[:, None] - y) ** 2, -1))
+
+
+def summed(count, x, y):
+    d = jnp.sum((x[:, None] - y) ** 2, -1)
+    return lax.fori_loop(
+        0, count, lambda k, sums: (sums[0] + jnp.exp(-d * k).sum(1), sums[1] + jnp.cos(d * k).sum(0)), (0 * x[:, 0], 0 * y[:, 0])
+    )
+
+
+@pytest.mark.parametrize("function", [chosen, summed])
+@pytest.mark.parametrize("specs", [(P("x"), P()), (P(), P("x"))])
+def test_choices_and_loops_add_up_what_each_device_sums(mesh, function, specs):
+    rng = np.random.default_rng(0)
+    points = [rng.standard_normal((n, 3)).astype(np.float32) for n in (800, 744)]
+    want = jax.jit(function)(np.int32(1), *points)
+    fast = optimize(function, memory_limit=110_000)
+    args = [np.int32(1), *(jax.device_put(a, jax.NamedSharding(mesh, spec)) for a, spec in zip(points, specs, strict=True))]
+    assert not fast.plan(*args).unchanged
+    for got, expected in zip(jax.tree.leaves(fast(*args)), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-4)

@@ -64,7 +64,13 @@ def folded(big, x):
     return lax.cond(big, lambda y: jnp.sum(jnp.exp(y), 1), lambda y: y[:, 0], jnp.sin(x[:, None] * x))
 
 
+def summed(which, x, y):
+    distances = jnp.sum((x[:, None] - y) ** 2, -1)
+    return lax.switch(which, [lambda d: jnp.exp(-d).sum(1), lambda d: (1 / (1 + d)).sum(1)], distances)
+
+
 PLANS = {
+    "summed": lambda: (summed, [np.int32(1), *values((1501, 4), (1499, 4))]),
     "kernels": lambda: (kernels, [np.int32(1), *values((500, 3), (500, 2))]),
     "folded": lambda: (folded, [True, *values((700,))]),
 }
@@ -74,3 +80,9 @@ PLANS = {
 def test_a_choice_runs_in_chunks_of_rows(name):
     function, args = PLANS[name]()
     assert squeezed(function, args, 0.25).loops
+
+
+@pytest.mark.parametrize("part", [0.02, 0.04])
+def test_sums_of_all_branches_are_added_up_chunk_by_chunk(part):
+    function, args = PLANS["summed"]()
+    assert squeezed(function, args, part).loops

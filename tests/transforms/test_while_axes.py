@@ -314,10 +314,22 @@ def counted_sensitivities(count, w, y):
     return y, g.sum(0)
 
 
+def counted_sums(count, x, v):
+    """Sums over rows and columns of a matrix, more of them in each step."""
+    distances = jnp.sum((x[:, None] - x[None]) ** 2, -1)
+
+    def step(k, sums):
+        kernel = jnp.exp(-distances * (k + 1))
+        return sums[0] + kernel.sum(1), sums[1] + (kernel * v).sum(0)
+
+    return lax.fori_loop(0, count, step, (jnp.zeros(len(x)), jnp.zeros(len(x))))
+
+
 TIMES = np.linspace(0, 3, 64, dtype=np.float32)
 PLANS = {
     "fits": lambda: (fits, [TIMES, np.full((700, 3), 1.1, np.float32), np.abs(values((700, 64))[0])]),
     "sensitivities": lambda: (sensitivities, [*values((16, 16), (900, 16), scale=0.3), lengths(900)]),
+    "counted sums": lambda: (counted_sums, [np.int32(3), *values((500, 3), (500,))]),
     "counted sensitivities": lambda: (counted_sensitivities, [np.int32(4), *values((16, 16), (900, 16), scale=0.3)]),
 }
 

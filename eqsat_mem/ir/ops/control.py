@@ -35,8 +35,8 @@ def _held(jaxpr: Any) -> int:
     return most
 
 
-CONTROL = [BlockOp("scan", monoid="add"), BlockOp("while"), BlockOp("cond")]
-"""The axes along which a scan is pointwise, and those over which its results are sums, are those of its body
+CONTROL = [BlockOp(name, monoid="add") for name in ("scan", "while", "cond")]
+"""The axes along which a loop or choice is pointwise, and those over which its results are sums, are those of its body
 (:mod:`eqsat_mem.ir.axis_roles`)."""
 
 LOOPS = frozenset(row.name for row in CONTROL)
